@@ -1,0 +1,207 @@
+"""The bundle: a folder with `detrt.json` and the files it names, and the sidecar of one engine.
+
+`detrt.json` holds the ModelSpec, where the model came from, and every file with its digest, so that
+a runtime needs nothing else and notices a file that is not the one that was built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .errors import EngineError, SpecError
+from .spec import SCHEMA, ModelSpec
+
+MANIFEST = "detrt.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a model came from.
+
+    source: the reference it was loaded from. checkpoint_sha256: digest over the weight files.
+    options: the caller's choices. versions: package name -> version. parameters: number of weights.
+    """
+
+    source: str
+    checkpoint_sha256: str = ""
+    parameters: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine was built for, kept in its sidecar.
+
+    target: "tensorrt-rtx" or "tensorrt". compute_capabilities: e.g. (86, 89).
+    profile: input name -> {"min": [...], "opt": [...], "max": [...]}. precision: e.g. "fp32".
+    onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
+    """
+
+    target: str
+    tensorrt_version: str
+    compute_capabilities: tuple[int, ...]
+    precision: str
+    profile: Mapping[str, Mapping[str, list[int]]]
+    onnx_sha256: str
+    layers: int = 0
+    build_seconds: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
+        known = {f.name for f in fields(cls)}
+        unknown = set(data) - known
+        if unknown:
+            raise SpecError(f"engine facts have unknown fields {sorted(unknown)}; allowed: {sorted(known)}")
+        try:
+            facts = cls(**data)
+        except TypeError as error:
+            raise SpecError(f"engine facts are not complete: {error}") from None
+        object.__setattr__(facts, "compute_capabilities", tuple(int(c) for c in facts.compute_capabilities))
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """One file of a bundle. kind: "onnx" or "engine"; path is relative to the bundle."""
+
+    kind: str
+    path: str
+    sha256: str
+    size: int
+    engine: EngineFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle on disk. Open with `Bundle.open`, write with `Bundle.save`."""
+
+    folder: Path
+    spec: ModelSpec
+    provenance: Provenance
+    files: tuple[BundleFile, ...]
+
+    def path_of(self, entry: BundleFile) -> Path:
+        return self.folder / entry.path
+
+    def of_kind(self, kind: str) -> list[BundleFile]:
+        return [entry for entry in self.files if entry.kind == kind]
+
+    def save(self) -> Path:
+        """Write `detrt.json` atomically; the files themselves must be in place."""
+        data = {
+            "schema": SCHEMA,
+            "spec": self.spec.to_dict(),
+            "provenance": asdict(self.provenance),
+            "files": [asdict(entry) for entry in self.files],
+        }
+        path = self.folder / MANIFEST
+        files.write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        return path
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Bundle:
+        """Read `detrt.json`; files are checked when they are used (see `checked_path`).
+
+        Raises:
+            SpecError: no manifest, damaged JSON, wrong fields, or paths that leave the folder.
+        """
+        folder = Path(folder)
+        path = folder / MANIFEST
+        data = read_json(path)
+        for key in ("schema", "spec", "provenance", "files"):
+            if key not in data:
+                raise SpecError(f"'{path}' has no field {key!r}; build the bundle again with detrt build")
+        if data["schema"] != SCHEMA:
+            raise SpecError(f"'{path}' has schema {data['schema']!r}; this detrt reads {SCHEMA}; build it again")
+        try:
+            entries = []
+            for row in data["files"]:
+                engine = EngineFacts.from_dict(row["engine"]) if row.get("engine") else None
+                entries.append(BundleFile(row["kind"], row["path"], row["sha256"], int(row["size"]), engine))
+            provenance = Provenance(**data["provenance"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SpecError(f"'{path}' is damaged ({error!r}); build the bundle again with detrt build") from None
+        for entry in entries:
+            relative = Path(entry.path)
+            if relative.is_absolute() or ".." in relative.parts:
+                raise SpecError(f"'{path}' names the file '{entry.path}' outside its own folder; refused")
+        return cls(folder, ModelSpec.from_dict(data["spec"]), provenance, tuple(entries))
+
+    def checked_path(self, entry: BundleFile) -> Path:
+        """Path of a file after comparing its digest with the manifest.
+
+        Raises:
+            SpecError: the file is missing, truncated, or not the one that was built.
+        """
+        path = self.path_of(entry)
+        check_digest(path, entry.sha256, entry.size)
+        return path
+
+
+def check_digest(path: Path, sha256: str, size: int | None = None) -> None:
+    if not path.is_file():
+        raise SpecError(f"'{path}' is missing; build the bundle again with detrt build")
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        raise SpecError(f"'{path}' has {actual} bytes, its manifest says {size}: truncated or replaced; build it again")
+    if files.sha256_of(path) != sha256:
+        raise SpecError(f"'{path}' is not the file that was built (its SHA-256 differs from the manifest); build it again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise SpecError(f"'{path}' does not exist; '{path.parent}' is not a detrt bundle. Make one with: detrt build")
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"'{path}' cannot be read as JSON ({error}); build it again with detrt build") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"'{path}' must hold a JSON object; got {type(data).__name__}; build it again")
+    return data
+
+
+def sidecar_path(engine: Path) -> Path:
+    return engine.with_name(engine.name + ".json")
+
+
+def write_sidecar(engine: Path, spec: ModelSpec, facts: EngineFacts) -> Path:
+    """Write `<engine>.json` beside an engine: spec, facts, digest of the engine."""
+    data = {
+        "schema": SCHEMA,
+        "spec": spec.to_dict(),
+        "engine": asdict(facts),
+        "sha256": files.sha256_of(engine),
+        "size": engine.stat().st_size,
+    }
+    path = sidecar_path(engine)
+    files.write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_sidecar(engine: Path) -> tuple[ModelSpec, EngineFacts]:
+    """Spec and facts of an engine, after comparing its digest.
+
+    Raises:
+        EngineError: no sidecar, or the engine is not the file that the sidecar describes.
+    """
+    path = sidecar_path(engine)
+    if not engine.is_file():
+        raise EngineError(f"there is no engine '{engine}'; build one with: detrt build MODEL -o OUT")
+    if not path.is_file():
+        raise EngineError(f"'{engine}' has no sidecar '{path.name}'; detrt cannot know what it is. Build it with detrt build")
+    data = read_json(path)
+    try:
+        check_digest(engine, data["sha256"], data["size"])
+        return ModelSpec.from_dict(data["spec"]), EngineFacts.from_dict(data["engine"])
+    except KeyError as error:
+        raise EngineError(f"'{path}' has no field {error}; build the engine again with detrt build") from None
+    except SpecError as error:
+        raise EngineError(str(error)) from None

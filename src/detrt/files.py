@@ -1,0 +1,69 @@
+"""Files written whole or not at all, and their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import OutputError
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[Path]:
+    """Give a temporary name beside `path`; rename it to `path` if the block succeeds, else remove it.
+
+    Raises:
+        OutputError: the folder cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        if path.is_dir():
+            raise OutputError(f"cannot write '{path}': a folder has that name; give another output path")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise output_error(path, error) from error
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def output_error(path: Path | str, error: OSError) -> OutputError:
+    """Turn an operating system error into one that says what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"cannot write '{path}': the disk is full; free space or give another output path")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return OutputError(f"cannot write '{path}': no permission; give an output path that you may write")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return OutputError(f"cannot write '{path}': a part of the path is a file, not a folder")
+    return OutputError(f"cannot write '{path}': {error.strerror or error}")
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Write a whole file atomically."""
+    with writing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))

@@ -1,0 +1,243 @@
+"""ModelSpec: every fact about a model that a runtime needs, read from the checkpoint once.
+
+Python, C++ and the server read the same JSON. A Spec never holds a choice of the caller.
+Sizes are (height, width) in pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from .errors import SpecError
+
+SCHEMA = 1
+
+# Tensor names, the same in every graph, engine and runtime.
+PIXEL_VALUES = "pixel_values"  # (batch, 3, height, width)
+PIXEL_MASK = "pixel_mask"  # (batch, height, width), 1 = image, 0 = padding
+TARGET_SIZES = "target_sizes"  # (batch, 2) int64, (height, width) of the original image
+LOGITS = "logits"  # (batch, queries, classes)
+PRED_BOXES = "pred_boxes"  # (batch, queries, 4) cxcywh, relative to the unpadded image
+BOXES = "boxes"  # (batch, max_detections, 4) xyxy, pixels of the original image
+SCORES = "scores"  # (batch, max_detections) descending
+LABELS = "labels"  # (batch, max_detections) int64
+NUM_DETECTIONS = "num_detections"  # (batch,) int64
+
+RESIZE_MODES = ("stretch", "shortest_edge", "fit")
+RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
+DTYPES = ("uint8", "float32")
+ACTIVATIONS = ("sigmoid", "softmax")
+SELECTIONS = ("topk", "query")
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise SpecError(message)
+
+
+def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    _check(value in allowed, f"{field} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def _whole(field: str, value: object, low: int, high: int) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _check(ok, f"{field} must be a whole number from {low} to {high}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """How an image becomes `pixel_values`.
+
+    resize: "stretch" to exactly (height, width); "shortest_edge" keeps the aspect ratio so that the
+    short side is `shortest_edge` and the long side at most `longest_edge`, and pads a batch right and
+    bottom; "fit" keeps the aspect ratio inside (height, width) and pads right and bottom.
+    dynamic: height and width of the graph are symbolic; (height, width) is then the usual size.
+    multiple_of: both sides of the tensor must be multiples of it.
+    normalize_in_graph: the graph divides, subtracts the mean and divides by std itself and is fed raw
+    RGB pixels 0..255; otherwise the caller feeds (pixels * rescale - mean) / std as float32.
+    """
+
+    resize: str
+    height: int
+    width: int
+    shortest_edge: int | None = None
+    longest_edge: int | None = None
+    resample: str = "bilinear"
+    rescale: float = 1.0 / 255.0
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    dtype: str = "uint8"
+    mask: bool = False
+    dynamic: bool = False
+    multiple_of: int = 1
+    normalize_in_graph: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("input.resize", self.resize, RESIZE_MODES)
+        _one_of("input.resample", self.resample, RESAMPLES)
+        _one_of("input.dtype", self.dtype, DTYPES)
+        for name in ("height", "width", "multiple_of"):
+            _whole(f"input.{name}", getattr(self, name), 1, 16384)
+        for name in ("height", "width"):
+            _check(
+                getattr(self, name) % self.multiple_of == 0,
+                f"input.{name} must be a multiple of {self.multiple_of}; got {getattr(self, name)}",
+            )
+        if self.resize == "shortest_edge":
+            _whole("input.shortest_edge", self.shortest_edge, 1, 16384)
+            if self.longest_edge is not None:
+                _whole("input.longest_edge", self.longest_edge, self.shortest_edge or 1, 16384)
+            _check(self.dynamic, "input.resize 'shortest_edge' needs a graph with symbolic height and width")
+        for name in ("mean", "std"):
+            values = tuple(float(v) for v in getattr(self, name))
+            _check(len(values) == 3 and all(map(math.isfinite, values)), f"input.{name} must be 3 finite numbers")
+            object.__setattr__(self, name, values)
+        _check(all(s > 0 for s in self.std), f"input.std must be positive; got {self.std}")
+        _check(math.isfinite(self.rescale) and self.rescale > 0, f"input.rescale must be positive; got {self.rescale}")
+        _check(
+            self.normalize_in_graph or self.dtype == "float32",
+            "input.dtype must be float32 when normalisation is not in the graph",
+        )
+
+    @property
+    def size_hw(self) -> tuple[int, int]:
+        return self.height, self.width
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpec:
+    """How `logits` and `pred_boxes` become detections.
+
+    activation "softmax": the last logit column is "no object" and is dropped after the softmax.
+    select "query": every query gives its best class; "topk": the best (query, class) pairs of all.
+    in_graph: the graph already returns `boxes`, `scores`, `labels`, `num_detections`.
+    """
+
+    activation: str
+    select: str
+    num_queries: int
+    num_classes: int
+    max_detections: int
+    in_graph: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("decode.activation", self.activation, ACTIVATIONS)
+        _one_of("decode.select", self.select, SELECTIONS)
+        _whole("decode.num_queries", self.num_queries, 1, 100_000)
+        _whole("decode.num_classes", self.num_classes, 1, 100_000)
+        limit = self.num_queries * (self.num_classes if self.select == "topk" else 1)
+        _whole("decode.max_detections", self.max_detections, 1, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything a runtime must know about one model. See `to_json` for the file form."""
+
+    family: str
+    input: InputSpec
+    decode: DecodeSpec
+    labels: Mapping[int, str]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.family), "family must not be empty")
+        labels: dict[int, str] = {}
+        for key, value in dict(self.labels).items():
+            try:
+                class_id = int(key)
+            except (TypeError, ValueError):
+                raise SpecError(f"labels: class ids must be whole numbers; got {key!r}") from None
+            _check(
+                0 <= class_id < self.decode.num_classes,
+                f"labels: class id {class_id} ({value!r}) does not fit a head with "
+                f"{self.decode.num_classes} classes (ids 0..{self.decode.num_classes - 1}); "
+                "give labels that belong to this checkpoint",
+            )
+            labels[class_id] = str(value)
+        object.__setattr__(self, "labels", dict(sorted(labels.items())))
+
+    def label(self, class_id: int) -> str:
+        """Name of a class, or its number as text where the checkpoint names none."""
+        return self.labels.get(int(class_id), str(int(class_id)))
+
+    def class_ids(self, names: list[str] | tuple[str, ...]) -> list[int]:
+        """Class ids for names or numbers, in order.
+
+        Raises:
+            SpecError: a name that this model does not have; the message lists close ones.
+        """
+        by_name = {label.lower(): class_id for class_id, label in self.labels.items()}
+        ids = []
+        for name in names:
+            key = name.strip().lower()
+            if key in by_name:
+                ids.append(by_name[key])
+            elif key.isdigit() and int(key) < self.decode.num_classes:
+                ids.append(int(key))
+            else:
+                import difflib
+
+                close = difflib.get_close_matches(key, by_name, n=3)
+                hint = f"did you mean {', '.join(close)}?" if close else f"it has: {', '.join(list(by_name)[:20])} ..."
+                raise SpecError(f"this model has no class {name!r}; {hint}")
+        return ids
+
+    def with_input(self, **changes: Any) -> ModelSpec:
+        return replace(self, input=replace(self.input, **changes))
+
+    def with_decode(self, **changes: Any) -> ModelSpec:
+        return replace(self, decode=replace(self.decode, **changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["labels"] = {str(k): v for k, v in self.labels.items()}
+        data["input"]["mean"], data["input"]["std"] = list(self.input.mean), list(self.input.std)
+        return {"schema": SCHEMA, **data}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @classmethod
+    def from_dict(cls, data: object) -> ModelSpec:
+        """Read the JSON form.
+
+        Raises:
+            SpecError: unknown or missing fields, wrong types or values, or a newer schema.
+        """
+        data = _fields_of("spec", data, {"schema", *(f.name for f in fields(cls))})
+        schema = data.pop("schema", None)
+        _check(
+            schema == SCHEMA,
+            f"spec has schema {schema!r}; this version of detrt reads {SCHEMA}. Update detrt or export again",
+        )
+        for key in ("family", "input", "decode", "labels"):
+            _check(key in data, f"spec has no field {key!r}")
+        _check(isinstance(data["labels"], Mapping), "spec.labels must be an object of class id to name")
+        parts = {}
+        for key, kind in (("input", InputSpec), ("decode", DecodeSpec)):
+            values = _fields_of(f"spec.{key}", data.pop(key), {f.name for f in fields(kind)})
+            try:
+                parts[key] = kind(**values)
+            except TypeError as error:
+                raise SpecError(f"spec.{key} is not complete: {error}") from None
+        return cls(**data, **parts)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ModelSpec:
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise SpecError(f"the spec is not JSON: {error}") from None
+        return cls.from_dict(data)
+
+
+def _fields_of(where: str, data: object, allowed: set[str]) -> dict[str, Any]:
+    _check(isinstance(data, Mapping), f"{where} must be a JSON object; got {type(data).__name__}")
+    assert isinstance(data, Mapping)
+    unknown = sorted(set(data) - allowed)
+    _check(not unknown, f"{where} has unknown fields {unknown}; allowed: {sorted(allowed)}")
+    return dict(data)
