@@ -13,8 +13,19 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import SessionError
-from .spec import ModelSpec
+from .errors import SessionError, SpecError
+from .spec import (
+    BOXES,
+    LABELS,
+    LOGITS,
+    NUM_DETECTIONS,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    PRED_BOXES,
+    SCORES,
+    TARGET_SIZES,
+    ModelSpec,
+)
 
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
@@ -67,8 +78,41 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Feeds) -> None:
                 expected = lengths.setdefault(expected, actual)
             if expected != actual:
                 raise SessionError(
-                    f"input '{info.name}' must have shape {info.shape}; got {array.shape} (axis {axis} must be {expected})"
+                    f"input '{info.name}' must have shape {info.shape}; got {array.shape} "
+                    f"(axis {axis} must be {expected})"
                 )
+
+
+def check_spec(
+    name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]
+) -> None:
+    """Compare the tensors of a model with what its spec promises; more outputs than that are fine.
+
+    Raises:
+        SpecError: other names, another dtype of the pixels, or a fixed size that the spec does not allow.
+    """
+    decoded = spec.decode.in_graph
+    wants_in = [PIXEL_VALUES] + [PIXEL_MASK] * spec.input.mask + [TARGET_SIZES] * decoded
+    wants_out = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if decoded else [LOGITS, PRED_BOXES]
+    has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
+    if set(has_in) != set(wants_in) or not set(wants_out) <= set(has_out):
+        raise SpecError(
+            f"{name} has the inputs {has_in} and outputs {has_out}; its spec promises {wants_in} and "
+            f"{wants_out}. Give the spec that belongs to this file, or export it with: detrt export"
+        )
+    pixels = inputs[has_in.index(PIXEL_VALUES)]
+    if pixels.dtype != spec.input.dtype:
+        raise SpecError(
+            f"{name} takes '{PIXEL_VALUES}' as {pixels.dtype}, its spec says {spec.input.dtype}; "
+            "give the right spec"
+        )
+    fixed = pixels.shape[2:]
+    for axis, side in zip(("height", "width"), fixed, strict=False):
+        if isinstance(side, int) and not spec.input.dynamic and side != getattr(spec.input, axis):
+            raise SpecError(
+                f"{name} takes images of {axis} {side}, its spec says {getattr(spec.input, axis)}; "
+                "give the right spec"
+            )
 
 
 class FakeSession:

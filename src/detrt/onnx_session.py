@@ -1,0 +1,237 @@
+"""Run an ONNX file with ONNX Runtime. The only module that imports `onnxruntime`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .bundle import MANIFEST, Bundle
+from .errors import MissingPackageError, SessionError, SpecError
+from .session import Feeds, Outputs, TensorInfo, check_feeds, check_spec
+from .spec import ModelSpec
+
+SPEC_KEY = "detrt.spec"  # key of the spec in the file's metadata_props
+
+_PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+_DTYPES = {
+    "float": "float32",
+    "float16": "float16",
+    "double": "float64",
+    "uint8": "uint8",
+    "int8": "int8",
+    "int32": "int32",
+    "int64": "int64",
+    "bool": "bool",
+}
+
+
+class OnnxSession:
+    """A Session over an ONNX file.
+
+    model: path of the file, or its bytes (without external data).
+    spec: what the file's own spec is replaced by; needed for files that detrt did not write.
+    provider: "cpu", "cuda" or "tensorrt", with an optional device number ("cuda:1").
+    threads: threads inside one operation; default: as many as this process may use.
+
+    The spec is taken from, in this order: `spec`, the file's metadata, `<model>.onnx.json` beside it
+    (a spec, or an object with the field "spec"), `detrt.json` beside it.
+
+    Raises:
+        SpecError: no spec, or a damaged one.
+        SessionError: no such file, a damaged one, one with nodes that were not lowered, tensors that
+            do not belong to the spec, or a provider that is not there.
+        MissingPackageError: onnxruntime is not installed.
+    """
+
+    max_batch: int | None = None
+    note: str = ""  # why this session and not another, where open_session had a choice
+
+    def __init__(
+        self,
+        model: str | os.PathLike | bytes,
+        spec: ModelSpec | None = None,
+        *,
+        provider: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+        self.name = (
+            f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
+        )
+        providers, self.backend = _providers(provider, onnxruntime.get_available_providers())
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
+        options.intra_op_num_threads = _threads(threads)
+        options.inter_op_num_threads = 1
+        source = model if isinstance(model, bytes) else str(_existing(Path(model)))
+        try:
+            session = onnxruntime.InferenceSession(source, options, providers=providers)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise _load_error(self.name, error) from None
+        if providers and _name_of(providers[0]) not in session.get_providers():
+            raise SessionError(
+                f"ONNX Runtime could not start the provider '{provider}' and fell back to "
+                f"{session.get_providers()}; install the CUDA and cuDNN versions that this onnxruntime-gpu "
+                "needs, or use --provider cpu"
+            )
+        self._session = session
+        self.inputs = tuple(map(_tensor_info, session.get_inputs()))
+        self.outputs = tuple(map(_tensor_info, session.get_outputs()))
+        self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))
+        check_spec(self.name, self.spec, self.inputs, self.outputs)
+
+    def _find_spec(self, path: Path | None) -> ModelSpec:
+        text = self._session.get_modelmeta().custom_metadata_map.get(SPEC_KEY)
+        if text:
+            return ModelSpec.from_json(text)
+        if path is not None:
+            sidecar = path.with_name(path.name + ".json")
+            if sidecar.is_file():
+                return read_spec(sidecar)
+            if (path.parent / MANIFEST).is_file():
+                return Bundle.open(path.parent).spec
+        raise SpecError(
+            f"{self.name} holds no detrt spec (its inputs are {[i.name for i in self.inputs]}, its outputs "
+            f"{[o.name for o in self.outputs]}), so it is not known how images go in and boxes come out. "
+            "Give one with --spec FILE (Python: spec=...), or export the checkpoint with: detrt export"
+        )
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Run one batch.
+
+        Raises:
+            SessionError: feeds that do not fit, a failure inside the model, or a closed session.
+        """
+        if self._session is None:
+            raise SessionError(f"the session of {self.name} is closed")
+        check_feeds(self.inputs, feeds)
+        names = [info.name for info in self.outputs]
+        try:
+            values = self._session.run(names, {name: np.ascontiguousarray(a) for name, a in feeds.items()})
+        except Exception as error:  # as above
+            shapes = {name: a.shape for name, a in feeds.items()}
+            raise SessionError(f"{self.name} failed on inputs of shape {shapes}: {_short(error)}") from error
+        return dict(zip(names, values, strict=True))
+
+    def close(self) -> None:
+        """Release the model's memory; closing twice is fine."""
+        self._session = None
+
+    def __enter__(self) -> OnnxSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_spec(path: str | os.PathLike) -> ModelSpec:
+    """A ModelSpec from a JSON file: the spec itself, or an object with the field "spec".
+
+    Raises:
+        SpecError: the file is missing or damaged; the message names it.
+    """
+    path = Path(path)
+    try:
+        data: Any = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"there is no spec file '{path}'; check the path") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the spec file '{path}' cannot be read as JSON: {error}") from None
+    if isinstance(data, dict) and "spec" in data:
+        data = data["spec"]
+    try:
+        return ModelSpec.from_dict(data)
+    except SpecError as error:
+        raise SpecError(f"the spec file '{path}' is not usable: {error}") from None
+
+
+def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise SessionError(f"'{path}' is a folder, not an ONNX file")
+    if not path.is_file():
+        raise SessionError(f"there is no ONNX file '{path}'; check the path, or make one with: detrt export")
+    if path.stat().st_size == 0:
+        raise SessionError(f"'{path}' is empty (0 bytes); export it again")
+    return path
+
+
+def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
+    kind, _, number = provider.strip().lower().partition(":")
+    if kind not in _PROVIDERS:
+        raise SessionError(f"provider must be one of {', '.join(_PROVIDERS)}, e.g. cuda:0; got {provider!r}")
+    if number and not number.isdigit():
+        raise SessionError(f"the device number of a provider must be a whole number; got {provider!r}")
+    if _PROVIDERS[kind] not in available:
+        here = [name for name, full in _PROVIDERS.items() if full in available]
+        raise SessionError(
+            f"provider '{kind}' is not in this build of ONNX Runtime; available: {', '.join(here)}. "
+            "Install onnxruntime-gpu, or use --provider cpu"
+        )
+    if kind == "cpu":
+        return [_PROVIDERS["cpu"]], "onnxruntime-cpu"
+    options: dict[str, str] = {"device_id": number or "0"}
+    if kind == "cuda":
+        options["use_tf32"] = "0"  # the default rounds float32 inputs of matrix products to 10 bits
+    return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
+
+
+def _name_of(provider: Any) -> str:
+    return provider if isinstance(provider, str) else provider[0]
+
+
+def _threads(threads: int | None) -> int:
+    if threads is not None:
+        if threads < 1:
+            raise SessionError(f"threads must be at least 1; got {threads}")
+        return threads
+    # The default of ONNX Runtime counts the machine's cores, also those a container may not use.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _tensor_info(node: Any) -> TensorInfo:
+    match = re.fullmatch(r"tensor\((\w+)\)", node.type)
+    dtype = _DTYPES.get(match[1]) if match else None
+    if dtype is None:
+        raise SessionError(f"tensor '{node.name}' has the type {node.type}, which no detector uses")
+    shape = tuple(
+        axis if isinstance(axis, (int, str)) else f"{node.name}_{index}"
+        for index, axis in enumerate(node.shape)
+    )
+    return TensorInfo(node.name, dtype, shape)
+
+
+def _load_error(name: str, error: Exception) -> SessionError:
+    text = _short(error)
+    if match := re.search(r"\bdetrt:(?::)?(\w+)", text):
+        return SessionError(
+            f"{name} has nodes detrt::{match[1]}, which only detrt's own passes and plugins know; "
+            "lower them to standard operators first (detrt export does, unless told not to)"
+        )
+    if re.search(
+        r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED", text, re.IGNORECASE
+    ):
+        return SessionError(f"{name} needs operators that this ONNX Runtime does not have: {text}")
+    if "protobuf" in text.lower() or "INVALID_PROTOBUF" in text:
+        return SessionError(
+            f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again"
+        )
+    return SessionError(f"{name} cannot be loaded: {text}")
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 600 else text[:600] + " ..."

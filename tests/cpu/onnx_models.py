@@ -1,0 +1,70 @@
+"""Small ONNX detectors made with onnx.helper: no weights, outputs that are easy to compute by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+
+QUERIES, CLASSES = 4, 3
+
+
+def make_spec(**changes) -> ModelSpec:
+    given = {"resize": "stretch", "height": 8, "width": 12, **changes}
+    decode = DecodeSpec("sigmoid", "topk", QUERIES, CLASSES, QUERIES * CLASSES)
+    return ModelSpec("test", InputSpec(**given), decode, {0: "red", 1: "green", 2: "blue"})
+
+
+def make_model(
+    spec: ModelSpec | None, *, batch: int | str = "batch", node: str = "", domain: str = ""
+) -> bytes:
+    """logits of class c = mean of colour channel c / 51 - 2.5, for every query; boxes are constant.
+
+    spec: goes into the metadata; None leaves it out. node, domain: an extra node on the logits.
+    """
+    size = ["height", "width"] if spec is None or spec.input.dynamic else list(spec.input.size_hw)
+    dtype = spec.input.dtype if spec else "uint8"
+    tensor = TensorProto.UINT8 if dtype == "uint8" else TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info("pixel_values", tensor, [batch, 3, *size])]
+    if spec is not None and spec.input.mask:
+        inputs.append(helper.make_tensor_value_info("pixel_mask", TensorProto.INT64, [batch, *size]))
+    boxes = np.zeros((1, QUERIES, 4), np.float32)
+    boxes[0] = [[0.5, 0.5, 1, 1], [0.25, 0.5, 0.5, 1], [0.5, 0.25, 1, 0.5], [0.9, 0.9, 0.4, 0.4]]
+    constants = {
+        "axes": np.array([2, 3], np.int64),
+        "step": np.array(51, np.float32),
+        "shift": np.array(2.5, np.float32),
+        "spread": np.array([0, -1, -2, -3], np.float32)[None, :, None],
+        "boxes": boxes,
+        "one": np.array([1], np.int64),
+        "tail": np.array([QUERIES, 4], np.int64),
+        "zero": np.array([0], np.int64),
+    }
+    nodes = [
+        helper.make_node("Cast", ["pixel_values"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels", "axes"], ["mean"], keepdims=0),
+        helper.make_node("Div", ["mean", "step"], ["scaled"]),
+        helper.make_node("Sub", ["scaled", "shift"], ["centred"]),
+        helper.make_node("Unsqueeze", ["centred", "one"], ["row"]),
+        helper.make_node("Add", ["row", "spread"], ["raw" if node else "logits"]),
+        helper.make_node("Shape", ["pixel_values"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["n"]),
+        helper.make_node("Concat", ["n", "tail"], ["box_shape"], axis=0),
+        helper.make_node("Expand", ["boxes", "box_shape"], ["pred_boxes"]),
+    ]
+    if node:
+        nodes.insert(6, helper.make_node(node, ["raw"], ["logits"], domain=domain))
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, QUERIES, CLASSES]),
+        helper.make_tensor_value_info("pred_boxes", TensorProto.FLOAT, [batch, QUERIES, 4]),
+    ]
+    initial = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "test", inputs, outputs, initial)
+    opsets = [helper.make_opsetid("", 18)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    if spec is not None:
+        helper.set_model_props(model, {"detrt.spec": spec.to_json()})
+    onnx.checker.check_model(model) if not domain else None
+    return model.SerializeToString()
