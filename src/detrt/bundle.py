@@ -42,6 +42,8 @@ class EngineFacts:
     target: "tensorrt-rtx" or "tensorrt". compute_capabilities: e.g. (86, 89).
     profile: input name -> {"min": [...], "opt": [...], "max": [...]}. precision: e.g. "fp32".
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
+    options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
+    layer_types: TensorRT type -> number of layer outputs. peak_memory_mib: of the builder process, MiB.
     """
 
     target: str
@@ -53,6 +55,10 @@ class EngineFacts:
     layers: int = 0
     build_seconds: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[Mapping[str, Any], ...] = ()
+    outputs: tuple[Mapping[str, Any], ...] = ()
+    layer_types: Mapping[str, int] = field(default_factory=dict)
+    peak_memory_mib: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
@@ -65,6 +71,8 @@ class EngineFacts:
         except TypeError as error:
             raise SpecError(f"engine facts are not complete: {error}") from None
         object.__setattr__(facts, "compute_capabilities", tuple(int(c) for c in facts.compute_capabilities))
+        for name in ("inputs", "outputs"):
+            object.__setattr__(facts, name, tuple(getattr(facts, name)))
         return facts
 
 

@@ -1,0 +1,243 @@
+"""ONNX -> engine, in a child process that may crash, be killed or run too long without harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import bundle, files
+from ..bundle import EngineFacts
+from ..errors import EngineError, MissingPackageError, OutputError
+from ..spec import ModelSpec
+from . import explain
+from .config import EngineConfig
+from .trt import check_installed
+
+# progress(fraction 0..1, what is being done)
+Progress = Callable[[float, str], None]
+
+WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.engine.worker")
+_POLL_SECONDS = 0.05
+_TERMINATE_SECONDS = 2.0
+_LOG_TAIL_BYTES = 4000
+# Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
+_FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A written engine. size in bytes; warnings: what TensorRT remarked, often nothing."""
+
+    path: Path
+    sidecar: Path
+    facts: EngineFacts
+    size: int
+    warnings: tuple[str, ...] = ()
+
+
+def build_engine(
+    model_onnx: Path | str,
+    output: Path | str,
+    config: EngineConfig | None = None,
+    spec: ModelSpec | None = None,
+    *,
+    progress: Progress | None = None,
+) -> BuiltEngine:
+    """Build `output` and its sidecar `<output>.json` from an ONNX file.
+
+    Both are written whole or not at all; an existing engine stays as it was when the build fails.
+
+    Args:
+        model_onnx: the graph; weights in a separate data file must lie beside it.
+        config: the choices; None: EngineConfig().
+        spec: facts of the model; None: read from the graph.
+        progress: called as progress(fraction, text) from this thread.
+
+    Raises:
+        EngineError: the file is not a model, the choices do not fit it, TensorRT refused it, crashed,
+            ran out of memory or took too long.
+        GraphError: no spec was given and the graph has none.
+        OutputError: the output cannot be written.
+        MissingPackageError: the target's library is not installed.
+    """
+    config = config or EngineConfig()
+    model_onnx, output = Path(model_onnx), Path(output)
+    check_model_file(model_onnx)
+    check_installed(config.target)
+    if spec is None:
+        from ..graph import read_spec
+
+        spec = read_spec(model_onnx)
+    if output.is_dir():
+        raise OutputError(f"cannot write '{output}': a folder has that name; give a file, such as model.engine")
+    if output.resolve() == model_onnx.resolve():
+        raise OutputError(f"cannot write '{output}': it is the ONNX file that is read; give another output path")
+    sha256 = files.sha256_of(model_onnx)
+    with files.writing(output) as temporary:
+        temporary.touch()  # An output that cannot be written is known before the build, not after it.
+        answer = _run_worker(model_onnx, temporary, config, spec, progress)
+        if temporary.stat().st_size != answer["size"]:
+            raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
+    facts = EngineFacts(
+        target=config.target,
+        tensorrt_version=answer["tensorrt_version"],
+        compute_capabilities=tuple(answer["compute_capabilities"]),
+        precision=answer["precision"],
+        profile=answer["profile"],
+        onnx_sha256=sha256,
+        layers=answer["layers"],
+        build_seconds=answer["build_seconds"],
+        options=config.to_dict(),
+        inputs=tuple(answer["inputs"]),
+        outputs=tuple(answer["outputs"]),
+        layer_types=answer["layer_types"],
+        peak_memory_mib=answer["peak_memory_mib"],
+    )
+    try:
+        sidecar = bundle.write_sidecar(output, spec, facts)
+    except BaseException:
+        # An engine without a sidecar cannot be opened, so it must not stay behind.
+        output.unlink(missing_ok=True)
+        raise
+    if progress:
+        progress(1.0, "done")
+    return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]))
+
+
+def check_model_file(path: Path) -> None:
+    """Refuse what cannot be an ONNX model, before anything is loaded.
+
+    Raises:
+        EngineError: missing, a folder, unreadable, empty, or text.
+    """
+    if path.is_dir():
+        raise EngineError(f"'{path}' is a folder; give the .onnx file in it")
+    if not path.is_file():
+        raise EngineError(f"there is no ONNX file '{path}'; make one with: detrt export MODEL -o OUT")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise EngineError(f"'{path}' cannot be read: {error.strerror}") from None
+    if not start:
+        raise EngineError(f"'{path}' is empty (0 bytes); export or download it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise EngineError(f"'{path}' is a Git LFS pointer, not the model itself; run: git lfs pull")
+    if start[0] not in _FIRST_BYTES:
+        raise EngineError(f"'{path}' is not an ONNX model (it begins with {start[:8]!r}); give an .onnx file")
+
+
+def _run_worker(
+    model_onnx: Path, temporary: Path, config: EngineConfig, spec: ModelSpec, progress: Progress | None
+) -> dict[str, Any]:
+    """Run the builder process and return its answer; kill it whatever happens here."""
+    with tempfile.TemporaryDirectory(prefix="detrt-build-") as folder_name:
+        folder = Path(folder_name)
+        paths = {name: folder / f"{name}.json" for name in ("request", "answer", "progress")}
+        request = {
+            "onnx": str(model_onnx.resolve()),
+            "engine": str(temporary.resolve()),
+            "answer": str(paths["answer"]),
+            "progress": str(paths["progress"]),
+            "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
+            "spec": spec.to_dict(),
+        }
+        paths["request"].write_text(json.dumps(request), "utf-8")
+        log = folder / "log.txt"
+        with open(log, "wb") as log_file:
+            process = subprocess.Popen(
+                [*WORKER_COMMAND, str(paths["request"])],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                # An empty working folder: a json.py of the caller's must not shadow the library's.
+                cwd=folder,
+                env=_environment(),
+                # Ctrl-C in a terminal reaches this process, which then ends the builder itself.
+                start_new_session=True,
+            )
+            try:
+                _wait(process, config.timeout_seconds, paths["progress"], progress)
+            finally:
+                _end(process)
+        if not paths["answer"].is_file():
+            raise EngineError(explain.ended(process.returncode, _tail(log)))
+        answer: dict[str, Any] = json.loads(paths["answer"].read_text("utf-8"))
+        if not answer["ok"]:
+            _raise(answer, config, _tail(log))
+        return answer
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_seconds: float | None, progress_path: Path, progress: Progress | None
+) -> None:
+    deadline_s = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    seen = 0
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            if progress:
+                seen = _relay(progress_path, seen, progress)
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise EngineError(
+                    f"the build took longer than {timeout_seconds:g} seconds and was stopped; nothing was written. Raise "
+                    "--timeout, lower --optimization-level, or use a smaller profile"
+                ) from None
+
+
+def _relay(path: Path, seen: int, progress: Progress) -> int:
+    """Pass on the newest complete line after byte `seen`; return how far was read."""
+    if not path.is_file():
+        return seen
+    with open(path, "rb") as file:
+        file.seek(seen)
+        complete, newline, _ = file.read().rpartition(b"\n")
+    if newline:
+        event = json.loads(complete.rpartition(b"\n")[2])
+        progress(event["fraction"], event["text"])
+    return seen + len(complete) + len(newline)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait(_TERMINATE_SECONDS * 5)
+
+
+def _raise(answer: dict[str, Any], config: EngineConfig, log_tail: str) -> None:
+    kind, message = answer["kind"], answer["message"]
+    if kind == "os":
+        raise OSError(answer["errno"], message)  # files.writing turns it into an OutputError.
+    if kind == "MissingPackageError":
+        check_installed(config.target)
+        raise MissingPackageError("cuda-python", "gpu", f"the target '{config.target}'")
+    if kind == "internal":
+        tail = log_tail.strip().splitlines()[-1:] or [""]
+        raise EngineError(f"the builder process failed: {message}\n  {tail[0]}")
+    raise (OutputError if kind == "OutputError" else EngineError)(message)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
+
+
+def _environment() -> dict[str, str]:
+    """The child must find the detrt that is running here, however that was found."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths)}
+
+
+def _tail(path: Path) -> str:
+    data = path.read_bytes()[-_LOG_TAIL_BYTES:]
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,191 @@
+"""Turns what the parser, the builder and the operating system say into a cause and a next step."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SHOWN = 5
+_SHOWN_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ParserFault:
+    """One error of the ONNX parser. node: e.g. "/model/encoder/layers.0/self_attn/MatMul", or ""."""
+
+    node: str
+    operator: str
+    description: str
+    code: str = ""
+    file: str = ""
+
+
+# (pattern in the description, cause and next step). The first match wins, so the narrow ones come first.
+_PARSE_HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r"[Aa]ntialias",
+        "TensorRT cannot resize with antialiasing. The model resizes its position embeddings inside the graph: export it "
+        "with one fixed input size, so that the resized table is a constant",
+    ),
+    (
+        r"ms_deform_attn",
+        "the graph still holds deformable attention as one node. Lower it: export with --msda gridsample or --msda gather, "
+        "or register the plugin before the build",
+    ),
+    (
+        r"[Pp]lugin not found|[Pp]lugin creator|getPluginCreator|not found in plugin registry",
+        "TensorRT has neither an importer nor a plugin for this operator. For deformable attention export with --msda "
+        "gather; otherwise replace the operator at export, or load its plugin library",
+    ),
+    (
+        r"Failed to import initializer",
+        "weights are missing or damaged. Where they are in a separate data file, keep it beside the .onnx file under the "
+        "name that it was saved with",
+    ),
+    (
+        r"ParseFromCodedStream|ParseFromString|Failed to parse the ONNX model",
+        "the file is not a whole ONNX model: truncated, or of another kind. Export or download it again",
+    ),
+    (
+        r"must have same input types|must have the same type|types Float and Half|[Tt]ype mismatch",
+        "engines are strongly typed: the graph's own types decide, and nothing is cast by itself. Convert the precision "
+        "again so that casts are inserted around this node",
+    ),
+    (
+        r"[Oo]pset",
+        "the opset of the graph is too new for this parser. Export it with opset 17",
+    ),
+)
+
+_BUILD_HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r"Turing \(SM75\)",
+        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of --sm, or convert the model to FP16 first",
+    ),
+    (
+        r"within workspace limit",
+        "the scratch memory limit is too small. Raise --workspace-mib or leave it out",
+    ),
+    (
+        r"Quantized constant .* only allowed before DQ",
+        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only Conv, Gemm and MatMul",
+    ),
+    (
+        r"invalid shape profile|min <= common <= max",
+        "two axes with one name have different sizes. Export the model again with a name of its own for each axis",
+    ),
+    (
+        r"libnvinfer_lean",
+        "a version compatible engine needs the lean runtime library, which is not installed. Leave version_compatible out",
+    ),
+    (
+        r"cudaError (35|100|999)|no CUDA-capable device|CUDA driver version is insufficient",
+        "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without one when --sm "
+        "names the GPUs",
+    ),
+    (
+        r"[Oo]ut ?[Oo]f ?[Mm]emory|OutOfMemory|cudaError 2\b|bad_alloc|[Rr]equested size was",
+        "there is not enough memory. Lower the max of --batch, --height and --width, or --workspace-mib",
+    ),
+    (
+        r"Could not find any implementation",
+        "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda gather, or use a newer "
+        "TensorRT",
+    ),
+    (
+        r"data-dependent shape",
+        "a shape depends on the values of a tensor. Export the model with a fixed number of detections",
+    ),
+    (
+        r"missing dimensions in profile|MIN<=OPT<=MAX|no optimization profile",
+        "the profile does not fit the graph. Check --batch, --height and --width",
+    ),
+    (
+        r"Network must have at least one output",
+        "the file holds no network: it is empty, truncated, or not an ONNX model. Export or download it again",
+    ),
+    (
+        r"compute ?[Cc]apability|Unsupported SM|not supported on .*SM",
+        "the target GPUs do not have what the graph needs. Give newer ones only, for example --sm 89,120",
+    ),
+)
+
+
+def module_path(node: str) -> str:
+    """"/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" if it has none."""
+    parts = [part for part in node.split("/") if part]
+    return ".".join(parts[:-1]) if node.startswith("/") else ""
+
+
+def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequence[str], version: str) -> str:
+    """Message for an ONNX file that TensorRT's parser refused."""
+    lines = [f"TensorRT {version} cannot read '{onnx_name}'"]
+    for fault in faults[:_SHOWN]:
+        where = ""
+        if fault.node or fault.operator:
+            path = module_path(fault.node)
+            where = f"node '{fault.node or '(no name)'}' (operator {fault.operator or 'unknown'}"
+            where += f", module {path}): " if path else "): "
+        kind = f" [{fault.code}]" if fault.code else ""
+        lines.append(f"  {where}{_short(fault.description)}{kind}")
+    if len(faults) > _SHOWN:
+        lines.append(f"  and {len(faults) - _SHOWN} more")
+    if not faults:
+        lines += [f"  {_short(text)}" for text in logged[:_SHOWN]] or ["  the parser gave no reason"]
+    text = " ".join(f"{fault.operator} {fault.description}" for fault in faults) or " ".join(logged)
+    if (hint := _hint(_PARSE_HINTS, text)) is None:
+        operators = sorted({fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator})
+        hint = (
+            f"TensorRT has no importer for {', '.join(operators)} as it is used here. Replace it at export; for deformable "
+            "attention use --msda gather"
+            if operators
+            else "export the model again with opset 17; if the node is part of deformable attention, with --msda gather"
+        )
+    return "\n".join([*lines, f"  {hint}"])
+
+
+def build_failure(onnx_name: str, logged: Sequence[str], version: str) -> str:
+    """Message for a network that was read and could not be built."""
+    lines = [f"TensorRT {version} read '{onnx_name}' and could not build an engine from it"]
+    lines += [f"  {_short(text)}" for text in logged[:_SHOWN]] or ["  the builder gave no reason"]
+    operation = re.search(r"operation '([^']+)'", " ".join(logged))
+    if operation and (path := module_path(operation.group(1))):
+        lines.append(f"  in module {path}")
+    hint = _hint(_BUILD_HINTS, " ".join(logged))
+    return "\n".join([*lines, f"  {hint or 'try --optimization-level 0, or fewer GPUs in --sm, to find the part that fails'}"])
+
+
+def ended(return_code: int, log_tail: str) -> str:
+    """Message for a builder process that ended without an answer."""
+    if return_code < 0:
+        try:
+            name = signal.Signals(-return_code).name
+        except ValueError:
+            name = f"signal {-return_code}"
+        if name == "SIGKILL":
+            cause = (
+                "the builder process was killed by the system (SIGKILL), most likely for lack of memory. Lower the max of "
+                "--batch, --height and --width, or free memory"
+            )
+        else:
+            cause = (
+                f"the builder process crashed ({name}); nothing was written. This is a fault inside TensorRT: try another "
+                "version of it, --msda gather, or a smaller profile"
+            )
+    else:
+        cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"
+    tail = [line.strip() for line in log_tail.splitlines() if line.strip()][-3:]
+    return "\n".join([cause, *(f"  {_short(line)}" for line in tail)])
+
+
+def _hint(hints: Sequence[tuple[str, str]], text: str) -> str | None:
+    return next((hint for pattern, hint in hints if re.search(pattern, text)), None)
+
+
+def _short(text: str) -> str:
+    # The tail of TensorRT's lines names its own source files, which tell a caller nothing.
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "catchCudaError" not in line]
+    text = re.sub(r"\s*In \w+ at /_src/\S+?:\d+", "", " ".join(lines))
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + " ..."

@@ -1,0 +1,134 @@
+"""The optimisation profile: min, opt and max shape of every symbolic network input.
+
+An engine takes only shapes inside its profile, is tuned for `opt`, and needs device memory for `max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import EngineError
+from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, InputSpec, ModelSpec
+from .config import DEFAULT_BATCH, EngineConfig, Triple
+
+Profile = dict[str, dict[str, list[int]]]
+
+# Which axis of an input means what. Axis 0 is the batch everywhere.
+_AXES = {
+    PIXEL_VALUES: {0: "batch", 2: "height", 3: "width"},
+    PIXEL_MASK: {0: "batch", 1: "height", 2: "width"},
+    TARGET_SIZES: {0: "batch"},
+}
+_OTHER_AXES = {0: "batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTensor:
+    """An input or output after parsing. shape: -1 is symbolic; dimensions: its names, "" where it has none."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    dimensions: tuple[str, ...] = ()
+
+
+def axis_names(tensor: str, rank: int) -> list[str]:
+    """Names for a tensor's axes: "batch", "height", "width", else "<tensor>_<axis>"."""
+    known = _AXES.get(tensor, _OTHER_AXES)
+    return [known.get(axis, f"{tensor}_{axis}") for axis in range(rank)]
+
+
+def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: ModelSpec) -> Profile:
+    """Choose the profile of every input, static ones included.
+
+    Raises:
+        EngineError: an axis that detrt does not know is symbolic, or a choice does not fit the graph
+            or the model.
+    """
+    unknown = []
+    for tensor in inputs:
+        known = _AXES.get(tensor.name, _OTHER_AXES)
+        unknown += [
+            f"'{tensor.name}' axis {axis}" for axis, length in enumerate(tensor.shape) if length < 0 and axis not in known
+        ]
+    if unknown:
+        raise EngineError(
+            f"the graph has symbolic axes that detrt has no sizes for: {', '.join(unknown)}. It knows axis 0 of every "
+            f"input as the batch, and height and width of {PIXEL_VALUES} and {PIXEL_MASK}. Export the model with fixed "
+            "lengths for the others"
+        )
+    lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in ("batch", "height", "width")}
+    profile: Profile = {}
+    for tensor in inputs:
+        known = _AXES.get(tensor.name, _OTHER_AXES)
+        shapes: dict[str, list[int]] = {}
+        for index, point in enumerate(("min", "opt", "max")):
+            # A static axis keeps its own length even on an input that detrt does not know.
+            shapes[point] = [
+                lengths[known[axis]][index] if length < 0 else length for axis, length in enumerate(tensor.shape)
+            ]
+        profile[tensor.name] = shapes
+    return profile
+
+
+def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig, facts: InputSpec) -> Triple:
+    """(min, opt, max) of one kind of axis over all inputs."""
+    static: dict[int, str] = {}
+    symbolic = False
+    for tensor in inputs:
+        for position, name in _AXES.get(tensor.name, _OTHER_AXES).items():
+            # Axis 0 of an input that detrt does not know is a batch only where it is symbolic.
+            if name != axis or position >= len(tensor.shape):
+                continue
+            if tensor.shape[position] < 0:
+                symbolic = True
+            elif tensor.name in _AXES:
+                static.setdefault(tensor.shape[position], tensor.name)
+    chosen: Triple | None = getattr(config, axis)
+    if static:
+        length, owner = next(iter(static.items()))
+        if len(static) > 1:
+            found = ", ".join(f"'{name}' {value}" for value, name in static.items())
+            raise EngineError(f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again")
+        if chosen is not None and chosen != (length, length, length):
+            raise EngineError(
+                f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. Leave --{axis} "
+                f"out, or export the model with a symbolic {axis}"
+            )
+        return (length, length, length)
+    if axis == "batch":
+        return chosen or DEFAULT_BATCH
+    triple = chosen or _default_side(axis, facts)
+    if symbolic:
+        wrong = [value for value in triple if value % facts.multiple_of]
+        if wrong:
+            near = tuple(max(1, round(value / facts.multiple_of)) * facts.multiple_of for value in triple)
+            raise EngineError(
+                f"{axis} must be a multiple of {facts.multiple_of} for this model; got {_text(triple)}; "
+                f"type for example --{axis} {_text(near)}"
+            )
+    return triple
+
+
+def _default_side(axis: str, facts: InputSpec) -> Triple:
+    """Sizes in pixels that the model's own preprocessing can make.
+
+    "stretch" and "fit" make one size. "shortest_edge" makes portraits and landscapes, so both sides go
+    up to the longest edge. The short side drops below `shortest_edge` when the longest edge limits a wide
+    picture; a quarter of it allows pictures up to about 6.7 : 1 at 800 / 1333.
+    """
+    usual = facts.height if axis == "height" else facts.width
+    if facts.resize != "shortest_edge" or facts.shortest_edge is None:
+        return (usual, usual, usual)
+    step = facts.multiple_of
+    longest = facts.longest_edge or 2 * facts.shortest_edge
+    largest = -(-longest // step) * step
+    smallest = max(32, facts.shortest_edge // 4)
+    smallest = max(step, smallest // step * step)
+    largest = max(largest, usual)
+    return (min(smallest, usual), usual, largest)
+
+
+def _text(triple: tuple[int, ...]) -> str:
+    return ",".join(str(value) for value in triple)
