@@ -1,0 +1,73 @@
+"""From a source and the caller's choices to the spec of the graph that will be exported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import ExportError
+from ..sources import Source
+from ..spec import ModelSpec
+from .config import ExportConfig
+
+
+def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
+    """The ModelSpec of the exported graph.
+
+    Raises:
+        ExportError: a size that the family cannot take, or more boxes than it can give.
+    """
+    spec, family = source.spec, source.family
+    changes: dict[str, object] = {"normalize_in_graph": config.normalize, "dtype": config.input_dtype}
+    if config.height is not None and config.width is not None:
+        multiple = spec.input.multiple_of
+        for side, value in (("height", config.height), ("width", config.width)):
+            if value % multiple:
+                lower, upper = value // multiple * multiple, -(-value // multiple) * multiple
+                near = " or ".join(str(v) for v in dict.fromkeys((lower, upper)) if v)
+                raise ExportError(
+                    f"{family.title} takes a {side} that is a multiple of {multiple}; got {value}, try {near}"
+                )
+        # A padding mask keeps the aspect ratio exact inside a fixed size; without one the image is stretched.
+        keeps_aspect = spec.input.resize == "shortest_edge" and spec.input.mask and config.mask
+        changes |= {
+            "height": config.height,
+            "width": config.width,
+            "dynamic": False,
+            "resize": "fit" if keeps_aspect else "stretch",
+            "shortest_edge": None,
+            "longest_edge": None,
+        }
+    if not config.mask:
+        changes["mask"] = False
+    spec = replace(spec, input=replace(spec.input, **changes))  # type: ignore[arg-type]
+    if config.decode == "graph":
+        keep = config.max_detections or spec.decode.max_detections
+        limit = spec.decode.num_queries * (spec.decode.num_classes if spec.decode.select == "topk" else 1)
+        if keep > limit:
+            raise ExportError(f"--max-detections must be at most {limit} for this model; got {keep}")
+        spec = spec.with_decode(in_graph=True, max_detections=keep)
+    elif config.max_detections is not None:
+        limit = spec.decode.num_queries * (spec.decode.num_classes if spec.decode.select == "topk" else 1)
+        if config.max_detections > limit:
+            raise ExportError(f"--max-detections must be at most {limit} for this model; got {config.max_detections}")
+        spec = spec.with_decode(max_detections=config.max_detections)
+    return spec
+
+
+def trace_size(spec: ModelSpec) -> tuple[int, int]:
+    """(height, width) to trace at: the fixed size, or a small uneven one where the size is symbolic."""
+    if not spec.input.dynamic:
+        return spec.input.size_hw
+    return _multiple(256, spec), _multiple(320, spec)
+
+
+def other_size(spec: ModelSpec) -> tuple[int, int]:
+    """A size that was not traced, or the fixed one."""
+    if not spec.input.dynamic:
+        return spec.input.size_hw
+    return _multiple(352, spec), _multiple(224, spec)
+
+
+def _multiple(value: int, spec: ModelSpec) -> int:
+    step = spec.input.multiple_of
+    return max(step * 2, round(value / step) * step)

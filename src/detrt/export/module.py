@@ -1,0 +1,83 @@
+"""ExportModule: tensors in, tensors out; the one module that is traced, compiled and compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
+
+
+class ExportModule(nn.Module):
+    """A detector with the input and output contract of its spec.
+
+    pixel_values: (batch, 3, height, width); raw RGB 0..255 when the spec normalises in the graph.
+    pixel_mask: (batch, height, width) int64, 1 = image; only when `spec.input.mask`.
+    target_sizes: (batch, 2) int64, original (height, width); only when `spec.decode.in_graph`.
+    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections); see `detrt.spec`.
+    """
+
+    def __init__(self, model: nn.Module, spec: ModelSpec, score_threshold: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.spec = spec
+        self.score_threshold = score_threshold
+        entry = spec.input
+        # (pixels * rescale - mean) / std as one multiply and one add.
+        scale = [entry.rescale / s for s in entry.std]
+        shift = [-m / s for m, s in zip(entry.mean, entry.std, strict=True)]
+        self.register_buffer("pixel_scale", torch.tensor(scale, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("pixel_shift", torch.tensor(shift, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+
+    @property
+    def input_names(self) -> list[str]:
+        names = [PIXEL_VALUES]
+        if self.spec.input.mask:
+            names.append(PIXEL_MASK)
+        if self.spec.decode.in_graph:
+            names.append(TARGET_SIZES)
+        return names
+
+    @property
+    def output_names(self) -> list[str]:
+        return [BOXES, SCORES, LABELS, NUM_DETECTIONS] if self.spec.decode.in_graph else [LOGITS, PRED_BOXES]
+
+    def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        feeds = dict(zip(self.input_names[1:], rest, strict=True))
+        mask = feeds.get(PIXEL_MASK)
+        pixels = pixel_values
+        if self.spec.input.normalize_in_graph:
+            pixels = pixels.to(torch.float32) * self.pixel_scale
+            if any(self.spec.input.mean):
+                pixels = pixels + self.pixel_shift
+        if mask is not None:
+            # Padding is zero after normalisation, whatever the raw padding was.
+            pixels = pixels * mask.unsqueeze(1).to(pixels.dtype)
+            outputs = self.model(pixel_values=pixels, pixel_mask=mask, return_dict=True)
+        else:
+            outputs = self.model(pixel_values=pixels, return_dict=True)
+        if not self.spec.decode.in_graph:
+            return outputs.logits, outputs.pred_boxes
+        return self.decode(outputs.logits, outputs.pred_boxes, feeds[TARGET_SIZES])
+
+    def decode(self, logits: Tensor, pred_boxes: Tensor, target_sizes: Tensor) -> tuple[Tensor, ...]:
+        """The rule of `spec.decode` as tensor algebra; equal to `detrt.decode` on NumPy arrays."""
+        rule = self.spec.decode
+        if rule.activation == "softmax":
+            probabilities = logits.float().softmax(-1)[..., :-1]
+        else:
+            probabilities = logits.float().sigmoid()
+        if rule.select == "query":
+            best, classes = probabilities.max(-1)
+            scores, query = best.topk(rule.max_detections, dim=1)
+            labels = classes.gather(1, query)
+        else:
+            scores, index = probabilities.flatten(1).topk(rule.max_detections, dim=1)
+            query = torch.div(index, rule.num_classes, rounding_mode="floor")
+            labels = index - query * rule.num_classes
+        boxes = pred_boxes.float().gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
+        centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
+        corners = torch.cat([centre - half, centre + half], dim=-1).clamp(0.0, 1.0)
+        size = target_sizes.to(torch.float32).flip(-1).repeat(1, 2).unsqueeze(1)  # (batch, 1, 4): w h w h
+        count = (scores >= self.score_threshold).to(torch.int64).sum(1)
+        return corners * size, scores, labels, count

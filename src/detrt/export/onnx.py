@@ -1,0 +1,238 @@
+"""Tracing, clean-up, and the check that nothing was baked in."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import graph
+from ..errors import ExportError, GateError
+from ..graph.clean import constants_to_initializers, readable_names, simplify, topk_outputs, with_outputs
+from ..graph.msda import lower_msda
+from ..graph.summary import GraphSummary, summarise
+from ..sources import Source
+from ..spec import PIXEL_VALUES, ModelSpec
+from . import msda
+from .config import ExportConfig
+from .contract import exported_spec, other_size, trace_size
+from .inputs import example_feeds
+from .module import ExportModule
+from .rewrites import rewrites
+
+# FP32 kernels of two runtimes differ by rounding only. It grows with depth: the worst family measured
+# (docs/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
+CHECK_TOLERANCE = 1e-3
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What an export gave: where, its spec, figures of the graph, seconds, and the check's errors.
+
+    errors: one row a check, {"batch", "height", "width", "error", "output"}; error is the largest
+    absolute difference to PyTorch over the largest absolute value, with PyTorch's selections forced.
+    """
+
+    path: Path
+    spec: ModelSpec
+    summary: GraphSummary
+    seconds: float
+    errors: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def worst(self) -> float:
+        return max((row["error"] for row in self.errors), default=0.0)
+
+
+def export_onnx(
+    source: Source,
+    path: Path | str,
+    config: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
+    *,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Export a source to one ONNX graph with its spec inside, and check it.
+
+    Raises:
+        ExportError: a choice that the family cannot take, or a model that does not trace.
+        GateError: the graph differs from PyTorch at a batch or size that was not traced; the file is
+            not written. OutputError: the path cannot be written.
+    """
+    say = progress or (lambda text: None)
+    path = Path(path)
+    start = time.perf_counter()
+    spec = exported_spec(source, config)
+    module = ExportModule(source.module, spec, config.score_threshold).eval()
+    say("tracing")
+    model = trace(module, source.family.rewrites, spec, config.opset)
+    say("simplifying")
+    constants_to_initializers(model)
+    lowered = lower_msda(model, config.lowering)
+    if source.family.deformable and not lowered:
+        raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
+    readable_names(model)
+    model = simplify(model)
+    model.producer_name, model.producer_version = "detrt", _version()
+    model.graph.name = spec.name or spec.family
+    graph.with_spec(model, spec)
+    seconds = time.perf_counter() - start
+    errors: tuple[dict[str, Any], ...] = ()
+    if config.check:
+        say("checking against PyTorch")
+        errors = tuple(check_export(module, source, model, spec))
+        bad = [row for row in errors if not row["error"] <= CHECK_TOLERANCE]
+        if bad:
+            worst = max(bad, key=lambda row: row["error"] if np.isfinite(row["error"]) else np.inf)
+            raise GateError(
+                f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {CHECK_TOLERANCE}) "
+                f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}; "
+                "no file was written"
+            )
+    graph.save(model, path)
+    return ExportReport(path, spec, summarise(model), seconds, errors)
+
+
+def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: int) -> Any:
+    """TorchScript trace to an ONNX ModelProto in which deformable attention is still one node.
+
+    Raises:
+        ExportError: PyTorch cannot trace or translate the model.
+    """
+    import onnx
+
+    feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec))
+    inputs = tuple(torch.from_numpy(feeds[name]) for name in module.input_names)
+    sizes = {0: "batch", 2: "height", 3: "width"} if spec.input.dynamic else {0: "batch"}
+    axes: dict[str, dict[int, str]] = {PIXEL_VALUES: sizes}
+    for name in module.input_names[1:]:
+        axes[name] = {0: "batch"}
+        if spec.input.dynamic and name == "pixel_mask":
+            axes[name] = {0: "batch", 1: "height", 2: "width"}
+    axes |= {name: {0: "batch"} for name in module.output_names}
+    buffer = io.BytesIO()
+    try:
+        with _quiet_trace(), torch.no_grad(), rewrites(module.model, names):
+            module(*inputs)  # fills the tables that some rewrites compute before the trace
+            torch.onnx.export(
+                module,
+                inputs,
+                buffer,
+                dynamo=False,
+                opset_version=opset,
+                input_names=module.input_names,
+                output_names=module.output_names,
+                dynamic_axes=axes,
+                custom_opsets={msda.ONNX_DOMAIN: 1},
+            )
+    except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
+        text = " ".join(str(error).split())[:500]
+        raise ExportError(f"{spec.family} does not trace with torch {torch.__version__}: {text}") from error
+    return onnx.load_from_string(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _quiet_trace() -> Iterator[None]:
+    torch.onnx.register_custom_op_symbolic(msda.OP, msda.onnx_symbolic, 17)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            # TracerWarnings name Python branches on sizes; what they would bake in is found by the check.
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.onnx.unregister_custom_op_symbolic(msda.OP, 17)
+
+
+@contextlib.contextmanager
+def forced_topk(indices: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Make the calls of `torch.topk` in the block return the values at the given indices, in call order.
+
+    Two runtimes order ties, and near-ties within rounding, differently; everything after the selection
+    then belongs to other queries. Forcing one's selection on the other makes their tensors comparable.
+
+    Raises:
+        ExportError: more calls than indices, or a selection of another shape.
+    """
+    remaining = list(indices)
+    original, original_method = torch.topk, torch.Tensor.topk
+
+    def forced(values: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+        if not remaining:
+            raise ExportError("the graph has fewer top-k selections than the PyTorch model")
+        index = remaining.pop(0)
+        expected = original(values, k, dim, *args, **kwargs)
+        if index.shape != expected.indices.shape:
+            raise ExportError(f"a top-k selection has shape {tuple(index.shape)}, PyTorch's {tuple(expected.indices.shape)}")
+        return torch.return_types.topk((values.gather(dim, index), index))
+
+    torch.topk = torch.Tensor.topk = forced  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.topk, torch.Tensor.topk = original, original_method  # type: ignore[method-assign]
+    if remaining:
+        raise ExportError("the graph has more top-k selections than the PyTorch model")
+
+
+def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[str, Any]]:
+    """Run graph and PyTorch side by side at batches and a size that were not traced.
+
+    Yields one row a case and output: batch, height, width, output, error (relative to the largest value).
+    """
+    from ..onnx_session import OnnxSession
+
+    selections = topk_outputs(model)
+    session = OnnxSession(with_outputs(model, selections).SerializeToString(), spec)
+    try:
+        for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
+            feeds = example_feeds(spec, batch, size, seed=batch)
+            got = session.run(feeds)
+            forced = [torch.from_numpy(got[name]) for name in selections]
+            # The plain model, without rewrites: what is checked includes the rewrites.
+            names = [name for name in source.family.rewrites if name == "frozen_positions"]
+            with torch.no_grad(), rewrites(source.module, names), forced_topk(forced):
+                want = module(*(torch.from_numpy(feeds[name]) for name in module.input_names))
+            for name, tensor in zip(module.output_names, want, strict=True):
+                expected, actual = tensor.numpy(), got[name]
+                if expected.shape != actual.shape:
+                    raise ExportError(f"output '{name}' has shape {actual.shape}, PyTorch gives {expected.shape}")
+                yield {
+                    "batch": batch,
+                    "height": size[0],
+                    "width": size[1],
+                    "output": name,
+                    "error": relative_error(expected, actual),
+                }
+    finally:
+        session.close()
+
+
+def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
+    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(actual)):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
+
+
+def options_of(config: ExportConfig) -> dict[str, Any]:
+    """The choices as JSON-ready values, for provenance."""
+    return {**asdict(config), "msda": config.lowering}
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("detrt")

@@ -1,0 +1,8 @@
+"""ONNX files: the only door to `onnx`. Reading, writing, the embedded spec, passes and summaries."""
+
+from __future__ import annotations
+
+from .io import load, read_spec, save, with_spec
+from .summary import GraphSummary, summarise
+
+__all__ = ["GraphSummary", "load", "read_spec", "save", "summarise", "with_spec"]

@@ -1,0 +1,100 @@
+"""Read and write ONNX files whole, with the ModelSpec inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import GraphError, MissingPackageError
+from ..files import writing
+from ..spec import ModelSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+SPEC_KEY = "detrt.spec"
+# Protobuf refuses messages of 2 GiB; weights go to a file beside the graph before that.
+INLINE_LIMIT = 2_000_000_000
+
+
+def _onnx() -> object:
+    try:
+        import onnx
+    except ImportError:
+        raise MissingPackageError("onnx", "export", "reading or writing ONNX graphs") from None
+    return onnx
+
+
+def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
+    """Read an ONNX file.
+
+    Raises:
+        GraphError: missing, empty, truncated or not ONNX, or its external weights are missing.
+    """
+    onnx = _onnx()
+    path = Path(path)
+    if not path.is_file():
+        raise GraphError(f"there is no ONNX file '{path}'")
+    if path.stat().st_size == 0:
+        raise GraphError(f"'{path}' is empty (0 bytes); export it again")
+    try:
+        model = onnx.load(str(path), load_external_data=weights)  # type: ignore[attr-defined]
+    except FileNotFoundError as error:
+        raise GraphError(f"'{path}' keeps its weights in another file that is missing: {error}") from None
+    except Exception as error:
+        # onnx raises protobuf's own DecodeError, ValidationError or TypeError, by file and version.
+        raise GraphError(f"'{path}' is not a whole ONNX file ({type(error).__name__}: {error}); export it again") from None
+    if not model.graph.node:
+        raise GraphError(f"'{path}' holds no graph: truncated or not ONNX; export it again")
+    return model
+
+
+def save(model: onnx.ModelProto, path: Path | str) -> None:
+    """Write atomically; weights of 2 GB and more go to `<name>.data` beside the graph.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    onnx = _onnx()
+    path = Path(path)
+    if model.ByteSize() < INLINE_LIMIT:
+        with writing(path) as temporary:
+            temporary.write_bytes(model.SerializeToString())
+        return
+    data_name = path.name + ".data"
+    with writing(path.with_name(data_name)) as data, writing(path) as graph:
+        onnx.save_model(  # type: ignore[attr-defined]
+            model, str(graph), save_as_external_data=True, location=data.name, convert_attribute=False
+        )
+        # The weights are renamed after this block, so the graph must name their final place.
+        raw = onnx.load(str(graph), load_external_data=False)  # type: ignore[attr-defined]
+        for tensor in raw.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = data_name
+        graph.write_bytes(raw.SerializeToString())
+
+
+def with_spec(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto:
+    """Put the spec into the model's metadata, in place."""
+    kept = [(p.key, p.value) for p in model.metadata_props if p.key != SPEC_KEY]
+    del model.metadata_props[:]
+    for key, value in [*kept, (SPEC_KEY, spec.to_json())]:
+        model.metadata_props.add(key=key, value=value)
+    return model
+
+
+def read_spec(path: Path | str) -> ModelSpec:
+    """The spec embedded in an ONNX file.
+
+    Raises:
+        GraphError: not an ONNX file, or one without a spec.
+    """
+    model = load(path, weights=False)
+    for entry in model.metadata_props:
+        if entry.key == SPEC_KEY:
+            return ModelSpec.from_json(entry.value)
+    raise GraphError(
+        f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; "
+        "export it with detrt export, or give one with --spec FILE (see docs/export.md)"
+    )

@@ -1,0 +1,244 @@
+"""Random-weight models of every family: `random:<family>` at full size, `random:<family>/tiny` for tests.
+
+The full-size configurations are the published ones (ResNet-50 for the DETRs of 2020 to 2022, the
+"L" or "base" model where a family has several). Weights are seeded; parameters that training starts at
+zero are perturbed, because zero offsets and zero box heads would hide every error behind them.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..bundle import Provenance
+from ..errors import SourceError
+from . import Source
+from .families import BY_NAME, Family
+from .hub import make_spec, versions
+from .preprocessor import read_input_spec
+
+SEED = 20260101
+_STAGES = ["stage1", "stage2", "stage3", "stage4"]
+
+
+def _resnet(name: str) -> dict[str, Any]:
+    from .timm_resnet import resnet_config
+
+    return resnet_config({"backbone": name, "out_indices": [1, 2, 3, 4]})
+
+
+def _tiny_resnet() -> dict[str, Any]:
+    config = _resnet("resnet18")
+    return {**config, "depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 48], "embedding_size": 16}
+
+
+def _tiny_hgnet() -> dict[str, Any]:
+    return {
+        "model_type": "hgnet_v2",
+        "embedding_size": 8,
+        "hidden_sizes": [16, 32, 48, 64],
+        "depths": [1, 1, 1, 1],
+        "stem_channels": [3, 8, 8],
+        "stage_in_channels": [8, 16, 32, 48],
+        "stage_mid_channels": [8, 16, 16, 24],
+        "stage_out_channels": [16, 32, 48, 64],
+        "stage_num_blocks": [1, 1, 1, 1],
+        "stage_numb_of_layers": [1, 1, 1, 1],
+        "out_features": _STAGES[1:],
+    }
+
+
+_TINY_DETR = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "num_queries": 12,
+}
+_TINY_HYBRID = {
+    "d_model": 32,
+    "encoder_hidden_dim": 32,
+    "encoder_in_channels": [24, 32, 48],
+    "decoder_in_channels": [32, 32, 32],
+    "feat_strides": [8, 16, 32],
+    "encoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    "num_queries": 20,
+}
+_TINY_RT = {
+    **_TINY_HYBRID,
+    "backbone_config": {
+        "model_type": "rt_detr_resnet",
+        "embedding_size": 16,
+        "hidden_sizes": [16, 24, 32, 48],
+        "depths": [1, 1, 1, 1],
+        "layer_type": "basic",
+        "out_features": _STAGES[1:],
+    },
+}
+_TINY_HG = {**_TINY_HYBRID, "backbone_config": _tiny_hgnet(), "encoder_in_channels": [32, 48, 64]}
+_TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
+
+# family or variant -> (family, full-size settings, tiny settings on top of them)
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "detr": ("detr", {"backbone_config": _resnet("resnet50")}, {**_TINY_DETR, "backbone_config": _tiny_resnet()}),
+    "table-transformer": (
+        "table-transformer",
+        {"backbone_config": _resnet("resnet18"), "num_queries": 15, "num_labels": 2},
+        {**_TINY_DETR, "backbone_config": _tiny_resnet()},
+    ),
+    "conditional_detr": (
+        "conditional_detr",
+        {"backbone_config": _resnet("resnet50")},
+        {**_TINY_DETR, "backbone_config": _tiny_resnet()},
+    ),
+    "dab_detr": (
+        "dab_detr",
+        {"backbone_config": _resnet("resnet50")},
+        {**{("hidden_size" if k == "d_model" else k): v for k, v in _TINY_DETR.items()}, "backbone_config": _tiny_resnet()},
+    ),
+    "deformable_detr": (
+        "deformable_detr",
+        {"backbone_config": _resnet("resnet50"), **_TWO_STAGE},
+        {**_TINY_DETR, "backbone_config": _tiny_resnet(), "two_stage_num_proposals": 12},
+    ),
+    "deformable_detr-refine": (
+        "deformable_detr",
+        {"backbone_config": _resnet("resnet50"), "with_box_refine": True},
+        {**_TINY_DETR, "backbone_config": _tiny_resnet()},
+    ),
+    "deformable_detr-plain": (
+        "deformable_detr",
+        {"backbone_config": _resnet("resnet50")},
+        {**_TINY_DETR, "backbone_config": _tiny_resnet()},
+    ),
+    "deformable_detr-single-scale": (
+        "deformable_detr",
+        {"backbone_config": {**_resnet("resnet50"), "out_features": ["stage4"]}, "num_feature_levels": 1},
+        {**_TINY_DETR, "backbone_config": {**_tiny_resnet(), "out_features": ["stage4"]}},
+    ),
+    "rt_detr": ("rt_detr", {}, _TINY_RT),
+    "rt_detr_v2": ("rt_detr_v2", {}, _TINY_RT),
+    "rt_detr_v2-discrete": ("rt_detr_v2", {"decoder_method": "discrete"}, _TINY_RT),
+    "d_fine": ("d_fine", {}, {**_TINY_HG, "decoder_n_points": [3, 4, 2]}),
+    "deimv2": ("deimv2", {}, _TINY_HG),
+    "lw_detr": (
+        "lw_detr",
+        {},
+        {
+            "num_queries": 12,
+            "d_model": 32,
+            "decoder_layers": 2,
+            "decoder_ffn_dim": 48,
+            "decoder_self_attention_heads": 4,
+            "decoder_cross_attention_heads": 4,
+            "backbone_config": {
+                "model_type": "lw_detr_vit",
+                "hidden_size": 32,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "image_size": 256,
+                "pretrain_image_size": 64,
+                "num_windows": 16,
+                "window_block_indices": [0, 2],
+                "out_indices": [2, 4],
+            },
+        },
+    ),
+    "rf_detr": (
+        "rf_detr",
+        {},
+        {
+            "num_queries": 12,
+            "d_model": 32,
+            "decoder_layers": 2,
+            "decoder_ffn_dim": 48,
+            "decoder_self_attention_heads": 4,
+            "decoder_cross_attention_heads": 4,
+            "backbone_config": {
+                "model_type": "rf_detr_dinov2",
+                "hidden_size": 32,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "image_size": 112,
+                "patch_size": 14,
+                "num_windows": 2,
+                "out_indices": [2, 4],
+            },
+        },
+    ),
+    "yolos": (
+        "yolos",
+        {
+            "hidden_size": 192,
+            "num_attention_heads": 3,
+            "intermediate_size": 768,
+            "image_size": [800, 1344],
+            "use_mid_position_embeddings": False,
+        },
+        {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "image_size": [64, 96],
+            "num_detection_tokens": 12,
+        },
+    ),
+}
+
+
+def load_random(ref: str, *, labels: Path | str | None = None) -> Source:
+    """A Source for `random:<name>` or `random:<name>/tiny`.
+
+    Raises:
+        SourceError: a name that is not in `MODELS`.
+    """
+    name, _, size = ref.removeprefix("random:").partition("/")
+    if name not in MODELS or size not in ("", "tiny"):
+        raise SourceError(f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(MODELS)}")
+    family_name, full, tiny = MODELS[name]
+    family = BY_NAME[family_name]
+    settings: dict[str, Any] = {"num_labels": 91 if family.select == "query" or family.mask else 80, **deepcopy(full)}
+    if size == "tiny":
+        settings |= {**deepcopy(tiny), "num_labels": 7}
+    module = build(family, settings)
+    spec = make_spec(family, module.config, read_input_spec(Path("."), family, module.config), labels)
+    provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
+    return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
+
+
+def build(family: Family, settings: dict[str, Any]) -> torch.nn.Module:
+    """The family's transformers class with seeded weights, float32, eval mode."""
+    from transformers import CONFIG_MAPPING, AutoModelForObjectDetection
+
+    settings = dict(settings)
+    backbone = settings.pop("backbone_config", None)
+    if backbone is not None:
+        settings["backbone_config"] = CONFIG_MAPPING[backbone["model_type"]](
+            **{k: v for k, v in backbone.items() if k != "model_type"}
+        )
+    config = CONFIG_MAPPING[family.model_type](**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        module = AutoModelForObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        generator = torch.Generator().manual_seed(SEED)
+        for name, parameter in module.named_parameters():
+            dull = bool((parameter == parameter.flatten()[0]).all()) and parameter.numel() > 1
+            if dull or "bbox" in name or "sampling_offsets" in name:
+                noise = torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
+                parameter.data += noise
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_var"):
+                buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)
+    return module.eval().requires_grad_(False)
