@@ -1,0 +1,213 @@
+"""`detrt detect`: find objects in images and videos."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import DetrtError, ImageError, SpecError
+
+if TYPE_CHECKING:
+    from ..images import Input
+
+
+def detect(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Bundle folder, .onnx, .engine, checkpoint folder, hf:org/name or embedded:name."
+        ),
+    ],
+    inputs: Annotated[
+        list[str], typer.Argument(help="Images, videos, folders (searched at any depth), patterns.")
+    ],
+    threshold: Annotated[float, typer.Option("--threshold", "-t", help="Keep scores above it.")] = 0.5,
+    classes: Annotated[
+        str | None, typer.Option(help="Keep these classes: names or ids, with commas.")
+    ] = None,
+    max_detections: Annotated[int | None, typer.Option(help="Keep at most so many in an image.")] = None,
+    save_dir: Annotated[
+        Path | None, typer.Option(help="Folder for annotated copies and detections.jsonl.")
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Annotated copies in --save-dir.")] = True,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="JSON lines to this file; - is stdout.")
+    ] = None,
+    csv_file: Annotated[str | None, typer.Option("--csv", help="CSV to this file; - is stdout.")] = None,
+    coco_file: Annotated[
+        str | None, typer.Option("--coco", help="COCO results to this file; - is stdout.")
+    ] = None,
+    coco_images: Annotated[
+        Path | None, typer.Option(help="COCO annotations that give --coco its image and category ids.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a run.")] = None,
+    size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Take every n-th frame of a video.")] = 1,
+    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
+    provider: Annotated[str, typer.Option(help="ONNX Runtime: cpu, cuda or cuda:1.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="TensorRT, PyTorch: cuda:0, cpu.")] = None,
+    threads: Annotated[int | None, typer.Option(help="ONNX Runtime: threads.")] = None,
+    spec_file: Annotated[
+        Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")
+    ] = None,
+    font: Annotated[
+        Path | None, typer.Option(help="TrueType font for class names that are not ASCII.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad/--strict", help="Go on after an unreadable image, or stop.")
+    ] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, lines or summary.")] = False,
+) -> None:
+    """Find objects in images and videos.
+
+    Without an output option, one line for each image is printed. Exit code 0: all done; 2: something
+    was wrong, also when images were skipped (the outputs then hold all others).
+    """
+    from rich.console import Console
+
+    from .. import outputs
+    from ..detect import AnnotatedCopies, Bad, detect_inputs, outside_of
+    from ..detector import Detector
+    from ..images import expand_inputs
+    from ..onnx_session import read_spec
+
+    size_hw = parse_size(size)
+    check_range(threshold, batch, max_detections)
+    jsonl = None if save_dir is None else save_dir / "detections.jsonl"
+    outputs.check_stdout_once([jsonl, json_file, csv_file, coco_file])
+    if coco_images is not None and coco_file is None:
+        raise DetrtError("--coco-images does nothing without --coco FILE; give both")
+    found_inputs = expand_inputs(inputs)
+    if save_dir is not None:
+        found_inputs = outside_of(save_dir, found_inputs, inputs)
+    truth = None if coco_images is None else outputs.CocoImages(coco_images)
+    if truth is not None:
+        for source in found_inputs:  # now, rather than after an hour
+            truth.image_id(str(source.path))
+    detector = Detector.open(
+        model,
+        backend=backend,
+        provider=provider,
+        device=device,
+        threads=threads,
+        spec=None if spec_file is None else read_spec(spec_file),
+        threshold=threshold,
+        batch_size=batch,
+        size_hw=size_hw,
+        classes=None if classes is None else [name for name in classes.split(",") if name.strip()],
+        max_detections=max_detections,
+    )
+    console = Console(stderr=True, quiet=quiet)
+    bad: list[Path] = []
+    counts: Counter[str] = Counter()
+    images = 0
+    started = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(detector)
+        if getattr(detector.session, "note", ""):
+            console.print(f"note: {detector.session.note}", style="yellow", markup=False, highlight=False)
+        writers = [
+            stack.enter_context(outputs.jsonl_writer(path)) for path in (jsonl, json_file) if path is not None
+        ]
+        if csv_file is not None:
+            writers.append(stack.enter_context(outputs.csv_writer(csv_file)))
+        if coco_file is not None:
+            writers.append(stack.enter_context(outputs.coco_writer(coco_file, detector.spec, truth)))
+        if not (writers or quiet):
+            writers.append(stack.enter_context(outputs.text_writer()))
+        copies = None
+        if save_dir is not None and draw:
+            copies = stack.enter_context(AnnotatedCopies(save_dir, found_inputs, every=every, font=font))
+        step = _progress(stack, console, len(found_inputs), quiet)
+        for item in detect_inputs(detector, found_inputs, every=every):
+            step(item.input)
+            if isinstance(item, Bad):
+                if not skip_bad:
+                    raise item.error
+                bad.append(item.input.path)
+                Console(stderr=True).print(
+                    f"skipped: {item.error}", style="red", markup=False, highlight=False
+                )
+                continue
+            for write in writers:
+                write(item.record)
+            if copies is not None:
+                copies.save(item)
+            images += 1
+            counts.update(item.record.detections.labels)
+    _summary(console, detector.session.backend, images, len(bad), counts, time.perf_counter() - started)
+    if bad:
+        raise ImageError(
+            f"{len(bad)} of {len(found_inputs)} inputs could not be read: {', '.join(map(str, bad[:3]))}"
+            f"{' ...' if len(bad) > 3 else ''}; all others were done"
+        )
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """ "480x640" -> (480, 640); "640" -> (640, 640). Raises SpecError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?:[x×,](\d{1,5}))?", text.strip().lower())
+    if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
+        raise SpecError(f"--size must be HEIGHTxWIDTH or one number, e.g. 480x640; got {text!r}")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def check_range(threshold: float, batch: int | None, max_detections: int | None) -> None:
+    """Check numbers before anything is opened. Raises SpecError."""
+    if not 0 <= threshold <= 1:
+        raise SpecError(f"--threshold must be from 0 to 1; got {threshold}")
+    for name, value in (("--batch", batch), ("--max-detections", max_detections)):
+        if value is not None and value < 1:
+            raise SpecError(f"{name} must be at least 1; got {value}")
+
+
+def _progress(stack: contextlib.ExitStack, console: Any, total: int, quiet: bool) -> Callable[[Input], None]:
+    """A function to call with the input of every result; shows a bar on a terminal only."""
+    if quiet or not console.is_terminal:
+        return lambda source: None
+    from rich import progress
+    from rich.markup import escape
+
+    columns = (
+        progress.TextColumn("detect"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+    )
+    bar = stack.enter_context(progress.Progress(*columns, console=console, transient=True))
+    task = bar.add_task("", total=total)
+    done: set[Input] = set()
+
+    def step(source: Input) -> None:
+        done.add(source)
+        # Markup in a file name must not be read as such.
+        bar.update(task, completed=len(done), description=escape(source.path.name))
+
+    return step
+
+
+def _summary(console: Any, backend: str, images: int, bad: int, counts: Counter[str], seconds: float) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=None, box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("images", f"{images}" + (f" ({bad} skipped)" if bad else ""))
+    found = ", ".join(f"{number} {label}" for label, number in counts.most_common(8))
+    table.add_row("detections", Text(f"{sum(counts.values())}" + (f": {found}" if found else "")))
+    if len(counts) > 8:
+        table.add_row("", f"and {len(counts) - 8} more classes")
+    rate = f", {images / seconds:.1f} images/s with reading and writing" if images and seconds > 0 else ""
+    table.add_row("time", f"{seconds:.2f} s{rate}")
+    table.add_row("ran on", backend)
+    console.print(table)

@@ -1,0 +1,180 @@
+"""The work of the detect command: many inputs through a Detector, and annotated copies of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .detector import Detector
+from .draw import draw_detections
+from .errors import ImageError, OutputError
+from .files import writing
+from .images import Input
+from .outputs import Record
+from .video import Frame, read_frames, video_facts, video_writer
+
+_KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One image or frame and its detections."""
+
+    input: Input
+    record: Record
+    image: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """An input that could not be read, or a video that broke off."""
+
+    input: Input
+    error: ImageError
+
+
+def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1) -> Iterator[Found | Bad]:
+    """Detect in images and videos, in order, decoding one batch ahead in a second thread.
+
+    every: take every n-th frame of a video.
+
+    Raises:
+        SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
+    """
+    items = _read_all(inputs, every)
+    with ThreadPoolExecutor(1, "detrt-decode") as pool:
+        following = pool.submit(_take, items, detector.batch_size)
+        while chunk := following.result():
+            following = pool.submit(_take, items, detector.batch_size)
+            found = iter(detector([frame.image for _, frame in chunk if isinstance(frame, Frame)]))
+            for source, frame in chunk:
+                if isinstance(frame, ImageError):
+                    yield Bad(source, frame)
+                    continue
+                moving = source.kind == "video"
+                record = Record(
+                    str(source.path),
+                    next(found),
+                    frame.index if moving else None,
+                    frame.time_s if moving else None,
+                )
+                yield Found(source, record, frame.image)
+
+
+Item = tuple[Input, Frame | ImageError]
+
+
+def _take(items: Iterator[Item], count: int) -> list[Item]:
+    return list(itertools.islice(items, count))
+
+
+def _read_all(inputs: Sequence[Input], every: int) -> Iterator[Item]:
+    for source in inputs:
+        try:
+            if source.kind == "video":
+                for frame in read_frames(source.path, every=every):
+                    yield source, frame
+            else:
+                yield source, Frame(0, 0.0, source.load())
+        except ImageError as error:
+            yield source, error
+
+
+class AnnotatedCopies:
+    """Saves annotated copies of inputs below a folder, with the folders that the inputs differ in.
+
+    Pictures keep their format (.jpg, .png, .webp, .bmp) or become `name.ext.png`; videos become MP4.
+
+    Raises:
+        OutputError: a copy would replace an input, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        inputs: Sequence[Input],
+        *,
+        every: int = 1,
+        font: str | os.PathLike | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.font = font
+        self.every = every
+        sources = {Path(os.path.abspath(source.path)): source for source in inputs}
+        root = os.path.commonpath([path.parent for path in sources]) if sources else ""
+        self._paths = {
+            source: self.folder / _copy_name(path.relative_to(root), source.kind)
+            for path, source in sources.items()
+        }
+        for source, target in self._paths.items():
+            if Path(os.path.abspath(target)) in sources:
+                raise OutputError(
+                    f"the annotated copy of '{source.path}' would replace the input '{target}'; "
+                    "give another --save-dir"
+                )
+        self._stack = contextlib.ExitStack()
+        self._video: Input | None = None
+
+    def save(self, found: Found) -> None:
+        """Draw and save one image, or the next frame of a video."""
+        picture = draw_detections(found.image, found.record.detections, font=self.font)
+        path = self._paths[found.input]
+        if found.input.kind == "video":
+            if self._video != found.input:
+                self._finish_video()
+                fps = video_facts(found.input.path).fps / self.every
+                size_hw = found.record.detections.image_size_hw
+                self._write = self._stack.enter_context(video_writer(path, fps=fps, size_hw=size_hw))
+                self._video = found.input
+            self._write(np.asarray(picture))
+            return
+        kind = path.suffix.lower().lstrip(".").replace("jpg", "jpeg")
+        options = {"quality": 92} if kind in ("jpeg", "webp") else {}
+        with writing(path) as temporary:
+            picture.save(temporary, format=kind, **options)
+
+    def _finish_video(self) -> None:
+        self._stack.close()
+        self._video = None
+
+    def __enter__(self) -> AnnotatedCopies:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Through the stack, so that a video whose writing failed is removed and not finished.
+        self._stack.__exit__(*exc)
+
+
+def _copy_name(relative: Path, kind: str) -> Path:
+    suffix = relative.suffix.lower()
+    if kind == "video":
+        return relative if suffix == ".mp4" else relative.with_name(relative.name + ".mp4")
+    return relative if suffix in _KEPT_SUFFIXES else relative.with_name(relative.name + ".png")
+
+
+def outside_of(folder: Path | str, inputs: Sequence[Input], named: Sequence[str]) -> list[Input]:
+    """Inputs without those that a search found in the output folder of an earlier run.
+
+    named: what the user wrote; a file that is named there stays.
+
+    Raises:
+        ImageError: nothing is left.
+    """
+    inside = Path(os.path.abspath(folder))
+    explicit = {Path(name) for name in named}
+    kept = [
+        source
+        for source in inputs
+        if source.path in explicit or inside not in Path(os.path.abspath(source.path)).parents
+    ]
+    if not kept:
+        raise ImageError(f"all inputs lie in the output folder '{folder}'; give another --save-dir")
+    return kept
