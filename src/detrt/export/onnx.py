@@ -132,7 +132,7 @@ def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: in
                 input_names=module.input_names,
                 output_names=module.output_names,
                 dynamic_axes=axes,
-                custom_opsets={msda.ONNX_DOMAIN: 1},
+                custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in names else None,
             )
     except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
         text = " ".join(str(error).split())[:500]

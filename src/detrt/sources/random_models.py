@@ -87,6 +87,25 @@ _TINY_RT = {
     },
 }
 _TINY_HG = {**_TINY_HYBRID, "backbone_config": _tiny_hgnet(), "encoder_in_channels": [32, 48, 64]}
+_TINY_LW = {
+    "num_queries": 12,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 48,
+    "decoder_self_attention_heads": 4,
+    "decoder_cross_attention_heads": 4,
+    "backbone_config": {
+        "model_type": "lw_detr_vit",
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": 256,
+        "pretrain_image_size": 64,
+        "num_windows": 16,
+        "window_block_indices": [0, 2],
+        "out_indices": [2, 4],
+    },
+}
 _TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
 
 # family or variant -> (family, full-size settings, tiny settings on top of them)
@@ -134,26 +153,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deimv2": ("deimv2", {}, _TINY_HG),
     "lw_detr": (
         "lw_detr",
-        {},
-        {
-            "num_queries": 12,
-            "d_model": 32,
-            "decoder_layers": 2,
-            "decoder_ffn_dim": 48,
-            "decoder_self_attention_heads": 4,
-            "decoder_cross_attention_heads": 4,
-            "backbone_config": {
-                "model_type": "lw_detr_vit",
-                "hidden_size": 32,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "image_size": 256,
-                "pretrain_image_size": 64,
-                "num_windows": 16,
-                "window_block_indices": [0, 2],
-                "out_indices": [2, 4],
-            },
-        },
+        {"projector_scale_factors": [1.0]},
+        _TINY_LW,
+    ),
+    "lw_detr-two-scales": (
+        "lw_detr",
+        {"projector_scale_factors": [2.0, 0.5]},
+        _TINY_LW,
     ),
     "rf_detr": (
         "rf_detr",
@@ -234,7 +240,7 @@ def build(family: Family, settings: dict[str, Any]) -> torch.nn.Module:
         module = AutoModelForObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
         for name, parameter in module.named_parameters():
-            dull = bool((parameter == parameter.flatten()[0]).all()) and parameter.numel() > 1
+            dull = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
             if dull or "bbox" in name or "sampling_offsets" in name:
                 noise = torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
                 parameter.data += noise

@@ -1,0 +1,99 @@
+"""Matching the detections of two models on the same images, robust to the order of ties."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .detections import Detections, box_iou
+from .errors import DetrtError
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What counts as the same detections.
+
+    threshold: compare detections with at least this score; where an image has fewer than `at_least`
+        such detections, its `at_least` best are compared, so that no image passes for want of boxes.
+    box_px: largest difference of a box side, in pixels of the original image. score: of a score.
+    tensor: largest difference of logits and boxes relative to their largest value, selections forced.
+    """
+
+    threshold: float = 0.3
+    at_least: int = 5
+    box_px: float = 0.5
+    score: float = 1e-3
+    tensor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "box_px", "score", "tensor"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+                raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
+        if self.at_least < 1:
+            raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMatch:
+    """One image: how many were compared, how many found no partner, and the largest differences."""
+
+    compared: int
+    missing: int
+    extra: int
+    box_px: float
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatch:
+    """Pair the detections of one image.
+
+    Both must come with a threshold low enough to hold everything that the gate compares. A detection
+    is paired with the nearest one of its class (largest side difference in pixels plus score
+    difference in units of the gate). Those within `gate.score` of the cut may be missing on one side.
+    """
+    cut = cutoff(reference, gate)
+    ref = reference[reference.scores >= cut - 2 * gate.score]
+    cand = candidate[candidate.scores >= cut - 2 * gate.score]
+    pairs = _pair(ref, cand, gate)
+    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
+    missing = sum(1 for i in range(len(ref)) if i not in taken_ref and ref.scores[i] >= cut)
+    extra = sum(1 for i in range(len(cand)) if i not in taken_cand and cand.scores[i] >= cut + gate.score)
+    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in pairs), default=0.0)
+    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in pairs), default=0.0)
+    compared = int((ref.scores >= cut).sum())
+    return ImageMatch(compared, missing, extra, box, score)
+
+
+def cutoff(reference: Detections, gate: Gate) -> float:
+    """The score from which detections of an image are compared."""
+    if len(reference) == 0:
+        return gate.threshold
+    ordered = np.sort(reference.scores)[::-1]
+    return float(min(gate.threshold, ordered[min(gate.at_least, len(ordered)) - 1]))
+
+
+def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]]:
+    """Greedy pairing, nearest pair first; boxes that do not overlap are never a pair."""
+    if not len(ref) or not len(cand):
+        return []
+    distance = np.abs(ref.boxes_xyxy[:, None] - cand.boxes_xyxy[None]).max(-1) / max(gate.box_px, 1e-9)
+    distance = distance + np.abs(ref.scores[:, None] - cand.scores[None]) / max(gate.score, 1e-9)
+    allowed = ref.class_ids[:, None] == cand.class_ids[None]
+    near = (box_iou(ref.boxes_xyxy, cand.boxes_xyxy) > 0.5) | (distance < 2)
+    distance = np.where(allowed & near, distance, np.inf)
+    pairs = []
+    for flat in np.argsort(distance, axis=None, kind="stable"):
+        r, c = divmod(int(flat), len(cand))
+        if not np.isfinite(distance[r, c]):
+            break
+        pairs.append((r, c))
+        distance[r, :] = distance[:, c] = np.inf
+        if len(pairs) == min(len(ref), len(cand)):
+            break
+    return pairs
