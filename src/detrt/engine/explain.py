@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _SHOWN = 5
 _SHOWN_CHARACTERS = 500
+_NO_DEVICE = r"cudaError (35|100|999)|no CUDA-capable device|CUDA driver version is insufficient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
         "a version compatible engine needs the lean runtime library, which is not installed. Leave version_compatible out",
     ),
     (
-        r"cudaError (35|100|999)|no CUDA-capable device|CUDA driver version is insufficient",
+        _NO_DEVICE,
         "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without one when --sm "
         "names the GPUs",
     ),
@@ -155,6 +156,20 @@ def build_failure(onnx_name: str, logged: Sequence[str], version: str) -> str:
         lines.append(f"  in module {path}")
     hint = _hint(_BUILD_HINTS, " ".join(logged))
     return "\n".join([*lines, f"  {hint or 'try --optimization-level 0, or fewer GPUs in --sm, to find the part that fails'}"])
+
+
+def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
+    """Message for an engine that TensorRT would not open."""
+    text = " ".join(logged)
+    if re.search(_NO_DEVICE, text):
+        return (
+            f"no CUDA device: TensorRT {version} cannot open '{engine_name}' without an NVIDIA GPU and its driver; check "
+            "with nvidia-smi, or run the ONNX file: --backend onnxruntime"
+        )
+    lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
+    lines += [f"  {_short(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
+    hint = _hint(_BUILD_HINTS, text) if re.search(r"[Mm]emory", text) else None
+    return "\n".join([*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"])
 
 
 def ended(return_code: int, log_tail: str) -> str:

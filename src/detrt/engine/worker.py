@@ -125,10 +125,10 @@ def _parse(trt: Trt, network: Any, onnx: Path, messages: Messages) -> None:
 
 
 def _tensors(network: Any) -> tuple[list[NetworkTensor], list[NetworkTensor]]:
-    def read(tensor: Any) -> NetworkTensor:
-        shape = tuple(int(length) for length in tensor.shape)
-        names = tuple(tensor.get_dimension_name(axis) or "" for axis in range(len(shape)))
-        return NetworkTensor(tensor.name, tensor.dtype.name, shape, names)
+    def read(native: Any) -> NetworkTensor:
+        shape = tuple(int(length) for length in native.shape)
+        names = tuple(native.get_dimension_name(axis) or "" for axis in range(len(shape)))
+        return NetworkTensor(native.name, native.dtype.name, shape, names)
 
     inputs = [read(network.get_input(index)) for index in range(network.num_inputs)]
     return inputs, [read(network.get_output(index)) for index in range(network.num_outputs)]

@@ -1,0 +1,89 @@
+"""What must be true before an engine is handed to TensorRT, and the reason when it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..bundle import EngineFacts
+from ..errors import EngineError
+from . import explain
+from .config import TARGETS
+from .trt import Trt, version_tuple
+
+_REBUILD = "build the engine again here: detrt build MODEL -o OUT"
+
+
+def device_index(device: str | int) -> int:
+    """"cuda", "cuda:1" or 1 -> index of the GPU.
+
+    Raises:
+        EngineError: another device.
+    """
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return device
+    kind, colon, number = str(device).partition(":")
+    if kind != "cuda" or (colon and not number.isdecimal()):
+        raise EngineError(f"TensorRT runs on an NVIDIA GPU: device must be cuda or cuda:N; got {device!r}")
+    return int(number or 0)
+
+
+def check_target(engine: Path, facts: EngineFacts) -> str:
+    if facts.target not in TARGETS:
+        raise EngineError(
+            f"'{engine}' was built for the target {facts.target!r}; this detrt knows {', '.join(TARGETS)}; {_REBUILD}"
+        )
+    return facts.target
+
+
+def check_version(engine: Path, facts: EngineFacts, trt: Trt) -> None:
+    """An engine runs on the TensorRT that built it; a version compatible one on newer ones, too.
+
+    Raises:
+        EngineError: the versions do not suit each other.
+    """
+    if facts.tensorrt_version == trt.version:
+        return
+    compatible = bool(facts.options.get("version_compatible"))
+    if compatible and version_tuple(trt.version) >= version_tuple(facts.tensorrt_version):
+        return
+    name = "TensorRT-RTX" if trt.is_rtx else "TensorRT"
+    limit = " (or newer)" if compatible else ""
+    raise EngineError(
+        f"'{engine}' was built with {name} {facts.tensorrt_version} and runs only on it{limit}; installed: {trt.version}. "
+        f"Install that version, or {_REBUILD}"
+    )
+
+
+def check_gpu(engine: Path, facts: EngineFacts, capability: int, gpu_name: str) -> None:
+    """Raises EngineError where the engine was not built for this compute capability."""
+    allowed = facts.compute_capabilities
+    if capability in allowed:
+        return
+    if facts.options.get("hardware_compatibility") == "ampere_plus" and capability >= 80:
+        return
+    flag = f" with --sm {capability}" if facts.target == "tensorrt-rtx" else ""
+    raise EngineError(
+        f"'{engine}' was built for compute capability {', '.join(map(str, allowed)) or '(none)'}; this GPU, {gpu_name}, "
+        f"has {capability}. Build the engine again for it{flag}, or run the ONNX file: --backend onnxruntime"
+    )
+
+
+def deserialize(engine: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any:
+    """The ICudaEngine in a file whose digest was checked.
+
+    Raises:
+        EngineError: the file cannot be read, or TensorRT refused it.
+    """
+    if facts.options.get("version_compatible"):
+        # Such engines carry their own runtime code, which is loaded only when that is allowed.
+        runtime.engine_host_code_allowed = True
+    try:
+        data = engine.read_bytes()
+    except OSError as error:
+        raise EngineError(f"'{engine}' cannot be read: {error.strerror}") from None
+    with trt.capture() as messages:
+        native = runtime.deserialize_cuda_engine(data)
+    if native is None:
+        raise EngineError(explain.open_failure(str(engine), messages.errors, trt.version))
+    return native
