@@ -132,6 +132,8 @@ class Bundle:
         try:
             entries = []
             for row in data["files"]:
+                if not all(isinstance(row[key], str) for key in ("kind", "path", "sha256")):
+                    raise TypeError(f"kind, path and sha256 of a file must be text: {row}")
                 engine = EngineFacts.from_dict(row["engine"]) if row.get("engine") else None
                 entries.append(BundleFile(row["kind"], row["path"], row["sha256"], int(row["size"]), engine))
             provenance = Provenance(**data["provenance"])

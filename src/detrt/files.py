@@ -38,6 +38,8 @@ def writing(path: Path | str) -> Iterator[Path]:
         if path.is_dir():
             raise OutputError(f"cannot write '{path}': a folder has that name; give another output path")
         os.replace(temporary, path)
+    except BrokenPipeError:  # stdout's reader has gone, inside the block: nothing to do with `path`
+        raise
     except OSError as error:
         raise output_error(path, error) from error
     finally:

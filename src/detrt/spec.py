@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
 from typing import Any
 
 from .errors import SpecError
@@ -46,6 +47,14 @@ def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
 def _whole(field: str, value: object, low: int, high: int) -> None:
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     _check(ok, f"{field} must be a whole number from {low} to {high}; got {value!r}")
+
+
+def _flag(field: str, value: object) -> None:
+    _check(isinstance(value, bool), f"{field} must be true or false; got {value!r}")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +102,17 @@ class InputSpec:
                 _whole("input.longest_edge", self.longest_edge, self.shortest_edge or 1, 16384)
             _check(self.dynamic, "input.resize 'shortest_edge' needs a graph with symbolic height and width")
         for name in ("mean", "std"):
-            values = tuple(float(v) for v in getattr(self, name))
-            _check(len(values) == 3 and all(map(math.isfinite, values)), f"input.{name} must be 3 finite numbers")
-            object.__setattr__(self, name, values)
+            given = getattr(self, name)
+            ok = isinstance(given, (list, tuple)) and len(given) == 3 and all(map(_is_finite, given))
+            _check(ok, f"input.{name} must be 3 finite numbers; got {given!r}")
+            object.__setattr__(self, name, tuple(float(v) for v in given))
         _check(all(s > 0 for s in self.std), f"input.std must be positive; got {self.std}")
-        _check(math.isfinite(self.rescale) and self.rescale > 0, f"input.rescale must be positive; got {self.rescale}")
+        _check(
+            _is_finite(self.rescale) and self.rescale > 0,
+            f"input.rescale must be a positive number; got {self.rescale!r}",
+        )
+        for name in ("mask", "dynamic", "normalize_in_graph"):
+            _flag(f"input.{name}", getattr(self, name))
         _check(
             self.normalize_in_graph or self.dtype == "float32",
             "input.dtype must be float32 when normalisation is not in the graph",
@@ -127,6 +142,7 @@ class DecodeSpec:
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
         _one_of("decode.select", self.select, SELECTIONS)
+        _flag("decode.in_graph", self.in_graph)
         _whole("decode.num_queries", self.num_queries, 1, 100_000)
         _whole("decode.num_classes", self.num_classes, 1, 100_000)
         limit = self.num_queries * (self.num_classes if self.select == "topk" else 1)
@@ -144,6 +160,9 @@ class ModelSpec:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("family", "name"):
+            value = getattr(self, name)
+            _check(isinstance(value, str), f"{name} must be text; got {value!r}")
         _check(bool(self.family), "family must not be empty")
         labels: dict[int, str] = {}
         for key, value in dict(self.labels).items():
