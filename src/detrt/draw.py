@@ -20,7 +20,10 @@ RGB = tuple[int, int, int]
 Box = tuple[int, int, int, int]
 
 # Far apart from their neighbours in hue and all bright enough to be seen on a dark picture.
-_PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
+_PALETTE = (
+    "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 "
+    "ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
+)
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
 
@@ -44,7 +47,8 @@ def draw_detections(
     with it, accents are dropped and other letters become "?".
 
     Raises:
-        ImageError: the picture or the font cannot be read. ValueError: its size is not that of the detections.
+        ImageError: the picture or the font cannot be read.
+        ValueError: the picture has not the size of the detections.
     """
     canvas = Image.fromarray(load_image(image))
     if (canvas.height, canvas.width) != tuple(detections.image_size_hw):

@@ -94,6 +94,8 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[
 def _existing_file(source: str | os.PathLike) -> Path:
     path = Path(source)
     try:
+        if not os.fspath(source):
+            raise ImageError("the image path is '' (empty); give the path of an image file")
         if path.is_dir():
             raise ImageError(
                 f"'{path}' is a folder, not an image; use expand_inputs to list the images in it"
@@ -214,6 +216,8 @@ def expand_inputs(names: Sequence[str | os.PathLike]) -> list[Input]:
 
 
 def _expand(name: str) -> list[Path]:
+    if not name:  # an unset shell variable; Path would make it the current folder
+        raise ImageError("an input name is '' (empty); give a file, a folder or a pattern")
     path = Path(name)
     try:
         if path.is_dir():

@@ -67,6 +67,7 @@ class OnnxSession:
             import onnxruntime
         except ImportError:
             raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+        self.path = None if isinstance(model, bytes) else Path(model)
         self.name = (
             f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
         )

@@ -98,7 +98,7 @@ def text_writer(path: str | os.PathLike = STDOUT) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
-    """One row a detection, columns CSV_COLUMNS; an image without detections has no row. Raises OutputError."""
+    """One row a detection, columns CSV_COLUMNS; an image without detections has none. Raises OutputError."""
     with _text_target(path) as file:
         rows = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
         rows.writeheader()
@@ -191,8 +191,8 @@ class CocoImages:
                 found[class_id] = category
         if not found:
             raise OutputError(
-                f"'{self.path}' and the model have no class in common: {sorted(self.categories)[:5]} ... against "
-                f"{list(spec.labels.values())[:5]} ...; leave the COCO file out to write class ids"
+                f"'{self.path}' and the model have no class in common: {sorted(self.categories)[:5]} ... "
+                f"against {list(spec.labels.values())[:5]} ...; leave the COCO file out to write class ids"
             )
         return found
 
@@ -213,7 +213,10 @@ def check_stdout_once(paths: Sequence[str | os.PathLike | None]) -> None:
 
 @contextlib.contextmanager
 def _text_target(path: str | os.PathLike) -> Iterator[TextIO]:
-    """UTF-8 text to a file that appears at the end, or to stdout."""
+    """UTF-8 text to a file that appears at the end, or to stdout.
+
+    A BrokenPipeError, when the reader of stdout has gone, leaves as it is.
+    """
     if os.fspath(path) != STDOUT:
         with (
             writing(path) as temporary,
@@ -234,10 +237,7 @@ def _blaming(path: str | os.PathLike) -> Iterator[None]:
     """Name this output in errors; left to the enclosing blocks, another output would be blamed."""
     try:
         yield
-    except BrokenPipeError:
-        # The reader has gone. Python's own flush at exit would complain once more, so give it a sink.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OutputError("stdout was closed before everything was written") from None
+    except BrokenPipeError:  # the reader of stdout has gone, which is no error of ours
+        raise
     except OSError as error:
         raise output_error(path, error) from error

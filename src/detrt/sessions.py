@@ -51,8 +51,13 @@ def open_session(
         return _open_engine(Path(ref), device)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, provider, device, threads, spec)
-    from .sources import load_source
-    from .torch_session import TorchSession
+    try:
+        from .sources import load_source
+        from .torch_session import TorchSession
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("detrt"):
+            raise
+        raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
 
     source = load_source(os.fspath(ref))
     return TorchSession(source) if device is None else TorchSession(source, device=device)

@@ -67,8 +67,9 @@ def detect(
 ) -> None:
     """Find objects in images and videos.
 
-    Without an output option, one line for each image is printed. Exit code 0: all done; 2: something
-    was wrong, also when images were skipped (the outputs then hold all others).
+    Without an output option, one line for each image is printed.
+
+    Exit code 0: all done; 2: something was wrong, or inputs were skipped; the outputs hold the others.
     """
     from rich.console import Console
 
@@ -112,7 +113,7 @@ def detect(
     with contextlib.ExitStack() as stack:
         stack.enter_context(detector)
         if getattr(detector.session, "note", ""):
-            console.print(f"note: {detector.session.note}", style="yellow", markup=False, highlight=False)
+            _say(console, f"note: {detector.session.note}", "yellow")
         writers = [
             stack.enter_context(outputs.jsonl_writer(path)) for path in (jsonl, json_file) if path is not None
         ]
@@ -132,9 +133,7 @@ def detect(
                 if not skip_bad:
                     raise item.error
                 bad.append(item.input.path)
-                Console(stderr=True).print(
-                    f"skipped: {item.error}", style="red", markup=False, highlight=False
-                )
+                _say(Console(stderr=True), f"skipped: {item.error}", "red")
                 continue
             for write in writers:
                 write(item.record)
@@ -154,7 +153,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     """ "480x640" -> (480, 640); "640" -> (640, 640). Raises SpecError."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d{1,5})(?:[x×,](\d{1,5}))?", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,5})(?:[x,](\d{1,5}))?", text.strip().lower())
     if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
         raise SpecError(f"--size must be HEIGHTxWIDTH or one number, e.g. 480x640; got {text!r}")
     return int(match[1]), int(match[2] or match[1])
@@ -167,6 +166,10 @@ def check_range(threshold: float, batch: int | None, max_detections: int | None)
     for name, value in (("--batch", batch), ("--max-detections", max_detections)):
         if value is not None and value < 1:
             raise SpecError(f"{name} must be at least 1; got {value}")
+
+
+def _say(console: Any, text: str, style: str) -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _progress(stack: contextlib.ExitStack, console: Any, total: int, quiet: bool) -> Callable[[Input], None]:
