@@ -1,0 +1,149 @@
+"""Write decode_cases.json and preprocess_cases.json from the reference implementation.
+
+    python tests/data/make_cases.py
+
+A runtime in another language reads these files; run this again only when a rule changes on purpose.
+Minus infinity in logits is written as null. `atol` is what another resize may differ by: Pillow
+resizes uint8 with fixed-point weights, so one level is allowed there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from detrt.decode import decode
+from detrt.preprocess import preprocess
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+
+HERE = Path(__file__).parent
+LABELS = {0: "cat", 1: "dog", 2: "bird"}
+PLAIN = DecodeSpec("sigmoid", "topk", 4, 3, 4)
+
+
+def main() -> None:
+    write("decode_cases.json", decode_cases())
+    write("preprocess_cases.json", preprocess_cases())
+
+
+def write(name: str, cases: list[dict]) -> None:
+    text = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    (HERE / name).write_text(f'{{"schema": 1, "cases": [\n{text}\n]}}\n', "utf-8")
+
+
+def decode_cases() -> list[dict]:
+    rng = np.random.default_rng(7)
+    stretch = InputSpec("stretch", 32, 32)
+    cases = []
+    for activation in ("sigmoid", "softmax"):
+        for select in ("topk", "query"):
+            rule = DecodeSpec(activation, select, 6, 3, 5)
+            columns = 3 + (activation == "softmax")
+            logits = rng.normal(0, 2, (2, 6, columns)).astype(np.float32)
+            logits[1, 3] = logits[1, 1]  # ties
+            logits[1, 0] = -np.inf
+            boxes = rng.uniform(0, 1, (2, 6, 4)).astype(np.float32)
+            for extra in ({"threshold": 0.3}, {"threshold": 0.0, "class_ids": [2, 0], "max_detections": 3}):
+                outputs = {"logits": logits, "pred_boxes": boxes}
+                cases.append(decode_case(f"{activation}-{select}", rule, stretch, outputs, extra))
+    rule = DecodeSpec("sigmoid", "topk", 6, 3, 5, in_graph=True)
+    scores = np.array([[0.9, 0.8, 0.5, 0.2, 0.1], [0.7, 0.6, 0, 0, 0]], np.float32)
+    outputs = {
+        "boxes": rng.uniform(-5, 60, (2, 5, 4)).astype(np.float32),
+        "scores": scores,
+        "labels": rng.integers(0, 3, (2, 5)),
+        "num_detections": np.array([5, 1]),
+    }
+    cases.append(decode_case("in-graph", rule, stretch, outputs, {"threshold": 0.15}))
+    return cases
+
+
+def decode_case(name: str, rule: DecodeSpec, given: InputSpec, outputs: dict, options: dict) -> dict:
+    spec = ModelSpec("test", given, rule, LABELS)
+    sizes = [(48, 64), (31, 17)]
+    found = decode(outputs, spec, sizes, **options)
+    return {
+        "name": f"{name}-{options['threshold']}",
+        "spec": spec.to_dict(),
+        "original_sizes_hw": sizes,
+        "threshold": options["threshold"],
+        "class_ids": options.get("class_ids"),
+        "max_detections": options.get("max_detections"),
+        "outputs": {key: tensor(value) for key, value in outputs.items()},
+        "detections": [
+            {
+                "boxes_xyxy": [[round(float(v), 4) for v in box] for box in d.boxes_xyxy],
+                "scores": [round(float(s), 6) for s in d.scores],
+                "class_ids": d.class_ids.tolist(),
+                "labels": list(d.labels),
+            }
+            for d in found
+        ],
+    }
+
+
+def preprocess_cases() -> list[dict]:
+    edge = {"shortest_edge": 8, "longest_edge": 13, "dynamic": True}
+    own = {
+        "dtype": "float32",
+        "normalize_in_graph": False,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+    }
+    masked = InputSpec("shortest_edge", 8, 12, mask=True, multiple_of=4, **edge)
+    return [
+        preprocess_case("stretch", InputSpec("stretch", 4, 6), [(9, 7)]),
+        preprocess_case("stretch-bicubic", InputSpec("stretch", 4, 6, resample="bicubic"), [(9, 7)]),
+        preprocess_case("stretch-same-size", InputSpec("stretch", 4, 6), [(4, 6)]),
+        preprocess_case("stretch-larger", InputSpec("stretch", 7, 8), [(3, 3)]),
+        preprocess_case("stretch-normalised", InputSpec("stretch", 4, 6, **own), [(9, 7)]),
+        preprocess_case("shortest-edge-mask", masked, [(6, 9), (10, 5)]),
+        preprocess_case(
+            "shortest-edge-normalised",
+            InputSpec("shortest_edge", 8, 12, mask=True, **edge, **own),
+            [(6, 9), (10, 5)],
+        ),
+        preprocess_case(
+            "shortest-edge-no-mask", InputSpec("shortest_edge", 8, 12, multiple_of=4, **edge), [(6, 9)]
+        ),
+        preprocess_case("shortest-edge-thin", masked, [(1, 40)]),
+        preprocess_case("shortest-edge-other-size", masked, [(6, 9)], size_hw=(8, 8)),
+        preprocess_case("fit", InputSpec("fit", 6, 6, mask=True), [(9, 7), (3, 8)]),
+    ]
+
+
+def preprocess_case(name: str, given: InputSpec, sizes: list, size_hw: tuple[int, int] | None = None) -> dict:
+    rng = np.random.default_rng(len(name))
+    spec = ModelSpec("test", given, PLAIN, LABELS)
+    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    batch = preprocess(images, spec, size_hw=size_hw)
+    feeds = {}
+    for key, value in batch.feeds.items():
+        pixels = key == "pixel_values"
+        level = 1 if given.normalize_in_graph else given.rescale / min(given.std)
+        feeds[key] = {
+            "dtype": value.dtype.name,
+            **tensor(value),
+            "atol": round(level * 1.01, 6) if pixels else 0,
+        }
+    return {
+        "name": name,
+        "spec": spec.to_dict(),
+        "size_hw": size_hw,
+        "images": [{"shape": list(i.shape), "pixels": i.reshape(-1).tolist()} for i in images],
+        "resized_sizes_hw": batch.resized_sizes_hw,
+        "feeds": feeds,
+    }
+
+
+def tensor(value: np.ndarray) -> dict:
+    flat = value.reshape(-1).tolist()
+    if value.dtype.kind == "f":
+        flat = [None if v == -np.inf else round(v, 6) for v in flat]
+    return {"shape": list(value.shape), "values": flat}
+
+
+if __name__ == "__main__":
+    main()

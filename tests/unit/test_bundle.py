@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from runtime_cases import make_spec
+
+from detrt import files
+from detrt.bundle import (
+    MANIFEST,
+    Bundle,
+    BundleFile,
+    EngineFacts,
+    Provenance,
+    read_sidecar,
+    sidecar_path,
+    write_sidecar,
+)
+from detrt.errors import EngineError, SpecError
+
+FACTS = EngineFacts(
+    "tensorrt-rtx",
+    "1.2.3",
+    (86, 89),
+    "fp32",
+    {"pixel_values": {"min": [1], "opt": [2], "max": [4]}},
+    "ab" * 32,
+    7,
+    1.5,
+)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"onnx")
+    (tmp_path / "model.engine").write_bytes(b"engine")
+    rows = tuple(
+        BundleFile(kind, f"model.{kind}", files.sha256_of(tmp_path / f"model.{kind}"), size, facts)
+        for kind, size, facts in (("onnx", 4, None), ("engine", 6, FACTS))
+    )
+    made = Bundle(tmp_path, make_spec(), Provenance("hf:a/b", "cd", 12, {"opset": 17}, {"torch": "2"}), rows)
+    assert made.save() == tmp_path / MANIFEST
+    return made
+
+
+def test_round_trip(bundle):
+    found = Bundle.open(bundle.folder)
+    assert found == bundle
+    assert [entry.path for entry in found.of_kind("engine")] == ["model.engine"]
+    assert found.files[1].engine.compute_capabilities == (86, 89)
+    assert found.checked_path(found.files[0]) == bundle.folder / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"onn", ["3 bytes", "says 4"]), (b"ONNX", ["SHA-256"]), (None, ["missing"])],
+)
+def test_files_are_checked(bundle, data, words):
+    path = bundle.folder / "model.onnx"
+    path.write_bytes(data) if data is not None else path.unlink()
+    with pytest.raises(SpecError) as caught:
+        bundle.checked_path(bundle.files[0])
+    assert all(word in str(caught.value) for word in [*words, "model.onnx"])
+
+
+def edit(path, change):
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.pop("spec"), ["'spec'"]),
+        (lambda d: d.update(schema=9), ["schema 9"]),
+        (lambda d: d.update(files=3), ["damaged"]),
+        (lambda d: d.update(files=[5]), ["damaged"]),
+        (lambda d: d["files"][0].pop("sha256"), ["sha256"]),
+        (lambda d: d["files"][0].update(size="x"), ["damaged"]),
+        (lambda d: d["files"][0].update(path="../secret"), ["../secret", "refused"]),
+        (lambda d: d["files"][0].update(path="/etc/passwd"), ["/etc/passwd"]),
+        (lambda d: d["files"][0].update(path=7), []),
+        (lambda d: d["files"][1]["engine"].update(colour=1), ["colour"]),
+        (lambda d: d["files"][1]["engine"].pop("target"), ["target"]),
+        (lambda d: d["files"][1].update(engine="fast"), []),
+        (lambda d: d.update(provenance={"x": 1}), ["damaged"]),
+        (lambda d: d.update(provenance=None), ["damaged"]),
+        (lambda d: d["spec"]["input"].update(resize="crop"), ["'crop'"]),
+    ],
+)
+def test_damaged_manifest(bundle, change, words):
+    path = bundle.folder / MANIFEST
+    edit(path, change)
+    with pytest.raises(SpecError) as caught:
+        Bundle.open(bundle.folder)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", ["JSON"]), ("[]", ["list"]), (None, ["detrt build"])])
+def test_no_manifest(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        Bundle.open(tmp_path)
+    assert all(word in str(caught.value) for word in [*words, str(tmp_path)])
+
+
+def test_sidecar(tmp_path):
+    engine = tmp_path / "model.engine"
+    with pytest.raises(EngineError, match=r"no engine '.*model.engine'"):
+        read_sidecar(engine)
+    engine.write_bytes(b"engine")
+    with pytest.raises(EngineError, match=r"no sidecar 'model.engine.json'"):
+        read_sidecar(engine)
+    assert write_sidecar(engine, make_spec(), FACTS) == sidecar_path(engine)
+    assert read_sidecar(engine) == (make_spec(), FACTS)
+    engine.write_bytes(b"engine, another")
+    with pytest.raises(EngineError, match=r"15 bytes, its manifest says 6"):
+        read_sidecar(engine)
+    engine.write_bytes(b"engine")
+    edit(sidecar_path(engine), lambda d: d.pop("spec"))
+    with pytest.raises(EngineError, match="'spec'"):
+        read_sidecar(engine)
+    sidecar_path(engine).write_text("{")
+    with pytest.raises((EngineError, SpecError), match="JSON"):
+        read_sidecar(engine)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+import pytest
+
+from detrt.detections import Detections, box_iou, cxcywh_to_xyxy
+from detrt.errors import MissingPackageError
+
+THREE = Detections(
+    [[0, 0, 10, 20], [5, 5, 6, 7], [1, 2, 3.5, 4]],
+    [0.9, 0.5, 0.25],
+    [3, 1, 3],
+    ("dog", "cat", "dog"),
+    (30, 40),
+)
+
+
+def test_arrays_have_fixed_types():
+    assert THREE.boxes_xyxy.dtype == np.float32 and THREE.boxes_xyxy.shape == (3, 4)
+    assert THREE.scores.dtype == np.float32 and THREE.class_ids.dtype == np.int64
+    empty = Detections([], [], [], (), (1, 1))
+    assert len(empty) == 0 and empty.boxes_xyxy.shape == (0, 4) and empty.to_list() == [] == empty.to_coco(1)
+
+
+def test_lengths_must_agree():
+    with pytest.raises(ValueError, match="got 1, 1, 1, 2"):
+        Detections([[0, 0, 1, 1]], [0.5], [1], ("a", "b"), (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (slice(1, None), ("cat", "dog")),
+        ([2, 0], ("dog", "dog")),
+        ([], ()),
+        (np.array([True, False, True]), ("dog", "dog")),
+        (np.array([False] * 3), ()),
+        (slice(5, 9), ()),
+        ([-1], ("dog",)),
+    ],
+)
+def test_selecting(index, expected):
+    picked = THREE[index]
+    assert picked.labels == expected and len(picked) == len(expected) and picked.image_size_hw == (30, 40)
+
+
+def test_selecting_one_needs_a_slice():
+    with pytest.raises(TypeError, match=r"\[3:4\]"):
+        THREE[0]
+    with pytest.raises(IndexError):
+        THREE[[7]]
+
+
+def test_to_list_and_coco():
+    assert THREE.to_list()[2] == {
+        "label": "dog",
+        "class_id": 3,
+        "score": 0.25,
+        "box_xyxy": [1.0, 2.0, 3.5, 4.0],
+    }
+    rows = THREE.to_coco(17)
+    assert rows[1] == {"image_id": 17, "category_id": 1, "bbox": [5.0, 5.0, 1.0, 2.0], "score": 0.5}
+    assert [row["category_id"] for row in THREE.to_coco(17, {3: 18})] == [18, 18]
+
+
+def test_box_forms_and_iou():
+    boxes = np.array([[5, 10, 10, 20]], np.float32)
+    assert cxcywh_to_xyxy(boxes).tolist() == [[0, 0, 10, 20]]
+    iou = box_iou(
+        np.array([[0, 0, 10, 10], [3, 3, 3, 3]]), np.array([[0, 0, 10, 5], [20, 20, 30, 30], [3, 3, 3, 3]])
+    )
+    np.testing.assert_allclose(iou, [[0.5, 0, 0], [0, 0, 0]])
+    assert box_iou(np.zeros((0, 4)), np.zeros((2, 4))).shape == (0, 2)
+
+
+def test_to_supervision():
+    pytest.importorskip("supervision", reason="supervision is not installed")
+    found = THREE.to_supervision()
+    np.testing.assert_array_equal(found.xyxy, THREE.boxes_xyxy)
+    assert found.data["class_name"].tolist() == ["dog", "cat", "dog"]
+
+
+def test_missing_supervision(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "supervision":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingPackageError, match=r"detrt\[supervision\]"):
+        THREE.to_supervision()

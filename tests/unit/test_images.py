@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detrt.errors import ImageError
+from detrt.images import MAX_PIXELS, Input, expand_inputs, load_image
+
+RNG = np.random.default_rng(0)
+RGB = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+
+
+def encode(image: Image.Image, kind="png", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.fixture
+def path(tmp_path):
+    def write(data: bytes, name="image.png"):
+        target = tmp_path / name
+        target.write_bytes(data)
+        return target
+
+    return write
+
+
+def test_all_sources_give_the_same_pixels(path):
+    data = encode(Image.fromarray(RGB))
+    file = path(data)
+    for source in (file, str(file), data, bytearray(data), memoryview(data), Image.fromarray(RGB), RGB):
+        found = load_image(source)
+        assert found.dtype == np.uint8 and found.flags.c_contiguous
+        np.testing.assert_array_equal(found, RGB)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(RGB)
+    data = encode(image, exif=exif.tobytes())
+    from PIL import ImageOps
+
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(load_image(data), np.asarray(expected.convert("RGB")))
+    assert load_image(data).shape == ((5, 7, 3) if orientation < 5 else (7, 5, 3))
+
+
+def test_damaged_exif_is_ignored():
+    data = encode(Image.fromarray(RGB), exif=b"Exif\0\0II*\0\xff\xff\xff\xff broken")
+    np.testing.assert_array_equal(load_image(data), RGB)
+
+
+def test_palette_with_transparency_keeps_stored_colours():
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putdata([0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = load_image(encode(image, transparency=0))
+    assert found.tolist() == [[[10, 20, 30], [200, 100, 50]]]
+
+
+@pytest.mark.parametrize(
+    ("image", "pixel"),
+    [
+        (Image.new("RGBA", (2, 1), (10, 20, 30, 0)), [10, 20, 30]),
+        (Image.new("LA", (2, 1), (77, 0)), [77, 77, 77]),
+        (Image.new("L", (2, 1), 77), [77, 77, 77]),
+        (Image.new("1", (2, 1), 1), [255, 255, 255]),
+        (Image.fromarray(np.full((1, 2), 0x1234, np.uint16)), [0x12] * 3),
+        (Image.fromarray(np.full((1, 2), 65535, np.int32)), [255] * 3),
+    ],
+    ids=["RGBA", "LA", "L", "1", "I;16", "I"],
+)
+def test_modes(image, pixel):
+    assert load_image(image)[0, 1].tolist() == pixel
+    if image.mode != "I":  # which Pillow no longer writes
+        assert load_image(encode(image))[0, 1].tolist() == pixel
+
+
+def test_cmyk_jpeg():
+    data = encode(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "jpeg", quality=100)
+    found = load_image(data)[4, 4]
+    assert found[0] > 240 and found[1] < 15 and found[2] < 15
+
+
+def test_one_pixel_and_first_frame():
+    assert load_image(Image.new("RGB", (1, 1), (1, 2, 3))).tolist() == [[[1, 2, 3]]]
+    frames = [Image.new("RGB", (3, 2), c) for c in ((255, 0, 0), (0, 0, 255))]
+    data = encode(frames[0], "gif", save_all=True, append_images=frames[1:])
+    assert load_image(data)[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,), (4,)], ids=str)
+def test_arrays(channels):
+    array = RNG.integers(0, 256, (4, 6, *channels), dtype=np.uint8)
+    found = load_image(array[:, ::-1])  # a view that is not contiguous
+    assert found.shape == (4, 6, 3) and found.flags.c_contiguous
+    np.testing.assert_array_equal(found[..., 0], array.reshape(4, 6, -1)[:, ::-1, 0])
+
+
+def header(width: int, height: int) -> bytes:
+    """A PNG that says how large it is and holds no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    ihdr = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+JPEG = encode(Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)), "jpeg")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", ["0 bytes"]),
+        (b"this is not an image", ["20 bytes", "not an image"]),
+        (JPEG[: len(JPEG) // 2], ["damaged or cut off", "truncated"]),
+        (JPEG[:20], ["20 bytes"]),
+        (header(20000, 20000), ["400000000", str(MAX_PIXELS), "smaller"]),
+        (header(5, 5), ["damaged or cut off"]),
+        (header(0, 5), []),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, []),
+        (b"GIF89a", []),
+        (b"II*\0\x08\0\0\0\xff\xff", []),
+    ],
+    ids=["empty", "text", "half", "stub", "bomb", "no pixels", "zero", "png noise", "gif stub", "tiff stub"],
+)
+def test_bad_bytes(data, words, path):
+    for source in (data, path(data, "bad.png")):
+        with pytest.raises(ImageError) as caught:
+            load_image(source)
+        for word in words:
+            assert word in str(caught.value) or (word.endswith(" bytes") and source is not data)
+        if source is not data:
+            assert "bad.png" in str(caught.value)
+
+
+def test_size_is_checked_before_decoding():
+    with pytest.raises(ImageError, match=r"7x5 = 35 pixels; allowed are 34"):
+        load_image(header(7, 5), max_pixels=34)
+    with warnings.catch_warnings():  # between Pillow's warning and its error
+        warnings.simplefilter("error")
+        with pytest.raises(ImageError, match="damaged or cut off"):
+            load_image(header(10_000, 12_000))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (np.zeros((4, 4, 3), np.float32), ["float32 (4, 4, 3)", "uint8"]),
+        (np.zeros((4, 4, 2), np.uint8), ["(4, 4, 2)"]),
+        (np.zeros((3,), np.uint8), ["(3,)"]),
+        (np.zeros((0, 4, 3), np.uint8), ["(0, 4, 3)", "pixels"]),
+        (Image.fromarray(np.ones((2, 2), np.float32)), ["floating point", "8 or 16 bits"]),
+        (Image.fromarray(np.full((2, 2), 70000, np.int32)), ["32-bit"]),
+        (17, ["int"]),
+        (None, ["NoneType"]),
+        ("https://example.com/a.jpg", ["https://example.com/a.jpg", "download"]),
+        ("no/such.jpg", ["no/such.jpg"]),
+        ("a\0b.jpg", ["no file"]),
+        ("", ["'' (empty)"]),
+        ("x" * 5000, []),
+    ],
+    ids=lambda v: str(v)[:20] if isinstance(v, (str, list)) else type(v).__name__,
+)
+def test_bad_sources(source, words):
+    with pytest.raises(ImageError) as caught:
+        load_image(source)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_folder_is_not_an_image(tmp_path):
+    with pytest.raises(ImageError, match="is a folder"):
+        load_image(tmp_path)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in (
+        "img10.jpg", "img2.jpg", "IMG1.PNG", "notes.txt", ".hidden.jpg", "clip.mp4", "sub/deep/a.webp",
+        ".git/b.jpg", "empty/readme.md", "odd[1].jpg",
+    ):  # fmt: skip
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    return tmp_path
+
+
+def names(inputs, tree):
+    return [source.path.relative_to(tree).as_posix() for source in inputs]
+
+
+def test_expand_folder(tree):
+    found = expand_inputs([str(tree)])
+    assert names(found, tree) == [
+        "clip.mp4", "IMG1.PNG", "img2.jpg", "img10.jpg", "odd[1].jpg", "sub/deep/a.webp"
+    ]  # fmt: skip
+    assert [source.kind for source in found] == ["video"] + ["image"] * 5
+
+
+def test_expand_patterns_files_and_duplicates(tree):
+    assert names(expand_inputs([f"{tree}/img*.jpg"]), tree) == ["img2.jpg", "img10.jpg"]
+    assert names(expand_inputs([f"{tree}/**/*.webp"]), tree) == ["sub/deep/a.webp"]
+    assert names(expand_inputs([f"{tree}/odd[1].jpg"]), tree) == ["odd[1].jpg"]
+    found = expand_inputs([f"{tree}/img10.jpg", str(tree), f"{tree}/notes.txt"])
+    assert names(found, tree)[0] == "img10.jpg" and names(found, tree).count("img10.jpg") == 1
+    assert found[-1] == Input(tree / "notes.txt", "image")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([], ["no inputs"]),
+        (["missing.jpg"], ["missing.jpg"]),
+        (["{tree}/empty"], ["empty", "no images"]),
+        (["{tree}/*.bmp"], ["*.bmp", "no images"]),
+        (["{tree}/img2.jpg", "{tree}/gone.jpg"], ["gone.jpg"]),
+        ([""], ["''"]),
+        (["a\0b"], ["no file"]),
+        (["s3://bucket/a.jpg"], ["s3://bucket/a.jpg", "download"]),
+    ],
+    ids=lambda v: "+".join(v)[:20],
+)
+def test_bad_inputs(inputs, words, tree):
+    with pytest.raises(ImageError) as caught:
+        expand_inputs([name.format(tree=tree) for name in inputs])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_loading_is_lazy(tree):
+    source = expand_inputs([tree / "img2.jpg"])[0]
+    with pytest.raises(ImageError, match=r"img2.jpg' is empty"):
+        source.load()
