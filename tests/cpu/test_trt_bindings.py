@@ -53,7 +53,9 @@ OWN = {"session.py": {"context": {"shapes", "generation", "native"}}}
 
 @pytest.fixture(scope="module")
 def bindings():
-    return pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]: the real bindings are compared")
+    return pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="needs detrt[rtx]: the real bindings are compared"
+    )
 
 
 def uses(path: Path):
@@ -118,7 +120,9 @@ def test_every_used_name_and_call_exists(bindings):
                 overloads = signatures(attribute)
                 positional, keywords = len(call.args), {keyword.arg for keyword in call.keywords}
                 if not any(accepts(overload, positional, keywords) for overload in overloads):
-                    wrong.append(f"{where}: {owner}.{name} takes {overloads}, called with {positional} and {keywords}")
+                    wrong.append(
+                        f"{where}: {owner}.{name} takes {overloads}, called with {positional} and {keywords}"
+                    )
     assert not wrong, "\n".join(wrong)
 
 
@@ -160,7 +164,9 @@ def test_the_fake_invents_nothing(bindings, cls):
         ours, theirs = getattr(cls, name), getattr(real, name)
         if inspect.isfunction(ours):
             parameters = [p.name for p in list(inspect.signature(ours).parameters.values())[1:]]
-            assert parameters in [[n for n, _ in overload] for overload in signatures(theirs)], f"{cls.__name__}.{name}"
+            assert parameters in [[n for n, _ in overload] for overload in signatures(theirs)], (
+                f"{cls.__name__}.{name}"
+            )
         else:
             assert isinstance(theirs, property), f"{cls.__name__}.{name} is a method in the real bindings"
 
@@ -192,15 +198,22 @@ def test_enum_members_of_the_fake_are_real(bindings, enum):
 
 
 def test_callbacks_have_the_documented_signatures(bindings):
-    text = (ENGINE / "trt.py").read_text("utf-8")
-    for line in re.findall(r"def (?:reallocate_output\w*|notify_shape)\(.*?\)", bindings.IOutputAllocator.__doc__):
-        ours = re.search(rf"{line.partition('(')[0]}\((.*?)\)", text).group(1)
-        names = [part.partition(":")[0].strip() for part in ours.split(",")]
-        assert names == [part.strip() for part in line.partition("(")[2].rstrip(")").split(",")], line
+    ours = {
+        node.name: [argument.arg for argument in node.args.args[1:]]
+        for node in ast.walk(ast.parse((ENGINE / "trt.py").read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    documented = re.findall(r"def (\w+)\(self, (.*?)\):", bindings.IOutputAllocator.__doc__)
+    assert {name for name, _ in documented} == {
+        "reallocate_output",
+        "reallocate_output_async",
+        "notify_shape",
+    }
+    for name, parameters in documented:
+        assert ours[name] == parameters.split(", ")
     for name in ("phase_start", "phase_finish", "step_complete"):
         (real,) = signatures(getattr(bindings.IProgressMonitor, name))
-        ours = re.search(rf"def {name}\(self, (.*?)\)", text).group(1)
-        assert [part.partition(":")[0].strip() for part in ours.split(",")] == [n for n, _ in real]
+        assert ours[name] == [parameter for parameter, _ in real]
 
 
 def test_fake_cuda_has_the_methods_of_cuda():
@@ -225,7 +238,10 @@ def test_every_cuda_name_and_call_exists():
     calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     checked = 0
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self._runtime", "self._runtime.cudaMemcpyKind"):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in (
+            "self._runtime",
+            "self._runtime.cudaMemcpyKind",
+        ):
             owner = runtime if ast.unparse(node.value) == "self._runtime" else runtime.cudaMemcpyKind
             assert hasattr(owner, node.attr), node.attr
             call = calls.get(id(node))

@@ -80,7 +80,9 @@ def test_run_equals_the_function_for_changing_shapes(tmp_path, target):
     assert isinstance(session, Session)
     assert session.backend == target and session.max_batch == 4
     assert session.inputs == INPUTS
-    for step, shape in enumerate([(1, 64, 96), (4, 128, 128), (1, 64, 96), (2, 32, 128), (1, 64, 96), (1, 64, 96)]):
+    for step, shape in enumerate(
+        [(1, 64, 96), (4, 128, 128), (1, 64, 96), (2, 32, 128), (1, 64, 96), (1, 64, 96)]
+    ):
         given = feeds(*shape, seed=step)
         got = session.run(given)
         for name, expected in model(given).items():
@@ -115,9 +117,10 @@ def test_cuda_graphs_are_recorded_once_a_shape_and_replayed(tmp_path):
     session.run(feeds(4, 128, 128))
     given = feeds(seed=10)
     np.testing.assert_array_equal(session.run(given)["logits"], model(given)["logits"])
-    # A third shape pushes the oldest one out.
-    session.run(feeds(2))
-    assert len(session._plans) == 2
+    # More shapes push recorded ones out, with their graphs.
+    for batch in (2, 2, 3, 3, 4):
+        session.run(feeds(batch))
+    assert len(session._plans) == 2 and cuda.calls["capture"] >= 4
     session.close()
     assert cuda.alive == 0
 
@@ -189,7 +192,7 @@ def test_wrong_feeds(tmp_path):
 
 
 def test_a_profile_of_one_size_makes_fixed_axes(tmp_path):
-    one = {name: {point: shapes["opt"] for point in ("min", "opt", "max")} for name, shapes in PROFILE.items()}
+    one = {name: dict.fromkeys(("min", "opt", "max"), shapes["opt"]) for name, shapes in PROFILE.items()}
     session, _ = open_fake(write(tmp_path, profile=one))
     assert session.inputs[0].shape == (1, 3, 64, 96)
     with pytest.raises(SessionError, match="takes 64 "):
@@ -240,7 +243,9 @@ def test_out_of_gpu_memory_leaves_a_session_that_works(tmp_path):
 
 
 def test_a_failing_model_is_a_session_error(tmp_path):
-    session, _ = open_fake(write(tmp_path), function=lambda given: {**model(given), "logits": np.zeros((1, 1))})
+    session, _ = open_fake(
+        write(tmp_path), function=lambda given: {**model(given), "logits": np.zeros((1, 1))}
+    )
     with pytest.raises(SessionError, match="shape"):
         session.run(feeds())
 
@@ -267,14 +272,21 @@ def test_refusals(tmp_path, changes, options, parts):
 
 
 def test_version_compatible_engines_run_on_newer_versions_only(tmp_path):
-    path = write(tmp_path, target="tensorrt", tensorrt_version="10.9.0.34", options={"version_compatible": True})
+    path = write(
+        tmp_path, target="tensorrt", tensorrt_version="10.9.0.34", options={"version_compatible": True}
+    )
     open_fake(path, "tensorrt", version="11.1.0.2")[0].close()
     with pytest.raises(EngineError, match="newer"):
         open_fake(path, "tensorrt", version="10.3.0")
 
 
 def test_ampere_plus_engines_run_on_newer_gpus(tmp_path):
-    path = write(tmp_path, target="tensorrt", options={"hardware_compatibility": "ampere_plus"}, compute_capabilities=(80,))
+    path = write(
+        tmp_path,
+        target="tensorrt",
+        options={"hardware_compatibility": "ampere_plus"},
+        compute_capabilities=(80,),
+    )
     open_fake(path, "tensorrt")[0].close()
     with pytest.raises(EngineError, match="75"):
         open_fake(path, "tensorrt", cuda=FakeCuda(75))
@@ -316,8 +328,8 @@ def test_the_real_library_without_a_gpu(tmp_path):
         pytest.skip("this machine has a GPU")
     trt = load_trt("tensorrt-rtx")
     path = write(tmp_path, tensorrt_version=trt.version)
-    # A fake device, so that the library itself is asked and says what it lacks.
-    with pytest.raises(EngineError, match="no CUDA device|refused the engine"):
+    # A fake device, so that the library itself is asked and says what it does not like.
+    with pytest.raises(EngineError, match="refused the engine"):
         TensorRTSession(path, trt=trt, cuda=FakeCuda(89))
 
 

@@ -77,15 +77,21 @@ def build_engine(
 
         spec = read_spec(model_onnx)
     if output.is_dir():
-        raise OutputError(f"cannot write '{output}': a folder has that name; give a file, such as model.engine")
+        raise OutputError(
+            f"cannot write '{output}': a folder has that name; give a file, such as model.engine"
+        )
     if output.resolve() == model_onnx.resolve():
-        raise OutputError(f"cannot write '{output}': it is the ONNX file that is read; give another output path")
+        raise OutputError(
+            f"cannot write '{output}': it is the ONNX file that is read; give another output path"
+        )
     sha256 = files.sha256_of(model_onnx)
     with files.writing(output) as temporary:
         temporary.touch()  # An output that cannot be written is known before the build, not after it.
         answer = _run_worker(model_onnx, temporary, config, spec, progress)
         if temporary.stat().st_size != answer["size"]:
-            raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
+            raise EngineError(
+                f"the engine for '{output}' was not written whole; free disk space and build it again"
+            )
     facts = EngineFacts(
         target=config.target,
         tensorrt_version=answer["tensorrt_version"],
@@ -177,7 +183,10 @@ def _run_worker(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], timeout_seconds: float | None, progress_path: Path, progress: Progress | None
+    process: subprocess.Popen[bytes],
+    timeout_seconds: float | None,
+    progress_path: Path,
+    progress: Progress | None,
 ) -> None:
     deadline_s = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     seen = 0
@@ -190,7 +199,8 @@ def _wait(
                 seen = _relay(progress_path, seen, progress)
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise EngineError(
-                    f"the build took longer than {timeout_seconds:g} seconds and was stopped; nothing was written. Raise "
+                    f"the build took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
+                    "written. Raise "
                     "--timeout, lower --optimization-level, or use a smaller profile"
                 ) from None
 

@@ -75,7 +75,8 @@ class EngineConfig:
             _is_whole(self.workspace_mib) and 1 <= self.workspace_mib <= 1 << 20
         ):
             raise EngineError(
-                f"workspace_mib must be a whole number of MiB from 1 to {1 << 20}, or left out; got {self.workspace_mib!r}"
+                f"workspace_mib must be a whole number of MiB from 1 to {1 << 20}, or left out; got "
+                f"{self.workspace_mib!r}"
             )
         if self.timeout_seconds is not None and not (
             isinstance(self.timeout_seconds, (int, float))
@@ -84,7 +85,8 @@ class EngineConfig:
             and self.timeout_seconds > 0
         ):
             raise EngineError(
-                f"timeout_seconds must be a positive number of seconds, or left out; got {self.timeout_seconds!r}"
+                "timeout_seconds must be a positive number of seconds, or left out; got "
+                f"{self.timeout_seconds!r}"
             )
         if self.timing_cache is not None:
             object.__setattr__(self, "timing_cache", Path(self.timing_cache))
@@ -109,7 +111,8 @@ class EngineConfig:
             )
         if self.hardware_compatibility != "none":
             raise EngineError(
-                "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the GPUs it "
+                "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the GPUs "
+                "it "
                 f"runs on instead: sms=(86, 89), or --sm 86,89; got {self.hardware_compatibility!r}"
             )
 
@@ -136,12 +139,14 @@ class EngineConfig:
         """
         unknown = sorted(set(data) - {f.name for f in fields(cls)})
         if unknown:
-            raise EngineError(f"engine choices have unknown fields {unknown}; allowed: {[f.name for f in fields(cls)]}")
+            raise EngineError(
+                f"engine choices have unknown fields {unknown}; allowed: {[f.name for f in fields(cls)]}"
+            )
         return cls(**data)
 
 
 def parse_triple(text: str) -> Triple:
-    """"1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4).
+    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4).
 
     Raises:
         EngineError: not one or three whole numbers.
@@ -154,7 +159,7 @@ def parse_triple(text: str) -> Triple:
 
 
 def parse_sms(text: str) -> tuple[int, ...]:
-    """"86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89).
+    """ "86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89).
 
     Raises:
         EngineError: a part that is no compute capability.
@@ -179,15 +184,18 @@ def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
     if target == "tensorrt":
         if values:
             raise EngineError(
-                f"sms must be empty for the target 'tensorrt'; got {values}. TensorRT builds for the GPU that it runs "
+                f"sms must be empty for the target 'tensorrt'; got {values}. TensorRT builds for the GPU "
+                "that it runs "
                 "on: build there without --sm, or use the target tensorrt-rtx"
             )
         return ()
     for sm in values:
         if not _is_whole(sm) or sm not in RTX_SMS:
             raise EngineError(
-                f"TensorRT-RTX cannot build for compute capability {sm!r}; allowed: {', '.join(map(str, RTX_SMS))}. "
-                "Type for example --sm 86,89. For other GPUs, such as 90 (H100), use the target tensorrt on that GPU"
+                f"TensorRT-RTX cannot build for compute capability {sm!r}; allowed: "
+                f"{', '.join(map(str, RTX_SMS))}. "
+                "Type for example --sm 86,89. For other GPUs, such as 90 (H100), use the target tensorrt "
+                "on that GPU"
             )
     return tuple(sorted(set(values))) or DEFAULT_RTX_SMS
 
@@ -196,7 +204,8 @@ def _checked_triple(name: str, value: object, limit: int) -> Triple:
     ok = isinstance(value, (tuple, list)) and len(value) == 3 and all(_is_whole(v) for v in value)
     if not ok or not 1 <= value[0] <= value[1] <= value[2] <= limit:  # type: ignore[index]
         raise EngineError(
-            f"{name} must be (min, opt, max), three whole numbers with 1 <= min <= opt <= max <= {limit}; got {value!r}; "
+            f"{name} must be (min, opt, max), three whole numbers with 1 <= min <= opt <= max <= {limit}; "
+            f"got {value!r}; "
             f"type for example --{name} {'1,4,8' if name == 'batch' else '480,640,800'}"
         )
     return (value[0], value[1], value[2])  # type: ignore[index]

@@ -41,7 +41,8 @@ class Cuda:
         count = self.device_count()
         if count == 0:
             raise EngineError(
-                "no CUDA device: this machine has no NVIDIA GPU, or no driver that suits this CUDA version; check with "
+                "no CUDA device: this machine has no NVIDIA GPU, or no driver that suits this CUDA "
+                "version; check with "
                 "nvidia-smi. Without a GPU, run the ONNX file: --backend onnxruntime"
             )
         if not 0 <= device < count:
@@ -89,14 +90,16 @@ class Cuda:
         """Asynchronous: the host memory must not change before the stream is synchronised."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._checked(
-            "cudaMemcpyAsync", self._runtime.cudaMemcpyAsync(device_address, host_address, nbytes, kind, stream)
+            "cudaMemcpyAsync",
+            self._runtime.cudaMemcpyAsync(device_address, host_address, nbytes, kind, stream),
         )
 
     def copy_to_host(self, host_address: int, device_address: int, nbytes: int, stream: int) -> None:
         """Asynchronous: the host memory holds the data after the stream is synchronised."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._checked(
-            "cudaMemcpyAsync", self._runtime.cudaMemcpyAsync(host_address, device_address, nbytes, kind, stream)
+            "cudaMemcpyAsync",
+            self._runtime.cudaMemcpyAsync(host_address, device_address, nbytes, kind, stream),
         )
 
     def create_stream(self) -> int:
@@ -143,7 +146,8 @@ class Cuda:
             if int(status) == _OUT_OF_MEMORY:
                 size = f" for {nbytes / 2**20:.1f} MiB" if nbytes is not None else ""
                 raise SessionError(
-                    f"the GPU is out of memory ({call}{size}); use a smaller batch, close other programs on the GPU, or "
+                    f"the GPU is out of memory ({call}{size}); use a smaller batch, close other programs "
+                    "on the GPU, or "
                     "build the engine with a smaller max of --batch, --height and --width"
                 )
             raise SessionError(f"{call} failed: {text} (cudaError {int(status)})")

@@ -27,22 +27,26 @@ class ParserFault:
 _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"[Aa]ntialias",
-        "TensorRT cannot resize with antialiasing. The model resizes its position embeddings inside the graph: export it "
+        "TensorRT cannot resize with antialiasing. The model resizes its position embeddings inside the "
+        "graph: export it "
         "with one fixed input size, so that the resized table is a constant",
     ),
     (
         r"ms_deform_attn",
-        "the graph still holds deformable attention as one node. Lower it: export with --msda gridsample or --msda gather, "
+        "the graph still holds deformable attention as one node. Lower it: export with --msda gridsample "
+        "or --msda gather, "
         "or register the plugin before the build",
     ),
     (
         r"[Pp]lugin not found|[Pp]lugin creator|getPluginCreator|not found in plugin registry",
-        "TensorRT has neither an importer nor a plugin for this operator. For deformable attention export with --msda "
+        "TensorRT has neither an importer nor a plugin for this operator. For deformable attention export "
+        "with --msda "
         "gather; otherwise replace the operator at export, or load its plugin library",
     ),
     (
         r"Failed to import initializer",
-        "weights are missing or damaged. Where they are in a separate data file, keep it beside the .onnx file under the "
+        "weights are missing or damaged. Where they are in a separate data file, keep it beside the .onnx "
+        "file under the "
         "name that it was saved with",
     ),
     (
@@ -51,7 +55,8 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"must have same input types|must have the same type|types Float and Half|[Tt]ype mismatch",
-        "engines are strongly typed: the graph's own types decide, and nothing is cast by itself. Convert the precision "
+        "engines are strongly typed: the graph's own types decide, and nothing is cast by itself. Convert "
+        "the precision "
         "again so that casts are inserted around this node",
     ),
     (
@@ -63,7 +68,8 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
 _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"Turing \(SM75\)",
-        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of --sm, or convert the model to FP16 first",
+        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of --sm, or convert the model to "
+        "FP16 first",
     ),
     (
         r"within workspace limit",
@@ -71,19 +77,23 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Quantized constant .* only allowed before DQ",
-        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only Conv, Gemm and MatMul",
+        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only Conv, "
+        "Gemm and MatMul",
     ),
     (
         r"invalid shape profile|min <= common <= max",
-        "two axes with one name have different sizes. Export the model again with a name of its own for each axis",
+        "two axes with one name have different sizes. Export the model again with a name of its own for "
+        "each axis",
     ),
     (
         r"libnvinfer_lean",
-        "a version compatible engine needs the lean runtime library, which is not installed. Leave version_compatible out",
+        "a version compatible engine needs the lean runtime library, which is not installed. Leave "
+        "version_compatible out",
     ),
     (
         _NO_DEVICE,
-        "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without one when --sm "
+        "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without one "
+        "when --sm "
         "names the GPUs",
     ),
     (
@@ -92,7 +102,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Could not find any implementation",
-        "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda gather, or use a newer "
+        "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda gather, "
+        "or use a newer "
         "TensorRT",
     ),
     (
@@ -105,7 +116,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Network must have at least one output",
-        "the file holds no network: it is empty, truncated, or not an ONNX model. Export or download it again",
+        "the file holds no network: it is empty, truncated, or not an ONNX model. Export or download it "
+        "again",
     ),
     (
         r"compute ?[Cc]apability|Unsupported SM|not supported on .*SM",
@@ -115,7 +127,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
 
 
 def module_path(node: str) -> str:
-    """"/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" if it has none."""
+    """ "/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" if it has "
+    "none."""
     parts = [part for part in node.split("/") if part]
     return ".".join(parts[:-1]) if node.startswith("/") else ""
 
@@ -137,12 +150,16 @@ def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequenc
         lines += [f"  {_short(text)}" for text in logged[:_SHOWN]] or ["  the parser gave no reason"]
     text = " ".join(f"{fault.operator} {fault.description}" for fault in faults) or " ".join(logged)
     if (hint := _hint(_PARSE_HINTS, text)) is None:
-        operators = sorted({fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator})
+        operators = sorted(
+            {fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator}
+        )
         hint = (
-            f"TensorRT has no importer for {', '.join(operators)} as it is used here. Replace it at export; for deformable "
+            f"TensorRT has no importer for {', '.join(operators)} as it is used here. Replace it at "
+            "export; for deformable "
             "attention use --msda gather"
             if operators
-            else "export the model again with opset 17; if the node is part of deformable attention, with --msda gather"
+            else "export the model again with opset 17; if the node is part of deformable attention, with "
+            "--msda gather"
         )
     return "\n".join([*lines, f"  {hint}"])
 
@@ -155,7 +172,12 @@ def build_failure(onnx_name: str, logged: Sequence[str], version: str) -> str:
     if operation and (path := module_path(operation.group(1))):
         lines.append(f"  in module {path}")
     hint = _hint(_BUILD_HINTS, " ".join(logged))
-    return "\n".join([*lines, f"  {hint or 'try --optimization-level 0, or fewer GPUs in --sm, to find the part that fails'}"])
+    return "\n".join(
+        [
+            *lines,
+            f"  {hint or 'try --optimization-level 0, or fewer GPUs in --sm, to find the part that fails'}",
+        ]
+    )
 
 
 def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
@@ -163,13 +185,16 @@ def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
     text = " ".join(logged)
     if re.search(_NO_DEVICE, text):
         return (
-            f"no CUDA device: TensorRT {version} cannot open '{engine_name}' without an NVIDIA GPU and its driver; check "
+            f"no CUDA device: TensorRT {version} cannot open '{engine_name}' without an NVIDIA GPU and its "
+            "driver; check "
             "with nvidia-smi, or run the ONNX file: --backend onnxruntime"
         )
     lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
     lines += [f"  {_short(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
     hint = _hint(_BUILD_HINTS, text) if re.search(r"[Mm]emory", text) else None
-    return "\n".join([*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"])
+    return "\n".join(
+        [*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"]
+    )
 
 
 def ended(return_code: int, log_tail: str) -> str:
@@ -181,12 +206,14 @@ def ended(return_code: int, log_tail: str) -> str:
             name = f"signal {-return_code}"
         if name == "SIGKILL":
             cause = (
-                "the builder process was killed by the system (SIGKILL), most likely for lack of memory. Lower the max of "
+                "the builder process was killed by the system (SIGKILL), most likely for lack of memory. "
+                "Lower the max of "
                 "--batch, --height and --width, or free memory"
             )
         else:
             cause = (
-                f"the builder process crashed ({name}); nothing was written. This is a fault inside TensorRT: try another "
+                f"the builder process crashed ({name}); nothing was written. This is a fault inside "
+                "TensorRT: try another "
                 "version of it, --msda gather, or a smaller profile"
             )
     else:

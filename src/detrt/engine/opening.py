@@ -15,7 +15,7 @@ _REBUILD = "build the engine again here: detrt build MODEL -o OUT"
 
 
 def device_index(device: str | int) -> int:
-    """"cuda", "cuda:1" or 1 -> index of the GPU.
+    """ "cuda", "cuda:1" or 1 -> index of the GPU.
 
     Raises:
         EngineError: another device.
@@ -31,7 +31,8 @@ def device_index(device: str | int) -> int:
 def check_target(engine: Path, facts: EngineFacts) -> str:
     if facts.target not in TARGETS:
         raise EngineError(
-            f"'{engine}' was built for the target {facts.target!r}; this detrt knows {', '.join(TARGETS)}; {_REBUILD}"
+            f"'{engine}' was built for the target {facts.target!r}; this detrt knows {', '.join(TARGETS)}; "
+            f"{_REBUILD}"
         )
     return facts.target
 
@@ -50,7 +51,8 @@ def check_version(engine: Path, facts: EngineFacts, trt: Trt) -> None:
     name = "TensorRT-RTX" if trt.is_rtx else "TensorRT"
     limit = " (or newer)" if compatible else ""
     raise EngineError(
-        f"'{engine}' was built with {name} {facts.tensorrt_version} and runs only on it{limit}; installed: {trt.version}. "
+        f"'{engine}' was built with {name} {facts.tensorrt_version} and runs only on it{limit}; installed: "
+        f"{trt.version}. "
         f"Install that version, or {_REBUILD}"
     )
 
@@ -64,7 +66,8 @@ def check_gpu(engine: Path, facts: EngineFacts, capability: int, gpu_name: str) 
         return
     flag = f" with --sm {capability}" if facts.target == "tensorrt-rtx" else ""
     raise EngineError(
-        f"'{engine}' was built for compute capability {', '.join(map(str, allowed)) or '(none)'}; this GPU, {gpu_name}, "
+        f"'{engine}' was built for compute capability {', '.join(map(str, allowed)) or '(none)'}; this "
+        f"GPU, {gpu_name}, "
         f"has {capability}. Build the engine again for it{flag}, or run the ONNX file: --backend onnxruntime"
     )
 

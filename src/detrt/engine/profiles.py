@@ -5,10 +5,10 @@ An engine takes only shapes inside its profile, is tuned for `opt`, and needs de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import EngineError
+from ..errors import EngineError, SessionError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, InputSpec, ModelSpec
 from .config import DEFAULT_BATCH, EngineConfig, Triple
 
@@ -25,7 +25,8 @@ _OTHER_AXES = {0: "batch"}
 
 @dataclass(frozen=True, slots=True)
 class NetworkTensor:
-    """An input or output after parsing. shape: -1 is symbolic; dimensions: its names, "" where it has none."""
+    """An input or output after parsing. shape: -1 is symbolic; dimensions: its names, "" where it has "
+    "none."""
 
     name: str
     dtype: str
@@ -50,12 +51,16 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
     for tensor in inputs:
         known = _AXES.get(tensor.name, _OTHER_AXES)
         unknown += [
-            f"'{tensor.name}' axis {axis}" for axis, length in enumerate(tensor.shape) if length < 0 and axis not in known
+            f"'{tensor.name}' axis {axis}"
+            for axis, length in enumerate(tensor.shape)
+            if length < 0 and axis not in known
         ]
     if unknown:
         raise EngineError(
-            f"the graph has symbolic axes that detrt has no sizes for: {', '.join(unknown)}. It knows axis 0 of every "
-            f"input as the batch, and height and width of {PIXEL_VALUES} and {PIXEL_MASK}. Export the model with fixed "
+            f"the graph has symbolic axes that detrt has no sizes for: {', '.join(unknown)}. It knows axis "
+            "0 of every "
+            f"input as the batch, and height and width of {PIXEL_VALUES} and {PIXEL_MASK}. Export the "
+            "model with fixed "
             "lengths for the others"
         )
     lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in ("batch", "height", "width")}
@@ -66,10 +71,32 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
         for index, point in enumerate(("min", "opt", "max")):
             # A static axis keeps its own length even on an input that detrt does not know.
             shapes[point] = [
-                lengths[known[axis]][index] if length < 0 else length for axis, length in enumerate(tensor.shape)
+                lengths[known[axis]][index] if length < 0 else length
+                for axis, length in enumerate(tensor.shape)
             ]
         profile[tensor.name] = shapes
     return profile
+
+
+def check_shapes(
+    shapes: Mapping[str, Sequence[int]], profile: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> None:
+    """Compare the shapes of a run with the (min, opt, max) shapes that an engine was built for.
+
+    Raises:
+        SessionError: an axis is too short or too long; says which, and what would be allowed.
+    """
+    for tensor, shape in shapes.items():
+        low, _, high = profile[tensor]
+        for axis, (name, length) in enumerate(zip(axis_names(tensor, len(low)), shape, strict=True)):
+            if low[axis] <= length <= high[axis]:
+                continue
+            allowed = f"{low[axis]}" if low[axis] == high[axis] else f"{low[axis]} to {high[axis]}"
+            if name in ("batch", "height", "width"):
+                todo = f"give another size, or build the engine again with a wider --{name} MIN,OPT,MAX"
+            else:
+                name, todo = f"axis {axis}", "the model has no other size"
+            raise SessionError(f"input '{tensor}' has {name} {length}; this engine takes {allowed} ({todo})")
 
 
 def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig, facts: InputSpec) -> Triple:
@@ -90,10 +117,13 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
         length, owner = next(iter(static.items()))
         if len(static) > 1:
             found = ", ".join(f"'{name}' {value}" for value, name in static.items())
-            raise EngineError(f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again")
+            raise EngineError(
+                f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again"
+            )
         if chosen is not None and chosen != (length, length, length):
             raise EngineError(
-                f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. Leave --{axis} "
+                f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. "
+                f"Leave --{axis} "
                 f"out, or export the model with a symbolic {axis}"
             )
         return (length, length, length)

@@ -21,7 +21,7 @@ from ..session import Feeds, Outputs, TensorInfo, check_feeds, check_spec
 from . import opening
 from .buffers import IoBuffer, nbytes_of
 from .cuda import Cuda
-from .profiles import axis_names
+from .profiles import axis_names, check_shapes
 from .trt import Trt, load_trt
 
 SPECIALIZATIONS = ("lazy", "eager", "none")
@@ -88,7 +88,9 @@ class TensorRTSession:
         if max_shapes < 1:
             raise EngineError(f"max_shapes must be at least 1; got {max_shapes}")
         if specialization not in SPECIALIZATIONS:
-            raise EngineError(f"specialization must be one of {', '.join(SPECIALIZATIONS)}; got {specialization!r}")
+            raise EngineError(
+                f"specialization must be one of {', '.join(SPECIALIZATIONS)}; got {specialization!r}"
+            )
         self._lock = threading.RLock()
         self._closing = contextlib.ExitStack()
         self._device = opening.device_index(device)
@@ -145,7 +147,8 @@ class TensorRTSession:
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) == module.TensorLocation.HOST:
                 raise EngineError(
-                    f"tensor '{name}' of '{self.path}' lies in host memory (its values are shapes), which detrt does not "
+                    f"tensor '{name}' of '{self.path}' lies in host memory (its values are shapes), which "
+                    "detrt does not "
                     "support; export the model with detrt export"
                 )
             dtype = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
@@ -165,7 +168,9 @@ class TensorRTSession:
             else:
                 outputs.append(TensorInfo(name, dtype, tuple(shape)))
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.max_batch: int | None = min((int(shapes[2][0]) for shapes in self.profile.values() if shapes[2]), default=None)
+        self.max_batch: int | None = min(
+            (int(shapes[2][0]) for shapes in self.profile.values() if shapes[2]), default=None
+        )
 
     def _rtx_context(self, specialization: str) -> Any:
         """TensorRT-RTX compiles kernels on the device; how is decided before the context is made."""
@@ -205,7 +210,8 @@ class TensorRTSession:
     def _checked_context(self, context: Any) -> Any:
         if context is None:
             raise EngineError(
-                f"TensorRT could not prepare '{self.path}' for running, most likely for lack of GPU memory; build it with "
+                f"TensorRT could not prepare '{self.path}' for running, most likely for lack of GPU "
+                "memory; build it with "
                 "a smaller max of --batch, --height and --width"
             )
         return context
@@ -221,7 +227,7 @@ class TensorRTSession:
             if not self._open:
                 raise SessionError(f"the session of '{self.path}' is closed")
             check_feeds(self._takes(), feeds)
-            self._check_profile(feeds)
+            check_shapes({info.name: feeds[info.name].shape for info in self.inputs}, self.profile)
             self._cuda.use_device(self._device)
             shapes: Shapes = tuple(tuple(feeds[info.name].shape) for info in self.inputs)
             plan = self._plan(shapes)
@@ -233,27 +239,11 @@ class TensorRTSession:
             return self._download(plan)
 
     def _takes(self) -> tuple[TensorInfo, ...]:
-        """Inputs with every profiled axis symbolic: lengths are the profile's business, whose errors say more."""
-        return tuple(TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs)
-
-    def _check_profile(self, feeds: Feeds) -> None:
-        for info in self.inputs:
-            low, _, high = self.profile[info.name]
-            names = axis_names(info.name, len(low))
-            for axis, length in enumerate(feeds[info.name].shape):
-                if low[axis] <= length <= high[axis]:
-                    continue
-                allowed = f"{low[axis]}" if low[axis] == high[axis] else f"{low[axis]} to {high[axis]}"
-                known = names[axis] in ("batch", "height", "width")
-                todo = (
-                    f"give another size, or build the engine again with a wider --{names[axis]} MIN,OPT,MAX"
-                    if known
-                    else "the model has no other size"
-                )
-                raise SessionError(
-                    f"input '{info.name}' has {names[axis] if known else f'axis {axis}'} {length}; this engine takes "
-                    f"{allowed} ({todo})"
-                )
+        """Inputs with every profiled axis symbolic: lengths are the profile's business, whose errors say "
+        "more."""
+        return tuple(
+            TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs
+        )
 
     def _plan(self, shapes: Shapes) -> _Plan:
         plan = self._plans.get(shapes)
@@ -274,11 +264,17 @@ class TensorRTSession:
         context.shapes = None
         for info, shape in zip(self.inputs, shapes, strict=True):
             if not native.set_input_shape(info.name, shape):
-                raise SessionError(f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again")
+                raise SessionError(
+                    f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again"
+                )
         if missing := native.infer_shapes():
-            raise SessionError(f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set")
+            raise SessionError(
+                f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set"
+            )
         plan.outputs = {info.name: tuple(native.get_tensor_shape(info.name)) for info in self.outputs}
-        sizes = {info.name: nbytes_of(shape, info.dtype) for info, shape in zip(self.inputs, shapes, strict=True)}
+        sizes = {
+            info.name: nbytes_of(shape, info.dtype) for info, shape in zip(self.inputs, shapes, strict=True)
+        }
         for info in self.outputs:
             if min(plan.outputs[info.name], default=0) >= 0:
                 sizes[info.name] = nbytes_of(plan.outputs[info.name], info.dtype)
@@ -303,7 +299,8 @@ class TensorRTSession:
         """Grow buffers. Recorded graphs still hold the old addresses, also when growing failed half-way."""
         moved = True
         try:
-            moved = any([self._buffers[name].ensure(nbytes) for name, nbytes in sizes.items()])
+            grown = [self._buffers[name].ensure(nbytes) for name, nbytes in sizes.items()]
+            moved = any(grown)
         finally:
             if moved:
                 self._generation += 1
@@ -358,7 +355,10 @@ class TensorRTSession:
         for info in self.outputs:
             self._buffers[info.name].start_download(nbytes_of(shapes[info.name], info.dtype), self._stream)
         cuda.synchronize(self._stream)
-        return {info.name: self._buffers[info.name].downloaded(shapes[info.name], info.dtype) for info in self.outputs}
+        return {
+            info.name: self._buffers[info.name].downloaded(shapes[info.name], info.dtype)
+            for info in self.outputs
+        }
 
     def save_runtime_cache(self) -> None:
         """Write the kernels that TensorRT-RTX compiled so far to `runtime_cache`, atomically.

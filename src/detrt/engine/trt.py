@@ -120,7 +120,9 @@ class Trt:
         builder_config.num_compute_capabilities = len(sms)
         for index, sm in enumerate(sms):
             if not builder_config.set_compute_capability(known[f"SM{sm}"], index):
-                raise EngineError(f"TensorRT-RTX {self.version} refused compute capability {sm}; leave it out of --sm")
+                raise EngineError(
+                    f"TensorRT-RTX {self.version} refused compute capability {sm}; leave it out of --sm"
+                )
 
     def set_hardware_compatibility(self, builder_config: Any, level: str) -> None:
         """Raises EngineError where this version does not have the level."""
@@ -128,7 +130,9 @@ class Trt:
         known = module.HardwareCompatibilityLevel.__members__
         if level.upper() not in known:
             allowed = ", ".join(name.lower() for name in known)
-            raise EngineError(f"TensorRT {self.version} has no hardware_compatibility {level!r}; allowed: {allowed}")
+            raise EngineError(
+                f"TensorRT {self.version} has no hardware_compatibility {level!r}; allowed: {allowed}"
+            )
         builder_config.hardware_compatibility_level = known[level.upper()]
 
     def numpy_dtype(self, data_type: Any, tensor_name: str) -> str:
@@ -141,7 +145,8 @@ class Trt:
             return NUMPY_DTYPES[data_type.name]
         except KeyError:
             raise EngineError(
-                f"tensor '{tensor_name}' has the type {data_type.name}, which NumPy does not have; export the model with "
+                f"tensor '{tensor_name}' has the type {data_type.name}, which NumPy does not have; export "
+                "the model with "
                 "float32 or float16 inputs and outputs"
             ) from None
 
@@ -150,7 +155,8 @@ class Trt:
         return _make_progress_monitor(self.module, report)
 
     def make_output_allocator(self, reallocate: Callable[[int], int]) -> Any:
-        """An IOutputAllocator for one output whose shape depends on the data; see `_make_output_allocator`."""
+        """An IOutputAllocator for one output whose shape depends on the data; see "
+        "`_make_output_allocator`."""
         return _make_output_allocator(self.module, reallocate)
 
 
@@ -193,14 +199,15 @@ def load_trt(target: str) -> Trt:
             if version_tuple(version)[: len(oldest)] < oldest:
                 wanted = ".".join(map(str, oldest))
                 raise EngineError(
-                    f"detrt needs {name} {wanted} or newer; installed: {version}; run: pip install -U 'detrt[{extra}]'"
+                    f"detrt needs {name} {wanted} or newer; installed: {version}; run: pip install -U "
+                    f"'detrt[{extra}]'"
                 )
             _loaded[target] = Trt(module, version, target)
         return _loaded[target]
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """"10.3.0.post1" -> (10, 3, 0): the leading numbers."""
+    """ "10.3.0.post1" -> (10, 3, 0): the leading numbers."""
     numbers = []
     for part in version.split("."):
         if not part.isdecimal():
@@ -231,7 +238,9 @@ def _make_progress_monitor(module: Any, report: Callable[[float, str], None]) ->
 
         def fraction_of(self, name: str) -> float:
             _, steps, done = self.phases[name]
-            inside = [self.fraction_of(child) for child, (parent, *_) in self.phases.items() if parent == name]
+            inside = [
+                self.fraction_of(child) for child, (parent, *_) in self.phases.items() if parent == name
+            ]
             return min(1.0, (done + (max(inside) if inside else 0.0)) / max(1, steps))
 
         def tell(self, phase: str) -> None:
@@ -267,7 +276,9 @@ def _make_output_allocator(module: Any, reallocate: Callable[[int], int]) -> Any
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             return reallocate(size)
 
-        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        def reallocate_output_async(
+            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
+        ) -> int:
             return reallocate(size)
 
         def notify_shape(self, tensor_name: str, shape: Any) -> None:

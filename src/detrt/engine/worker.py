@@ -28,7 +28,15 @@ from .trt import NUMPY_DTYPES, Messages, Trt, load_trt
 _PROGRESS_SECONDS = 0.1
 _PARENT_SECONDS = 1.0
 # TensorRT type -> name in the sidecar. Whole numbers and booleans say nothing about precision.
-_FLOATS = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4", "FP4": "fp4"}
+_FLOATS = {
+    "FLOAT": "fp32",
+    "HALF": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "FP8": "fp8",
+    "INT4": "int4",
+    "FP4": "fp4",
+}
 
 
 class _ProgressFile:
@@ -97,7 +105,8 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def precision_of(layer_types: dict[str, int]) -> str:
-    """"fp32" when every floating layer output is FP32; else all kinds, the most frequent first: "fp16+fp32"."""
+    """ "fp32" when every floating layer output is FP32; else all kinds, the most frequent first: "
+    ""fp16+fp32"."""
     counts = {name: layer_types[kind] for kind, name in _FLOATS.items() if layer_types.get(kind)}
     return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
 
@@ -135,11 +144,20 @@ def _tensors(network: Any) -> tuple[list[NetworkTensor], list[NetworkTensor]]:
 
 
 def _described(tensor: NetworkTensor) -> dict[str, Any]:
-    shape = [name or -1 if length < 0 else length for length, name in zip(tensor.shape, tensor.dimensions, strict=True)]
-    return {"name": tensor.name, "dtype": NUMPY_DTYPES.get(tensor.dtype, tensor.dtype.lower()), "shape": shape}
+    shape = [
+        name or -1 if length < 0 else length
+        for length, name in zip(tensor.shape, tensor.dimensions, strict=True)
+    ]
+    return {
+        "name": tensor.name,
+        "dtype": NUMPY_DTYPES.get(tensor.dtype, tensor.dtype.lower()),
+        "shape": shape,
+    }
 
 
-def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profile, sms: tuple[int, ...]) -> Any:
+def _builder_config(
+    trt: Trt, builder: Any, config: EngineConfig, profile: Profile, sms: tuple[int, ...]
+) -> Any:
     module = trt.module
     builder_config = builder.create_builder_config()
     optimization_profile = builder.create_optimization_profile()
@@ -166,7 +184,9 @@ def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profi
 def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:
     """A setter with a wrong value only logs an error, and the build goes on without it."""
     if messages.errors:
-        raise EngineError(f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5]))
+        raise EngineError(
+            f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5])
+        )
 
 
 def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
@@ -182,7 +202,10 @@ def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
     if timing_cache is not None and builder_config.set_timing_cache(timing_cache, False):
         return []
     builder_config.set_timing_cache(builder_config.create_timing_cache(b""), False)
-    return [f"the timing cache '{config.timing_cache}' belongs to another GPU or TensorRT version; it was started anew"]
+    return [
+        f"the timing cache '{config.timing_cache}' belongs to another GPU or TensorRT version; it was "
+        "started anew"
+    ]
 
 
 def _save_timing_cache(builder_config: Any, config: EngineConfig) -> None:

@@ -1,0 +1,142 @@
+"""The builder process: crashes, time-outs, Ctrl-C and full disks leave a message and no half-written file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from engine_graphs import EDGE, detector, left_over, rtx
+
+from detrt.engine import EngineConfig, build, build_engine
+from detrt.errors import EngineError, OutputError
+
+
+def worker(monkeypatch, code: str) -> None:
+    monkeypatch.setattr(build, "WORKER_COMMAND", (sys.executable, "-c", code))
+
+
+@rtx
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("import os; os.abort()", "SIGABRT"),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "lack of memory"),
+        ("import sys; print('last words'); sys.exit(7)", "exit code 7"),
+    ],
+)
+def test_a_crash_of_the_builder_is_a_message(tmp_path, monkeypatch, code, part):
+    worker(monkeypatch, code)
+    with pytest.raises(EngineError, match=part):
+        build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
+    assert left_over(tmp_path) == ["m.onnx"]
+
+
+@rtx
+def test_timeout_ends_the_builder(tmp_path, monkeypatch):
+    pid_file = tmp_path / "pid"
+    worker(
+        monkeypatch, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"longer than 0\.7 seconds"):
+        build_engine(
+            detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(timeout_seconds=0.7), EDGE
+        )
+    assert time.monotonic() - started < 10
+    assert not alive(int(pid_file.read_text()))
+    assert left_over(tmp_path) == ["m.onnx", "pid"]
+
+
+@rtx
+def test_a_short_write_is_noticed(tmp_path, monkeypatch):
+    worker(
+        monkeypatch,
+        "import json, sys; r = json.load(open(sys.argv[1])); open(r['engine'], 'wb').write(b'half'); "
+        "open(r['answer'], 'w').write(json.dumps({'ok': True, 'size': 400}))",
+    )
+    with pytest.raises(EngineError, match="not written whole"):
+        build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
+    assert left_over(tmp_path) == ["m.onnx"]
+
+
+@rtx
+def test_a_full_disk_in_the_builder_is_an_output_error(tmp_path, monkeypatch):
+    worker(
+        monkeypatch,
+        "import json, sys, errno; r = json.load(open(sys.argv[1])); "
+        "open(r['answer'], 'w').write(json.dumps({'ok': False, 'kind': 'os', 'errno': errno.ENOSPC, "
+        "'message': ''}))",
+    )
+    with pytest.raises(OutputError, match="disk is full"):
+        build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
+
+
+@rtx
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+def test_ctrl_c_ends_the_builder_and_leaves_nothing(tmp_path):
+    model, pid_file = detector(tmp_path / "m.onnx"), tmp_path / "pid"
+    child = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    code = (
+        "import sys; from detrt.engine import build, EngineConfig; from detrt.spec import ModelSpec\n"
+        f"build.WORKER_COMMAND = (sys.executable, '-c', {child!r})\n"
+        f"build.build_engine({str(model)!r}, {str(tmp_path / 'o.engine')!r}, EngineConfig(), "
+        f"ModelSpec.from_json({EDGE.to_json()!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: pid_file.is_file() and pid_file.read_text())
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors and process.returncode != 0
+    assert not alive(int(pid_file.read_text()))
+    assert left_over(tmp_path) == ["m.onnx", "pid"]
+
+
+@rtx
+@pytest.mark.skipif(os.name != "posix", reason="kills the parent")
+def test_the_builder_ends_when_its_caller_was_killed(tmp_path):
+    request = {
+        "onnx": "",
+        "engine": "",
+        "answer": str(tmp_path / "answer"),
+        "progress": str(tmp_path / "p"),
+        "config": {},
+        "spec": {},
+    }
+    (tmp_path / "request").write_text(json.dumps(request))
+    child = (
+        "import sys, time, os; from detrt.engine import worker; worker.build = lambda request: "
+        "time.sleep(60); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
+        f"worker.main([{str(tmp_path / 'request')!r}])"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"]
+    )
+    wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    time.sleep(0.3)
+    parent.kill()
+    parent.wait()
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_for(condition, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
