@@ -20,6 +20,7 @@ from ..spec import DecodeSpec, InputSpec, ModelSpec
 from . import timm_resnet
 from .families import BY_MODEL_TYPE, FAMILIES, Family
 from .preprocessor import read_input_spec
+from .shared_weights import has_shared_weights, restore_shared_weights
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from . import Source
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# What transformers and the checkpoint's own code raise for damaged configs and weights.
+_LOADING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, NameError)
 VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim", "numpy")
 
 
@@ -75,7 +78,7 @@ def load_folder(
 
     config = read_config(folder)
     if "auto_map" in config and not trust_remote_code:
-        code = sorted({str(v).split(".")[0] + ".py" for v in config["auto_map"].values()})
+        code = _remote_code(config["auto_map"])
         raise SourceError(
             f"'{ref}' runs its own code ({', '.join(code)}), and the stock class would compute another function. "
             "Read that code, and if you trust it add --trust-remote-code"
@@ -93,6 +96,13 @@ def load_folder(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     return Source(module, spec, family, provenance)
+
+
+def _remote_code(auto_map: Any) -> list[str]:
+    """File names of a checkpoint's own code: "modeling_x.Class", "org/repo--modeling_x.Class" or a list of them."""
+    values = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+    flat = [v for value in values for v in (value if isinstance(value, list) else [value]) if v]
+    return sorted({str(v).rsplit("--", 1)[-1].split(".")[0] + ".py" for v in flat})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -154,6 +164,8 @@ def read_labels(path: Path | str, classes: int) -> dict[int, str]:
     if path.suffix == ".json":
         try:
             data = json.loads(text)
+            if not isinstance(data, (dict, list)):
+                raise ValueError(f"got {type(data).__name__}")
             names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
         except (ValueError, TypeError) as error:
             raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
@@ -194,6 +206,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool) -> nn.Module:
     transformers = _transformers()
     import torch
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     if not any((folder / name).is_file() for name in WEIGHTS):
@@ -204,6 +217,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             config = transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
             state = None
+            dilated = False
             backbone = getattr(config, "backbone_config", None)
             if getattr(backbone, "model_type", "") == "timm_backbone":
                 native = timm_resnet.resnet_config(backbone.to_dict())
@@ -211,6 +225,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
                     **{k: v for k, v in native.items() if k != "model_type"}
                 )
                 state, location = timm_resnet.rename_state_dict(_read_state(folder)), None
+                dilated = timm_resnet.is_dilated(config.to_dict(), backbone.to_dict())
             module, report = transformers.AutoModelForObjectDetection.from_pretrained(
                 location,
                 config=config,
@@ -218,23 +233,29 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
                 dtype=torch.float32,
                 attn_implementation="eager",
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, and refused below by name
                 **options,
             )
     except SourceError:
         raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except _LOADING_ERRORS as error:
+        raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
+    except (SafetensorError, StrictDataclassError) as error:
         raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
     except (pickle.UnpicklingError, EOFError) as error:
         raise SourceError(f"the weights of '{ref}' are damaged: {_first_lines(error)}") from None
     except ImportError as error:
         raise SourceError(f"'{ref}' needs a package that is not installed: {_first_lines(error)}") from None
-    wrong = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", [])]))
+    mismatched = (key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ()))
+    wrong = sorted({*report["missing_keys"], *mismatched})
     if wrong:
         raise SourceError(
             f"'{ref}' lacks {len(wrong)} of the model's weights or has them in another shape, e.g. "
             f"{', '.join(wrong[:3])}; they would be random. The checkpoint is incomplete or of another family"
         )
-    if state is not None and getattr(config, "dilation", False):
+    if has_shared_weights(module):
+        restore_shared_weights(module, state if state is not None else _read_state(folder))
+    if dilated:
         timm_resnet.dilate_last_stage(module.model.backbone.model)
     return module.eval().requires_grad_(False)
 
@@ -244,12 +265,11 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        if (folder / index_name).is_file():
-            shards = sorted(set(json.loads((folder / index_name).read_text("utf-8"))["weight_map"].values()))
-            break
-    else:
-        shards = [name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()][:1]
+    # The order in which transformers looks for them.
+    first = next(name for name in WEIGHTS if (folder / name).is_file())
+    shards = [first]
+    if first.endswith(".json"):
+        shards = sorted(set(json.loads((folder / first).read_text("utf-8"))["weight_map"].values()))
     state: dict[str, torch.Tensor] = {}
     for shard in shards:
         path = folder / shard
@@ -263,7 +283,9 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
 def _check_finite(module: nn.Module, ref: str) -> None:
     import torch
 
-    bad = [name for name, p in module.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
+    # The state dict, not the parameters: the running statistics of BatchNorm are buffers.
+    state = module.state_dict()
+    bad = [name for name, p in state.items() if p.is_floating_point() and not torch.isfinite(p).all()]
     if bad:
         raise SourceError(
             f"'{ref}' has NaN or infinite weights in {len(bad)} tensors, e.g. {', '.join(bad[:3])}; "

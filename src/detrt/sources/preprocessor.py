@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import SourceError
+from ..errors import SourceError, SpecError
 from ..spec import RESAMPLES, InputSpec
 from .families import IMAGENET_MEAN, IMAGENET_STD, Family
 
@@ -28,9 +28,10 @@ def read_input_spec(folder: Path, family: Family, config: Any) -> InputSpec:
             raise SourceError(f"'{path}' is not readable JSON: {error}") from None
         if not isinstance(data, dict):
             raise SourceError(f"'{path}' must hold a JSON object")
+        data = {key: value for key, value in data.items() if value is not None}  # null is "the default"
     try:
         return _input_spec(data, family, config)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, LookupError, SpecError) as error:
         raise SourceError(f"'{path}' has a value that detrt cannot use: {error}") from None
 
 
@@ -40,8 +41,11 @@ def _input_spec(data: dict[str, Any], family: Family, config: Any) -> InputSpec:
     normalize = bool(data.get("do_normalize", family.normalize))
     mean = tuple(data.get("image_mean", IMAGENET_MEAN)) if normalize else (0.0, 0.0, 0.0)
     std = tuple(data.get("image_std", IMAGENET_STD)) if normalize else (1.0, 1.0, 1.0)
+    resample = int(data.get("resample", 2))
+    if not 0 <= resample < len(RESAMPLES):
+        raise ValueError(f"resample {resample}, which is not one of Pillow's 0..{len(RESAMPLES) - 1}")
     common = {
-        "resample": RESAMPLES[int(data.get("resample", 2))],
+        "resample": RESAMPLES[resample],
         "rescale": float(data.get("rescale_factor", 1 / 255)) if data.get("do_rescale", True) else 1.0,
         "mean": mean,
         "std": std,

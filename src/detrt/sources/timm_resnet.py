@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
 # name -> (layer type, blocks per stage, channels per stage)
@@ -80,16 +82,31 @@ def rename_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {rename_key(k): v for k, v in state.items() if not k.endswith("num_batches_tracked")}
 
 
+def is_dilated(config: Mapping[str, Any], timm_config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is a "DC5" model: the detector's config says so, or only its backbone's.
+
+    Raises:
+        SourceError: an output stride that no published DETR has.
+    """
+    stride = timm_config.get("output_stride") or 32
+    if stride not in (16, 32):
+        raise SourceError(f"the checkpoint's timm backbone has output_stride {stride}; detrt reads 16 (DC5) and 32")
+    return bool(config.get("dilation")) or stride == 16
+
+
 def dilate_last_stage(backbone: nn.Module) -> None:
     """Turn the last stage's stride into dilation (the "DC5" models), in place.
 
-    The first block keeps dilation 1, as torchvision's `replace_stride_with_dilation` does.
+    The stage's first 3x3 convolution, which had the stride, keeps dilation 1, and all later ones get 2:
+    the rule of timm's `output_stride=16` and of torchvision's `replace_stride_with_dilation`.
     """
     from torch import nn
 
-    for index, block in enumerate(backbone.encoder.stages[-1].layers):  # type: ignore[union-attr, arg-type]
+    dilation = 1
+    for block in backbone.encoder.stages[-1].layers:  # type: ignore[union-attr]
         for conv in block.modules():
             if isinstance(conv, nn.Conv2d):
                 conv.stride = (1, 1)
-                if conv.kernel_size == (3, 3) and index > 0:
-                    conv.dilation = conv.padding = (2, 2)
+                if conv.kernel_size == (3, 3):
+                    conv.dilation = conv.padding = (dilation, dilation)
+                    dilation = 2
