@@ -19,20 +19,8 @@ from .files import output_error, writing
 from .spec import ModelSpec
 
 STDOUT = "-"
-CSV_COLUMNS = [
-    "image",
-    "frame",
-    "time_s",
-    "width",
-    "height",
-    "label",
-    "class_id",
-    "score",
-    "x0",
-    "y0",
-    "x1",
-    "y1",
-]
+_CORNERS = ["x0", "y0", "x1", "y1"]
+CSV_COLUMNS = ["image", "frame", "time_s", "width", "height", "label", "class_id", "score", *_CORNERS]
 
 # Names that lists of the 80 COCO classes take over from the older VOC names.
 _ALIASES = {
@@ -107,7 +95,7 @@ def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
             data = record.to_dict()
             common = {key: data[key] for key in CSV_COLUMNS if key in data}
             for found in data["detections"]:
-                corners = dict(zip(("x0", "y0", "x1", "y1"), found.pop("box_xyxy"), strict=True))
+                corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
                 with _blaming(path):
                     rows.writerow(common | found | corners)
 

@@ -1,0 +1,117 @@
+"""`detrt.preprocess` against transformers' image processors: sizes for many images, pixels for some."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+
+from transformers.image_transforms import get_size_with_aspect_ratio
+from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
+
+from detrt.images import load_image
+from detrt.preprocess import preprocess, resized_size, shortest_edge_size
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+OWN = {"dtype": "float32", "normalize_in_graph": False}
+EDGE = {"shortest_edge": 800, "longest_edge": 1333, "dynamic": True}
+PICTURES = Path(__file__).parents[3] / "shared/data/images/coco_permissive"
+
+
+def spec_of(**given):
+    return ModelSpec("test", InputSpec(**given), DecodeSpec("sigmoid", "topk", 4, 3, 4), {})
+
+
+def random_sizes(count, edges):
+    rng = np.random.default_rng(3)
+    for _ in range(count):
+        height, width = (int(v) for v in rng.integers(1, 3000, 2))
+        edge = int(rng.choice(edges))
+        kind = rng.integers(6)
+        yield (edge, width) if kind == 0 else (height, edge) if kind == 1 else (height, width)
+
+
+@pytest.mark.parametrize(("short", "long"), [(800, 1333), (480, 640), (600, 1000), (512, 864), (300, 2000)])
+def test_sizes_are_those_of_transformers(short, long):
+    for size in random_sizes(10_000, (short, long)):
+        expected = get_size_with_aspect_ratio(size, short, long)
+        assert shortest_edge_size(size, short, long) == tuple(max(1, side) for side in expected), size
+
+
+def test_sizes_are_those_of_yolos():
+    spec = spec_of(resize="shortest_edge", height=800, width=1056, multiple_of=16, **EDGE)
+    for size in random_sizes(20_000, (800, 1333)):
+        expected = get_size_with_aspect_ratio_yolos(size, 800, 1333)
+        assert resized_size(size, spec.input) == tuple(max(16, side) for side in expected), size
+
+
+def images():
+    rng = np.random.default_rng(5)
+    yield [
+        rng.integers(0, 256, (61, 90, 3), dtype=np.uint8),
+        rng.integers(0, 256, (120, 44, 3), dtype=np.uint8),
+    ]
+
+
+def theirs(name, pictures, **options):
+    if not hasattr(transformers, name):
+        pytest.skip(f"this transformers has no {name}")
+    return getattr(transformers, name)(**options)(images=pictures, return_tensors="np")
+
+
+def check(pictures, spec, expected):
+    found = preprocess(pictures, spec).feeds
+    assert found["pixel_values"].shape == expected["pixel_values"].shape
+    np.testing.assert_allclose(found["pixel_values"], expected["pixel_values"], atol=3e-6)
+    if spec.input.mask:
+        np.testing.assert_array_equal(found["pixel_mask"], expected["pixel_mask"])
+
+
+@pytest.mark.parametrize("name", ["DetrImageProcessorPil", "DeformableDetrImageProcessorPil"])
+@pytest.mark.parametrize(("short", "long"), [(64, 100), (40, 400)])
+def test_shortest_edge_batch(name, short, long):
+    spec = spec_of(
+        resize="shortest_edge", height=short, width=long, shortest_edge=short, longest_edge=long, dynamic=True,
+        mask=True, **IMAGENET, **OWN,
+    )  # fmt: skip
+    for pictures in images():
+        size = {"shortest_edge": short, "longest_edge": long}
+        check(pictures, spec, theirs(name, pictures, size=size))
+
+
+def test_shortest_edge_yolos():
+    spec = spec_of(
+        resize="shortest_edge", height=64, width=96, shortest_edge=64, longest_edge=100, dynamic=True,
+        multiple_of=16, **IMAGENET, **OWN,
+    )  # fmt: skip
+    for pictures in images():
+        for picture in pictures:
+            size = {"shortest_edge": 64, "longest_edge": 100}
+            check([picture], spec, theirs("YolosImageProcessorPil", [picture], size=size))
+
+
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic", "nearest"])
+def test_stretch(resample):
+    spec = spec_of(resize="stretch", height=48, width=64, resample=resample, **OWN)
+    number = ("nearest", "lanczos", "bilinear", "bicubic").index(resample)
+    for pictures in images():
+        size = {"height": 48, "width": 64}
+        check(pictures, spec, theirs("RTDetrImageProcessorPil", pictures, size=size, resample=number))
+
+
+@pytest.mark.skipif(not PICTURES.is_dir(), reason=f"{PICTURES.name} is not there")
+def test_photographs():
+    listed = json.loads((PICTURES / "annotations/instances_val2017.json").read_text())["images"]
+    pictures = []
+    for row in listed[:3]:
+        picture = load_image(PICTURES / "val2017" / row["file_name"])
+        assert picture.shape == (row["height"], row["width"], 3)
+        pictures.append(picture)
+    spec = spec_of(resize="shortest_edge", height=800, width=1056, mask=True, **EDGE, **IMAGENET, **OWN)
+    check(pictures, spec, theirs("DetrImageProcessorPil", pictures))

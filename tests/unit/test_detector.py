@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from PIL import Image
+from runtime_cases import make_session, make_spec, red
+
+from detrt.detector import Detector
+from detrt.errors import ImageError, SessionError, SpecError
+from detrt.session import FakeSession, Session, TensorInfo, check_feeds, check_spec
+
+EDGE = {
+    "resize": "shortest_edge",
+    "height": 16,
+    "width": 24,
+    "shortest_edge": 16,
+    "longest_edge": 24,
+    "dynamic": True,
+}
+
+
+def reds(found):
+    """The red value that made each score."""
+    return [round(float(d.scores[0]) * 255) if len(d) else None for d in found]
+
+
+def test_list_in_list_out():
+    log = []
+    detector = Detector(make_session(make_spec(), log=log), threshold=0.1)
+    images = [red(10, 20, 100), red(30, 5, 200), red(8, 12, 0)]
+    found = detector(images)
+    assert reds(found) == [100, 200, None] and log == [(1, 3, 8, 12)] * 3
+    assert [d.image_size_hw for d in found] == [(10, 20), (30, 5), (8, 12)]
+    assert found[0].boxes_xyxy.tolist() == [[5, 2.5, 15, 7.5]] and found[0].labels == ("cat",)
+    assert detector([]) == [] and len(log) == 3
+
+
+def test_all_kinds_of_images(tmp_path):
+    image = red(8, 12, 150)
+    path = tmp_path / "a.png"
+    Image.fromarray(image).save(path)
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    detector = Detector(make_session(make_spec()), batch_size=2)
+    assert reds(detector([path, str(path), image, file.getvalue(), Image.fromarray(image)])) == [150] * 5
+    assert reds(detector(iter([image]))) == [150]
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "batch", "batch_size", "expected"),
+    [
+        (None, "batch", None, [1] * 5),
+        (None, "batch", 2, [2, 2, 1]),
+        (4, "batch", None, [4, 1]),
+        (4, "batch", 2, [2, 2, 1]),
+        (4, "batch", 9, [4, 1]),
+        (None, 2, None, [2, 2, 2]),  # a fixed batch is filled up
+        (None, 4, 3, [4, 4]),
+        (1, 1, 8, [1] * 5),
+    ],
+)
+def test_batches(max_batch, batch, batch_size, expected):
+    log = []
+    session = make_session(make_spec(), max_batch=max_batch, batch=batch, log=log)
+    found = Detector(session, threshold=0.01, batch_size=batch_size)(
+        [red(8, 12, v) for v in (50, 60, 70, 80, 90)]
+    )
+    assert reds(found) == [50, 60, 70, 80, 90]
+    assert [shape[0] for shape in log] == expected
+
+
+def test_without_a_mask_only_equal_sizes_share_a_batch():
+    log = []
+    detector = Detector(make_session(make_spec(**EDGE, multiple_of=8), log=log), threshold=0.01, batch_size=4)
+    found = detector([red(16, 24, 50), red(24, 16, 60), red(32, 48, 70), red(16, 16, 80), red(24, 16, 90)])
+    assert reds(found) == [50, 60, 70, 80, 90]
+    assert log == [(2, 3, 16, 24), (1, 3, 24, 16), (1, 3, 16, 16), (1, 3, 24, 16)]
+
+
+def test_with_a_mask_all_sizes_share_a_batch():
+    log = []
+    detector = Detector(make_session(make_spec(**EDGE, mask=True), log=log), threshold=0.01, batch_size=4)
+    assert reds(detector([red(16, 24, 50), red(24, 16, 60)])) == [50, 60]
+    assert log == [(2, 3, 24, 24)]
+
+
+def test_size():
+    log = []
+    session = make_session(make_spec(**EDGE, mask=True), log=log)
+    Detector(session, size_hw=(8, 8))([red(16, 24, 50)])
+    assert log == [(1, 3, 8, 8)]
+    with pytest.raises(SpecError, match="9x12"):
+        Detector(make_session(make_spec()), size_hw=(9, 12))
+
+
+def test_a_session_of_one_size_decides_the_size():
+    spec = make_spec(**EDGE, mask=True)
+    log = []
+    free = make_session(spec, log=log)
+    inputs = tuple(
+        TensorInfo(i.name, i.dtype, tuple({"height": 16, "width": 32}.get(a, a) for a in i.shape))
+        for i in free.inputs
+    )
+    session = FakeSession(spec, inputs, free.outputs, free._function)
+    assert reds(Detector(session, threshold=0.01)([red(100, 100, 77)])) == [77] and log == [(1, 3, 16, 32)]
+
+
+def test_stream_is_lazy_and_ordered():
+    taken = []
+
+    def source():
+        for value in itertools.count(10):
+            taken.append(value)
+            yield red(8, 12, value)
+
+    stream = Detector(make_session(make_spec()), threshold=0.01, batch_size=2).stream(source())
+    assert reds(itertools.islice(stream, 3)) == [10, 11, 12]
+    assert len(taken) == 4
+
+
+def test_threshold_classes_and_count():
+    image = [red(8, 12, 200)]
+    assert reds(Detector(make_session(make_spec()), threshold=0.9)(image)) == [None]
+    assert reds(Detector(make_session(make_spec()), classes=["DOG", 2])(image)) == [None]
+    assert reds(Detector(make_session(make_spec()), classes=["cat"], max_detections=1)(image)) == [200]
+    with pytest.raises(SpecError, match="'horse'"):
+        Detector(make_session(make_spec()), classes=["horse"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"threshold": 2}, {"batch_size": 0}, {"max_detections": -1}, {"threshold": -0.5}]
+)
+def test_bad_options(options):
+    name, value = next(iter(options.items()))
+    with pytest.raises(ValueError, match=rf"{name}.*{value}"):
+        Detector(make_session(make_spec()), **options)
+
+
+@pytest.mark.parametrize(
+    "images", ["a.jpg", b"data", np.zeros((4, 4, 3), np.uint8), 5], ids=lambda v: type(v).__name__
+)
+def test_one_image_must_be_in_a_list(images):
+    with pytest.raises(TypeError, match=type(images).__name__):
+        Detector(make_session(make_spec()))(images)
+
+
+def test_bad_image_is_named():
+    with pytest.raises(ImageError, match=r"nope.jpg"):
+        Detector(make_session(make_spec()))([red(8, 8, 9), "nope.jpg"])
+
+
+def test_close():
+    with Detector(make_session(make_spec())) as detector:
+        assert isinstance(detector.session, Session)
+    assert detector.session.closed
+    with pytest.raises(SessionError, match="closed"):
+        detector([red(8, 12, 1)])
+
+
+def test_nan_of_the_model_is_an_error():
+    spec = make_spec()
+    good = make_session(spec)
+    bad = FakeSession(
+        spec,
+        good.inputs,
+        good.outputs,
+        lambda feeds: {**good._function(feeds), "logits": np.full((1, 4, 3), np.nan)},
+    )
+    with pytest.raises(SessionError, match="NaN"):
+        Detector(bad)([red(8, 12, 1)])
+
+
+@pytest.mark.parametrize(
+    ("feeds", "words"),
+    [
+        ({}, ["missing: ['x']"]),
+        ({"x": np.zeros((1, 3), np.uint8), "y": 0}, ["unknown: ['y']"]),
+        ({"x": np.zeros((1, 3), np.float32)}, ["uint8", "float32"]),
+        ({"x": np.zeros((3,), np.uint8)}, ["('batch', 3)", "(3,)"]),
+        ({"x": np.zeros((1, 4), np.uint8)}, ["(1, 4)", "axis 1 must be 3"]),
+    ],
+)
+def test_check_feeds(feeds, words):
+    with pytest.raises(SessionError) as caught:
+        check_feeds((TensorInfo("x", "uint8", ("batch", 3)),), feeds)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_check_feeds_compares_symbolic_axes():
+    inputs = (TensorInfo("x", "uint8", ("n",)), TensorInfo("y", "uint8", ("n",)))
+    with pytest.raises(SessionError, match=r"'y'.*axis 0 must be 2"):
+        check_feeds(inputs, {"x": np.zeros(2, np.uint8), "y": np.zeros(3, np.uint8)})
+
+
+def test_check_spec():
+    spec = make_spec(mask=True)
+    session = make_session(spec)
+    check_spec("m", spec, session.inputs, session.outputs)
+    with pytest.raises(
+        SpecError, match=r"m has the inputs \['pixel_values', 'pixel_mask'\].*\['pixel_values'\]"
+    ):
+        check_spec("m", make_spec(), session.inputs, session.outputs)
+    with pytest.raises(SpecError, match="num_detections"):
+        check_spec("m", make_spec(mask=True, decode={"in_graph": True}), session.inputs, session.outputs)
+    with pytest.raises(SpecError, match="as uint8, its spec says float32"):
+        check_spec("m", make_spec(mask=True, dtype="float32"), session.inputs, session.outputs)
+    with pytest.raises(SpecError, match="height 8, its spec says 16"):
+        check_spec("m", make_spec(mask=True, height=16), session.inputs, session.outputs)

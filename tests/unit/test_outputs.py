@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+
+import pytest
+from runtime_cases import make_spec
+
+from detrt.detections import Detections
+from detrt.errors import OutputError
+from detrt.outputs import (
+    CSV_COLUMNS,
+    CocoImages,
+    Record,
+    check_stdout_once,
+    coco_writer,
+    csv_writer,
+    jsonl_writer,
+    text_writer,
+)
+
+SPEC = make_spec()
+TWO = Detections([[1, 2, 5, 9], [0, 0, 3, 3.5]], [0.75, 0.5], [1, 0], ("dog", "cat"), (10, 20))
+NONE = Detections([], [], [], (), (4, 6))
+RECORDS = [Record("a/one.jpg", TWO), Record("two.jpg", NONE), Record("clip.mp4", TWO, 7, 0.28)]
+
+
+def write_all(writer):
+    with writer as write:
+        for record in RECORDS:
+            write(record)
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "new/out.jsonl"
+    write_all(jsonl_writer(path))
+    one, two, clip = map(json.loads, path.read_text().splitlines())
+    assert one == {
+        "image": "a/one.jpg",
+        "width": 20,
+        "height": 10,
+        "detections": [
+            {"label": "dog", "class_id": 1, "score": 0.75, "box_xyxy": [1.0, 2.0, 5.0, 9.0]},
+            {"label": "cat", "class_id": 0, "score": 0.5, "box_xyxy": [0.0, 0.0, 3.0, 3.5]},
+        ],
+    }
+    assert two["detections"] == [] and "frame" not in two
+    assert clip["frame"] == 7 and clip["time_s"] == 0.28
+
+
+def test_json_lines_of_odd_names(tmp_path):
+    path = tmp_path / "out.jsonl"
+    names = ["bild ä.jpg", 'quo"te\n.jpg', os.fsdecode(b"caf\xe9.jpg")]
+    with jsonl_writer(path) as write:
+        for name in names:
+            write(Record(name, NONE))
+    lines = path.read_bytes().decode("utf-8").splitlines()
+    assert [json.loads(line)["image"] for line in lines] == names
+    assert "ä" in lines[0]
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "out.csv"
+    write_all(csv_writer(path))
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    assert list(rows[0]) == CSV_COLUMNS and len(rows) == 4
+    assert rows[1] == {
+        "image": "a/one.jpg", "frame": "", "time_s": "", "width": "20", "height": "10", "label": "cat",
+        "class_id": "0", "score": "0.5", "x0": "0.0", "y0": "0.0", "x1": "3.0", "y1": "3.5",
+    }  # fmt: skip
+    assert rows[2]["frame"] == "7"
+
+
+def test_text(capsys):
+    write_all(text_writer())
+    assert capsys.readouterr().out.splitlines() == [
+        "a/one.jpg: 1 dog, 1 cat",
+        "two.jpg: nothing",
+        "clip.mp4 frame 7: 1 dog, 1 cat",
+    ]
+
+
+def test_stdout_gets_nothing_else(capsys):
+    write_all(jsonl_writer("-"))
+    out = capsys.readouterr().out
+    assert len([json.loads(line) for line in out.splitlines()]) == 3
+
+
+@pytest.fixture
+def truth(tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(
+        json.dumps(
+            {
+                "images": [
+                    {"id": 40, "file_name": "one.jpg"},
+                    {"id": 41, "file_name": "left/same.jpg"},
+                    {"id": 42, "file_name": "right/same.jpg"},
+                ],
+                "categories": [
+                    {"id": 18, "name": "Dog"},
+                    {"id": 5, "name": "airplane"},
+                    {"id": 6, "name": "hot_dog"},
+                ],
+            }
+        )
+    )
+    return path
+
+
+def test_coco_without_truth(tmp_path):
+    path = tmp_path / "out.json"
+    write_all(coco_writer(path, SPEC))
+    rows = json.loads(path.read_text())
+    assert [(row["image_id"], row["category_id"]) for row in rows] == [(1, 1), (1, 0), (3, 1), (3, 0)]
+    assert rows[0]["bbox"] == [1.0, 2.0, 4.0, 7.0]
+
+
+def test_coco_with_truth(tmp_path, truth):
+    path = tmp_path / "out.json"
+    with coco_writer(path, SPEC, CocoImages(truth)) as write:
+        write(RECORDS[0])
+    assert json.loads(path.read_text()) == [
+        {"image_id": 40, "category_id": 18, "bbox": [1.0, 2.0, 4.0, 7.0], "score": 0.75}
+    ]
+
+
+def test_coco_ids(truth):
+    images = CocoImages(truth)
+    assert images.image_id("/data/x/one.jpg") == 40 == images.image_id("one.jpg")
+    assert images.image_id("/data/right/same.jpg") == 42
+    with pytest.raises(OutputError, match=r"no image with the file name 'three.jpg'"):
+        images.image_id("x/three.jpg")
+    with pytest.raises(OutputError, match=r"several images with the file name 'same.jpg'; got 'x/same.jpg'"):
+        images.image_id("x/same.jpg")
+    assert images.category_ids(make_spec(labels={0: "aeroplane", 1: "hot dog", 2: "cat"})) == {0: 5, 1: 6}
+    with pytest.raises(OutputError, match=r"no class in common.*airplane.*cow"):
+        images.category_ids(make_spec(labels={0: "cow"}))
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", '{"images": [{"id": 1}], "categories": []}', '{"images": 3}']
+)
+def test_bad_truth(tmp_path, text):
+    path = tmp_path / "truth.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OutputError, match=r"truth.json"):
+        CocoImages(path)
+
+
+@pytest.mark.parametrize(
+    "kind", [jsonl_writer, csv_writer, lambda p: coco_writer(p, SPEC)], ids=["jsonl", "csv", "coco"]
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")], ids=repr)
+def test_failure_leaves_nothing(tmp_path, kind, error):
+    with pytest.raises(type(error)), kind(tmp_path / "out") as write:
+        write(RECORDS[0])
+        raise error
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_full_disk_names_the_right_output(tmp_path, monkeypatch):
+    real = open
+
+    def full(path, *args, **kwargs):
+        return real("/dev/full", *args, **kwargs) if "full.csv" in str(path) else real(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", full)
+    with (
+        pytest.raises(OutputError, match=r"full.csv': the disk is full"),
+        csv_writer(tmp_path / "full.csv") as full_csv,
+        jsonl_writer(tmp_path / "other.jsonl"),
+    ):
+        for _ in range(1000):
+            full_csv(RECORDS[0])
+    assert os.listdir(tmp_path) == []
+
+
+def test_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file/out.csv"), csv_writer(tmp_path / "file/out.csv"):
+        pass
+
+
+def test_outputs_are_given_once():
+    check_stdout_once(["-", "a.json", None, None])
+    with pytest.raises(OutputError, match="twice: -"):
+        check_stdout_once(["-", None, "-"])
+    with pytest.raises(OutputError, match="a.json"):
+        check_stdout_once(["a.json", "a.json"])
