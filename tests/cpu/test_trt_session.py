@@ -255,6 +255,7 @@ def test_a_failing_model_is_a_session_error(tmp_path):
     [
         ({"tensorrt_version": "1.6.0.1"}, {}, ["1.6.0.1", VERSION, "detrt build"]),
         ({"compute_capabilities": (120,)}, {}, ["120", "89", "--sm 89", "Fake GPU"]),
+        ({}, {"cuda": FakeCuda(90)}, ["has 90", "--target tensorrt"]),
         ({"target": "openvino"}, {}, ["openvino"]),
         ({}, {"cuda": FakeCuda(89, devices=0)}, ["no CUDA device"]),
         ({}, {"device": "cuda:3"}, ["no CUDA device 3"]),

@@ -200,8 +200,7 @@ def _wait(
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise EngineError(
                     f"the build took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
-                    "written. Raise "
-                    "--timeout, lower --optimization-level, or use a smaller profile"
+                    "written. Raise --timeout, lower --optimization-level, or use a smaller profile"
                 ) from None
 
 

@@ -92,8 +92,8 @@ class EngineConfig:
             object.__setattr__(self, "timing_cache", Path(self.timing_cache))
         if self.hardware_compatibility not in HARDWARE_COMPATIBILITIES:
             raise EngineError(
-                f"hardware_compatibility must be one of {', '.join(HARDWARE_COMPATIBILITIES)}; "
-                f"got {self.hardware_compatibility!r}"
+                f"hardware_compatibility must be one of {', '.join(HARDWARE_COMPATIBILITIES)}; got "
+                f"{self.hardware_compatibility!r}"
             )
         if self.target == "tensorrt-rtx":
             self._refuse_on_rtx()
@@ -106,14 +106,13 @@ class EngineConfig:
             )
         if self.version_compatible:
             raise EngineError(
-                "version_compatible is for the target 'tensorrt': TensorRT-RTX wheels have no lean runtime. "
-                "Leave it out and build one engine for each TensorRT-RTX version"
+                "version_compatible is for the target 'tensorrt': TensorRT-RTX wheels have no lean "
+                "runtime. Leave it out and build one engine for each TensorRT-RTX version"
             )
         if self.hardware_compatibility != "none":
             raise EngineError(
-                "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the GPUs "
-                "it "
-                f"runs on instead: sms=(86, 89), or --sm 86,89; got {self.hardware_compatibility!r}"
+                "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the "
+                f"GPUs it runs on instead: sms=(86, 89), or --sm 86,89; got {self.hardware_compatibility!r}"
             )
 
     @property
@@ -185,17 +184,15 @@ def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
         if values:
             raise EngineError(
                 f"sms must be empty for the target 'tensorrt'; got {values}. TensorRT builds for the GPU "
-                "that it runs "
-                "on: build there without --sm, or use the target tensorrt-rtx"
+                "that it runs on: build there without --sm, or use the target tensorrt-rtx"
             )
         return ()
     for sm in values:
         if not _is_whole(sm) or sm not in RTX_SMS:
             raise EngineError(
                 f"TensorRT-RTX cannot build for compute capability {sm!r}; allowed: "
-                f"{', '.join(map(str, RTX_SMS))}. "
-                "Type for example --sm 86,89. For other GPUs, such as 90 (H100), use the target tensorrt "
-                "on that GPU"
+                f"{', '.join(map(str, RTX_SMS))}. Type for example --sm 86,89. For other GPUs, such as 90 "
+                "(H100), use the target tensorrt on that GPU"
             )
     return tuple(sorted(set(values))) or DEFAULT_RTX_SMS
 
@@ -205,7 +202,6 @@ def _checked_triple(name: str, value: object, limit: int) -> Triple:
     if not ok or not 1 <= value[0] <= value[1] <= value[2] <= limit:  # type: ignore[index]
         raise EngineError(
             f"{name} must be (min, opt, max), three whole numbers with 1 <= min <= opt <= max <= {limit}; "
-            f"got {value!r}; "
-            f"type for example --{name} {'1,4,8' if name == 'batch' else '480,640,800'}"
+            f"got {value!r}; type for example --{name} {'1,4,8' if name == 'batch' else '480,640,800'}"
         )
     return (value[0], value[1], value[2])  # type: ignore[index]

@@ -42,8 +42,7 @@ class Cuda:
         if count == 0:
             raise EngineError(
                 "no CUDA device: this machine has no NVIDIA GPU, or no driver that suits this CUDA "
-                "version; check with "
-                "nvidia-smi. Without a GPU, run the ONNX file: --backend onnxruntime"
+                "version; check with nvidia-smi. Without a GPU, run the ONNX file: --backend onnxruntime"
             )
         if not 0 <= device < count:
             raise EngineError(f"there is no CUDA device {device}; allowed: 0 to {count - 1}")
@@ -147,8 +146,7 @@ class Cuda:
                 size = f" for {nbytes / 2**20:.1f} MiB" if nbytes is not None else ""
                 raise SessionError(
                     f"the GPU is out of memory ({call}{size}); use a smaller batch, close other programs "
-                    "on the GPU, or "
-                    "build the engine with a smaller max of --batch, --height and --width"
+                    "on the GPU, or build the engine with a smaller max of --batch, --height and --width"
                 )
             raise SessionError(f"{call} failed: {text} (cudaError {int(status)})")
         return result[1] if len(result) > 1 else None

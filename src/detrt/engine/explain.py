@@ -28,26 +28,22 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"[Aa]ntialias",
         "TensorRT cannot resize with antialiasing. The model resizes its position embeddings inside the "
-        "graph: export it "
-        "with one fixed input size, so that the resized table is a constant",
+        "graph: export it with one fixed input size, so that the resized table is a constant",
     ),
     (
-        r"ms_deform_attn",
+        r"MSDeformAttn|ms_deform_attn|MultiscaleDeformableAttn",
         "the graph still holds deformable attention as one node. Lower it: export with --msda gridsample "
-        "or --msda gather, "
-        "or register the plugin before the build",
+        "or --msda gather",
     ),
     (
         r"[Pp]lugin not found|[Pp]lugin creator|getPluginCreator|not found in plugin registry",
         "TensorRT has neither an importer nor a plugin for this operator. For deformable attention export "
-        "with --msda "
-        "gather; otherwise replace the operator at export, or load its plugin library",
+        "with --msda gather; otherwise replace the operator at export, or load its plugin library",
     ),
     (
         r"Failed to import initializer",
         "weights are missing or damaged. Where they are in a separate data file, keep it beside the .onnx "
-        "file under the "
-        "name that it was saved with",
+        "file under the name that it was saved with",
     ),
     (
         r"ParseFromCodedStream|ParseFromString|Failed to parse the ONNX model",
@@ -56,8 +52,7 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"must have same input types|must have the same type|types Float and Half|[Tt]ype mismatch",
         "engines are strongly typed: the graph's own types decide, and nothing is cast by itself. Convert "
-        "the precision "
-        "again so that casts are inserted around this node",
+        "the precision again so that casts are inserted around this node",
     ),
     (
         r"[Oo]pset",
@@ -77,8 +72,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Quantized constant .* only allowed before DQ",
-        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only Conv, "
-        "Gemm and MatMul",
+        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only "
+        "Conv, Gemm and MatMul",
     ),
     (
         r"invalid shape profile|min <= common <= max",
@@ -92,9 +87,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         _NO_DEVICE,
-        "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without one "
-        "when --sm "
-        "names the GPUs",
+        "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without "
+        "one when --sm names the GPUs",
     ),
     (
         r"[Oo]ut ?[Oo]f ?[Mm]emory|OutOfMemory|cudaError 2\b|bad_alloc|[Rr]equested size was",
@@ -102,9 +96,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Could not find any implementation",
-        "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda gather, "
-        "or use a newer "
-        "TensorRT",
+        "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda "
+        "gather, or use a newer TensorRT",
     ),
     (
         r"data-dependent shape",
@@ -155,8 +148,7 @@ def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequenc
         )
         hint = (
             f"TensorRT has no importer for {', '.join(operators)} as it is used here. Replace it at "
-            "export; for deformable "
-            "attention use --msda gather"
+            "export; for deformable attention use --msda gather"
             if operators
             else "export the model again with opset 17; if the node is part of deformable attention, with "
             "--msda gather"
@@ -186,8 +178,7 @@ def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
     if re.search(_NO_DEVICE, text):
         return (
             f"no CUDA device: TensorRT {version} cannot open '{engine_name}' without an NVIDIA GPU and its "
-            "driver; check "
-            "with nvidia-smi, or run the ONNX file: --backend onnxruntime"
+            "driver; check with nvidia-smi, or run the ONNX file: --backend onnxruntime"
         )
     lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
     lines += [f"  {_short(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
@@ -207,14 +198,12 @@ def ended(return_code: int, log_tail: str) -> str:
         if name == "SIGKILL":
             cause = (
                 "the builder process was killed by the system (SIGKILL), most likely for lack of memory. "
-                "Lower the max of "
-                "--batch, --height and --width, or free memory"
+                "Lower the max of --batch, --height and --width, or free memory"
             )
         else:
             cause = (
                 f"the builder process crashed ({name}); nothing was written. This is a fault inside "
-                "TensorRT: try another "
-                "version of it, --msda gather, or a smaller profile"
+                "TensorRT: try another version of it, --msda gather, or a smaller profile"
             )
     else:
         cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"

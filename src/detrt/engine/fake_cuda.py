@@ -27,7 +27,8 @@ class FakeCuda:
 
     @property
     def alive(self) -> int:
-        return sum(map(len, (*self._blocks.values(), self._streams, self._graphs)))
+        blocks = sum(len(held) for held in self._blocks.values())
+        return blocks + len(self._streams) + len(self._graphs)
 
     def device_count(self) -> int:
         return self._devices

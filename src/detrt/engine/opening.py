@@ -8,7 +8,7 @@ from typing import Any
 from ..bundle import EngineFacts
 from ..errors import EngineError
 from . import explain
-from .config import TARGETS
+from .config import RTX_SMS, TARGETS
 from .trt import Trt, version_tuple
 
 _REBUILD = "build the engine again here: detrt build MODEL -o OUT"
@@ -52,8 +52,7 @@ def check_version(engine: Path, facts: EngineFacts, trt: Trt) -> None:
     limit = " (or newer)" if compatible else ""
     raise EngineError(
         f"'{engine}' was built with {name} {facts.tensorrt_version} and runs only on it{limit}; installed: "
-        f"{trt.version}. "
-        f"Install that version, or {_REBUILD}"
+        f"{trt.version}. Install that version, or {_REBUILD}"
     )
 
 
@@ -64,11 +63,15 @@ def check_gpu(engine: Path, facts: EngineFacts, capability: int, gpu_name: str) 
         return
     if facts.options.get("hardware_compatibility") == "ampere_plus" and capability >= 80:
         return
-    flag = f" with --sm {capability}" if facts.target == "tensorrt-rtx" else ""
+    if facts.target != "tensorrt-rtx":
+        todo = "Build the engine again on this GPU"
+    elif capability in RTX_SMS:
+        todo = f"Build the engine again for it with --sm {capability}"
+    else:
+        todo = "TensorRT-RTX does not know this GPU: build an engine on it with --target tensorrt"
     raise EngineError(
         f"'{engine}' was built for compute capability {', '.join(map(str, allowed)) or '(none)'}; this "
-        f"GPU, {gpu_name}, "
-        f"has {capability}. Build the engine again for it{flag}, or run the ONNX file: --backend onnxruntime"
+        f"GPU, {gpu_name}, has {capability}. {todo}, or run the ONNX file: --backend onnxruntime"
     )
 
 

@@ -58,10 +58,8 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
     if unknown:
         raise EngineError(
             f"the graph has symbolic axes that detrt has no sizes for: {', '.join(unknown)}. It knows axis "
-            "0 of every "
-            f"input as the batch, and height and width of {PIXEL_VALUES} and {PIXEL_MASK}. Export the "
-            "model with fixed "
-            "lengths for the others"
+            f"0 of every input as the batch, and height and width of {PIXEL_VALUES} and {PIXEL_MASK}. "
+            "Export the model with fixed lengths for the others"
         )
     lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in ("batch", "height", "width")}
     profile: Profile = {}
@@ -123,8 +121,7 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
         if chosen is not None and chosen != (length, length, length):
             raise EngineError(
                 f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. "
-                f"Leave --{axis} "
-                f"out, or export the model with a symbolic {axis}"
+                f"Leave --{axis} out, or export the model with a symbolic {axis}"
             )
         return (length, length, length)
     if axis == "batch":

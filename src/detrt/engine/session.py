@@ -148,8 +148,7 @@ class TensorRTSession:
             if engine.get_tensor_location(name) == module.TensorLocation.HOST:
                 raise EngineError(
                     f"tensor '{name}' of '{self.path}' lies in host memory (its values are shapes), which "
-                    "detrt does not "
-                    "support; export the model with detrt export"
+                    "detrt does not support; export the model with detrt export"
                 )
             dtype = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
             native = tuple(engine.get_tensor_shape(name))
@@ -211,8 +210,7 @@ class TensorRTSession:
         if context is None:
             raise EngineError(
                 f"TensorRT could not prepare '{self.path}' for running, most likely for lack of GPU "
-                "memory; build it with "
-                "a smaller max of --batch, --height and --width"
+                "memory; build it with a smaller max of --batch, --height and --width"
             )
         return context
 

@@ -146,8 +146,7 @@ class Trt:
         except KeyError:
             raise EngineError(
                 f"tensor '{tensor_name}' has the type {data_type.name}, which NumPy does not have; export "
-                "the model with "
-                "float32 or float16 inputs and outputs"
+                "the model with float32 or float16 inputs and outputs"
             ) from None
 
     def make_progress_monitor(self, report: Callable[[float, str], None]) -> Any:
@@ -192,8 +191,8 @@ def load_trt(target: str) -> Trt:
                 module = importlib.import_module(name)
             except (ImportError, OSError, RuntimeError) as error:
                 raise EngineError(
-                    f"the package '{name}' is installed but cannot be loaded: {error}; "
-                    f"run: pip install --force-reinstall 'detrt[{extra}]'"
+                    f"the package '{name}' is installed but cannot be loaded: {error}; run: pip install "
+                    f"--force-reinstall 'detrt[{extra}]'"
                 ) from None
             version = str(module.__version__)
             if version_tuple(version)[: len(oldest)] < oldest:
