@@ -24,6 +24,7 @@ _PALETTE = (
     "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 "
     "ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
 )
+_LONGEST = 100  # letters of a class name; more would not fit into a picture
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
 
@@ -121,7 +122,7 @@ def _place(
 
 def _texts(label: str, score: float) -> Iterator[str]:
     """The label in shorter and shorter forms."""
-    label = " ".join("".join(c if c.isprintable() else " " for c in label).split())
+    label = " ".join("".join(c if c.isprintable() else " " for c in label[:_LONGEST]).split())
     yield f"{label} {score:.2f}".strip()
     yield label
     for length in range(len(label) - 1, 1, -1):

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from detrt.decode import decode
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.decode import decode  # noqa: E402
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec  # noqa: E402
 
 SIZES = [(480, 640), (333, 77), (1080, 1920)]
 # name: processor, activation, selection, number of boxes of q queries

@@ -188,7 +188,7 @@ def test_place_that_cannot_be_written(tmp_path):
 
 def test_outputs_are_given_once():
     check_stdout_once(["-", "a.json", None, None])
-    with pytest.raises(OutputError, match="twice: -"):
+    with pytest.raises(OutputError, match=r"twice: -"):
         check_stdout_once(["-", None, "-"])
     with pytest.raises(OutputError, match="a.json"):
         check_stdout_once(["a.json", "a.json"])
