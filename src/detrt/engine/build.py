@@ -86,9 +86,12 @@ def build_engine(
         )
     sha256 = files.sha256_of(model_onnx)
     with files.writing(output) as temporary:
-        temporary.touch()  # An output that cannot be written is known before the build, not after it.
+        # An output that cannot be written is known before the build, not after it. The file goes again at
+        # once, so that a caller who is killed during the build leaves nothing behind.
+        temporary.touch()
+        temporary.unlink()
         answer = _run_worker(model_onnx, temporary, config, spec, progress)
-        if temporary.stat().st_size != answer["size"]:
+        if not temporary.is_file() or temporary.stat().st_size != answer["size"]:
             raise EngineError(
                 f"the engine for '{output}' was not written whole; free disk space and build it again"
             )
