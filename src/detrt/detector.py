@@ -15,7 +15,7 @@ from .detections import Detections
 from .images import ImageSource, load_image
 from .preprocess import SizeHW, check_size, group_by_size, preprocess
 from .session import Session
-from .spec import PIXEL_VALUES
+from .spec import PIXEL_VALUES, ModelSpec
 
 
 class Detector:
@@ -57,6 +57,8 @@ class Detector:
         self._fixed_batch = shape[0] if shape and isinstance(shape[0], int) and shape[0] > 0 else None
         if size_hw is None and self.spec.input.dynamic and all(isinstance(side, int) for side in shape[2:]):
             size_hw = shape[2:] or None  # an engine of one size from a model of many
+        if size_hw is not None:
+            size_hw = (int(size_hw[0]), int(size_hw[1]))
         check_size(self.spec.input, size_hw)
         self.size_hw = size_hw
         limit = self._fixed_batch or session.max_batch
@@ -71,14 +73,21 @@ class Detector:
         backend: str | None = None,
         provider: str = "cpu",
         threads: int | None = None,
-        spec: Any = None,
+        spec: ModelSpec | None = None,
+        trust_remote_code: bool = False,
         **options: Any,
     ) -> Detector:
         """Open a bundle, ONNX file, engine or checkpoint; see `sessions.open_session` and `Detector`."""
         from .sessions import open_session
 
         session = open_session(
-            ref, backend=backend or "auto", provider=provider, device=device, threads=threads, spec=spec
+            ref,
+            backend=backend or "auto",
+            provider=provider,
+            device=device,
+            threads=threads,
+            spec=spec,
+            trust_remote_code=trust_remote_code,
         )
         try:
             return cls(session, **options)

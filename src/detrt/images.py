@@ -118,7 +118,7 @@ def _missing(name: str) -> str:
 def _open(file: object, name: str, max_pixels: int) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sizes are checked below; broken metadata is not fatal
+            _ignore_warnings()
             image = Image.open(file)
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
@@ -132,6 +132,12 @@ def _open(file: object, name: str, max_pixels: int) -> NDArray[np.uint8]:
         return _from_pil(image, name, max_pixels)
 
 
+def _ignore_warnings() -> None:
+    """Sizes are checked here, and metadata that is broken does not make the pixels wrong."""
+    for category in (Image.DecompressionBombWarning, UserWarning):
+        warnings.simplefilter("ignore", category)
+
+
 def _from_pil(image: Image.Image, name: str, max_pixels: int) -> NDArray[np.uint8]:
     width, height = image.size
     if width < 1 or height < 1:
@@ -143,7 +149,7 @@ def _from_pil(image: Image.Image, name: str, max_pixels: int) -> NDArray[np.uint
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            _ignore_warnings()
             image.load()
             rgb = _to_rgb(image, name)
             turn = _TRANSPOSE.get(_orientation(image))

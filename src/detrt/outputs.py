@@ -113,18 +113,22 @@ def coco_writer(path: str | os.PathLike, spec: ModelSpec, truth: CocoImages | No
         OutputError: it cannot be written; an image that `truth` does not name; no class in common.
     """
     categories = None if truth is None else truth.category_ids(spec)
-    entries: list[dict[str, Any]] = []
-    number = 0
-
-    def write(record: Record) -> None:
-        nonlocal number
-        number += 1
-        image_id = number if truth is None else truth.image_id(record.image)
-        entries.extend(record.detections.to_coco(image_id, categories))
-
     with _text_target(path) as file:
+        number, mark = 0, "["
+
+        # Written as it comes: at threshold 0 the rows of a whole data set would fill the memory.
+        def write(record: Record) -> None:
+            nonlocal number, mark
+            number += 1
+            image_id = number if truth is None else truth.image_id(record.image)
+            with _blaming(path):
+                for row in record.detections.to_coco(image_id, categories):
+                    file.write(f"{mark}{json.dumps(row)}")
+                    mark = ",\n"
+
         yield write
-        file.write("[" + ",\n".join(json.dumps(entry) for entry in entries) + "]\n")
+        with _blaming(path):
+            file.write("[]\n" if mark == "[" else "]\n")
 
 
 class CocoImages:

@@ -22,6 +22,7 @@ def open_session(
     device: str | None = None,
     threads: int | None = None,
     spec: ModelSpec | None = None,
+    trust_remote_code: bool = False,
 ) -> Session:
     """Open a model for running.
 
@@ -32,6 +33,7 @@ def open_session(
     provider, threads: for ONNX Runtime ("cpu", "cuda", "cuda:1"). device: for TensorRT and PyTorch
         ("cuda:0", "cpu"); None is the back end's own default.
     spec: replaces the spec of an ONNX file.
+    trust_remote_code: run Python code that comes with a checkpoint.
 
     Raises:
         SessionError: nothing there, or a back end that cannot run it.
@@ -59,7 +61,7 @@ def open_session(
             raise
         raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
 
-    source = load_source(os.fspath(ref))
+    source = load_source(os.fspath(ref), trust_remote_code=trust_remote_code)
     return TorchSession(source) if device is None else TorchSession(source, device=device)
 
 

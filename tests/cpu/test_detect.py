@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ from detrt.video import read_frames, video_facts, video_writer
 app = typer.Typer()
 app.command()(detect)
 BLUE = ["blue", "blue"]
+DATA = Path(__file__).parents[3] / "shared/data"
+AUTHORS = DATA / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"
+CHECKPOINT = DATA / "checkpoints/deimv2-atto-coco"
+PICTURES = DATA / "images/coco_permissive"
 
 
 @pytest.fixture
@@ -302,3 +307,32 @@ def test_interrupted_run_leaves_no_half_video(clip, folder):
             copies.save(found)
             raise KeyboardInterrupt
     assert not list((folder / "out").glob("*"))
+
+
+@pytest.mark.skipif(not AUTHORS.is_file(), reason="the authors' ONNX files are not there")
+@pytest.mark.skipif(not CHECKPOINT.is_dir(), reason=f"the checkpoint {CHECKPOINT.name} is not there")
+@pytest.mark.skipif(not PICTURES.is_dir(), reason=f"the pictures of {PICTURES.name} are not there")
+def test_same_detections_as_the_authors():
+    """The whole way, files to boxes, against the ONNX file that the authors of DEIMv2 published."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    authors = onnxruntime.InferenceSession(AUTHORS)
+    side = authors.get_inputs()[0].shape[2]
+    listed = json.loads((PICTURES / "annotations/instances_val2017.json").read_text())["images"]
+    paths = [PICTURES / "val2017" / row["file_name"] for row in listed[:6]]
+    with Detector.open(CHECKPOINT, threshold=0.3, batch_size=3, trust_remote_code=True) as detector:
+        results = detector(paths)
+    assert sum(map(len, results)) > 20
+    for path, found in zip(paths, results, strict=True):
+        picture = Image.open(path).convert("RGB")
+        small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR), np.float32) / 255
+        size = np.array([picture.size])  # width, height
+        labels, boxes, scores = authors.run(
+            None, {"images": small.transpose(2, 0, 1)[None], "orig_target_sizes": size}
+        )
+        keep = np.argsort(-scores[0], kind="stable")[: (scores[0] > 0.3).sum()]
+        np.testing.assert_array_equal(found.class_ids, labels[0][keep])
+        np.testing.assert_allclose(found.scores, scores[0][keep], atol=5e-3)
+        np.testing.assert_allclose(
+            found.boxes_xyxy, np.clip(boxes[0][keep], 0, [*size[0], *size[0]]), atol=0.2
+        )

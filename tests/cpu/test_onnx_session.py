@@ -202,7 +202,7 @@ def test_kind_of(tmp_path, path):
     (tmp_path / "model.txt").touch()
     (tmp_path / "empty").mkdir()
     for ref in (tmp_path / "model.txt", tmp_path / "empty", "nothing/here", "C:\\x", ""):
-        with pytest.raises(SessionError, match="model|folder"):
+        with pytest.raises(SessionError, match=r"model|folder"):
             kind_of(ref)
 
 
@@ -284,7 +284,7 @@ def test_damaged_bundle_is_no_reason_to_fall_back(bundle):
 
 def test_bundle_without_anything(bundle, monkeypatch):
     monkeypatch.setattr(sessions, "_open_engine", no_gpu)
-    with pytest.raises(SessionError, match="no ONNX file.*no GPU in this test"):
+    with pytest.raises(SessionError, match=r"no ONNX file.*no GPU in this test"):
         open_session(bundle("engine"))
 
 

@@ -118,6 +118,13 @@ def test_coco_without_truth(tmp_path):
     assert rows[0]["bbox"] == [1.0, 2.0, 4.0, 7.0]
 
 
+def test_coco_without_detections(tmp_path):
+    path = tmp_path / "out.json"
+    with coco_writer(path, SPEC) as write:
+        write(Record("two.jpg", NONE))
+    assert json.loads(path.read_text()) == []
+
+
 def test_coco_with_truth(tmp_path, truth):
     path = tmp_path / "out.json"
     with coco_writer(path, SPEC, CocoImages(truth)) as write:
@@ -190,5 +197,5 @@ def test_outputs_are_given_once():
     check_stdout_once(["-", "a.json", None, None])
     with pytest.raises(OutputError, match=r"twice: -"):
         check_stdout_once(["-", None, "-"])
-    with pytest.raises(OutputError, match="a.json"):
+    with pytest.raises(OutputError, match=r"a.json"):
         check_stdout_once(["a.json", "a.json"])

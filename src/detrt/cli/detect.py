@@ -57,6 +57,9 @@ def detect(
     spec_file: Annotated[
         Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
+    ] = False,
     font: Annotated[
         Path | None, typer.Option(help="TrueType font for class names that are not ASCII.")
     ] = None,
@@ -99,6 +102,7 @@ def detect(
         device=device,
         threads=threads,
         spec=None if spec_file is None else read_spec(spec_file),
+        trust_remote_code=trust_remote_code,
         threshold=threshold,
         batch_size=batch,
         size_hw=size_hw,
