@@ -31,16 +31,22 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
     graph = model.graph
     constants = {t.name: t for t in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant":
-            constants[node.output[0]] = helper.get_node_attr_value(node, "value")
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
     opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
     nodes: list[onnx.NodeProto] = []
+    prefixes: set[str] = set()
     count = 0
     for node in graph.node:
         if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
             nodes.append(node)
             continue
-        call = _Call(node, constants, opset)
+        # Constants are named after the node, so two nodes of one name, or of none, would share them.
+        prefix = node.name or f"/{OP_TYPE}"
+        if prefix in prefixes:
+            prefix = f"{prefix}.{count}"
+        prefixes.add(prefix)
+        call = _Call(node, constants, opset, prefix)
         (_gather if call.discrete else lowerings[how])(call)
         nodes.extend(call.builder.nodes)
         graph.initializer.extend(call.builder.initializers)
@@ -57,7 +63,7 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
 class _Call:
     """One MSDeformAttn node: its attributes and the sizes of its levels."""
 
-    def __init__(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto], opset: int) -> None:
+    def __init__(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto], opset: int, prefix: str) -> None:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         self.value, shapes, self.locations, self.weights = node.input
         self.output = node.output[0]
@@ -65,7 +71,7 @@ class _Call:
         self.points = [int(p) for p in attributes["points_per_level"]]
         self.discrete = bool(attributes.get("discrete", 0))
         self.opset = opset
-        self.builder = b = GraphBuilder(node.name)
+        self.builder = b = GraphBuilder(prefix)
         levels = len(self.points)
         if shapes in constants:
             sizes = numpy_helper.to_array(constants[shapes]).reshape(-1, 2)

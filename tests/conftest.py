@@ -1,0 +1,47 @@
+"""Shared fixtures. Exports of the tiny models take seconds each, so one run makes each of them once."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """name -> Source of `random:<name>/tiny`; do not change it."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    from detrt.sources import load_source
+
+    return lru_cache(maxsize=None)(lambda name: load_source(f"random:{name}/tiny"))
+
+
+@pytest.fixture(scope="session")
+def exported(tiny, tmp_path_factory):
+    """(name, **choices) -> ExportReport of a tiny model, made once for equal choices."""
+    pytest.importorskip("onnxslim", reason="needs the 'export' extra")
+    from detrt.export import ExportConfig, export_onnx
+
+    folder = tmp_path_factory.mktemp("exports")
+
+    @lru_cache(maxsize=None)
+    def make(name: str, **choices):
+        words = [name, *(f"{k}-{v}" for k, v in sorted(choices.items()))]
+        return export_onnx(tiny(name), folder / ("_".join(words) + ".onnx"), ExportConfig(**choices))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """Folder with the real checkpoints and pictures that are not part of the project."""
+    if not (DATA / "checkpoints").is_dir():
+        pytest.skip(f"the real checkpoints and pictures are not on this machine ('{DATA}')")
+    return DATA
