@@ -62,6 +62,8 @@ class EngineFacts:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
+        if not isinstance(data, Mapping):
+            raise SpecError(f"engine facts must be a JSON object; got {data!r}")
         known = {f.name for f in fields(cls)}
         unknown = set(data) - known
         if unknown:
@@ -70,10 +72,40 @@ class EngineFacts:
             facts = cls(**data)
         except TypeError as error:
             raise SpecError(f"engine facts are not complete: {error}") from None
-        object.__setattr__(facts, "compute_capabilities", tuple(int(c) for c in facts.compute_capabilities))
+        _check_types("engine facts", facts, _ENGINE_TYPES)
+        if not all(type(c) is int and c > 0 for c in facts.compute_capabilities):
+            raise SpecError(
+                f"engine facts: compute_capabilities must be numbers such as 89; got {facts.compute_capabilities}"
+            )
+        object.__setattr__(facts, "compute_capabilities", tuple(facts.compute_capabilities))
         for name in ("inputs", "outputs"):
             object.__setattr__(facts, name, tuple(getattr(facts, name)))
         return facts
+
+
+_LIST = (list, tuple)
+_ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("target", "tensorrt_version", "precision", "onnx_sha256"), str),
+    **dict.fromkeys(("profile", "options", "layer_types"), Mapping),
+    **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
+    **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib"), (int, float)),
+}
+_PROVENANCE_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("source", "checkpoint_sha256", "created"), str),
+    **dict.fromkeys(("options", "versions"), Mapping),
+    "parameters": int,
+}
+_FILE_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "path", "sha256"), str),
+    "size": int,
+}
+
+
+def _check_types(where: str, record: object, types: Mapping[str, type | tuple[type, ...]]) -> None:
+    for name, kind in types.items():
+        value = getattr(record, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise SpecError(f"{where}: {name} has the value {value!r} of a wrong type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +164,12 @@ class Bundle:
         try:
             entries = []
             for row in data["files"]:
-                if not all(isinstance(row[key], str) for key in ("kind", "path", "sha256")):
-                    raise TypeError(f"kind, path and sha256 of a file must be text: {row}")
-                engine = EngineFacts.from_dict(row["engine"]) if row.get("engine") else None
-                entries.append(BundleFile(row["kind"], row["path"], row["sha256"], int(row["size"]), engine))
+                engine = None if row.get("engine") is None else EngineFacts.from_dict(row["engine"])
+                entry = BundleFile(row["kind"], row["path"], row["sha256"], row["size"], engine)
+                _check_types(f"'{path}': files", entry, _FILE_TYPES)
+                entries.append(entry)
             provenance = Provenance(**data["provenance"])
+            _check_types(f"'{path}': provenance", provenance, _PROVENANCE_TYPES)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpecError(f"'{path}' is damaged ({error!r}); build the bundle again with detrt build") from None
         for entry in entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,29 @@ class OnnxSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def optimize_basic(model: bytes) -> bytes:
+    """ONNX Runtime's basic graph optimisation: standard operators only, the same function.
+
+    Raises:
+        SessionError: ONNX Runtime refuses the graph.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingPackageError("onnxruntime", "", "simplifying a graph") from None
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        target = Path(folder) / "optimized.onnx"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(target)
+        try:
+            onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise _load_error("the traced graph", error) from None
+        return target.read_bytes()
 
 
 def read_spec(path: str | os.PathLike) -> ModelSpec:

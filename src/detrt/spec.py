@@ -96,6 +96,9 @@ class InputSpec:
                 getattr(self, name) % self.multiple_of == 0,
                 f"input.{name} must be a multiple of {self.multiple_of}; got {getattr(self, name)}",
             )
+        for name in ("shortest_edge", "longest_edge"):
+            if getattr(self, name) is not None:
+                _whole(f"input.{name}", getattr(self, name), 1, 16384)
         if self.resize == "shortest_edge":
             _whole("input.shortest_edge", self.shortest_edge, 1, 16384)
             if self.longest_edge is not None:
@@ -176,7 +179,8 @@ class ModelSpec:
                 f"{self.decode.num_classes} classes (ids 0..{self.decode.num_classes - 1}); "
                 "give labels that belong to this checkpoint",
             )
-            labels[class_id] = str(value)
+            _check(isinstance(value, str), f"labels: the name of class {class_id} must be text; got {value!r}")
+            labels[class_id] = value
         object.__setattr__(self, "labels", dict(sorted(labels.items())))
 
     def label(self, class_id: int) -> str:

@@ -80,8 +80,8 @@ def export_onnx(
     lowered = lower_msda(model, config.lowering)
     if source.family.deformable and not lowered:
         raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
-    readable_names(model)
     model = simplify(model)
+    readable_names(model)
     model.producer_name, model.producer_version = "detrt", _version()
     model.graph.name = spec.name or spec.family
     graph.with_spec(model, spec)

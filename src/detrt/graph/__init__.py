@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .io import load, read_spec, save, with_spec
+from .io import data_files, load, read_spec, save, with_spec
 from .summary import GraphSummary, summarise
 
-__all__ = ["GraphSummary", "load", "read_spec", "save", "summarise", "with_spec"]
+__all__ = ["GraphSummary", "data_files", "load", "read_spec", "save", "summarise", "with_spec"]

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
-import logging
 import re
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
+from ..onnx_session import optimize_basic
 
-# TorchScript repeats a module's path for each nested attribute it goes through: "/model/model/encoder".
-_REPEATED = re.compile(r"/(?:model/)+")
+# The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
+_WRAPPER = "/model"
+# Weights above this many bytes are set aside while the simplifier copies the model over and over.
+_LARGE_BYTES = 1 << 16
 
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants, merge equal nodes and initialisers, drop dead ones, infer shapes (onnxslim).
+    """Fold constants, merge equal nodes and initialisers, drop dead ones, infer shapes.
+
+    ONNX Runtime's own optimiser removes most of what tracing leaves behind and is fast; onnxslim's time
+    grows with the square of the nodes, and it knows symbolic shapes, so it comes second. Convolutions
+    take in the frozen BatchNorm behind them (`fold_affine`).
 
     Raises:
         GraphError: the simplifier or the checker refuses the graph.
@@ -26,27 +35,190 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         import onnxslim
     except ImportError:
         raise MissingPackageError("onnxslim", "export", "simplifying a graph") from None
+    aside = _set_aside(model)
     noise = io.StringIO()
-    level = logging.getLogger("onnxslim").level
     try:
+        folded = onnx.load_from_string(optimize_basic(model.SerializeToString()))
         with contextlib.redirect_stdout(noise):
-            slim = onnxslim.slim(model, skip_fusion_patterns=["FusionGelu"])
+            slim = onnxslim.slim(folded, skip_fusion_patterns=_fusions())
+        _put_back(slim, aside)
+        fold_constants(slim)
+        fold_affine(slim)
+        drop_dead(slim)
         onnx.checker.check_model(slim)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise GraphError(f"the traced graph does not simplify: {error}") from error
-    finally:
-        logging.getLogger("onnxslim").setLevel(level)
     return slim
 
 
+def _fusions() -> list[str]:
+    """onnxslim's patterns that compute with weights: those are set aside, and ours come after."""
+    from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
+
+    return [name for name, found in DEFAULT_FUSION_PATTERNS.items() if ".fusion." in type(found[0]).__module__]
+
+
+def _set_aside(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Turn large initialisers into inputs, in place, and return them by name."""
+    graph, aside = model.graph, {}
+    kept = []
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) > _LARGE_BYTES:
+            aside[tensor.name] = tensor
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        else:
+            kept.append(tensor)
+    copies = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
+    aside = {name: onnx.TensorProto.FromString(t.SerializeToString()) for name, t in aside.items()}
+    del graph.initializer[:]
+    graph.initializer.extend(copies)
+    return aside
+
+
+def _put_back(model: onnx.ModelProto, aside: dict[str, onnx.TensorProto]) -> None:
+    graph = model.graph
+    inputs = [value for value in graph.input if value.name not in aside]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    used = {name for node in graph.node for name in node.input}
+    same: dict[tuple[tuple[int, ...], int, str], str] = {}
+    renamed: dict[str, str] = {}
+    for name, tensor in aside.items():
+        if name not in used:
+            continue
+        key = (tuple(tensor.dims), tensor.data_type, hashlib.sha256(tensor.raw_data).hexdigest())
+        if key in same:
+            renamed[name] = same[key]
+        else:
+            same[key] = name
+            graph.initializer.append(tensor)
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in renamed:
+                node.input[index] = renamed[name]
+
+
 def readable_names(model: onnx.ModelProto) -> None:
-    """Shorten node names to the module path and make them unique, in place; tensor names stay."""
+    """Name every node by its module path and operator, unique, in place; tensor names stay."""
     seen: dict[str, int] = {}
     for index, node in enumerate(model.graph.node):
-        name = _REPEATED.sub("/", node.name) if node.name else f"/{node.op_type}_{index}"
+        name = node.name or f"/{node.op_type}_{index}"
+        if re.search(r"_output_\d+$", name):  # a node that a fusion named after a tensor
+            name = f"{name.rsplit('/', 1)[0]}/{node.op_type}"
+        if name.startswith(_WRAPPER + "/"):
+            name = name[len(_WRAPPER) :]
         count = seen.get(name, 0)
         seen[name] = count + 1
         node.name = f"{name}.{count}" if count else name
+
+
+def fold_constants(model: onnx.ModelProto) -> None:
+    """Compute nodes whose inputs are all initialisers, in place, unless that makes the file larger."""
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    kept = []
+    for node in graph.node:
+        inputs = [name for name in node.input if name]
+        constant = inputs and all(name in tensors for name in inputs) and not outputs.intersection(node.output)
+        if not constant or node.domain or len(node.output) != 1:
+            kept.append(node)
+            continue
+        values = {name: numpy_helper.to_array(tensors[name]) for name in inputs}
+        part = helper.make_graph([node], "fold", [], [onnx.ValueInfoProto(name=node.output[0])])
+        result = ReferenceEvaluator(helper.make_model(part, opset_imports=model.opset_import)).run(None, values)[0]
+        if result.nbytes > max(sum(v.nbytes for v in values.values()), 1024):
+            kept.append(node)
+            continue
+        folded = numpy_helper.from_array(result, node.output[0])
+        tensors[folded.name] = folded
+        graph.initializer.append(folded)
+    if len(kept) != len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def fold_affine(model: onnx.ModelProto) -> int:
+    """Fold `Conv -> Mul -> Add` with one constant a channel into the Conv, in place; returns how many.
+
+    This is a frozen BatchNorm. Only where the convolution has a single consumer.
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    consumers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            consumers.setdefault(name, []).append(node)
+    outputs = {value.name for value in graph.output}
+
+    def only_consumer(name: str, kind: str) -> onnx.NodeProto | None:
+        users = consumers.get(name, [])
+        return users[0] if len(users) == 1 and users[0].op_type == kind and name not in outputs else None
+
+    def per_channel(node: onnx.NodeProto, data: str, channels: int) -> np.ndarray | None:
+        other = node.input[1] if node.input[0] == data else node.input[0]
+        if other not in tensors or other == data:
+            return None
+        array = numpy_helper.to_array(tensors[other])
+        return array.reshape(-1) if array.shape in ((1, channels, 1, 1), (channels, 1, 1)) else None
+
+    removed: set[int] = set()
+    for conv in graph.node:
+        if conv.op_type != "Conv" or conv.input[1] not in tensors:
+            continue
+        weight = numpy_helper.to_array(tensors[conv.input[1]])
+        channels, output = weight.shape[0], conv.output[0]
+        multiply = only_consumer(output, "Mul")
+        scale = per_channel(multiply, output, channels) if multiply is not None else None
+        after = multiply.output[0] if multiply is not None and scale is not None else output
+        add = only_consumer(after, "Add")
+        shift = per_channel(add, after, channels) if add is not None else None
+        if scale is None and shift is None:
+            continue
+        has_bias = len(conv.input) > 2 and conv.input[2] in tensors
+        if len(conv.input) > 2 and not has_bias:
+            continue
+        bias = numpy_helper.to_array(tensors[conv.input[2]]) if has_bias else np.zeros(channels, weight.dtype)
+        if scale is not None and multiply is not None:
+            weight, bias = weight * scale.reshape(-1, *[1] * (weight.ndim - 1)), bias * scale
+            removed.add(id(multiply))
+            conv.output[0] = multiply.output[0]
+        if shift is not None and add is not None:
+            bias = bias + shift
+            removed.add(id(add))
+            conv.output[0] = add.output[0]
+        names = (f"{conv.name}/weight", f"{conv.name}/bias")
+        for name, array in zip(names, (weight, bias), strict=True):
+            tensors[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+            graph.initializer.append(tensors[name])
+        del conv.input[1:]
+        conv.input.extend(names)
+    kept = [node for node in graph.node if id(node) not in removed]
+    count = len(removed)
+    if count:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return count
+
+
+def drop_dead(model: onnx.ModelProto) -> None:
+    """Remove nodes and initialisers that no output needs, in place."""
+    graph = model.graph
+    needed = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    kept.reverse()
+    if len(kept) != len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
+    if len(tensors) != len(graph.initializer):
+        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
+        del graph.initializer[:]
+        graph.initializer.extend(copies)
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:

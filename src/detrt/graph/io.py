@@ -75,6 +75,24 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
         graph.write_bytes(raw.SerializeToString())
 
 
+def data_files(path: Path | str) -> list[str]:
+    """Names of the files beside an ONNX file that hold its external weights.
+
+    Raises:
+        GraphError: a file that is missing, or a place outside the model's own folder.
+    """
+    path = Path(path)
+    names = set()
+    for tensor in load(path, weights=False).graph.initializer:
+        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise GraphError(f"'{path}' keeps weights outside its own folder ('{name}'); refused")
+        if not (path.parent / name).is_file():
+            raise GraphError(f"'{path}' keeps its weights in '{name}', which is missing beside it")
+    return sorted(names)
+
+
 def with_spec(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto:
     """Put the spec into the model's metadata, in place."""
     kept = [(p.key, p.value) for p in model.metadata_props if p.key != SPEC_KEY]

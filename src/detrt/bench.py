@@ -1,0 +1,267 @@
+"""Measure models on this machine: every step from checkpoint to engine, and the latency of each back end.
+
+A model is measured in a process of its own, so that its peak memory is its own. Every figure names its
+scope, and the report names the machine. Nothing but the measured call is inside a timed region.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import DetrtError, SessionError
+
+WARMUP, REPEATS = 2, 7
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """What to measure. size: (height, width) of the input, None for the model's usual size.
+
+    batch: images a run. threads: of PyTorch and ONNX Runtime alike, None for all cores.
+    engine: build a TensorRT-RTX engine as well. torch: time the plain transformers model as well.
+    """
+
+    size_hw: tuple[int, int] | None = None
+    batch: int = 1
+    repeats: int = REPEATS
+    warmup: int = WARMUP
+    threads: int | None = None
+    engine: bool = True
+    torch: bool = True
+    msda: str = "auto"
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch", 1), ("repeats", 1), ("warmup", 0)):
+            if getattr(self, name) < low:
+                raise DetrtError(f"{name} must be at least {low}; got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds a run (the whole batch) and the samples they come from."""
+
+    backend: str
+    scope: str
+    p50_ms: float
+    p90_ms: float
+    min_ms: float
+    samples_ms: tuple[float, ...]
+
+
+def bench_models(
+    models: list[str],
+    config: BenchConfig = BenchConfig(),  # noqa: B008 - frozen
+    *,
+    trust_remote_code: bool = False,
+    progress: Callable[[str, float | None, str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure each model in a child process; {"machine": ..., "config": ..., "rows": [...]}.
+
+    Raises:
+        DetrtError: a model that cannot be loaded or built; nothing is measured after it.
+    """
+    rows = []
+    for index, model in enumerate(models):
+        if progress:
+            progress("bench", index / len(models), model)
+        rows.append(_in_child(model, config, trust_remote_code))
+    return {"machine": machine(), "config": asdict(config), "rows": rows}
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, system and versions."""
+    from .doctor import diagnose
+
+    found = diagnose()
+    versions = {package.name: package.version for package in found.packages if package.version}
+    return {**found.machine, "processor": _processor(), "gpus": list(found.gpus), "versions": versions}
+
+
+def measure_call(step: Callable[[], object], backend: str, scope: str, config: BenchConfig) -> Latency:
+    """Time a call after warming up; the call must have finished its work when it returns."""
+    for _ in range(config.warmup):
+        step()
+    samples = []
+    for _ in range(config.repeats):
+        start = time.perf_counter()
+        step()
+        samples.append((time.perf_counter() - start) * 1e3)
+    p50, p90 = np.percentile(samples, [50, 90])
+    return Latency(backend, scope, float(p50), float(p90), min(samples), tuple(round(s, 3) for s in samples))
+
+
+def measure_model(model: str, config: BenchConfig, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """All figures of one checkpoint, in this process. See docs/benchmarks.md for what each one means."""
+    from .engine import EngineConfig, build_engine
+    from .export import ExportConfig, export_onnx
+    from .onnx_session import OnnxSession
+    from .sources import load_source
+
+    start = time.perf_counter()
+    source = load_source(model, trust_remote_code=trust_remote_code)
+    load_seconds = time.perf_counter() - start
+    size = config.size_hw or source.spec.input.size_hw
+    pinned = config.fixed or not source.spec.input.dynamic
+    start = time.perf_counter()
+    report = export_onnx(
+        source,
+        folder / "model.onnx",
+        ExportConfig(msda=config.msda, height=size[0] if pinned else None, width=size[1] if pinned else None),
+    )
+    row: dict[str, Any] = {
+        "model": model,
+        "family": source.family.name,
+        "parameters": source.provenance.parameters,
+        "height": size[0],
+        "width": size[1],
+        "symbolic_size": report.spec.input.dynamic,
+        "nodes": report.summary.nodes,
+        "onnx_bytes": sum(path.stat().st_size for path in folder.glob("model.onnx*")),
+        "load_seconds": load_seconds,
+        "export_seconds": report.seconds,
+        "check_seconds": time.perf_counter() - start - report.seconds,
+        "check_error": report.worst,
+        "peak_memory_mib": peak_memory_mib(),
+    }
+    if config.engine:
+        # The profile's largest batch and size set the builder's memory, so they are the measured ones.
+        sides = {"height": (size[0],) * 3, "width": (size[1],) * 3}
+        engine = EngineConfig(batch=(1, config.batch, max(config.batch, 2)), **sides)  # type: ignore[arg-type]
+        built = build_engine(folder / "model.onnx", folder / "model.engine", engine)
+        row |= {
+            "build_seconds": built.facts.build_seconds,
+            "engine_bytes": built.size,
+            "engine_layers": built.facts.layers,
+            "build_peak_memory_mib": built.facts.peak_memory_mib,
+        }
+    session = OnnxSession(folder / "model.onnx", threads=config.threads)
+    latencies = [_forward_onnx(session, size, config), _end_to_end(session, size, config)]
+    session.close()
+    if config.torch:
+        latencies += _torch_latencies(source, size, config)
+    row["latency"] = [asdict(latency) for latency in latencies]
+    return row
+
+
+def _feeds(spec: Any, size: tuple[int, int], batch: int) -> dict[str, np.ndarray]:
+    from .preprocess import preprocess
+
+    return preprocess(_pictures(size, batch), spec, size_hw=size if spec.input.dynamic else None).feeds
+
+
+def _pictures(size: tuple[int, int], count: int) -> list[np.ndarray]:
+    """Drawn scenes of the input's own aspect ratio, so that nothing is padded."""
+    from .scenes import draw_scene
+
+    return [draw_scene(index, size_hw=size).image for index in range(count)]
+
+
+def _forward_onnx(session: Any, size: tuple[int, int], config: BenchConfig) -> Latency:
+    feeds = _feeds(session.spec, size, config.batch)
+    return measure_call(lambda: session.run(feeds), session.backend, "forward", config)
+
+
+def _end_to_end(session: Any, size: tuple[int, int], config: BenchConfig) -> Latency:
+    from .detector import Detector
+
+    detector = Detector(session, batch_size=config.batch, size_hw=size if session.spec.input.dynamic else None)
+    pictures = _pictures(size, config.batch)
+    return measure_call(lambda: detector(pictures), session.backend, "end_to_end", config)
+
+
+def _torch_latencies(source: Any, size: tuple[int, int], config: BenchConfig) -> list[Latency]:
+    """The plain transformers model: forward on a ready tensor, and from arrays to boxes as its users call it."""
+    import torch
+
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    module = source.module
+    spec = source.spec.with_input(height=size[0], width=size[1], resize="stretch", shortest_edge=None, longest_edge=None,
+                                  dynamic=False, normalize_in_graph=False, dtype="float32")
+    pictures = _pictures(size, config.batch)
+
+    def forward_on(feeds: dict[str, Any]) -> Any:
+        with torch.inference_mode():
+            return module(**feeds)
+
+    def prepared() -> dict[str, Any]:
+        from .preprocess import preprocess
+
+        return {name: torch.from_numpy(array) for name, array in preprocess(pictures, spec).feeds.items()}
+
+    def end_to_end() -> Any:
+        from .decode import decode
+
+        found = forward_on(prepared())
+        raw = {"logits": found.logits.numpy(), "pred_boxes": found.pred_boxes.numpy()}
+        return decode(raw, spec, [picture.shape[:2] for picture in pictures], threshold=0.5)
+
+    feeds = prepared()
+    return [
+        measure_call(lambda: forward_on(feeds), "transformers", "forward", config),
+        measure_call(end_to_end, "transformers", "end_to_end", config),
+    ]
+
+
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far, MiB."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux: the platform module knows less, but something
+    return platform.processor() or platform.machine()
+
+
+def _in_child(model: str, config: BenchConfig, trust_remote_code: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="detrt-bench-") as folder:
+        request = {"model": model, "config": asdict(config), "folder": folder, "trust": trust_remote_code}
+        process = subprocess.run(
+            [sys.executable, "-m", "detrt.bench", json.dumps(request)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if process.returncode == 2:
+            raise SessionError(process.stderr.strip().removeprefix("detrt: "))
+        if process.returncode != 0:
+            tail = " ".join(process.stderr.strip().splitlines()[-3:])
+            raise SessionError(f"measuring '{model}' failed (exit code {process.returncode}): {tail}")
+        row: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+        return row
+
+
+def _main(text: str) -> int:
+    request = json.loads(text)
+    settings = request["config"]
+    settings["size_hw"] = tuple(settings["size_hw"]) if settings["size_hw"] else None
+    try:
+        row = measure_model(
+            request["model"], BenchConfig(**settings), Path(request["folder"]), trust_remote_code=request["trust"]
+        )
+    except DetrtError as error:
+        print(f"detrt: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""The command `detrt`: one function a command; the work is done by the package."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from ..errors import DetrtError
+
+app = typer.Typer(
+    name="detrt",
+    help="Take every DETR to TensorRT, and prove that it arrived.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _register() -> None:
+    from .bench import bench
+    from .build import build, export
+    from .demo import demo, demo_data
+    from .detect import detect
+    from .info import doctor, info
+    from .verify import verify
+
+    for command in (build, export, detect, verify, bench, info, doctor, demo):
+        app.command()(command)
+    app.command("demo-data")(demo_data)
+
+
+_register()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 2 bad input, 3 a gate failed.
+
+    Anything that is not a DetrtError is a bug and leaves with its traceback (exit code 1).
+    """
+    try:
+        result = app(arguments if arguments is not None else sys.argv[1:], standalone_mode=False)
+    except DetrtError as error:
+        print(f"detrt: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("detrt: stopped; nothing half-written was left", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has gone (head, less): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except typer.Abort:
+        return 130
+    except typer.Exit as error:
+        return error.exit_code
+    except Exception as error:
+        # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
+        show = getattr(error, "show", None)
+        if not callable(show):
+            raise
+        show()
+        return 2
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,172 @@
+"""`detrt build` and `detrt export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import DetrtError
+
+Model = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, embedded:shapes, random:FAMILY, or an .onnx file with its spec.")]
+Opset = Annotated[int, typer.Option(help="ONNX opset, 17 to 20.")]
+Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample.")]
+Size = Annotated[str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH.")]
+Height = Annotated[str | None, typer.Option(help="Height: 640, or MIN,OPT,MAX for a range.")]
+Width = Annotated[str | None, typer.Option(help="Width, likewise.")]
+Decode = Annotated[str, typer.Option(help="raw: logits and pred_boxes; graph: finished boxes, scores, labels.")]
+MaxDetections = Annotated[int | None, typer.Option(help="Boxes an image; default: the checkpoint's rule.")]
+ScoreThreshold = Annotated[float, typer.Option(help="With --decode graph: num_detections counts scores from here up.")]
+Normalize = Annotated[bool, typer.Option("--normalize/--no-normalize", help="Rescale and normalise inside the graph.")]
+InputDtype = Annotated[str, typer.Option(help="Raw pixels as uint8 or float32.")]
+Mask = Annotated[bool, typer.Option("--mask/--no-mask", help="Keep the padding mask input; --no-mask needs a fixed size.")]
+Check = Annotated[bool, typer.Option("--check/--no-check", help="Compare with PyTorch at shapes that were not traced.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
+Labels = Annotated[Path | None, typer.Option(help="Class names: a text file, one a line, or JSON.")]
+Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout.")]
+
+
+def build(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle.")],
+    target: Annotated[str, typer.Option(help="tensorrt-rtx, tensorrt, onnx (no engine); several with commas.")] = "tensorrt-rtx",
+    sm: Annotated[str | None, typer.Option(help="Compute capabilities for tensorrt-rtx: 86,89.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Batch sizes MIN,OPT,MAX; default 1,1,8.")] = None,
+    size: Size = None,
+    height: Height = None,
+    width: Width = None,
+    opset: Opset = 17,
+    msda: Msda = "auto",
+    decode: Decode = "raw",
+    max_detections: MaxDetections = None,
+    score_threshold: ScoreThreshold = 0.0,
+    normalize: Normalize = True,
+    input_dtype: InputDtype = "uint8",
+    mask: Mask = True,
+    optimization_level: Annotated[int, typer.Option(help="0 (fast build) to 5 (long search).")] = 3,
+    workspace_mib: Annotated[int | None, typer.Option(help="Limit of the builder's scratch memory, MiB.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Stop an engine build after so many seconds.")] = None,
+    timing_cache: Annotated[Path | None, typer.Option(help="File of measured tactics (tensorrt).")] = None,
+    tf32: Annotated[bool, typer.Option("--tf32", help="Let FP32 products use TF32.")] = False,
+    check: Check = True,
+    trust_remote_code: Trust = False,
+    labels: Labels = None,
+    json_file: Json = None,
+) -> None:
+    """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
+
+    Given an ONNX file with its spec (from detrt export), only the engine is built.
+    """
+    from ..pipeline import build as run
+    from ..pipeline import report_to_dict
+    from . import choices, show
+
+    tall, wide = choices.sizes(size, height, width)
+    engines = choices.engine_configs(
+        target,
+        sm,
+        batch,
+        tall,
+        wide,
+        optimization_level=optimization_level,
+        workspace_mib=workspace_mib,
+        timeout_seconds=timeout,
+        timing_cache=timing_cache,
+        tf32=tf32,
+    )
+    export = choices.export_config(
+        opset=opset,
+        msda=msda,
+        height=tall,
+        width=wide,
+        decode=decode,
+        max_detections=max_detections,
+        score_threshold=score_threshold,
+        normalize=normalize,
+        input_dtype=input_dtype,
+        mask=mask,
+        check=check,
+    )
+    with show.progress() as step:
+        report = run(
+            model,
+            output,
+            export=export,
+            engines=engines,
+            trust_remote_code=trust_remote_code,
+            labels=labels,
+            progress=step,
+        )
+    for warning in report.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if json_file:
+        show.write_json(report_to_dict(report), json_file)
+    if json_file != "-":
+        rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
+        show.table(f"{output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
+        print(f"detect with: detrt detect {output} IMAGE")
+
+
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx.")],
+    size: Size = None,
+    height: Height = None,
+    width: Width = None,
+    opset: Opset = 17,
+    msda: Msda = "auto",
+    decode: Decode = "raw",
+    max_detections: MaxDetections = None,
+    score_threshold: ScoreThreshold = 0.0,
+    normalize: Normalize = True,
+    input_dtype: InputDtype = "uint8",
+    mask: Mask = True,
+    check: Check = True,
+    trust_remote_code: Trust = False,
+    labels: Labels = None,
+    json_file: Json = None,
+) -> None:
+    """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
+    from ..export import export_onnx
+    from ..sources import load_source
+    from . import choices, show
+
+    tall, wide = choices.sizes(size, height, width)
+    if (tall is not None and choices.fixed(tall) is None) or (wide is not None and choices.fixed(wide) is None):
+        raise DetrtError("an ONNX graph has one size or a symbolic one: give one number, or leave --height and --width out")
+    config = choices.export_config(
+        opset=opset,
+        msda=msda,
+        height=tall,
+        width=wide,
+        decode=decode,
+        max_detections=max_detections,
+        score_threshold=score_threshold,
+        normalize=normalize,
+        input_dtype=input_dtype,
+        mask=mask,
+        check=check,
+    )
+    path = output if output.suffix == ".onnx" else output / "model.onnx"
+    with show.progress() as step:
+        step("load", None, model)
+        source = load_source(model, trust_remote_code=trust_remote_code, labels=labels)
+        report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
+    data = {
+        "path": str(report.path),
+        "seconds": round(report.seconds, 3),
+        "family": report.spec.family,
+        "parameters": source.provenance.parameters,
+        "graph": report.summary.to_dict(),
+        "checks": list(report.errors),
+    }
+    if json_file:
+        show.write_json(data, json_file)
+    if json_file != "-":
+        verdict = f"equal to PyTorch: {report.worst:.1e} relative" if report.errors else "not checked"
+        print(f"{path}: {source.family.title}, {report.summary.nodes} nodes, opset {report.summary.opset}, {report.seconds:.1f} s; {verdict}")
+        for kind, tensors in (("in", report.summary.inputs), ("out", report.summary.outputs)):
+            for name, (dtype, shape) in tensors.items():
+                print(f"  {kind:3} {name}: {dtype} {' x '.join(map(str, shape))}")

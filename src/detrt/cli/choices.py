@@ -1,0 +1,108 @@
+"""Text of command line options -> the configs of export and engine; shared by several commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..engine import EngineConfig
+from ..engine.config import Triple, parse_sms, parse_triple
+from ..errors import DetrtError, EngineError
+from ..export.config import ExportConfig
+
+NO_ENGINE = "onnx"
+
+
+def sizes(size: str | None, height: str | None, width: str | None) -> tuple[Triple | None, Triple | None]:
+    """(height, width) as (min, opt, max) in pixels, from --size or --height and --width.
+
+    --size takes "640" or "480x640"; --height and --width take "640", or "480,640,800" for a range.
+    """
+    if size is not None:
+        if height is not None or width is not None:
+            raise DetrtError("give --size, or --height and --width, not both")
+        parts = size.lower().split("x")
+        if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise DetrtError(f"--size must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {size!r}")
+        sides = [int(part) for part in parts] * (2 if len(parts) == 1 else 1)
+        return (sides[0],) * 3, (sides[1],) * 3
+    if (height is None) != (width is None):
+        raise DetrtError("give both --height and --width (or --size), or neither")
+    return (None, None) if height is None or width is None else (parse_triple(height), parse_triple(width))
+
+
+def fixed(triple: Triple | None) -> int | None:
+    """The length of an axis that does not vary, else None."""
+    return triple[0] if triple is not None and triple[0] == triple[2] else None
+
+
+def export_config(
+    *,
+    opset: int,
+    msda: str,
+    height: Triple | None,
+    width: Triple | None,
+    decode: str,
+    max_detections: int | None,
+    score_threshold: float,
+    normalize: bool,
+    input_dtype: str,
+    mask: bool,
+    check: bool,
+) -> ExportConfig:
+    """ExportConfig; a side that is one number is fixed in the graph, a range leaves both symbolic."""
+    both = fixed(height) is not None and fixed(width) is not None
+    return ExportConfig(
+        opset=opset,
+        msda=msda,
+        height=fixed(height) if both else None,
+        width=fixed(width) if both else None,
+        decode=decode,
+        max_detections=max_detections,
+        score_threshold=score_threshold,
+        normalize=normalize,
+        input_dtype=input_dtype,
+        mask=mask,
+        check=check,
+    )
+
+
+def engine_configs(
+    target: str,
+    sm: str | None,
+    batch: str | None,
+    height: Triple | None,
+    width: Triple | None,
+    *,
+    optimization_level: int,
+    workspace_mib: int | None,
+    timeout_seconds: float | None,
+    timing_cache: Path | None,
+    tf32: bool,
+) -> list[EngineConfig]:
+    """One EngineConfig for each target of a comma-separated list; none for "onnx"."""
+    targets = [name.strip() for name in target.split(",") if name.strip()]
+    if not targets:
+        raise EngineError("--target must be tensorrt-rtx, tensorrt or onnx (no engine); got nothing")
+    configs = []
+    for name in targets:
+        if name == NO_ENGINE:
+            continue
+        if name not in ("tensorrt-rtx", "tensorrt"):
+            raise EngineError(f"--target must be tensorrt-rtx, tensorrt or onnx (no engine), or several with commas; got {name!r}")
+        configs.append(
+            EngineConfig(
+                target=name,
+                sms=parse_sms(sm) if sm and name == "tensorrt-rtx" else (),
+                batch=parse_triple(batch) if batch else None,
+                height=height,
+                width=width,
+                optimization_level=optimization_level,
+                workspace_mib=workspace_mib,
+                timeout_seconds=timeout_seconds,
+                timing_cache=timing_cache if name == "tensorrt" else None,
+                tf32=tf32,
+            )
+        )
+    if sm and "tensorrt-rtx" not in targets:
+        raise EngineError("--sm chooses GPUs for --target tensorrt-rtx; tensorrt builds for the GPU that it runs on")
+    return configs

@@ -1,0 +1,49 @@
+"""`detrt demo` and `detrt demo-data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import OutputError
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for everything that is made.")] = Path("demo"),
+    sm: Annotated[str | None, typer.Option(help="Compute capabilities of the engine: 86,89.")] = None,
+) -> None:
+    """Take the embedded detector from checkpoint to engine, check it, and detect in a picture."""
+    from ..demo import run_demo
+    from ..engine.config import parse_sms
+    from . import show
+
+    with show.progress() as step:
+        report = run_demo(output, sms=parse_sms(sm) if sm else (), progress=step)
+    rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
+    show.table(f"embedded:shapes -> {output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
+    print(f"look at {report.picture}; the same in JSON: {output / 'detections.jsonl'}")
+    print(
+        "This small detector knows only the drawn scenes of detrt.scenes. For the things of everyday photographs, "
+        "with the network:\n  detrt build hf:PekingU/rtdetr_v2_r18vd -o coco && detrt detect coco photo.jpg --save-dir runs"
+    )
+
+
+def demo_data(
+    output: Annotated[Path, typer.Argument(help="A new folder for images and annotations.json.")],
+    count: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of scenes.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="First seed; scene i has seed + i.")] = 0,
+) -> None:
+    """Draw scenes with exact boxes as a dataset in COCO format."""
+    from ..scenes import write_dataset
+    from . import show
+
+    try:
+        with show.progress() as step:
+            write_dataset(
+                output, count, seed=seed, progress=lambda done, total: step("draw", done / total, f"{done} of {total}")
+            )
+    except ValueError as error:
+        raise OutputError(str(error)) from None
+    print(f"{output}: {count} scenes; annotations in {output / 'annotations.json'}")

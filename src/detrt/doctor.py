@@ -1,0 +1,142 @@
+"""What is installed, which targets work here, which GPU there is, and what to install for the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from typing import Any
+
+# package -> (import name, extra, what it is for)
+PACKAGES: dict[str, tuple[str, str, str]] = {
+    "onnxruntime": ("onnxruntime", "", "run ONNX files"),
+    "torch": ("torch", "export", "load checkpoints"),
+    "transformers": ("transformers", "export", "load checkpoints"),
+    "onnx": ("onnx", "export", "write ONNX graphs"),
+    "onnxslim": ("onnxslim", "export", "simplify ONNX graphs"),
+    "tensorrt-rtx-cu13-bindings": ("tensorrt_rtx_bindings", "rtx", "build engines for GeForce RTX and RTX PRO, without a GPU"),
+    "tensorrt": ("tensorrt", "trt", "build engines on the GPU that runs them"),
+    "cuda-python": ("cuda.bindings", "gpu", "run engines"),
+    "av": ("av", "video", "read and write videos"),
+    "pycocotools": ("pycocotools", "eval", "COCO AP"),
+    "supervision": ("supervision", "supervision", "Detections.to_supervision"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    name: str
+    version: str | None
+    purpose: str
+    install: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something detrt can build for or run on: whether it works here, and what to do if not."""
+
+    name: str
+    works: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    machine: dict[str, Any]
+    gpus: tuple[dict[str, str], ...]
+    packages: tuple[Package, ...]
+    targets: tuple[Target, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine without importing any of the heavy packages."""
+    packages = tuple(_package(name) for name in PACKAGES)
+    have = {package.name for package in packages if package.version}
+    gpus = tuple(_gpus())
+    return Diagnosis(_machine(), gpus, packages, tuple(_targets(have, gpus)))
+
+
+def _package(name: str) -> Package:
+    module, extra, purpose = PACKAGES[name]
+    version: str | None = None
+    try:
+        if util.find_spec(module) is not None:
+            version = metadata.version(name)
+    except (ImportError, metadata.PackageNotFoundError):
+        # onnxruntime also comes as onnxruntime-gpu and others: present, under another distribution name.
+        owners = metadata.packages_distributions().get(module.split(".")[0], [])
+        version = metadata.version(owners[0]) if owners and util.find_spec(module.split(".")[0]) else None
+    return Package(name, version, purpose, f"pip install 'detrt[{extra}]'" if extra else f"pip install {name}")
+
+
+def _machine() -> dict[str, Any]:
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 1
+    memory = None
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cores": cores,
+        "memory_gib": memory,
+        "disk_free_gib": round(shutil.disk_usage(".").free / 2**30, 1),
+    }
+
+
+def _gpus() -> list[dict[str, str]]:
+    """Name, driver, memory and compute capability of every NVIDIA GPU, from nvidia-smi."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    fields = ("name", "driver_version", "memory.total", "compute_cap")
+    try:
+        result = subprocess.run(
+            [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(", ") for line in result.stdout.splitlines() if line.strip()]
+    return [dict(zip(fields, row, strict=False)) for row in rows if len(row) == len(fields)]
+
+
+def _cuda_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
+    def needs(*names: str) -> str:
+        return ", ".join(f"{n} ({_package(n).install})" for n in names if n not in have)
+
+    exports = ("torch", "transformers", "onnx", "onnxslim")
+    rtx, driver = "tensorrt-rtx-cu13-bindings", _cuda_driver()
+    gpu = f"{gpus[0]['name']} (compute capability {gpus[0]['compute_cap']})" if gpus else "no NVIDIA GPU"
+    missing_gpu = "" if gpus and driver else "an NVIDIA GPU and its driver"
+    rows = []
+    for name, packages, extra_need, works in (
+        ("load and export checkpoints", exports, "", "PyTorch on this CPU"),
+        ("detect with ONNX Runtime", ("onnxruntime",), "", "on this CPU"),
+        ("build TensorRT-RTX engines", (rtx,), "", "SM 75, 80, 86, 89, 120, 121; no GPU needed"),
+        ("run TensorRT-RTX engines", (rtx, "cuda-python"), missing_gpu, gpu),
+        ("build and run TensorRT engines", ("tensorrt", "cuda-python"), missing_gpu, gpu),
+    ):
+        lacking = " and ".join(part for part in (needs(*packages), extra_need) if part)
+        rows.append(Target(name, not lacking, works if not lacking else f"needs {lacking}"))
+    return rows

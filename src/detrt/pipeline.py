@@ -1,0 +1,195 @@
+"""From a checkpoint or an ONNX file to a bundle: one folder that every runtime can open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .bundle import MANIFEST, Bundle, BundleFile, EngineFacts, Provenance
+from .engine import EngineConfig, build_engine
+from .errors import EngineError, OutputError
+from .export.config import ExportConfig
+from .spec import ModelSpec
+
+MODEL = "model.onnx"
+# progress(stage, fraction 0..1 or None where it is not known, what is being done)
+Progress = Callable[[str, float | None, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One finished stage: name, seconds, bytes written, and a verdict in words."""
+
+    name: str
+    seconds: float
+    size: int
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """A finished bundle and the stages that led to it."""
+
+    bundle: Bundle
+    stages: tuple[Stage, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def build(
+    model: str | Path,
+    output: Path | str,
+    *,
+    export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
+    engines: Sequence[EngineConfig] = (EngineConfig(),),
+    trust_remote_code: bool = False,
+    labels: Path | str | None = None,
+    progress: Progress | None = None,
+) -> BuildReport:
+    """Build a bundle in `output`.
+
+    model: a checkpoint reference (see `load_source`) or an ONNX file with its spec. engines: one
+    engine file for each; empty for a bundle with the ONNX file alone. An existing bundle in `output`
+    is replaced when everything is done, and stays as it was if anything fails.
+
+    Raises:
+        SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError;
+        GateError: the exported graph does not equal PyTorch.
+    """
+    from .engine.trt import check_installed
+
+    names = [engine_name(config) for config in engines]
+    if len(set(names)) != len(names):
+        raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
+    for config in engines:
+        check_installed(config.target)  # before minutes of export, not after them
+    say = progress or (lambda stage, fraction, text: None)
+    stages: list[Stage] = []
+    warnings: list[str] = []
+    with _new_folder(Path(output)) as folder:
+        if str(model).endswith(".onnx"):
+            spec, provenance = _adopt(Path(model), folder, stages)
+        else:
+            spec, provenance = _export(str(model), folder, export, trust_remote_code, labels, stages, say)
+        entries = _model_entries(folder)
+        for config, name in zip(engines, names, strict=True):
+            start = time.perf_counter()
+            built = build_engine(
+                folder / MODEL,
+                folder / name,
+                config,
+                spec,
+                progress=lambda fraction, text, name=name: say(f"engine {name}", fraction, text),
+            )
+            warnings.extend(built.warnings)
+            entries.append(_entry(folder, name, "engine", built.facts))
+            verdict = f"{built.facts.layers} layers, {built.facts.precision}"
+            stages.append(Stage(f"engine {config.label}", time.perf_counter() - start, built.size, verdict))
+        Bundle(folder, spec, provenance, tuple(entries)).save()
+    return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings))
+
+
+def engine_name(config: EngineConfig) -> str:
+    return f"model.{config.label}.engine"
+
+
+def _export(
+    ref: str,
+    folder: Path,
+    config: ExportConfig,
+    trust_remote_code: bool,
+    labels: Path | str | None,
+    stages: list[Stage],
+    say: Progress,
+) -> tuple[ModelSpec, Provenance]:
+    from .export import export_onnx
+    from .export.onnx import options_of
+    from .sources import load_source
+
+    start = time.perf_counter()
+    say("load", None, ref)
+    source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels)
+    loaded = time.perf_counter()
+    parameters = f"{source.family.title}, {source.provenance.parameters / 1e6:.1f} M parameters"
+    stages.append(Stage("load", loaded - start, 0, parameters))
+    report = export_onnx(source, folder / MODEL, config, progress=lambda text: say("export", None, text))
+    size = sum(path.stat().st_size for path in folder.glob(MODEL + "*"))
+    stages.append(Stage("export", report.seconds, size, f"{report.summary.nodes} nodes, opset {report.summary.opset}"))
+    if report.errors:
+        seconds = time.perf_counter() - loaded - report.seconds
+        cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
+        verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
+        stages.append(Stage("check", seconds, 0, verdict))
+    return report.spec, replace(source.provenance, options={"export": options_of(config)})
+
+
+def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Provenance]:
+    """Copy an ONNX file and its external weights into the bundle."""
+    from . import graph
+    from .sources.hub import versions
+
+    start = time.perf_counter()
+    spec = graph.read_spec(path)
+    for name in graph.data_files(path):
+        shutil.copyfile(path.parent / name, folder / name)
+    shutil.copyfile(path, folder / MODEL)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    provenance = Provenance(path.name, files.sha256_of(path), versions=versions(), created=created)
+    stages.append(Stage("copy", time.perf_counter() - start, path.stat().st_size, f"spec of {spec.family}"))
+    return spec, provenance
+
+
+def _model_entries(folder: Path) -> list[BundleFile]:
+    kinds = {MODEL: "onnx"}
+    return [_entry(folder, path.name, kinds.get(path.name, "weights")) for path in sorted(folder.iterdir())]
+
+
+def _entry(folder: Path, name: str, kind: str, facts: EngineFacts | None = None) -> BundleFile:
+    path = folder / name
+    return BundleFile(kind, name, files.sha256_of(path), path.stat().st_size, facts)
+
+
+@contextlib.contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A temporary folder beside `output` that takes its place if the block succeeds."""
+    if output.exists() and not output.is_dir():
+        raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with -o")
+    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
+        raise OutputError(
+            f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o"
+        )
+    temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if output.exists():
+            old = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}.old")
+            os.replace(output, old)
+            os.replace(temporary, output)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(temporary, output)
+    except OSError as error:
+        raise files.output_error(output, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def report_to_dict(report: BuildReport) -> dict[str, Any]:
+    """JSON form of a build."""
+    return {
+        "bundle": str(report.bundle.folder),
+        "stages": [
+            {"stage": s.name, "seconds": round(s.seconds, 3), "bytes": s.size, "verdict": s.verdict} for s in report.stages
+        ],
+        "files": [{"path": f.path, "kind": f.kind, "bytes": f.size} for f in report.bundle.files],
+        "warnings": list(report.warnings),
+    }
