@@ -63,6 +63,8 @@ def test_changes_are_checked():
         ({"decode": {"select": "query", "max_detections": 5}}, ["1 to 4", "5"]),
         ({"labels": {3: "cow"}}, ["class id 3", "'cow'", "0..2"]),
         ({"labels": {"x": "cow"}}, ["'x'"]),
+        ({"labels": {1: None}}, ["class 1", "None"]),
+        ({"shortest_edge": "x"}, ["input.shortest_edge", "'x'"]),
     ],
     ids=str,
 )
