@@ -24,14 +24,15 @@ _PALETTE = (
     "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 "
     "ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
 )
+_TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (towards this grey, so far)
 _LONGEST = 100  # letters of a class name; more would not fit into a picture
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
 
 def class_colour(class_id: int) -> RGB:
-    """The colour of a class: the same in every picture; 16 hues, then the same hues lighter and darker."""
+    """The colour of a class: the same in every picture; 16 hues in 5 tints."""
     turn, index = divmod(int(class_id), len(_COLOURS))
-    towards, share = ((0, 0.0), (255, 0.45), (0, 0.35))[turn % 3]
+    towards, share = _TINTS[turn % len(_TINTS)]
     red, green, blue = (round(c + (towards - c) * share) for c in _COLOURS[index])
     return red, green, blue
 

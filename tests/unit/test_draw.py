@@ -65,9 +65,9 @@ def test_labels_stay_inside_and_apart():
 
 
 def test_colours_are_stable_and_differ():
-    colours = [class_colour(i) for i in range(48)]
-    assert len(set(colours)) == 48 and colours == [class_colour(i) for i in range(48)]
-    assert class_colour(48) == class_colour(0) and class_colour(np.int64(3)) == colours[3]
+    colours = [class_colour(i) for i in range(80)]
+    assert len(set(colours)) == 80 and colours == [class_colour(i) for i in range(80)]
+    assert class_colour(80) == class_colour(0) and class_colour(np.int64(3)) == colours[3]
     assert all(0 <= c <= 255 and isinstance(c, int) for colour in colours for c in colour)
 
 
