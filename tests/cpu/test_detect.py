@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,26 @@ def test_json_on_stdout_is_alone(folder):
 def test_quiet(folder):
     result, _ = run("model.onnx", "in", "-q")
     assert result.stdout == "" == result.stderr
+
+
+def test_reader_of_stdout_leaves(folder):
+    code = "import sys; from detrt.cli import main; sys.exit(main())"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "detect",
+        "model.onnx",
+        *["in"] * 5,
+        "--json",
+        "-",
+        "--csv",
+        "o.csv",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(60) == 0
+    assert not (folder / "o.csv").exists()
 
 
 def test_all_outputs(folder):

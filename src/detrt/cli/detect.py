@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,6 +117,7 @@ def detect(
     images = 0
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_reader_may_leave())
         stack.enter_context(detector)
         if getattr(detector.session, "note", ""):
             _say(console, f"note: {detector.session.note}", "yellow")
@@ -170,6 +173,18 @@ def check_range(threshold: float, batch: int | None, max_detections: int | None)
     for name, value in (("--batch", batch), ("--max-detections", max_detections)):
         if value is not None and value < 1:
             raise SpecError(f"{name} must be at least 1; got {value}")
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """End quietly when the reader of stdout has gone (`| head`); other outputs are then left out."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; give it a sink.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
 
 
 def _say(console: Any, text: str, style: str) -> None:
