@@ -77,8 +77,8 @@ def check(pictures, spec, expected):
 @pytest.mark.parametrize(("short", "long"), [(64, 100), (40, 400)])
 def test_shortest_edge_batch(name, short, long):
     spec = spec_of(
-        resize="shortest_edge", height=short, width=long, shortest_edge=short, longest_edge=long, dynamic=True,
-        mask=True, **IMAGENET, **OWN,
+        resize="shortest_edge", height=short, width=long, shortest_edge=short, longest_edge=long,
+        dynamic=True, mask=True, **IMAGENET, **OWN,
     )  # fmt: skip
     for pictures in images():
         size = {"shortest_edge": short, "longest_edge": long}
