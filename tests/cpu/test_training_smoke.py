@@ -1,0 +1,59 @@
+"""The training script end to end: two steps, save, load as a user would, score, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "training" / "train_demo_detector.py"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _needs() -> None:
+    for package in ("torch", "transformers", "scipy", "pycocotools"):
+        pytest.importorskip(package)
+
+
+def run_smoke(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(out), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_smoke_run_leaves_a_loadable_model_and_a_record(tmp_path: Path) -> None:
+    done = run_smoke(tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "demo_detector.json").read_text(encoding="utf-8"))
+    assert record["steps"] == 2
+    assert [point["step"] for point in record["loss_curve"]] == [1, 2]
+    assert all(point["total"] > 0 for point in record["loss_curve"])
+    assert record["seed"] == 0 and record["versions"]["torch"]
+    assert 1e6 < record["parameters"] < 2.5e6
+    assert 0 <= record["final_validation_ap"]["ap"] <= 1
+    model = tmp_path / "model"
+    assert {path.name for path in model.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    }
+    assert (model / "model.safetensors").stat().st_size <= 5_000_000
+    last = json.loads(done.stdout.strip().splitlines()[-1])
+    assert last["dtype"] == "torch.float32"
+
+
+def test_a_finished_run_resumes_from_its_checkpoint_and_refuses_another_seed(tmp_path: Path) -> None:
+    assert run_smoke(tmp_path).returncode == 0
+    again = run_smoke(tmp_path)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert "resumed at step 2" in again.stdout
+    other = run_smoke(tmp_path, "--seed", "1")
+    assert other.returncode != 0
+    assert "give the same arguments or another --checkpoint" in other.stderr
