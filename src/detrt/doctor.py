@@ -133,7 +133,7 @@ def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
     for name, packages, extra_need, works in (
         ("load and export checkpoints", exports, "", "PyTorch on this CPU"),
         ("detect with ONNX Runtime", ("onnxruntime",), "", "on this CPU"),
-        ("build TensorRT-RTX engines", (rtx,), "", "SM 75, 80, 86, 89, 120, 121; no GPU needed"),
+        ("build TensorRT-RTX engines", (rtx,), "", "SM 80, 86, 89, 120, 121 (75 not in FP32); no GPU needed"),
         ("run TensorRT-RTX engines", (rtx, "cuda-python"), missing_gpu, gpu),
         ("build and run TensorRT engines", ("tensorrt", "cuda-python"), missing_gpu, gpu),
     ):
