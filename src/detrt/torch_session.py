@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,22 +9,11 @@ import torch
 
 from .errors import SessionError
 from .export.config import ExportConfig
-from .export.contract import exported_spec
+from .export.contract import contract, exported_spec
 from .export.module import ExportModule
 from .export.onnx import forced_topk
-from .session import Feeds, Outputs, TensorInfo, check_feeds
-from .spec import (
-    BOXES,
-    LABELS,
-    LOGITS,
-    NUM_DETECTIONS,
-    PIXEL_MASK,
-    PIXEL_VALUES,
-    PRED_BOXES,
-    SCORES,
-    TARGET_SIZES,
-    ModelSpec,
-)
+from .session import Feeds, Outputs, check_feeds
+from .spec import ModelSpec
 
 if TYPE_CHECKING:
     from .sources import Source
@@ -74,27 +62,3 @@ class TorchSession:
 
     def close(self) -> None:
         self._module = torch.nn.Identity()  # type: ignore[assignment]
-
-
-def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Inputs and outputs of a graph by its spec."""
-    height, width = ("height", "width") if spec.input.dynamic else spec.input.size_hw
-    inputs: list[TensorInfo] = [TensorInfo(PIXEL_VALUES, spec.input.dtype, ("batch", 3, height, width))]
-    if spec.input.mask:
-        inputs.append(TensorInfo(PIXEL_MASK, "int64", ("batch", height, width)))
-    rule = spec.decode
-    if not rule.in_graph:
-        columns = rule.num_classes + (rule.activation == "softmax")
-        outputs: Sequence[TensorInfo] = (
-            TensorInfo(LOGITS, "float32", ("batch", rule.num_queries, columns)),
-            TensorInfo(PRED_BOXES, "float32", ("batch", rule.num_queries, 4)),
-        )
-    else:
-        inputs.append(TensorInfo(TARGET_SIZES, "int64", ("batch", 2)))
-        outputs = (
-            TensorInfo(BOXES, "float32", ("batch", rule.max_detections, 4)),
-            TensorInfo(SCORES, "float32", ("batch", rule.max_detections)),
-            TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
-            TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
-        )
-    return tuple(inputs), tuple(outputs)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import ExportError
+from ..session import TensorInfo
 from ..sources import Source
-from ..spec import ModelSpec
+from ..spec import (
+    BOXES,
+    LABELS,
+    LOGITS,
+    NUM_DETECTIONS,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    PRED_BOXES,
+    SCORES,
+    TARGET_SIZES,
+    ModelSpec,
+)
 from .config import ExportConfig
 
 
@@ -52,6 +65,30 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
             raise ExportError(f"--max-detections must be at most {limit} for this model; got {config.max_detections}")
         spec = spec.with_decode(max_detections=config.max_detections)
     return spec
+
+
+def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Inputs and outputs of a graph by its spec."""
+    height, width = ("height", "width") if spec.input.dynamic else spec.input.size_hw
+    inputs: list[TensorInfo] = [TensorInfo(PIXEL_VALUES, spec.input.dtype, ("batch", 3, height, width))]
+    if spec.input.mask:
+        inputs.append(TensorInfo(PIXEL_MASK, "int64", ("batch", height, width)))
+    rule = spec.decode
+    if not rule.in_graph:
+        columns = rule.num_classes + (rule.activation == "softmax")
+        outputs: Sequence[TensorInfo] = (
+            TensorInfo(LOGITS, "float32", ("batch", rule.num_queries, columns)),
+            TensorInfo(PRED_BOXES, "float32", ("batch", rule.num_queries, 4)),
+        )
+    else:
+        inputs.append(TensorInfo(TARGET_SIZES, "int64", ("batch", 2)))
+        outputs = (
+            TensorInfo(BOXES, "float32", ("batch", rule.max_detections, 4)),
+            TensorInfo(SCORES, "float32", ("batch", rule.max_detections)),
+            TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
+            TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
+        )
+    return tuple(inputs), tuple(outputs)
 
 
 def trace_size(spec: ModelSpec) -> tuple[int, int]:

@@ -16,14 +16,14 @@ import torch
 
 from .. import graph
 from ..errors import ExportError, GateError
-from ..graph.clean import constants_to_initializers, readable_names, simplify, topk_outputs, with_outputs
+from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify, topk_outputs, with_outputs
 from ..graph.msda import lower_msda
 from ..graph.summary import GraphSummary, summarise
 from ..sources import Source
 from ..spec import PIXEL_VALUES, ModelSpec
 from . import msda
 from .config import ExportConfig
-from .contract import exported_spec, other_size, trace_size
+from .contract import contract, exported_spec, other_size, trace_size
 from .inputs import example_feeds
 from .module import ExportModule
 from .rewrites import rewrites
@@ -82,6 +82,7 @@ def export_onnx(
         raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
     model = simplify(model)
     readable_names(model)
+    declare_outputs(model, {info.name: info.shape for info in contract(spec)[1]})
     model.producer_name, model.producer_version = "detrt", _version()
     model.graph.name = spec.name or spec.family
     graph.with_spec(model, spec)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -45,6 +46,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         fold_constants(slim)
         fold_affine(slim)
         drop_dead(slim)
+        drop_unused_domains(slim)
         onnx.checker.check_model(slim)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise GraphError(f"the traced graph does not simplify: {error}") from error
@@ -219,6 +221,22 @@ def drop_dead(model: onnx.ModelProto) -> None:
         copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
         del graph.initializer[:]
         graph.initializer.extend(copies)
+
+
+def drop_unused_domains(model: onnx.ModelProto) -> None:
+    """Remove operator sets that no node is of, in place: ONNX Runtime's optimiser imports all that it knows."""
+    used = {"", *(node.domain for node in model.graph.node)} - {"ai.onnx"}
+    kept = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def declare_outputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    """Give outputs their known shapes, in place; shape inference loses those behind a Gather or a TopK."""
+    for value in model.graph.output:
+        if value.name in shapes:
+            elem_type = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
