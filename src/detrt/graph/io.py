@@ -57,14 +57,18 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
     """
     onnx = _onnx()
     path = Path(path)
-    if model.ByteSize() < INLINE_LIMIT:
+    # The weights are counted first: a message above protobuf's limit cannot even be measured.
+    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    if weights < INLINE_LIMIT and model.ByteSize() < INLINE_LIMIT:
         with writing(path) as temporary:
             temporary.write_bytes(model.SerializeToString())
         return
     data_name = path.name + ".data"
+    copy = type(model)()
+    copy.CopyFrom(model)  # onnx takes the weights out of the model that it writes
     with writing(path.with_name(data_name)) as data, writing(path) as graph:
         onnx.save_model(  # type: ignore[attr-defined]
-            model, str(graph), save_as_external_data=True, location=data.name, convert_attribute=False
+            copy, str(graph), save_as_external_data=True, location=data.name, convert_attribute=False
         )
         # The weights are renamed after this block, so the graph must name their final place.
         raw = onnx.load(str(graph), load_external_data=False)  # type: ignore[attr-defined]

@@ -1,0 +1,176 @@
+"""Reading and writing ONNX files, their spec and their figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import make_model, make_spec
+
+from detrt import graph
+from detrt.errors import GraphError, OutputError, SpecError
+from detrt.graph import io
+from detrt.graph.clean import declare_outputs, drop_unused_domains
+from detrt.onnx_session import OnnxSession
+
+
+@pytest.fixture
+def model():
+    return onnx.load_from_string(make_model(make_spec()))
+
+
+def test_round_trip_keeps_model_and_spec(model, tmp_path):
+    path = tmp_path / "new" / "model.onnx"
+    graph.save(graph.with_spec(model, make_spec()), path)
+    assert graph.load(path) == model
+    assert graph.read_spec(path) == make_spec()
+    assert [p.name for p in path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_with_spec_replaces_only_the_spec(model):
+    model.metadata_props.add(key="author", value="me")
+    other = make_spec(height=16)
+    graph.with_spec(graph.with_spec(model, make_spec()), other)
+    assert [p.key for p in model.metadata_props] == ["author", io.SPEC_KEY]
+    assert type(other).from_json(model.metadata_props[1].value) == other
+
+
+BROKEN = {
+    "empty.onnx": (b"", "is empty"),
+    "text.onnx": (b"this is not a model, it is a sentence\n" * 20, "not a whole ONNX file|holds no graph"),
+    "other.onnx": (helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString(), "holds no graph"),
+    "cut.onnx": (make_model(make_spec())[:-200], "not a whole ONNX file"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_load_names_a_broken_file(name, tmp_path):
+    content, words = BROKEN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(GraphError, match=f"{name}.*({words})"):
+        graph.load(tmp_path / name)
+
+
+def test_load_names_a_missing_file(tmp_path):
+    with pytest.raises(GraphError, match=r"no ONNX file .*gone\.onnx"):
+        graph.load(tmp_path / "gone.onnx")
+
+
+def test_read_spec_errors(model, tmp_path):
+    path = tmp_path / "model.onnx"
+    del model.metadata_props[:]
+    graph.save(model, path)
+    with pytest.raises(GraphError, match=r"model\.onnx' carries no detrt spec.*--spec"):
+        graph.read_spec(path)
+    model.metadata_props.add(key=io.SPEC_KEY, value='{"schema": 99}')
+    graph.save(model, path)
+    with pytest.raises(SpecError, match="schema 99"):
+        graph.read_spec(path)
+
+
+@pytest.fixture
+def heavy():
+    """A model of one weight matrix, with a spec."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.normal(size=(64, 32)).astype(np.float32), "weight")
+    info = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["x", "weight"], ["y"], name="/MatMul")]
+    x, y = info("x", TensorProto.FLOAT, ["batch", 64]), info("y", TensorProto.FLOAT, ["batch", 32])
+    built = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], [weight]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    return graph.with_spec(built, make_spec())
+
+
+def test_external_data_above_the_limit(heavy, tmp_path, monkeypatch):
+    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    before = heavy.SerializeToString()
+    path = tmp_path / "model.onnx"
+    graph.save(heavy, path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert path.stat().st_size < 4000
+    assert heavy.SerializeToString() == before  # the caller's model still has its weights
+    assert graph.data_files(path) == ["model.onnx.data"]
+    read = graph.load(path)
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(read.graph.initializer[0]), numpy_helper.to_array(heavy.graph.initializer[0])
+    )
+    assert graph.read_spec(path) == make_spec()
+
+
+def test_a_small_model_does_not_leave_old_weights_beside_it(heavy, tmp_path, monkeypatch):
+    path = tmp_path / "model.onnx"
+    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    graph.save(heavy, path)
+    monkeypatch.undo()
+    graph.save(heavy, path)
+    assert graph.data_files(path) == []
+    assert graph.load(path).graph.initializer[0].raw_data
+
+
+def test_missing_external_data_is_named(heavy, tmp_path, monkeypatch):
+    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    path = tmp_path / "model.onnx"
+    graph.save(heavy, path)
+    (tmp_path / "model.onnx.data").unlink()
+    with pytest.raises(GraphError, match=r"model\.onnx'.*model\.onnx\.data"):
+        graph.load(path)
+    with pytest.raises(GraphError, match=r"model\.onnx\.data', which is missing"):
+        graph.data_files(path)
+    assert graph.load(path, weights=False).graph.node
+
+
+def test_weights_outside_the_folder_are_refused(heavy, tmp_path, monkeypatch):
+    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    path = tmp_path / "model.onnx"
+    graph.save(heavy, path)
+    raw = onnx.load(str(path), load_external_data=False)
+    next(e for e in raw.graph.initializer[0].external_data if e.key == "location").value = "../secret.bin"
+    path.write_bytes(raw.SerializeToString())
+    with pytest.raises(GraphError, match=r"\.\./secret\.bin"):
+        graph.data_files(path)
+    with pytest.raises(GraphError, match=r"model\.onnx"):
+        graph.load(path)
+
+
+def test_save_names_a_place_that_is_a_folder(model, tmp_path):
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(OutputError, match=r"model\.onnx'.*folder"):
+        graph.save(model, tmp_path / "model.onnx")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="file"):
+        graph.save(model, tmp_path / "file" / "model.onnx")
+
+
+def test_summary(heavy):
+    heavy.graph.node.append(helper.make_node("Special", ["y"], ["z"], domain="detrt"))
+    summary = graph.summarise(heavy)
+    assert (summary.nodes, summary.weight_elements, summary.weight_bytes, summary.opset) == (2, 2048, 8192, 17)
+    assert summary.operators == {"MatMul": 1, "detrt.Special": 1}
+    assert summary.inputs == {"x": ("float32", ("batch", 64))}
+    assert summary.outputs == {"y": ("float32", ("batch", 32))}
+    assert summary.to_dict()["operators"]["MatMul"] == 1
+
+
+def test_unnamed_axes_of_a_summary(model):
+    model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    assert graph.summarise(model).inputs["pixel_values"][1][0] == "?"
+
+
+def test_only_used_operator_sets_stay(heavy):
+    heavy.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    drop_unused_domains(heavy)
+    assert [entry.domain for entry in heavy.opset_import] == [""]
+
+
+def test_declared_outputs_have_the_given_shape(heavy):
+    declare_outputs(heavy, {"y": ("n", 32), "absent": (1,)})
+    assert graph.summarise(heavy).outputs == {"y": ("float32", ("n", 32))}
+
+
+def test_session_reads_the_saved_spec(model, tmp_path):
+    graph.save(graph.with_spec(model, make_spec()), tmp_path / "model.onnx")
+    assert OnnxSession(tmp_path / "model.onnx").spec == make_spec()
