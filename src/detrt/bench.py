@@ -44,9 +44,9 @@ class BenchConfig:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("batch", 1), ("repeats", 1), ("warmup", 0)):
-            if getattr(self, name) < low:
-                raise DetrtError(f"{name} must be at least {low}; got {getattr(self, name)}")
+        for name, low, high in (("batch", 1, 256), ("repeats", 1, 10_000), ("warmup", 0, 10_000)):
+            if not low <= getattr(self, name) <= high:
+                raise DetrtError(f"{name} must be from {low} to {high}; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
