@@ -169,8 +169,15 @@ REWRITES: dict[str, Rewrite] = {
 
 
 def fingerprint(function: Any) -> str:
-    """First 16 hex digits of the SHA-256 of a function's source, white space at line ends ignored."""
-    text = "\n".join(line.rstrip() for line in inspect.getsource(inspect.unwrap(function)).splitlines())
+    """First 16 hex digits of the SHA-256 of a function's source, white space at line ends ignored.
+
+    Empty where there is no source to read, as for compiled functions and in frozen applications.
+    """
+    try:
+        source = inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return ""
+    text = "\n".join(line.rstrip() for line in source.splitlines())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

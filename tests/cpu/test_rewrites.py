@@ -1,0 +1,155 @@
+"""The scoped replacements of library code: restored, equal to the original, and bound to known code."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from detrt.errors import ExportError
+from detrt.export import rewrites as module_under_test
+from detrt.export.inputs import example_feeds
+from detrt.export.make_places import collect
+from detrt.export.module import ExportModule
+from detrt.export.places import FINGERPRINTS, TRIED
+from detrt.export.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
+from detrt.sources.families import FAMILIES
+from detrt.sources.random_models import MODELS
+
+CASES = [(name, rewrite) for name, row in MODELS.items() for rewrite in next(f for f in FAMILIES if f.name == row[0]).rewrites]
+ONE_OF_EACH = [("rt_detr", "msda"), ("d_fine", "msda"), ("deformable_detr", "symbolic_shapes"), ("rf_detr", "frozen_positions")]
+
+
+def run(source):
+    step = source.spec.input.multiple_of
+    size = source.spec.input.size_hw if not source.spec.input.dynamic else (max(64, step), max(96, 2 * step))
+    module = ExportModule(source.module, source.spec)
+    feeds = example_feeds(source.spec, 2, size, seed=4)
+    with torch.no_grad():
+        return module(*(torch.from_numpy(feeds[name]) for name in module.input_names))
+
+
+def patched_state(source):
+    """Everything that the rewrites could touch: module globals, class members and instance members."""
+    module = modeling_module(source.module)
+    state = {("module", key): id(value) for key, value in vars(module).items()}
+    for key, value in vars(module).items():
+        if isinstance(value, type):
+            state.update({(key, name): id(member) for name, member in vars(value).items()})
+    for name, child in source.module.named_modules():
+        state.update({(name, key): id(value) for key, value in vars(child).items()})
+    return state
+
+
+@pytest.mark.parametrize(("name", "rewrite"), CASES)
+def test_same_function(name, rewrite, tiny):
+    before = run(tiny(name))
+    with rewrites(tiny(name).module, [rewrite]):
+        inside = run(tiny(name))
+    for a, b in zip(before, inside, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "rewrite"), ONE_OF_EACH)
+def test_changes_something_and_restores_it(name, rewrite, tiny):
+    source = tiny(name)
+    before = patched_state(source)
+    with rewrites(source.module, [rewrite]):
+        assert patched_state(source) != before
+    assert patched_state(source) == before
+
+
+@pytest.mark.parametrize(("name", "rewrite"), ONE_OF_EACH)
+def test_restores_after_an_exception(name, rewrite, tiny):
+    source = tiny(name)
+    before = patched_state(source)
+    with pytest.raises(ZeroDivisionError), rewrites(source.module, [rewrite]):
+        raise ZeroDivisionError
+    assert patched_state(source) == before
+
+
+def test_restores_when_a_later_rewrite_is_refused(tiny):
+    source = tiny("rt_detr")
+    before = patched_state(source)
+    with pytest.raises(ExportError, match="'frozen_positions' has no place"), rewrites(
+        source.module, ["msda", "frozen_positions"]
+    ):
+        pytest.fail("the block must not run")
+    assert patched_state(source) == before
+
+
+def test_no_rewrites_need_no_transformers_model():
+    with rewrites(torch.nn.Identity(), []):
+        pass
+
+
+def test_every_place_is_as_written():
+    """Regenerate with `python -m detrt.export.make_places` after reading what changed."""
+    assert transformers.__version__ in TRIED
+    assert collect() == {place: digests[-1] for place, digests in FINGERPRINTS.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_every_rewrite_of_a_family_has_a_place(family, tiny):
+    module = modeling_module(tiny(family.name).module)
+    check_places(module, family.rewrites)
+    short = module.__name__.rsplit(".", 1)[-1]
+    for name in family.rewrites:
+        assert any(f"{short}:{place}" in FINGERPRINTS for place in REWRITES[name].places)
+
+
+def test_changed_code_is_refused_by_name(tiny, monkeypatch):
+    module = modeling_module(tiny("deformable_detr").module)
+    cls = module.DeformableDetrEncoder
+
+    def get_reference_points(spatial_shapes_list, valid_ratios, device):
+        return None
+
+    monkeypatch.setattr(cls, "get_reference_points", staticmethod(get_reference_points))
+    words = rf"DeformableDetrEncoder\.get_reference_points has changed in transformers {transformers.__version__}.*{TRIED[-1]}"
+    with pytest.raises(ExportError, match=words), rewrites(tiny("deformable_detr").module, ["symbolic_shapes"]):
+        pytest.fail("the block must not run")
+
+
+def test_code_that_is_gone_is_refused_by_name(tiny, monkeypatch):
+    module = modeling_module(tiny("rt_detr_v2").module)
+    monkeypatch.delattr(module, "multi_scale_deformable_attention_v2")
+    with pytest.raises(ExportError, match="multi_scale_deformable_attention_v2 is gone"):
+        check_places(module, ["msda"])
+
+
+def test_code_without_source_is_refused_by_name(tiny, monkeypatch):
+    """As in a frozen application: what cannot be read cannot be trusted."""
+    module = modeling_module(tiny("rt_detr_v2").module)
+    monkeypatch.setattr(module, "multi_scale_deformable_attention_v2", len)
+    with pytest.raises(ExportError, match="multi_scale_deformable_attention_v2 has changed"):
+        check_places(module, ["msda"])
+
+
+@pytest.mark.parametrize(("name", "rewrite"), [("detr", "msda"), ("rt_detr", "symbolic_shapes"), ("yolos", "frozen_positions")])
+def test_rewrite_of_another_family_is_refused(name, rewrite, tiny):
+    words = rf"'{rewrite}' has no place in transformers\.models\.{name}"
+    with pytest.raises(ExportError, match=words), rewrites(tiny(name).module, [rewrite]):
+        pytest.fail("the block must not run")
+
+
+def test_model_of_no_transformers_class_is_refused():
+    with pytest.raises(ExportError, match="Linear is not built on a transformers model"):
+        modeling_module(torch.nn.Linear(1, 1))
+
+
+def test_fingerprint_ignores_white_space_at_line_ends(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "first_spelling.py").write_text("def f(x):\n    return x\n")
+    (tmp_path / "other_spelling.py").write_text("def f(x):  \n    return x  \n")
+    (tmp_path / "other_code.py").write_text("def f(x):\n    return -x\n")
+    first, second, third = (fingerprint(__import__(n).f) for n in ("first_spelling", "other_spelling", "other_code"))
+    assert first == second != third
+    assert len(first) == 16
+
+
+def test_find():
+    assert find(module_under_test, "fingerprint") is fingerprint
+    assert find(module_under_test, "_TorchForTracing.linspace") is module_under_test._TorchForTracing.linspace
+    assert find(module_under_test, "Absent.forward") is None
