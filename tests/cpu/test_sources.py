@@ -1,0 +1,257 @@
+"""Checkpoint folders: every family loads back equal, and every damaged or odd folder is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from safetensors.torch import load_file, save_file
+
+from detrt.errors import SourceError, SpecError
+from detrt.sources import load_source
+from detrt.sources.families import BY_NAME
+from detrt.sources.hub import _remote_code
+from detrt.sources.random_models import MODELS, build
+
+
+@pytest.fixture(scope="module")
+def saved(tiny, tmp_path_factory):
+    """name -> folder of a tiny model, written once; copy it before a change."""
+    made = {}
+
+    def save(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("checkpoint") / name
+            tiny(name).module.save_pretrained(made[name])
+        return made[name]
+
+    return save
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A fresh copy of the tiny RT-DETR checkpoint."""
+    return shutil.copytree(saved("rt_detr"), tmp_path / "model")
+
+
+def edit_json(path, **changes):
+    data = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**data, **changes}))
+
+
+def edit_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def same_model(a, b):
+    ours, theirs = a.state_dict(), b.state_dict()
+    assert list(ours) == list(theirs)
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_folder_loads_back_equal(name, saved, tiny):
+    source, folder = tiny(name), saved(name)
+    loaded = load_source(str(folder))
+    same_model(loaded.module, source.module)
+    assert loaded.family is source.family
+    assert (loaded.spec.input, loaded.spec.decode, loaded.spec.labels) == (
+        source.spec.input,
+        source.spec.decode,
+        source.spec.labels,
+    )
+    assert loaded.spec.name == folder.name
+    assert loaded.provenance.source == str(folder)
+    assert len(loaded.provenance.checkpoint_sha256) == 64
+    assert loaded.provenance.parameters == sum(p.numel() for p in source.module.parameters())
+    assert not loaded.module.training
+    assert {p.dtype for p in loaded.module.parameters()} == {torch.float32}
+    size = source.spec.input.multiple_of * 2
+    pixels = torch.rand(1, 3, max(size, 64), max(size, 64))
+    with torch.no_grad():
+        expected, got = source.module(pixel_values=pixels), loaded.module(pixel_values=pixels)
+    assert torch.equal(expected.logits, got.logits)
+    assert torch.equal(expected.pred_boxes, got.pred_boxes)
+
+
+@pytest.mark.parametrize("name", ("deimv2", "d_fine"))
+def test_shared_box_head_is_read_back(name, tmp_path):
+    """transformers stores it under a name that it does not read: the head would be random, silently."""
+    settings = {**MODELS[name][1], **MODELS[name][2], "num_labels": 7, "share_bbox_head": True}
+    module = build(BY_NAME[name], settings)
+    module.save_pretrained(tmp_path)
+    same_model(load_source(str(tmp_path)).module, module)
+
+
+def test_half_precision_weights_become_float32(folder, tiny):
+    edit_weights(folder, lambda w: w.update({k: v.half() for k, v in w.items() if v.is_floating_point()}))
+    module = load_source(str(folder)).module
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    key = "model.decoder.class_embed.0.weight"
+    torch.testing.assert_close(module.state_dict()[key], tiny("rt_detr").module.state_dict()[key], atol=1e-3, rtol=0)
+
+
+def test_sharded_safetensors(tiny, tmp_path):
+    tiny("rt_detr").module.save_pretrained(tmp_path, max_shard_size="200KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    loaded = load_source(str(tmp_path))
+    same_model(loaded.module, tiny("rt_detr").module)
+    next(tmp_path.glob("model-00002-*.safetensors")).unlink()
+    with pytest.raises(SourceError, match="model-00002"):
+        load_source(str(tmp_path))
+
+
+def test_pytorch_bin(folder, tiny):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    same_model(load_source(str(folder)).module, tiny("rt_detr").module)
+    whole = (folder / "pytorch_model.bin").read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"not a pickle at all"):
+        (folder / "pytorch_model.bin").write_bytes(damaged)
+        with pytest.raises(SourceError, match=str(folder)):
+            load_source(str(folder))
+
+
+def test_pickle_that_runs_code_is_refused(folder, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trap"), "w"))
+
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Trap()}, folder / "pytorch_model.bin")
+    with pytest.raises(SourceError, match=str(folder)):
+        load_source(str(folder))
+    assert not (tmp_path / "trap").exists()
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+DAMAGE = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
+    "damaged config": (lambda f: (f / "config.json").write_text('{"model_type": '), r"config\.json' is not readable JSON"),
+    "config of no model": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json' has no model_type"),
+    "unknown model_type": (lambda f: edit_json(f / "config.json", model_type="bert"), "'bert', which detrt does not know.*rt_detr_v2"),
+    "wrong type in the config": (lambda f: edit_json(f / "config.json", num_queries="many"), "num_queries.*'many'"),
+    "impossible config": (lambda f: edit_json(f / "config.json", d_model=-8), "cannot be loaded"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"has no weights; expected one of model\.safetensors"),
+    "truncated weights": (cut, "cannot be loaded"),
+    "text as weights": (lambda f: (f / "model.safetensors").write_text("weights"), "cannot be loaded"),
+    "missing keys": (
+        lambda f: edit_weights(f, lambda w: [w.pop(k) for k in list(w) if "enc_score_head" in k]),
+        r"lacks 2 of the model's weights.*model\.enc_score_head\.bias",
+    ),
+    "head of another size": (
+        lambda f: edit_json(f / "config.json", id2label={"0": "a"}, label2id={"a": 0}),
+        r"another shape, e\.g\. .*class_embed",
+    ),
+    "NaN in a weight": (
+        lambda f: edit_weights(f, lambda w: w["model.enc_output.0.weight"].fill_(float("nan"))),
+        r"NaN or infinite weights in 1 tensors, e\.g\. model\.enc_output\.0\.weight",
+    ),
+    "infinity in a running mean": (
+        lambda f: edit_weights(f, lambda w: next(v for k, v in w.items() if k.endswith("running_mean")).fill_(float("inf"))),
+        r"infinite weights in 1 tensors, e\.g\. .*running_mean",
+    ),
+    "own code": (
+        lambda f: edit_json(f / "config.json", auto_map={"AutoModelForObjectDetection": "modeling_own.Own"}),
+        r"own code \(modeling_own\.py\).*--trust-remote-code",
+    ),
+    "damaged auto_map": (lambda f: edit_json(f / "config.json", auto_map="modeling_own.Own"), r"own code \(modeling_own\.py\)"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_named(change, words, folder):
+    change(folder)
+    with pytest.raises(SourceError, match=words) as caught:
+        load_source(str(folder))
+    assert str(folder) in str(caught.value)
+
+
+def test_trusted_code_that_is_missing_is_named(folder):
+    edit_json(folder / "config.json", auto_map={"AutoModelForObjectDetection": "modeling_own.Own"})
+    with pytest.raises(SourceError, match="modeling_own"):
+        load_source(str(folder), trust_remote_code=True)
+    (folder / "modeling_own.py").write_text("class Own(:\n")
+    with pytest.raises(SourceError, match=str(folder)):
+        load_source(str(folder), trust_remote_code=True)
+
+
+@pytest.mark.parametrize(
+    ("auto_map", "files"),
+    [
+        ({"AutoModel": "modeling_a.A", "AutoConfig": "config_a.A"}, ["config_a.py", "modeling_a.py"]),
+        ({"AutoModel": "org/repo--modeling_a.A"}, ["modeling_a.py"]),
+        ({"AutoTokenizer": ["tok.Slow", None]}, ["tok.py"]),
+        (None, []),
+    ],
+)
+def test_names_of_remote_code(auto_map, files):
+    assert _remote_code(auto_map) == files
+
+
+LABELS = ["a", "b", "c", "d", "e", "f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("names.txt", "\n".join(LABELS) + "\n\n", dict(enumerate(LABELS))),
+        ("names.json", json.dumps(LABELS), dict(enumerate(LABELS))),
+        ("names.json", '{"6": "last", "0": "first"}', {0: "first", 6: "last"}),
+    ],
+)
+def test_labels_file(name, text, expected, folder, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert load_source(str(folder), labels=tmp_path / name).spec.labels == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("short.txt", "a\nb\n", r"short\.txt' has 2 names .*7 classes"),
+        ("long.txt", "a\n" * 8, r"long\.txt' has 8 names"),
+        ("empty.txt", "", r"empty\.txt' has 0 names"),
+        ("long.json", json.dumps(["x"] * 8), r"long\.json' has 8 names"),
+        ("ids.json", '{"seven": "a"}', r"ids\.json' must be"),
+        ("text.json", '"abcdefg"', r"text\.json' must be"),
+        ("cut.json", '["a", ', r"cut\.json' must be"),
+        ("gone.txt", None, r"gone\.txt' cannot be read"),
+    ],
+)
+def test_labels_that_do_not_fit(name, text, words, folder, tmp_path):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=words):
+        load_source(str(folder), labels=tmp_path / name)
+
+
+def test_references_that_name_nothing(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"x")
+    for ref, words in {
+        str(file): r"model\.safetensors' is a file; give the folder",
+        "PekingU/rtdetr_r50vd": r"write 'hf:PekingU/rtdetr_r50vd'",
+        str(tmp_path / "gone"): "gone' is not a folder",
+        str(tmp_path): r"has no config\.json",
+        "hf:detr": "'hf:detr' is not a hub reference",
+        "hf:a/b/c": "'hf:a/b/c' is not a hub reference",
+        "ckpt:dfine.pth": "'ckpt:dfine.pth': original checkpoint files are not supported",
+        "embedded:fruit": "no embedded model 'embedded:fruit'",
+        "random:yolo": "no random model 'random:yolo'.*yolos",
+        "random:detr/small": "'random:detr/small'",
+        "hf:PekingU/rtdetr_r50vd@main": "'PekingU/rtdetr_r50vd' is not in the local cache.*HF_HUB_OFFLINE",
+    }.items():
+        with pytest.raises(SourceError, match=words):
+            load_source(ref)
