@@ -216,6 +216,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
         with _quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
+            loader: Any = transformers.AutoModelForObjectDetection
             state = None
             dilated = False
             backbone = getattr(config, "backbone_config", None)
@@ -225,8 +226,10 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
                     **{k: v for k, v in native.items() if k != "model_type"}
                 )
                 state, location = timm_resnet.rename_state_dict(_read_state(folder)), None
+                # The Auto class looks for files even where it is given the weights.
+                loader = transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING[type(config)]
                 dilated = timm_resnet.is_dilated(config.to_dict(), backbone.to_dict())
-            module, report = transformers.AutoModelForObjectDetection.from_pretrained(
+            module, report = loader.from_pretrained(
                 location,
                 config=config,
                 state_dict=state,
