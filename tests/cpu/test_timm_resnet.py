@@ -83,16 +83,22 @@ def native():
     return native_detr()
 
 
-def write_timm(folder, module, backbone_fields):
+def hub_name(key):
+    """A key as it was before transformers 5 renamed modules; the checkpoints on the hub have these."""
+    key = key.replace("model.backbone.", "model.backbone.conv_encoder.").replace(".o_proj.", ".out_proj.")
+    return key.replace(".mlp.fc", ".fc")
+
+
+def write_timm(folder, module, backbone_fields, rename=lambda key: key):
     """Save a model as checkpoints of the hub are: timm's names in the backbone."""
     module.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config.pop("backbone_config", None)
     (folder / "config.json").write_text(json.dumps({**config, **backbone_fields}))
     back = {rename_key(HEAD + key): HEAD + key for key in timm_keys("resnet18")}
-    state = {back.get(key, key): value.contiguous() for key, value in module.state_dict().items()}
-    assert sum(key.startswith(HEAD + "layer") for key in state) > 60
-    state[HEAD + "bn1.num_batches_tracked"] = torch.tensor(9)
+    state = {rename(back.get(key, key)): value.contiguous() for key, value in module.state_dict().items()}
+    assert sum(".model.layer" in key for key in state) > 60
+    state[rename(HEAD) + "bn1.num_batches_tracked"] = torch.tensor(9)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -101,9 +107,10 @@ NEW = {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet18"
 PIXELS = torch.rand(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("rename", (str, hub_name), ids=("new names", "hub names"))
 @pytest.mark.parametrize("fields", (OLD, NEW), ids=("old config", "new config"))
-def test_checkpoint_with_timm_names_equals_the_native_one(fields, native, tmp_path):
-    write_timm(tmp_path, native, fields)
+def test_checkpoint_with_timm_names_equals_the_native_one(fields, rename, native, tmp_path):
+    write_timm(tmp_path, native, fields, rename)
     loaded = load_source(str(tmp_path)).module
     ours = {k: v for k, v in loaded.state_dict().items() if not k.endswith("num_batches_tracked")}
     theirs = {k: v for k, v in native.state_dict().items() if not k.endswith("num_batches_tracked")}

@@ -45,6 +45,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         _put_back(slim, aside)
         fold_constants(slim)
         fold_affine(slim)
+        merge_equal_tensors(slim)
         drop_dead(slim)
         drop_unused_domains(slim)
         onnx.checker.check_model(slim)
@@ -102,22 +103,7 @@ def _put_back(model: onnx.ModelProto, aside: dict[str, onnx.TensorProto]) -> Non
     inputs = [value for value in graph.input if value.name not in aside]
     del graph.input[:]
     graph.input.extend(inputs)
-    used = {name for node in graph.node for name in node.input}
-    same: dict[tuple[tuple[int, ...], int, str], str] = {}
-    renamed: dict[str, str] = {}
-    for name, tensor in aside.items():
-        if name not in used:
-            continue
-        key = (tuple(tensor.dims), tensor.data_type, hashlib.sha256(tensor.raw_data).hexdigest())
-        if key in same:
-            renamed[name] = same[key]
-        else:
-            same[key] = name
-            graph.initializer.append(tensor)
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            if name in renamed:
-                node.input[index] = renamed[name]
+    graph.initializer.extend(aside.values())  # `drop_dead` removes what the folding made needless
 
 
 def readable_names(model: onnx.ModelProto) -> None:
@@ -221,6 +207,21 @@ def fold_affine(model: onnx.ModelProto) -> int:
         del graph.node[:]
         graph.node.extend(kept)
     return count
+
+
+def merge_equal_tensors(model: onnx.ModelProto) -> None:
+    """Let nodes share the first of several equal initialisers, in place."""
+    first: dict[tuple[int, tuple[int, ...], str], str] = {}
+    renamed: dict[str, str] = {}
+    for tensor in model.graph.initializer:
+        content = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
+        key = (tensor.data_type, tuple(tensor.dims), hashlib.sha256(content).hexdigest())
+        if first.setdefault(key, tensor.name) != tensor.name:
+            renamed[tensor.name] = first[key]
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if name in renamed:
+                node.input[index] = renamed[name]
 
 
 def drop_dead(model: onnx.ModelProto) -> None:
