@@ -90,8 +90,8 @@ def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]
     pairs = []
     for flat in np.argsort(distance, axis=None, kind="stable"):
         r, c = divmod(int(flat), len(cand))
-        if not np.isfinite(distance[r, c]):
-            break
+        if not np.isfinite(distance[r, c]):  # not allowed, or one of the two is taken
+            continue
         pairs.append((r, c))
         distance[r, :] = distance[:, c] = np.inf
         if len(pairs) == min(len(ref), len(cand)):
