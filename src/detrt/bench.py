@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,10 @@ class BenchConfig:
         for name, low, high in (("batch", 1, 256), ("repeats", 1, 10_000), ("warmup", 0, 10_000)):
             if not low <= getattr(self, name) <= high:
                 raise DetrtError(f"{name} must be from {low} to {high}; got {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise DetrtError(f"threads must be at least 1, or left out for all cores; got {self.threads}")
+        if self.size_hw is not None and not all(1 <= side <= 16384 for side in self.size_hw):
+            raise DetrtError(f"size must be from 1 to 16384 pixels a side; got {self.size_hw[0]}x{self.size_hw[1]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +246,10 @@ def _in_child(model: str, config: BenchConfig, trust_remote_code: bool) -> dict[
         )
         if process.returncode == 2:
             raise SessionError(process.stderr.strip().removeprefix("detrt: "))
+        if process.returncode == -signal.SIGKILL:
+            raise SessionError(
+                f"measuring '{model}' was killed, most likely for want of memory; use a smaller batch or size"
+            )
         if process.returncode != 0:
             tail = " ".join(process.stderr.strip().splitlines()[-3:])
             raise SessionError(f"measuring '{model}' failed (exit code {process.returncode}): {tail}")
