@@ -193,31 +193,58 @@ def _torch_latencies(source: Any, size: tuple[int, int], config: BenchConfig) ->
 
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     module = source.module
-    spec = source.spec.with_input(height=size[0], width=size[1], resize="stretch", shortest_edge=None, longest_edge=None,
-                                  dynamic=False, normalize_in_graph=False, dtype="float32")
+    if getattr(type(module), "_supports_sdpa", False):
+        # What from_pretrained chooses by itself; detrt loads models with plain attention, for tracing.
+        module.config._attn_implementation = "sdpa"
     pictures = _pictures(size, config.batch)
+    processor = _processor_of(source.family.name, source.spec, size)
+    sizes = [picture.shape[:2] for picture in pictures]
 
-    def forward_on(feeds: dict[str, Any]) -> Any:
+    def prepared() -> Any:
+        return processor(images=pictures, return_tensors="pt")
+
+    def forward_on(feeds: Any) -> Any:
         with torch.inference_mode():
             return module(**feeds)
 
-    def prepared() -> dict[str, Any]:
-        from .preprocess import preprocess
-
-        return {name: torch.from_numpy(array) for name, array in preprocess(pictures, spec).feeds.items()}
-
     def end_to_end() -> Any:
-        from .decode import decode
-
         found = forward_on(prepared())
-        raw = {"logits": found.logits.numpy(), "pred_boxes": found.pred_boxes.numpy()}
-        return decode(raw, spec, [picture.shape[:2] for picture in pictures], threshold=0.5)
+        return processor.post_process_object_detection(found, threshold=0.5, target_sizes=sizes)
 
     feeds = prepared()
     return [
         measure_call(lambda: forward_on(feeds), "transformers", "forward", config),
         measure_call(end_to_end, "transformers", "end_to_end", config),
     ]
+
+
+# RF-DETR's own processor needs torchvision; Deformable DETR's does the same steps.
+_PROCESSORS = {
+    "detr": "Detr",
+    "table-transformer": "Detr",
+    "conditional_detr": "ConditionalDetr",
+    "dab_detr": "ConditionalDetr",
+    "yolos": "Yolos",
+    "rt_detr": "RTDetr",
+    "rt_detr_v2": "RTDetr",
+    "d_fine": "RTDetr",
+    "deimv2": "RTDetr",
+}
+
+
+def _processor_of(family: str, spec: Any, size: tuple[int, int]) -> Any:
+    """transformers' image processor (its Pillow version) with the checkpoint's settings, at the measured size."""
+    import transformers
+
+    entry = spec.input
+    name = f"{_PROCESSORS.get(family, 'DeformableDetr')}ImageProcessorPil"
+    return getattr(transformers, name)(
+        size={"height": size[0], "width": size[1]},
+        do_normalize=any(entry.mean) or entry.std != (1.0, 1.0, 1.0),
+        image_mean=list(entry.mean),
+        image_std=list(entry.std),
+        do_pad=entry.mask,
+    )
 
 
 def peak_memory_mib() -> float:

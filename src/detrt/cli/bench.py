@@ -27,6 +27,7 @@ def bench(
     from ..bench import BenchConfig, bench_models
     from . import choices, show
 
+    show.check_json(json_file)
     tall, wide = choices.sizes(size, None, None)
     config = BenchConfig(
         size_hw=(tall[0], wide[0]) if tall and wide else None,
@@ -71,7 +72,11 @@ def _row(row: dict[str, Any]) -> list[str]:
         both = [found.get((backend, scope)) for backend in ("transformers", "onnxruntime")]
         return "" if None in both else f"{both[0] / both[1]:.2f}"
 
-    build = [f"{row['build_seconds']:.1f}", f"{row['engine_bytes'] / 1e6:.1f}", f"{row['build_peak_memory_mib']:.0f}"]
+    build = ["", "", ""]
+    if "build_seconds" in row:  # absent with --no-engine
+        build = ["", "", ""]
+    if "build_seconds" in row:
+        build = [f"{row['build_seconds']:.1f}", f"{row['engine_bytes'] / 1e6:.1f}", f"{row['build_peak_memory_mib']:.0f}"]
     return [
         row["model"].removeprefix("random:"),
         f"{row['height']}x{row['width']}",
@@ -81,7 +86,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         f"{row['export_seconds']:.1f}",
         f"{row['check_seconds']:.1f}",
         f"{row['peak_memory_mib']:.0f}",
-        *(build if "build_seconds" in row else ["", "", ""]),
+        *build,
         ms("transformers", "forward"),
         ms("onnxruntime", "forward"),
         ratio("forward"),
