@@ -58,7 +58,27 @@ def output_error(path: Path | str, error: OSError) -> OutputError:
         return OutputError(f"cannot write '{path}': no permission; give an output path that you may write")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return OutputError(f"cannot write '{path}': a part of the path is a file, not a folder")
-    return OutputError(f"cannot write '{path}': {error.strerror or error}")
+    return OutputError(f"cannot write '{path}': {error.strerror or error}; give another output path")
+
+
+def check_place(path: Path | str) -> None:
+    """Find out before minutes of work whether a file can be written at `path`; leaves nothing there.
+
+    Raises:
+        OutputError: as `writing` would.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise OutputError(f"cannot write '{path}': a folder has that name; give another output path")
+    folder = path.absolute().parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    probe = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise output_error(path, error) from error
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import DetrtError
+from .. import files
+from ..errors import DetrtError, SourceError
 
 Model = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, embedded:shapes, random:FAMILY, or an .onnx file with its spec.")]
+Checkpoint = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, embedded:shapes or random:FAMILY.")]
 Opset = Annotated[int, typer.Option(help="ONNX opset, 17 to 20.")]
 Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample.")]
 Size = Annotated[str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH.")]
@@ -63,6 +65,7 @@ def build(
     from ..pipeline import report_to_dict
     from . import choices, show
 
+    show.check_json(json_file)
     tall, wide = choices.sizes(size, height, width)
     engines = choices.engine_configs(
         target,
@@ -110,7 +113,7 @@ def build(
 
 
 def export(
-    model: Model,
+    model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx.")],
     size: Size = None,
     height: Height = None,
@@ -133,6 +136,9 @@ def export(
     from ..sources import load_source
     from . import choices, show
 
+    show.check_json(json_file)
+    if model.lower().endswith(".onnx"):
+        raise SourceError(f"'{model}' is an ONNX file, exported already; build engines from it with: detrt build {model} -o OUT")
     tall, wide = choices.sizes(size, height, width)
     if (tall is not None and choices.fixed(tall) is None) or (wide is not None and choices.fixed(wide) is None):
         raise DetrtError("an ONNX graph has one size or a symbolic one: give one number, or leave --height and --width out")
@@ -150,6 +156,7 @@ def export(
         check=check,
     )
     path = output if output.suffix == ".onnx" else output / "model.onnx"
+    files.check_place(path)
     with show.progress() as step:
         step("load", None, model)
         source = load_source(model, trust_remote_code=trust_remote_code, labels=labels)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .. import files
 from ..errors import OutputError
 
 
@@ -46,4 +47,6 @@ def demo_data(
             )
     except ValueError as error:
         raise OutputError(str(error)) from None
+    except OSError as error:
+        raise files.output_error(output, error) from error
     print(f"{output}: {count} scenes; annotations in {output / 'annotations.json'}")

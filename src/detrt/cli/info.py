@@ -20,6 +20,7 @@ def info(
     from ..describe import describe, family_rows
     from . import show
 
+    show.check_json(json_file)
     if families == (model is not None):
         raise DetrtError("say what to show: detrt info MODEL, or detrt info --families")
     if families:
@@ -45,6 +46,7 @@ def doctor(json_file: Json = None) -> None:
     from ..doctor import diagnose
     from . import show
 
+    show.check_json(json_file)
     found = diagnose()
     if json_file:
         show.write_json(found.to_dict(), json_file)

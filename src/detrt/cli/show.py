@@ -47,6 +47,12 @@ def write_json(data: Any, place: str) -> None:
         files.write_text(Path(place), text)
 
 
+def check_json(place: str | None) -> None:
+    """Find out before the work whether its report can be written. Raises OutputError."""
+    if place is not None and place != "-":
+        files.check_place(place)
+
+
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, float | None, str], None]]:
     """A function (stage, fraction or None, text) that moves a bar on a terminal and is silent when piped."""

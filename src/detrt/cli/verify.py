@@ -12,7 +12,7 @@ def verify(
     candidate: Annotated[str, typer.Argument(help="Bundle, .onnx or .engine to check.")],
     against: Annotated[str, typer.Option(help="The reference: a checkpoint, bundle, .onnx or .engine.")],
     images: Annotated[list[str], typer.Option(help="Images or folders; repeat for several.")],
-    threshold: Annotated[float, typer.Option(help="Compare detections with at least this score.")] = 0.3,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Compare detections with at least this score.")] = 0.3,
     box_px: Annotated[float, typer.Option(help="Largest allowed difference of a box side, pixels.")] = 0.5,
     score: Annotated[float, typer.Option(help="Largest allowed difference of a score.")] = 1e-3,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
@@ -26,6 +26,7 @@ def verify(
     from ..images import expand_inputs
     from . import show
 
+    show.check_json(json_file)
     gate = Gate(threshold=threshold, box_px=box_px, score=score)
     paths: list[Path] = [found.path for found in expand_inputs(images)][:limit]
     with show.progress() as step:
