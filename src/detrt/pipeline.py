@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from . import files
 from .bundle import MANIFEST, Bundle, BundleFile, EngineFacts, Provenance
 from .engine import EngineConfig, build_engine
-from .errors import EngineError, OutputError
+from .engine.build import check_model_file
+from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
 from .export.config import ExportConfig
 from .spec import ModelSpec
 
@@ -74,8 +75,15 @@ def build(
     say = progress or (lambda stage, fraction, text: None)
     stages: list[Stage] = []
     warnings: list[str] = []
+    is_onnx = str(model).lower().endswith(".onnx")
+    if is_onnx:
+        _refuse_export_choices(model, export, labels)
+    elif (Path(model) / MANIFEST).is_file():
+        raise SourceError(
+            f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'"
+        )
     with _new_folder(Path(output)) as folder:
-        if str(model).endswith(".onnx"):
+        if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
         else:
             spec, provenance = _export(str(model), folder, export, trust_remote_code, labels, stages, say)
@@ -131,12 +139,35 @@ def _export(
     return report.spec, replace(source.provenance, options={"export": options_of(config)})
 
 
+def _refuse_export_choices(model: Path | str, export: ExportConfig, labels: Path | str | None) -> None:
+    """A finished graph cannot be exported otherwise; leaving a choice out silently would hide that.
+
+    Height and width are not refused: they also choose the engine's profile.
+    """
+    if labels is not None:
+        raise SpecError(
+            f"--labels '{labels}' cannot be given with '{model}': the labels of an ONNX file are part of its spec; "
+            "give them to detrt export"
+        )
+    usual = ExportConfig()
+    for field in fields(ExportConfig):
+        given = getattr(export, field.name)
+        if field.name not in ("height", "width") and given != getattr(usual, field.name):
+            option = field.name.replace("_", "-")
+            name = f"--no-{option}" if given is False else f"--{option} {given}"
+            raise ExportError(
+                f"{name} has no effect on '{model}', which is exported already; leave it out, or give it to "
+                "detrt export or to detrt build with the checkpoint"
+            )
+
+
 def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Provenance]:
     """Copy an ONNX file and its external weights into the bundle."""
     from . import graph
     from .sources.hub import versions
 
     start = time.perf_counter()
+    check_model_file(path)
     spec = graph.read_spec(path)
     for name in graph.data_files(path):
         shutil.copyfile(path.parent / name, folder / name)
@@ -162,25 +193,42 @@ def _new_folder(output: Path) -> Iterator[Path]:
     """A temporary folder beside `output` that takes its place if the block succeeds."""
     if output.exists() and not output.is_dir():
         raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with -o")
-    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file():
+    # The place behind a link, so that the folder is replaced and not the link to it.
+    place = Path(os.path.realpath(output))
+    if Path.cwd().is_relative_to(place):
+        raise OutputError(
+            f"cannot write the bundle '{output}': a bundle replaces its folder, and this one holds the working folder; "
+            "give a folder of its own with -o, such as -o bundle"
+        )
+    if place.is_dir() and any(place.iterdir()) and not (place / MANIFEST).is_file():
         raise OutputError(
             f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o"
         )
-    temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        if output.exists():
-            old = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}.old")
-            os.replace(output, old)
-            os.replace(temporary, output)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(temporary, output)
+        _replace(place, temporary)
     except OSError as error:
         raise files.output_error(output, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace(place: Path, temporary: Path) -> None:
+    if not place.exists():
+        os.replace(temporary, place)
+        return
+    old = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        os.replace(place, old)
+        os.replace(temporary, place)
+    except BaseException:
+        # Also for Ctrl-C between the two: the previous bundle goes back to its place.
+        if old.exists() and not place.exists():
+            os.replace(old, place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def report_to_dict(report: BuildReport) -> dict[str, Any]:
