@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 
 import typer
 
@@ -36,18 +41,30 @@ _register()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 bad input, 3 a gate failed.
+    """Run the command line and return its exit code: 0 done, 2 bad input, 3 a gate failed; 130 and 143: stopped.
 
     Anything that is not a DetrtError is a bug and leaves with its traceback (exit code 1).
     """
     try:
-        result = app(arguments if arguments is not None else sys.argv[1:], standalone_mode=False)
+        with _stop_cleanly():
+            result = app(
+                arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False
+            )
     except DetrtError as error:
         print(f"detrt: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("detrt: stopped; nothing half-written was left", file=sys.stderr)
         return 130
+    except _Terminated:
+        print("detrt: terminated; nothing half-written was left", file=sys.stderr)
+        return 143
+    except MemoryError as error:
+        print(
+            f"detrt: not enough memory ({error or 'no details'}); use a smaller size or batch, or a machine with more",
+            file=sys.stderr,
+        )
+        return 2
     except BrokenPipeError:
         # The reader of a pipe has gone (head, less): not an error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -64,3 +81,24 @@ def main(arguments: list[str] | None = None) -> int:
         show()
         return 2
     return result if isinstance(result, int) else 0
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception: a BaseException, so that it is cleaned up after like Ctrl-C."""
+
+
+@contextlib.contextmanager
+def _stop_cleanly() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, which removes temporary files and ends the builder process."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
