@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from types import FrameType
 
 import typer
 
+from .. import files
 from ..errors import DetrtError
 
 app = typer.Typer(
@@ -50,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             result = app(
                 arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False
             )
+            sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
         print(f"detrt: {error}", file=sys.stderr)
         return error.exit_code
@@ -67,8 +70,20 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         # The reader of a pipe has gone (head, less): not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_stdout_a_sink()
         return 0
+    except SystemExit as error:
+        # What rich makes of a BrokenPipeError while it prints a table.
+        if isinstance(error.__context__, BrokenPipeError):
+            return 0
+        raise
+    except OSError as error:
+        # What is written to files names its file by itself; the rest is standard output.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _give_stdout_a_sink()
+        print(f"detrt: {files.output_error(error.filename or 'standard output', error)}", file=sys.stderr)
+        return 2
     except typer.Abort:
         return 130
     except typer.Exit as error:
@@ -81,6 +96,12 @@ def main(arguments: list[str] | None = None) -> int:
         show()
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _give_stdout_a_sink() -> None:
+    """Python flushes standard output once more at exit, and would complain again."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout that was replaced has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminated(BaseException):
