@@ -1,0 +1,242 @@
+"""detrt build, export, info and verify: from a checkpoint and from an ONNX file to a bundle that passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
+from engine_graphs import rtx
+
+from detrt import Bundle, graph
+from detrt.bundle import read_sidecar
+
+RTX_NAME = "model.tensorrt-rtx-sm89.engine"
+
+
+def left_over(folder):
+    return [p.name for p in folder.rglob("*") if p.name.endswith((".tmp", ".old", ".partial"))]
+
+
+@rtx
+def test_checkpoint_to_bundle(cli, tmp_path):
+    """The main job: a checkpoint, its graph checked against PyTorch, one engine for two GPUs, a ranged profile."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    out = tmp_path / "new" / "bundle"
+    sizes = ["--height", "64,96,128", "--width", "64,64,96", "--batch", "1,2,4"]
+    report = cli("build", "random:detr/tiny", "-o", f"{out}/", "--sm", "89,86", *sizes, "--json", "-").json
+    assert [row["stage"] for row in report["stages"]] == ["load", "export", "check", "engine tensorrt-rtx-sm86-89"]
+    assert "equal to PyTorch" in report["stages"][2]["verdict"]
+    bundle = Bundle.open(out)
+    assert {entry.kind for entry in bundle.files} == {"onnx", "engine"}
+    for entry in bundle.files:
+        bundle.checked_path(entry)
+    facts = bundle.of_kind("engine")[0].engine
+    assert facts.compute_capabilities == (86, 89)
+    assert facts.profile["pixel_values"] == {"min": [1, 3, 64, 64], "opt": [2, 3, 96, 64], "max": [4, 3, 128, 96]}
+    assert bundle.spec.input.dynamic and bundle.provenance.source == "random:detr/tiny"
+    assert bundle.provenance.options["export"]["opset"] == 17
+    assert read_sidecar(bundle.path_of(bundle.of_kind("engine")[0]))[0] == bundle.spec
+    assert os.listdir(out.parent) == ["bundle"]
+
+
+@rtx
+def test_onnx_to_bundle(cli, place):
+    text = cli("build", "model.onnx", "-o", "out/", "--sm", 89).out
+    assert "spec of test" in text and "engine tensorrt-rtx-sm89" in text and "detrt detect out IMAGE" in text
+    assert sorted(os.listdir("out")) == ["detrt.json", "model.onnx", RTX_NAME, f"{RTX_NAME}.json"]
+    assert (place / "out/model.onnx").read_bytes() == (place / "model.onnx").read_bytes()
+    assert Bundle.open("out").of_kind("engine")[0].engine.profile["pixel_values"]["max"] == [8, 3, 8, 12]
+
+
+def test_replaces_an_old_bundle(cli, place):
+    (place / "bundle" / "note.txt").write_text("of the old bundle")
+    write_onnx(place / "other.onnx", height=16)
+    cli("build", "other.onnx", "-o", "bundle", "--target", "onnx")
+    assert sorted(os.listdir("bundle")) == ["detrt.json", "model.onnx"]
+    assert Bundle.open("bundle").spec.input.height == 16 and not left_over(place)
+
+
+def test_from_a_bundle_into_itself(cli, place):
+    before = (place / "bundle/model.onnx").read_bytes()
+    cli("build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx")
+    assert (place / "bundle/model.onnx").read_bytes() == before and not left_over(place)
+
+
+def test_into_an_empty_folder_and_through_a_link(cli, place):
+    (place / "empty").mkdir()
+    (place / "real").mkdir()
+    (place / "link").symlink_to(place / "real")
+    for folder in ("empty", "link", "link"):
+        cli("build", "model.onnx", "-o", folder, "--target", "onnx")
+        assert Bundle.open(folder).spec.family == "test"
+    assert (place / "link").is_symlink() and (place / "real/detrt.json").is_file() and not left_over(place)
+
+
+@pytest.mark.parametrize(
+    ("output", "advice"),
+    [
+        ("in", "give a new or empty folder"),
+        ("model.onnx", "give a folder with -o"),
+        ("model.onnx/sub", "a part of the path is a file"),
+        (".", "a folder of its own"),
+        ("..", "a folder of its own"),
+        ("/proc/bundle", "give another output path"),
+    ],
+)
+def test_foreign_places_are_refused(cli, place, output, advice):
+    before = snapshot(place)
+    cli.refused("build", "model.onnx", "-o", output, "--target", "onnx", names=f"'{output}'", advice=advice)
+    assert snapshot(place) == before
+
+
+def test_external_weights_travel(cli, place):
+    import onnx
+    from onnx.external_data_helper import set_external_data
+
+    model = onnx.load("model.onnx")
+    # Only the boxes: ONNX Runtime needs the small shape tensors in the file itself.
+    boxes = next(tensor for tensor in model.graph.initializer if tensor.name == "boxes")
+    set_external_data(boxes, "split.data")
+    onnx.save(model, "split.onnx")
+    assert graph.data_files("split.onnx") == ["split.data"]
+    cli("build", "split.onnx", "-o", "out", "--target", "onnx")
+    assert {e.path: e.kind for e in Bundle.open("out").files} == {"model.onnx": "onnx", "split.data": "weights"}
+    assert len(cli("detect", "out", "in", "--json", "-", "-q").lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--opset", "20"], "--opset 20"),
+        (["--msda", "gridsample"], "--msda gridsample"),
+        (["--decode", "graph"], "--decode graph"),
+        (["--max-detections", "5"], "--max-detections 5"),
+        (["--score-threshold", "0.5"], "--score-threshold 0.5"),
+        (["--no-normalize"], "--no-normalize"),
+        (["--input-dtype", "float32"], "--input-dtype float32"),
+        (["--no-mask", "--size", "64"], "--no-mask"),
+        (["--no-check"], "--no-check"),
+        (["--labels", "labels.txt"], "labels.txt"),
+    ],
+    ids=" ".join,
+)
+def test_export_choices_are_not_ignored(cli, place, options, names):
+    (place / "labels.txt").write_text("a\nb\nc\n")
+    before = snapshot(place)
+    cli.refused("build", "model.onnx", "-o", "out", *options, names=names, advice="detrt export")
+    assert snapshot(place) == before
+
+
+def test_export(cli, tmp_path):
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    (tmp_path / "names.txt").write_text("\n".join("abcdefg"))
+    out = tmp_path / "new" / "g.onnx"
+    options = ["--size", "64x96", "--decode", "graph", "--max-detections", 5, "--opset", 18]
+    result = cli("export", "random:yolos/tiny", "-o", out, *options, "--labels", tmp_path / "names.txt")
+    assert "equal to PyTorch" in result.out and "YOLOS" in result.out and "boxes: float32 batch x 5 x 4" in result.out
+    spec = graph.read_spec(out)
+    assert spec.input.size_hw == (64, 96) and spec.decode.in_graph and spec.labels[6] == "g"
+    assert graph.summarise(graph.load(out)).opset == 18
+    assert os.listdir(out.parent) == ["g.onnx"]
+
+
+def test_export_into_a_folder_as_json(cli, tmp_path):
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    data = cli("export", "random:yolos/tiny", "-o", tmp_path / "d", "--no-check", "--json", "-").json
+    assert data["path"] == str(tmp_path / "d" / "model.onnx") and data["checks"] == [] and data["parameters"] > 0
+    assert os.listdir(tmp_path / "d") == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "advice"),
+    [
+        (["random:detr/tiny", "-o", "o.onnx", "--height", "64,96,128", "--width", "96"], "one size", "give one number"),
+        (["model.onnx", "-o", "o.onnx"], "'model.onnx'", "detrt build model.onnx"),
+        (["random:detr/tiny", "-o", "model.onnx/o.onnx"], "'model.onnx/o.onnx'", "a part of the path is a file"),
+        (["random:detr/tiny", "-o", "in/o.onnx", "--json", "/proc/r.json"], "/proc/r.json", "another output path"),
+        (["random:detr/tiny", "-o", "o.onnx", "--opset", "12"], "got 12", "17, 18, 19, 20"),
+        (["random:detr/tiny", "-o", "o.onnx", "--no-mask"], "mask", "add --height and --width"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_export_refuses_early(cli, place, arguments, names, advice):
+    before = snapshot(place)
+    cli.refused("export", *arguments, names=names, advice=advice)
+    assert snapshot(place) == before
+
+
+@rtx
+def test_info(cli, place):
+    cli("build", "model.onnx", "-o", "out", "--sm", 89)
+    bundle = cli("info", "out", "--json", "-").json
+    assert bundle["kind"] == "bundle" and bundle["family"] == "test" and bundle["source"] == "model.onnx"
+    assert [(f["path"], f["present"]) for f in bundle["files"]] == [("model.onnx", True), (RTX_NAME, True)]
+    model = cli("info", "model.onnx", "--json", "-").json
+    assert model["kind"] == "onnx" and model["operators"]["Cast"] == 1 and model["opset"] == 18
+    engine = cli("info", f"out/{RTX_NAME}", "--json", "-").json
+    assert engine["kind"] == "engine" and engine["compute_capabilities"] == [89] and engine["precision"] == "fp32"
+    assert "pixel_values" in engine["profile"]
+    text = cli("info", f"out/{RTX_NAME}").out
+    assert "red, green, blue" in text and "profile.pixel_values.max" in text
+
+
+def test_info_of_a_checkpoint(cli):
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    data = cli("info", "random:yolos/tiny", "--json", "-").json
+    assert data["kind"] == "checkpoint" and data["family"] == "yolos" and data["parameters"] > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "advice"),
+    [
+        (["info"], "MODEL", "detrt info --families"),
+        (["info", "bundle", "--families"], "MODEL", "detrt info --families"),
+        (["info", "in"], "'in'", r"detrt.json \(a bundle\) nor config.json"),
+        (["info", "gone"], "'gone'", "give a bundle folder"),
+        (["info", "in/blue.png"], "in/blue.png", "expected .onnx, .engine or a folder"),
+        (["verify", "bundle", "--against", "gone", "--images", "in"], "'gone'", "give a bundle folder"),
+        (["verify", "bundle", "--against", "model.onnx", "--images", "none"], "'none'", "check the path"),
+        (["verify", "bundle", "--against", "model.onnx", "--images", "in", "--box-px", "-1"], "-1", "at least 0"),
+        (["verify", "bundle", "--against", "model.onnx", "--images", "in", "--json", "in"], "'in'", "another output"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_info_and_verify_refuse(cli, place, arguments, names, advice):
+    before = snapshot(place)
+    cli.refused(*arguments, names=names, advice=advice)
+    assert snapshot(place) == before
+
+
+def test_verify_passes(cli, place):
+    result = cli("verify", "bundle", "--against", "model.onnx", "--images", "in", "--json", "r.json")
+    assert "verdict: the same detections" in result.out
+    report = json.loads((place / "r.json").read_text())
+    assert report["passed"] and report["compared"] > 0 and len(report["images"]) == 2
+
+
+def test_verify_fails_with_3(cli, place):
+    """A graph with another constant gives other scores."""
+    import onnx
+
+    model = onnx.load("model.onnx")
+    shift = next(t for t in model.graph.initializer if t.name == "shift")
+    shift.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(shift) + 0.5, "shift"))
+    onnx.save(model, "other.onnx")
+    result = cli("verify", "bundle", "--against", "other.onnx", "--images", "in", code=3)
+    assert "verdict: DIFFERENT" in result.out
+    assert result.err.startswith("detrt: ") and "score" in result.err and "Traceback" not in result.err
+
+
+def test_verify_reads_every_image(cli, place):
+    (place / "in" / "cut.png").write_bytes((place / "in/blue.png").read_bytes()[:60])
+    cli.refused(
+        "verify", "bundle", "--against", "model.onnx", "--images", "in", names="in/cut.png", advice="damaged|copy"
+    )
+    shutil.rmtree(place / "in")
+    (place / "in").mkdir()
+    cli.refused("verify", "bundle", "--against", "model.onnx", "--images", "in", names="'in'", advice="known suffixes")

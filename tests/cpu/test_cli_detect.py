@@ -1,0 +1,104 @@
+"""detrt detect on a bundle: every kind of input, every output. Options and rules: test_detect.py."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+from cli_support import cli, place, run_process, write_pictures  # noqa: F401 - fixtures
+from engine_graphs import rtx
+
+from detrt.video import video_writer
+
+
+def labels(row):
+    return [found["label"] for found in row["detections"] if found["score"] > 0.7]
+
+
+def test_images_folders_and_patterns(cli, place):
+    write_pictures(place / "more" / "deep")
+    rows = cli("detect", "bundle", "in/blue.png", "more", "in/b*.png", "--json", "-", "-q").lines
+    assert [row["image"] for row in rows] == [
+        "in/blue.png",
+        "more/deep/black.png",
+        "more/deep/blue.png",
+        "in/black.png",
+    ]
+    assert [labels(row) for row in rows] == [["blue", "blue"], [], ["blue", "blue"], []]
+    assert (rows[0]["width"], rows[0]["height"]) == (24, 16)
+
+
+def test_standard_output_is_json_alone(place):
+    """In a process of its own, so that nothing that a library prints is missed."""
+    result = run_process("detect", "bundle", "in", "--json", "-", cwd=place)
+    assert result.code == 0 and len(result.lines) == 2
+    assert "the bundle has no engine" in result.err and "ran on" in result.err
+    assert "\x1b" not in result.err and "━" not in result.err, "a progress bar where nobody looks"
+
+
+def test_every_output_at_once(cli, place):
+    cli("detect", "bundle", "in", "-t", 0.7, "--json", "o.jsonl", "--csv", "o.csv", "--coco", "o.json", "--save-dir", "runs")
+    assert [len(json.loads(line)["detections"]) for line in open("o.jsonl")] == [0, 2]
+    assert [row["label"] for row in csv.DictReader(open("o.csv"))] == ["blue", "blue"]
+    assert [(row["image_id"], row["category_id"]) for row in json.load(open("o.json"))] == [(2, 2), (2, 2)]
+    assert sorted(os.listdir("runs")) == ["black.png", "blue.png", "detections.jsonl"]
+
+
+def test_video(cli, place):
+    pytest.importorskip("av", reason="av is not installed")
+    with video_writer(place / "clip.mp4", fps=5, size_hw=(16, 24)) as write:
+        for index in range(6):
+            write(np.full((16, 24, 3), (0, 0, 255 * (index >= 3)), np.uint8))
+    rows = cli("detect", "bundle", "clip.mp4", "--json", "-", "-q", "--every", 2).lines
+    assert [row["frame"] for row in rows] == [0, 2, 4] and [bool(labels(row)) for row in rows] == [False, False, True]
+
+
+def test_an_engine_that_cannot_run_here_gives_way_and_says_so(cli, place):
+    """A bundle falls back to its ONNX file with a note; an engine by itself cannot."""
+    rtx_only = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    assert rtx_only
+    cli("build", "model.onnx", "-o", "full", "--sm", 89)
+    try:
+        import cuda.bindings  # noqa: F401
+
+        pytest.skip("the engine may run here")
+    except ImportError:
+        pass
+    result = cli("detect", "full", "in", "--json", "-")
+    assert len(result.lines) == 2 and "no engine can run here" in result.err and "cuda-python" in result.err
+    engine = "full/model.tensorrt-rtx-sm89.engine"
+    cli.refused("detect", engine, "in", names="cuda-python", advice="pip install")
+    cli.refused("detect", "full", "in", "--backend", "tensorrt", names="'full'", advice="detrt build")
+    assert len(cli("detect", "full", "in", "--backend", "onnxruntime", "--json", "-", "-q").lines) == 2
+
+
+def test_the_same_as_pytorch(cli, place):
+    """A checkpoint through its bundle and by itself: the same detections, to the digits that are written."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    pictures = place / "noise"
+    pictures.mkdir()
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(pictures / "a.png")
+    cli("build", "random:yolos/tiny", "-o", "whole", "--target", "onnx", "--size", 64, "--no-check")
+    options = ["noise", "-t", 0, "--max-detections", 3, "--json", "-", "-q"]
+    ours = cli("detect", "whole", *options).lines[0]["detections"]
+    theirs = cli("detect", "random:yolos/tiny", *options, "--size", 64).lines[0]["detections"]
+    assert len(ours) == 3 and [d["class_id"] for d in ours] == [d["class_id"] for d in theirs]
+    np.testing.assert_allclose([d["score"] for d in ours], [d["score"] for d in theirs], atol=1e-5)
+    np.testing.assert_allclose([d["box_xyxy"] for d in ours], [d["box_xyxy"] for d in theirs], atol=0.02)
+
+
+@pytest.mark.parametrize("size", ["8x12", "16x8"])
+@rtx
+def test_sizes_of_a_bundle(cli, place, size):
+    from cli_support import write_onnx
+
+    write_onnx(place / "wide.onnx", dynamic=True)
+    cli("build", "wide.onnx", "-o", "wide", "--sm", 89, "--height", "8,16,32", "--width", "8,8,16")
+    assert len(cli("detect", "wide", "in", "--size", size, "--json", "-", "-q").lines) == 2
