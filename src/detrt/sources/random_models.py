@@ -2,7 +2,10 @@
 
 The full-size configurations are the published ones (ResNet-50 for the DETRs of 2020 to 2022, the
 "L" or "base" model where a family has several). Weights are seeded; parameters that training starts at
-zero are perturbed, because zero offsets and zero box heads would hide every error behind them.
+zero are perturbed, because zero offsets and zero box heads would hide every error behind them; and
+weights keep the variance of what goes through them, because the library's own start (a standard deviation
+of 0.01 or 0.02) makes the picture vanish on its way through a narrow network: the output is then the same
+for every picture, and a comparison of outputs proves nothing.
 """
 
 from __future__ import annotations
@@ -210,9 +213,14 @@ def load_random(ref: str, *, labels: Path | str | None = None) -> Source:
     Raises:
         SourceError: a name that is not in `MODELS`.
     """
+    from . import random_dino
+
     name, _, size = ref.removeprefix("random:").partition("/")
-    if name not in MODELS or size not in ("", "tiny"):
-        raise SourceError(f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(MODELS)}")
+    names = [*MODELS, *random_dino.MODELS]
+    if name not in names or size not in ("", "tiny"):
+        raise SourceError(f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}")
+    if name in random_dino.MODELS:
+        return random_dino.load_random_dino(ref, labels=labels)
     family_name, full, tiny = MODELS[name]
     family = BY_NAME[family_name]
     settings: dict[str, Any] = {"num_labels": 91 if family.select == "query" or family.mask else 80, **deepcopy(full)}
@@ -239,6 +247,11 @@ def build(family: Family, settings: dict[str, Any]) -> torch.nn.Module:
         torch.manual_seed(SEED)
         module = AutoModelForObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
+        for child in module.modules():
+            if isinstance(child, (torch.nn.Conv2d, torch.nn.Linear)):
+                # sqrt(2 / fan in), He et al., arXiv:1502.01852; linear layers have no ReLU on both sides.
+                gain = 2.0 if isinstance(child, torch.nn.Conv2d) else 1.0
+                child.weight.data.normal_(0, (gain / child.weight[0].numel()) ** 0.5, generator=generator)
         for name, parameter in module.named_parameters():
             dull = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
             if dull or "bbox" in name or "sampling_offsets" in name:

@@ -1,0 +1,139 @@
+"""Verification of exported graphs against PyTorch: what is equal passes, planted faults fail in words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from onnx import helper, numpy_helper
+
+from detrt import graph
+from detrt.compare import Gate
+from detrt.errors import DetrtError, GateError, SessionError
+from detrt.onnx_session import OnnxSession
+from detrt.parity import require, verify
+from detrt.scenes import draw_scene
+from detrt.torch_session import TorchSession
+
+
+@pytest.fixture(scope="module")
+def images():
+    return [draw_scene(seed).image for seed in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        # Not the families that select proposals on a drawn picture: ties, which rounding decides.
+        ("yolos", {"height": 96, "width": 64, "normalize": False}),
+        ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
+        ("rf_detr", {"normalize": False}),
+        ("detr", {"height": 128, "width": 160}),
+        pytest.param("detr", {}, marks=pytest.mark.slow),
+        pytest.param("yolos", {"decode": "graph", "opset": 19}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_export_passes(name, choices, exported, tiny, images):
+    seen = []
+    report = verify(tiny(name), exported(name, **choices).path, images, progress=lambda *n: seen.append(n))
+    assert report.failures == [] and report.passed
+    require(report)
+    assert report.compared >= 15  # the five best of every picture at least
+    assert len(report.images) == 3
+    assert seen
+    assert report.tensors and report.worst_tensor <= report.gate.tensor / 10
+    assert (report.reference, report.candidate) == ("torch-cpu", "onnxruntime-cpu")
+    assert json.loads(json.dumps(report.to_dict()))["passed"] is True
+
+
+def scaled_weight(model):
+    """The first convolution's weights, a fifth larger."""
+    weight = next(node for node in model.graph.node if node.op_type == "Conv").input[1]
+    tensor = next(t for t in model.graph.initializer if t.name == weight)
+    array = numpy_helper.to_array(tensor).copy()
+    array *= 1.2
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def regathered(name, index):
+    """A fault that reorders the last axis of an output."""
+
+    def fault(model):
+        node = next(n for n in model.graph.node if name in n.output)
+        node.output[list(node.output).index(name)] = "before"
+        model.graph.initializer.append(numpy_helper.from_array(np.array(index, np.int64), "order"))
+        model.graph.node.append(helper.make_node("Gather", ["before", "order"], [name], name="/fault", axis=-1))
+
+    return fault
+
+
+FAULTS = {
+    "changed weight": (scaled_weight, "tensor differs|score differs|missing"),
+    "swapped axes": (regathered("pred_boxes", [1, 0, 3, 2]), "box_px differs|missing"),
+    "swapped width and height": (regathered("pred_boxes", [0, 1, 3, 2]), "box_px differs|missing"),
+    "rolled classes": (regathered("logits", [6, 0, 1, 2, 3, 4, 5]), "missing"),
+}
+
+
+@pytest.mark.parametrize(("fault", "words"), FAULTS.values(), ids=FAULTS)
+def test_a_faulty_graph_fails(fault, words, exported, tiny, images, tmp_path):
+    model = graph.load(exported("rf_detr").path)
+    fault(model)
+    graph.save(model, tmp_path / "faulty.onnx")
+    report = verify(tiny("rf_detr"), tmp_path / "faulty.onnx", images)
+    assert not report.passed
+    with pytest.raises(GateError, match=f"onnxruntime-cpu.* does not detect what torch-cpu.*({words})"):
+        require(report)
+
+
+def verdict(*arguments):
+    """What `verify` says in words, raised or reported."""
+    try:
+        return " ".join(verify(*arguments).failures)
+    except DetrtError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.with_input(mean=(0.0, 0.0, 0.0)), ("mean", "score", "missing", "tensor")),
+        (lambda s: s.with_input(std=(1.0, 1.0, 1.0)), ("std", "score", "missing", "tensor")),
+        (lambda s: s.with_input(rescale=1.0), ("rescale", "score", "missing", "tensor")),
+        (lambda s: type(s).from_dict({**s.to_dict(), "labels": {"0": "other"}}), ("class", "label")),
+    ],
+    ids=("mean", "std", "rescale", "labels"),
+)
+def test_a_wrong_fact_fails(change, words, exported, tiny, images, tmp_path):
+    """The caller normalises by the spec, so a wrong fact in it gives wrong pixels to a right graph."""
+    path = exported("rf_detr", normalize=False).path
+    spec = change(graph.read_spec(path))
+    graph.save(graph.with_spec(graph.load(path), spec), tmp_path / "faulty.onnx")
+    said = verdict(tiny("rf_detr"), tmp_path / "faulty.onnx", images)
+    assert any(word in said for word in words), said
+
+
+def test_sessions_that_are_passed_in_stay_open(exported, tiny, images):
+    ours = OnnxSession(exported("rf_detr").path)
+    reference = TorchSession(tiny("rf_detr"))
+    assert verify(reference, ours, images[:1]).passed
+    assert reference.selections is None
+    assert verify(ours, ours, images[:1]).passed
+    ours.close()
+    with pytest.raises(SessionError, match="closed"):
+        verify(reference, ours, images[:1])
+
+
+def test_a_gate_of_zero_names_the_figure(exported, tiny, images):
+    report = verify(tiny("rf_detr"), exported("rf_detr").path, images[:1], gate=Gate(tensor=0.0))
+    assert not report.passed and "tensor" in " ".join(report.failures)
+
+
+def test_no_images(exported, tiny):
+    with pytest.raises(DetrtError, match="at least one image"):
+        verify(tiny("rf_detr"), exported("rf_detr").path, [])
