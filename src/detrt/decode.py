@@ -6,6 +6,8 @@ The rules, which every other runtime and the graph of `decode.in_graph` follow:
     select      "query": each query gives its best class, the lower class id under ties;
                 "topk": every (query, class) pair is a candidate
     order       score descending; equal scores by flat index (query * classes + class) ascending
+    nms         with `decode.nms` only the `num_queries` best candidates are looked at; the rule is in
+                `detrt.suppress`, on boxes that are clipped already
     cut         `max_detections` of the spec first, then score > threshold, then `class_ids`,
                 then the caller's own `max_detections`
     boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from .detections import Detections, cxcywh_to_xyxy
 from .errors import SessionError
 from .spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, ModelSpec
+from .suppress import suppress
 
 _OVERFLOW = (
     "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint "
@@ -60,11 +63,14 @@ def decode(
     rows = read(outputs, spec, original_sizes_hw, threshold)
     results = []
     for (boxes, scores, ids), (height, width) in zip(rows, original_sizes_hw, strict=True):
+        boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
+        if spec.decode.nms != "none":
+            stay, scores = suppress(boxes, scores, ids, spec.decode)
+            boxes, scores, ids = (a[: spec.decode.max_detections] for a in (boxes[stay], scores, ids[stay]))
         keep = scores > np.float32(threshold)
         if class_ids is not None:
             keep &= np.isin(ids, np.array(sorted(class_ids), np.int64))
         boxes, scores, ids = (a[keep][:max_detections] for a in (boxes, scores, ids))
-        boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
         labels = tuple(spec.label(i) for i in ids)
         results.append(Detections(boxes, scores, ids, labels, (int(height), int(width))))
     return results
@@ -97,6 +103,7 @@ def _read_raw(
     outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
 ) -> list[Row]:
     rule = spec.decode
+    candidates = rule.max_detections if rule.nms == "none" else rule.num_queries
     background = rule.activation == "softmax"
     columns = rule.num_classes + background
     shape = (len(sizes_hw), rule.num_queries)
@@ -116,7 +123,7 @@ def _read_raw(
             flat = np.arange(image_scores.size)
         # Cutting by score before sorting changes nothing in the result and spares most of the sort.
         flat = flat[image_scores.reshape(-1)[flat] > np.float32(threshold)]
-        order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[: rule.max_detections]
+        order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[:candidates]
         flat = flat[order]
         query, ids = np.divmod(flat, rule.num_classes)
         scale = np.array([width, height, width, height], np.float32)

@@ -33,6 +33,7 @@ RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # P
 DTYPES = ("uint8", "float32")
 ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
+SUPPRESSIONS = ("none", "nms", "soft_nms")
 
 
 def _check(condition: bool, message: str) -> None:
@@ -133,6 +134,10 @@ class DecodeSpec:
     activation "softmax": the last logit column is "no object" and is dropped after the softmax.
     select "query": every query gives its best class; "topk": the best (query, class) pairs of all.
     in_graph: the graph already returns `boxes`, `scores`, `labels`, `num_detections`.
+    nms: what happens to overlapping boxes of one class among the `num_queries` best candidates, before
+    `max_detections` are kept: "none"; "nms" drops a box whose IoU with a better one is above `nms_iou`;
+    "soft_nms" multiplies its score by 1 - IoU and drops it below `nms_min_score` (arXiv:1704.04503,
+    equation 3). With `in_graph` it has already happened, unless it is "soft_nms", which no graph has.
     """
 
     activation: str
@@ -141,6 +146,9 @@ class DecodeSpec:
     num_classes: int
     max_detections: int
     in_graph: bool = False
+    nms: str = "none"
+    nms_iou: float = 0.8
+    nms_min_score: float = 0.001
 
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
@@ -150,6 +158,12 @@ class DecodeSpec:
         _whole("decode.num_classes", self.num_classes, 1, 100_000)
         limit = self.num_queries * (self.num_classes if self.select == "topk" else 1)
         _whole("decode.max_detections", self.max_detections, 1, limit)
+        _one_of("decode.nms", self.nms, SUPPRESSIONS)
+        for name in ("nms_iou", "nms_min_score"):
+            value = getattr(self, name)
+            _check(
+                _is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

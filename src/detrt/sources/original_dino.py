@@ -1,0 +1,323 @@
+"""Original checkpoints of DINO and Co-DINO: recognise a state dict, infer its sizes, load it whole.
+
+Every key of the file is used exactly once, or is named as training only, derived or an alias; anything
+else is an error with counts and examples. Reading the file (and choosing EMA weights) is not done here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SourceError
+from ..spec import DecodeSpec, InputSpec, ModelSpec
+from .dino_keys import ALIAS, DERIVED, SPLIT_QKV, TRAINING, UNFOLD_ORDER, layout_of, place
+from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..models.dino import DinoConfig
+
+HEADS = 8  # of every published DINO and Co-DINO; no tensor's shape tells it
+LSJ_SIDES = {"resnet": 1024, "swin": 1280}  # canvas of the Co-DINO LSJ configs
+
+# What looks like one of these families and is not supported: (a key that tells, what it is).
+_REFUSED = (
+    (r"query_head\.transformer\.pos_trans\.weight", "a Co-Deformable-DETR checkpoint; of Co-DETR, detrt reads Co-DINO"),
+    (r"mask_head\..+", "a Co-DINO instance segmentation checkpoint; detrt reads detectors"),
+    (
+        r"backbone\.(?:net\.)?(?:blocks\.\d+\.|pos_embed).*",
+        "a Co-DINO with a ViT-L (EVA-02) backbone and feature pyramid, which detrt does not have; it reads the ResNet "
+        "and Swin models",
+    ),
+    (r"backbone\.(?:0\.)?downsample_layers\..+", "a DINO with a ConvNeXt backbone; detrt reads ResNet and Swin"),
+    (r".+\.(?:zero_point|_packed_params.*|weight_fake_quant\..+)", "a quantised checkpoint; give the float one"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How a file was read. used + training_only + derived + aliases are all its keys."""
+
+    layout: str
+    config: str
+    used: tuple[str, ...]
+    training_only: tuple[str, ...]
+    derived: tuple[str, ...]
+    aliases: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The report for a log."""
+        parts = sorted({key.split(".", 1)[0] + "." + key.split(".", 2)[1] for key in self.training_only if "." in key})
+        found = [
+            f"layout {self.layout}: {len(self.used)} tensors used, {len(self.training_only)} training only, "
+            f"{len(self.derived)} derived, {len(self.aliases)} aliases",
+            f"sizes from tensor shapes: {self.config}",
+        ]
+        if parts:
+            found.append(f"not needed at inference: {', '.join(parts)}")
+        return [*found, *self.notes]
+
+
+def recognise(state_dict_keys: Iterable[str]) -> str | None:
+    """The layout that the keys belong to: "dino", "dino-mmdet" or "co_dino"; None for other models."""
+    keys = list(state_dict_keys)
+    found = layout_of(keys)
+    if found is None and any(key.startswith("query_head.transformer.") for key in keys):
+        return "co_dino"  # of the Co-DETR kind, which `load` refuses by name
+    return found
+
+
+def load(
+    state_dict: Mapping[str, Tensor], *, variant: str, labels: Path | str | None = None, name: str = ""
+) -> tuple[nn.Module, ModelSpec, Family, LoadReport]:
+    """Build the model and fill it. variant: what `recognise` gave. labels: a file of class names.
+
+    name: of the checkpoint; "lsj" in it means that the model was trained with large scale jittering,
+    which no tensor tells.
+
+    Raises:
+        SourceError: a related model that is not supported, sizes that contradict one another, or keys
+            that are missing, unexpected or of another shape. SpecError: labels that do not fit.
+    """
+    from ..models.co_dino import CoDino
+    from ..models.dino import Dino
+
+    _refuse(state_dict)
+    config = infer_config(state_dict, variant)
+    co_dino = variant == "co_dino"
+    lsj = co_dino and "lsj" in name.lower()
+    module = CoDino(config, attend_padding=lsj) if co_dino else Dino(config)
+    report = _fill(module, state_dict, variant, config)
+    notes = []
+    if lsj:
+        notes.append("'lsj' in the name: padding is part of the picture, as in its training; canvas of one size")
+    elif co_dino:
+        notes.append("read as a model with padding masks; an LSJ checkpoint must have 'lsj' in its file name")
+    family = BY_NAME["co_dino" if co_dino else "dino"]
+    spec, label_note = make_spec(family, config, labels=labels, name=name, lsj=lsj)
+    notes.append(label_note)
+    return module.eval().requires_grad_(False), spec, family, replace(report, notes=tuple(filter(None, notes)))
+
+
+def make_spec(
+    family: Family, config: DinoConfig, *, labels: Path | str | None = None, name: str = "", lsj: bool = False
+) -> tuple[ModelSpec, str]:
+    """ModelSpec by the published configs, and a note on where the class names come from."""
+    entry = {"rescale": 1 / 255, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "mask": True, "dynamic": True}
+    if lsj:
+        side = LSJ_SIDES[config.backbone]
+        pixels = InputSpec("fit", side, side, **entry)  # type: ignore[arg-type]
+    else:
+        pixels = InputSpec("shortest_edge", 800, 1067, shortest_edge=800, longest_edge=1333, **entry)  # type: ignore[arg-type]
+    keep = min(family.max_detections or config.queries, config.queries * config.classes)
+    soft = {"nms": "soft_nms", "nms_iou": 0.8} if family.name == "co_dino" else {}
+    decode = DecodeSpec(family.activation, family.select, config.queries, config.classes, keep, **soft)  # type: ignore[arg-type]
+    names, note = _labels(labels, config.classes)
+    return ModelSpec(family.name, pixels, decode, names, name), note
+
+
+def _labels(path: Path | str | None, classes: int) -> tuple[dict[int, str], str]:
+    if path:
+        from .hub import read_labels
+
+        return read_labels(path, classes), ""
+    try:
+        from .label_sets import labels_for
+    except ImportError:
+        return {}, f"{classes} classes without names (numbers are used); give them with --labels"
+    names = labels_for(classes)
+    if names:
+        return names, f"class names by the number of classes ({classes})"
+    return {}, f"no label set has {classes} classes, so numbers are used; give names with --labels"
+
+
+def _refuse(state: Mapping[str, Tensor]) -> None:
+    for pattern, what in _REFUSED:
+        compiled = re.compile(pattern)
+        found = next((key for key in state if compiled.fullmatch(key)), None)
+        if found is not None:
+            raise SourceError(f"this is {what} (it has the key '{found}')")
+
+
+def infer_config(state: Mapping[str, Tensor], layout: str) -> DinoConfig:
+    """Sizes of the model from the shapes of its tensors.
+
+    Raises:
+        SourceError: a tensor that tells a size is missing, or sizes do not fit together.
+    """
+    from ..models.dino import DinoConfig
+
+    names = {
+        "dino": ("transformer.tgt_embed.weight", "transformer.level_embed", "transformer.enc_out_class_embed.weight"),
+        "dino-mmdet": ("query_embedding.weight", "level_embed", "bbox_head.cls_branches.0.weight"),
+        "co_dino": (
+            "query_head.transformer.query_embed.weight",
+            "query_head.transformer.level_embeds",
+            "query_head.cls_branches.0.weight",
+        ),
+    }[layout]
+    queries, dim = _shape(state, names[0], 2)
+    levels, _ = _shape(state, names[1], 2)
+    classes, _ = _shape(state, names[2], 2)
+    prefix = {"dino": "transformer.", "dino-mmdet": "", "co_dino": "query_head.transformer."}[layout]
+    encoder = f"{prefix}encoder.layers.0."
+    attention = f"{encoder}attentions.0." if layout == "co_dino" else f"{encoder}self_attn."
+    ffn = {"dino": "linear1", "dino-mmdet": "ffn.layers.0.0", "co_dino": "ffns.0.layers.0.0"}[layout]
+    rows, _ = _shape(state, f"{attention}attention_weights.weight", 2)
+    if rows % (HEADS * levels):
+        raise SourceError(
+            f"'{attention}attention_weights.weight' has {rows} rows, which are no multiple of {HEADS} heads times "
+            f"{levels} levels; detrt knows DINO with {HEADS} heads"
+        )
+    # The neck's 1x1 convolutions tell which stages of the backbone are used.
+    if layout == "dino":
+        projections = (f"input_proj.{i}.0.weight" for i in range(levels))
+    else:
+        projections = (f"neck.convs.{i}.conv.weight" for i in range(levels))
+    inputs = [tuple(state[key].shape) for key in projections if key in state]
+    channels = [shape[1] for shape in inputs if len(shape) == 4 and shape[2] == 1]
+    backbone = _backbone(state, channels)
+    return DinoConfig(
+        classes=classes,
+        queries=queries,
+        levels=levels,
+        dim=dim,
+        ffn=_shape(state, f"{encoder}{ffn}.weight", 2)[0],
+        encoder_layers=_count(state, rf"{re.escape(prefix)}encoder\.layers\.(\d+)\."),
+        decoder_layers=_count(state, rf"{re.escape(prefix)}decoder\.layers\.(\d+)\."),
+        points=rows // (HEADS * levels),
+        conv_bias=layout == "dino",
+        head_eps=1e-5 if layout == "dino-mmdet" else 1e-3,
+        **backbone,  # type: ignore[arg-type]
+    )
+
+
+def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, object]:
+    """The part of `DinoConfig` that describes the backbone."""
+    for stem in ("backbone.conv1.weight", "backbone.0.body.conv1.weight"):
+        if stem in state:
+            width = _shape(state, stem, 4)[0]
+            root = re.escape(stem.removesuffix("conv1.weight"))
+            depths = tuple(_count(state, rf"{root}layer{i}\.(\d+)\.conv3\.") for i in (1, 2, 3, 4))
+            return {
+                "backbone": "resnet",
+                "width": width,
+                "depths": depths,
+                "out_stages": _stages(channels, 4 * width),
+            }
+    patch = next((k for k in state if re.fullmatch(r"backbone\.(?:0\.)?patch_embed\.proj(?:ection)?\.weight", k)), None)
+    if patch is None:
+        raise SourceError(
+            "the checkpoint has no ResNet stem ('backbone.conv1.weight') and no Swin patch embedding "
+            "('backbone.patch_embed.proj.weight'); the backbone is missing or of another kind. detrt reads ResNet and Swin"
+        )
+    width = _shape(state, patch, 4)[0]
+    root = patch.split("patch_embed")[0]
+    part = "stages" if patch.endswith("projection.weight") else "layers"
+    stages = re.escape(f"{root}{part}.")
+    depths = tuple(_count(state, rf"{stages}{i}\.blocks\.(\d+)\.") for i in range(4))
+    inside = "attn.w_msa" if part == "stages" else "attn"
+    tables = [_shape(state, f"{root}{part}.{i}.blocks.0.{inside}.relative_position_bias_table", 2) for i in range(4)]
+    side = isqrt(tables[0][0])
+    if side * side != tables[0][0] or side % 2 == 0:
+        raise SourceError(f"a relative position table of {tables[0][0]} rows belongs to no square window")
+    return {
+        "backbone": "swin",
+        "width": width,
+        "depths": depths,
+        "heads": tuple(table[1] for table in tables),
+        "window": (side + 1) // 2,
+        "out_stages": _stages(channels, width),
+    }
+
+
+def _stages(channels: list[int], first: int) -> tuple[int, ...]:
+    """Stages whose channels (`first`, doubled from stage to stage) the neck reads."""
+    known = [first * 2**i for i in range(4)]
+    wrong = [c for c in channels if c not in known]
+    if wrong or not channels:
+        raise SourceError(f"the neck reads maps of {channels} channels, but the backbone's stages have {known}")
+    return tuple(known.index(c) for c in channels)
+
+
+def _shape(state: Mapping[str, Tensor], key: str, rank: int) -> tuple[int, ...]:
+    if key not in state:
+        raise SourceError(f"the checkpoint lacks '{key}', which tells the size of the model; it is incomplete")
+    shape = tuple(state[key].shape)
+    if len(shape) != rank:
+        raise SourceError(f"'{key}' has shape {shape}; it must have {rank} axes")
+    return shape
+
+
+def _count(state: Mapping[str, Tensor], pattern: str) -> int:
+    """How many numbered parts match, 1 + the largest number."""
+    compiled = re.compile(pattern)
+    found = [int(match[1]) for match in map(compiled.match, state) if match]
+    if not found:
+        raise SourceError(f"the checkpoint has no keys like '{pattern}'; it is incomplete or of another model")
+    return 1 + max(found)
+
+
+def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: DinoConfig) -> LoadReport:
+    """Copy every tensor to its place."""
+    import torch
+
+    targets = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wanted = set(module.state_dict()) - {key for key in module.state_dict() if key.endswith("num_batches_tracked")}
+    used, training, derived, aliases, unexpected, misshapen = [], [], [], [], [], []
+    filled: dict[str, str] = {}
+    for key, tensor in state.items():
+        spot = place(key, layout, last_head=config.decoder_layers, backbone_levels=len(config.out_stages))
+        if spot is None:
+            unexpected.append(key)
+        elif spot.kind == TRAINING:
+            training.append(key)
+        elif spot.kind in (DERIVED, ALIAS):
+            other = targets.get(spot.target) if spot.kind == DERIVED else state.get(spot.target)
+            if other is None or other.shape != tensor.shape or not torch.equal(other.to(tensor.dtype), tensor):
+                raise SourceError(f"'{key}' differs from what it must equal ('{spot.target}'); the checkpoint is damaged")
+            (derived if spot.kind == DERIVED else aliases).append(key)
+        else:
+            for target, part in _parts(spot.target, tensor, spot.transform):
+                if target not in wanted:
+                    unexpected.append(key)
+                elif targets[target].shape != part.shape:
+                    misshapen.append(f"{key} {tuple(part.shape)} instead of {tuple(targets[target].shape)}")
+                    filled[target] = key
+                elif target in filled:
+                    raise SourceError(f"'{key}' and '{filled[target]}' are the same weight; the checkpoint mixes two models")
+                else:
+                    targets[target].data.copy_(part)
+                    filled[target] = key
+            used.append(key)
+    missing = sorted(wanted - set(filled))
+    if missing or unexpected or misshapen:
+        counts = [
+            f"{len(found)} {what} (e.g. {', '.join(found[:3])})"
+            for what, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
+            if found
+        ]
+        raise SourceError(
+            f"the checkpoint does not fit a {layout} model of {config.describe()}: {'; '.join(counts)}. It is incomplete "
+            "or of another model"
+        )
+    return LoadReport(layout, config.describe(), tuple(used), tuple(training), tuple(derived), tuple(aliases))
+
+
+def _parts(target: str, tensor: Tensor, transform: str) -> list[tuple[str, Tensor]]:
+    """What one stored tensor becomes: names and values."""
+    if transform == SPLIT_QKV:
+        return [(target.format(which), part) for which, part in zip("qkv", tensor.chunk(3), strict=False)]
+    if transform == UNFOLD_ORDER and tensor.shape[-1] % 4 == 0:
+        # nn.Unfold: channel * 4 + neighbour with neighbours (0,0), (0,1), (1,0), (1,1);
+        # the authors: neighbour * channels + channel with (0,0), (1,0), (0,1), (1,1).
+        split = tensor.reshape(*tensor.shape[:-1], -1, 4)[..., [0, 2, 1, 3]]
+        return [(target, split.transpose(-1, -2).reshape(tensor.shape))]
+    return [(target, tensor)]
