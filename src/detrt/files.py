@@ -13,6 +13,8 @@ from pathlib import Path
 
 from .errors import OutputError
 
+_FOLDER = "cannot write '{}': a folder has that name; give another output path"
+
 
 def sha256_of(path: Path) -> str:
     """Hex digest of a file's content."""
@@ -31,23 +33,49 @@ def writing(path: Path | str) -> Iterator[Path]:
         OutputError: the folder cannot be written, or the disk is full.
     """
     path = Path(path)
+    if not path.name:  # "." and "/", which have no name to put another beside
+        raise OutputError(_FOLDER.format(path))
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        if path.is_dir():
-            raise OutputError(f"cannot write '{path}': a folder has that name; give another output path")
-        os.replace(temporary, path)
+        with making_parents(path):
+            try:
+                yield temporary
+                if path.is_dir():
+                    raise OutputError(_FOLDER.format(path))
+                os.replace(temporary, path)
+            finally:
+                remove(temporary)
     except BrokenPipeError:  # stdout's reader has gone, inside the block: nothing to do with `path`
         raise
     except OSError as error:
         raise output_error(path, error) from error
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+
+
+@contextlib.contextmanager
+def making_parents(path: Path) -> Iterator[None]:
+    """Make the folders above `path`; those that were made here go again if the block fails.
+
+    Raises:
+        OSError: a folder cannot be made.
+    """
+    made = [folder for folder in path.parents if not folder.exists()]  # the innermost first
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):  # not empty: something else was put there meanwhile
+                folder.rmdir()
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder where there is one."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def output_error(path: Path | str, error: OSError) -> OutputError:
@@ -68,13 +96,13 @@ def check_place(path: Path | str) -> None:
         OutputError: as `writing` would.
     """
     path = Path(path)
-    if path.is_dir():
-        raise OutputError(f"cannot write '{path}': a folder has that name; give another output path")
-    folder = path.absolute().parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    probe = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
+        if path.is_dir():
+            raise OutputError(_FOLDER.format(path))
+        folder = path.absolute().parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        probe = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
         probe.touch()
         probe.unlink()
     except OSError as error:

@@ -86,7 +86,7 @@ def build(
         if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
         else:
-            spec, provenance = _export(str(model), folder, export, trust_remote_code, labels, stages, say)
+            spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, labels, stages, say)
         entries = _model_entries(folder)
         for config, name in zip(engines, names, strict=True):
             start = time.perf_counter()
@@ -113,6 +113,7 @@ def _export(
     ref: str,
     folder: Path,
     config: ExportConfig,
+    engines: Sequence[EngineConfig],
     trust_remote_code: bool,
     labels: Path | str | None,
     stages: list[Stage],
@@ -125,6 +126,14 @@ def _export(
     start = time.perf_counter()
     say("load", None, ref)
     source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels)
+    for engine in engines:
+        for name in ("height", "width"):
+            sides = getattr(engine, name)
+            if sides is not None and sides[0] != sides[2] and not source.family.dynamic:
+                raise ExportError(
+                    f"{source.family.title} takes one fixed {name}, because {source.family.fixed_reason}; "
+                    f"got --{name} {','.join(map(str, sides))}; give one number, or leave it out"
+                )
     loaded = time.perf_counter()
     parameters = f"{source.family.title}, {source.provenance.parameters / 1e6:.1f} M parameters"
     stages.append(Stage("load", loaded - start, 0, parameters))
@@ -206,13 +215,15 @@ def _new_folder(output: Path) -> Iterator[Path]:
         )
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _replace(place, temporary)
+        with files.making_parents(place):
+            try:
+                temporary.mkdir()
+                yield temporary
+                _replace(place, temporary)
+            finally:
+                files.remove(temporary)
     except OSError as error:
         raise files.output_error(output, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _replace(place: Path, temporary: Path) -> None:

@@ -105,4 +105,22 @@ def engine_configs(
         )
     if sm and "tensorrt-rtx" not in targets:
         raise EngineError("--sm chooses GPUs for --target tensorrt-rtx; tensorrt builds for the GPU that it runs on")
+    if timing_cache is not None and "tensorrt" not in targets:
+        raise EngineError(f"--timing-cache '{timing_cache}' has a use with --target tensorrt only; leave it out")
+    if not configs:
+        given = {
+            "--batch": batch,
+            "--height": height if fixed(height) is None else None,
+            "--width": width if fixed(width) is None else None,
+            "--workspace-mib": workspace_mib,
+            "--timeout": timeout_seconds,
+            "--tf32": tf32 or None,
+        }
+        for name, value in given.items():
+            if value is not None:
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise EngineError(
+                    f"{name} ({shown}) is a choice for an engine, and --target onnx builds none; leave it out, or name a "
+                    "target with an engine"
+                )
     return configs
