@@ -34,7 +34,7 @@ def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
     onnx = _onnx()
     path = Path(path)
     if not path.is_file():
-        raise GraphError(f"there is no ONNX file '{path}'")
+        raise GraphError(f"there is no ONNX file '{path}'; check the path, or make one with: detrt export MODEL -o OUT")
     if path.stat().st_size == 0:
         raise GraphError(f"'{path}' is empty (0 bytes); export it again")
     try:
