@@ -254,7 +254,9 @@ def _load_error(name: str, error: Exception) -> SessionError:
         return SessionError(
             f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again"
         )
-    return SessionError(f"{name} cannot be loaded: {text}")
+    return SessionError(
+        f"{name} cannot be loaded; export it again, or copy it again with the weights that lie beside it: {text}"
+    )
 
 
 def _short(error: Exception) -> str:
