@@ -1,0 +1,105 @@
+"""COCO evaluation: perfect and empty detections, categories by name, and errors that name the entry."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+
+from PIL import Image
+from runtime_cases import make_session, make_spec
+
+from detrt import evaluate
+from detrt.errors import ImageError, MissingPackageError, SpecError
+from detrt.evaluate import METRICS, category_of_class, evaluate_coco
+
+GOOD = {
+    "images": [{"id": 7, "file_name": "a.png"}, {"id": 9, "file_name": "b.png"}],
+    "categories": [{"id": 90, "name": "Cat"}, {"id": 3, "name": "lamp"}],
+    # The session of `runtime_cases` finds class 0 in the middle half of every picture.
+    "annotations": [{"image_id": 7, "category_id": 90, "bbox": [25, 20, 50, 40]}],
+}
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """(write, folder): `write(data)` gives the annotation file."""
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.full((80, 100, 3), 128, np.uint8)).save(tmp_path / name)
+
+    def write(data):
+        path = tmp_path / "instances.json"
+        path.write_text(data if isinstance(data, str) else json.dumps(data))
+        return path
+
+    return write, tmp_path
+
+
+def test_found_exactly(coco, capsys):
+    write, folder = coco
+    seen = []
+    report = evaluate_coco(make_session(make_spec()), write(GOOD), folder, progress=lambda *n: seen.append(n))
+    assert tuple(report.metrics) == METRICS
+    assert report.metrics["AP"] == pytest.approx(1.0)
+    assert report.metrics["APlarge"] is None and report.metrics["APmedium"] == pytest.approx(1.0)
+    assert report.per_class == {"lamp": None, "Cat": pytest.approx(1.0)}
+    assert (report.images, report.without_class, seen) == (2, (), [(1, 2), (2, 2)])
+    assert json.loads(json.dumps(report.to_dict()))["images"] == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_category_without_class_counts_as_not_found(coco):
+    write, folder = coco
+    data = copy.deepcopy(GOOD)
+    data["annotations"].append({"image_id": 9, "category_id": 3, "bbox": [1, 1, 9, 9]})
+    report = evaluate_coco(make_session(make_spec()), write(data), folder)
+    assert report.without_class == ("lamp",)
+    assert report.metrics["AP"] == pytest.approx(0.5)
+
+
+def test_91_ids_and_voc_names():
+    names = {0: "N/A", 1: "person", 4: "motorbike", 12: "N/A", 90: "toothbrush"}
+    spec = make_spec(decode={"num_classes": 91}, labels=names)
+    categories = [{"id": 1, "name": "person"}, {"id": 4, "name": "motorcycle"}, {"id": 90, "name": "toothbrush"}]
+    assert category_of_class(spec, categories) == {1: 1, 4: 4, 90: 90}
+
+
+BROKEN = {
+    "text": ("not json", ImageError, r"instances\.json' cannot be read as JSON"),
+    "list": ([1], ImageError, "has no list 'images'"),
+    "no annotations": ({**GOOD, "annotations": []}, ImageError, "has no list 'annotations'"),
+    "no box": ({**GOOD, "annotations": [{"image_id": 7, "category_id": 90}]}, ImageError, r"annotations\[0\] has no bbox"),
+    "short box": (
+        {**GOOD, "annotations": [{"image_id": 7, "category_id": 90, "bbox": [1, 2, 3]}]},
+        ImageError,
+        r"annotations\[0\] has the bbox \[1, 2, 3\]",
+    ),
+    "unknown image": (
+        {**GOOD, "annotations": [{"image_id": 5, "category_id": 90, "bbox": [1, 2, 3, 4]}]},
+        ImageError,
+        "unknown image_id 5",
+    ),
+    "image that is not there": ({**GOOD, "images": [*GOOD["images"], {"id": 1, "file_name": "gone.png"}]}, ImageError, r"1 of 3 .*gone\.png"),
+    "other classes": ({**GOOD, "categories": [{"id": 90, "name": "sun"}]}, SpecError, "'cat', 'dog', 'bird'.*'sun'"),
+}
+
+
+@pytest.mark.parametrize(("data", "kind", "words"), BROKEN.values(), ids=BROKEN)
+def test_broken_data_is_named(data, kind, words, coco):
+    write, folder = coco
+    with pytest.raises(kind, match=words):
+        evaluate_coco(make_session(make_spec()), write(data), folder)
+
+
+def test_missing_file_and_missing_package(coco, monkeypatch):
+    _, folder = coco
+    with pytest.raises(ImageError, match=r"no annotation file .*gone\.json"):
+        evaluate_coco(make_session(make_spec()), folder / "gone.json", folder)
+
+    monkeypatch.setitem(__import__("sys").modules, "pycocotools.coco", None)
+    with pytest.raises(MissingPackageError, match=r"pycocotools.*detrt\[eval\]"):
+        evaluate._pycocotools()
