@@ -224,6 +224,9 @@ def _new_folder(output: Path) -> Iterator[Path]:
                 files.remove(temporary)
     except OSError as error:
         raise files.output_error(output, error) from error
+    except OutputError as error:
+        # The caller knows the place that was given, not the temporary folder beside it.
+        raise OutputError(str(error).replace(str(temporary), str(output))) from error
 
 
 def _replace(place: Path, temporary: Path) -> None:
