@@ -84,7 +84,7 @@ def test_the_same_as_pytorch(cli, place):
     pictures = place / "noise"
     pictures.mkdir()
     rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(pictures / "a.png")
+    Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(pictures / "a.png")
     cli("build", "random:yolos/tiny", "-o", "whole", "--target", "onnx", "--size", 64, "--no-check")
     options = ["noise", "-t", 0, "--max-detections", 3, "--json", "-", "-q"]
     ours = cli("detect", "whole", *options).lines[0]["detections"]
