@@ -16,6 +16,8 @@ import typer
 from .. import files
 from ..errors import DetrtError
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="detrt",
     help="Take every DETR to TensorRT, and prove that it arrived.",
@@ -57,8 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"detrt: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("detrt: stopped; nothing half-written was left", file=sys.stderr)
-        return 130
+        return _stopped()
     except _Terminated:
         print("detrt: terminated; nothing half-written was left", file=sys.stderr)
         return 143
@@ -84,10 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
         _give_stdout_a_sink()
         print(f"detrt: {files.output_error(error.filename or 'standard output', error)}", file=sys.stderr)
         return 2
-    except typer.Abort:
-        return 130
-    except typer.Exit as error:
-        return error.exit_code
+    except (typer.Abort, typer.Exit) as error:
+        # What typer makes of Ctrl-C: Abort in older versions, Exit(130) in newer ones.
+        code = getattr(error, "exit_code", _INTERRUPTED)
+        return _stopped() if code == _INTERRUPTED else code
     except Exception as error:
         # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
         show = getattr(error, "show", None)
@@ -95,7 +96,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         show()
         return 2
-    return result if isinstance(result, int) else 0
+    return _stopped() if result == _INTERRUPTED else result if isinstance(result, int) else 0
+
+
+def _stopped() -> int:
+    print("detrt: stopped; nothing half-written was left", file=sys.stderr)
+    return _INTERRUPTED
 
 
 def _give_stdout_a_sink() -> None:
