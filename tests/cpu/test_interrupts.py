@@ -1,0 +1,141 @@
+"""Ctrl-C and SIGTERM in the middle of real builds: no traceback, nothing left, the old bundle as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+from cli_support import COMMAND, cli, place, snapshot  # noqa: F401 - fixtures
+from engine_graphs import rtx
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to see child processes")
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+LIMIT_S = 90
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the direct children."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except OSError:
+            continue  # the thread has ended
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def workers(pid: int) -> list[int]:
+    return [child for child in children(pid) if "detrt.engine.worker" in command_of(child)]
+
+
+def interrupt(process, ready, number):
+    """Send a signal as soon as `ready` says so; (stdout, stderr)."""
+    until = time.monotonic() + LIMIT_S
+    while not ready():
+        assert process.poll() is None, f"ended by itself: {process.communicate()}"
+        assert time.monotonic() < until, "the stage to be interrupted did not come"
+        time.sleep(0.005)
+    os.kill(process.pid, number)
+    return process.communicate(timeout=LIMIT_S)
+
+
+def start(*arguments):
+    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def check(process, out, err, number):
+    assert process.returncode == CODES[number], err
+    assert out == "" and "Traceback" not in err
+    assert err.splitlines()[-1].endswith("nothing half-written was left")
+
+
+def temporaries(place):
+    return list(place.glob(".bundle.*.tmp"))
+
+
+@rtx
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_during_the_engine_build(place, number):
+    before = snapshot(place)
+    process = start("build", "model.onnx", "-o", "bundle", "--sm", "89")
+    seen: list[int] = []
+
+    def ready():
+        seen[:] = workers(process.pid)
+        return bool(seen)
+
+    check(process, *interrupt(process, ready, number), number)
+    assert snapshot(place) == before
+    until = time.monotonic() + 10
+    while command_of(seen[0]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not command_of(seen[0]), "the builder process went on"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_during_the_export(place, number):
+    """While the model is traced: the temporary folder is there, its graph is not."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    before = snapshot(place)
+    hook = (
+        "import sys, detrt.export.onnx as stage; from pathlib import Path; from detrt.cli import main\n"
+        "real = stage.trace\n"
+        "def trace(*a, **k): Path('in/tracing').touch(); return real(*a, **k)\n"
+        "stage.trace = trace\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", hook, "build", "random:detr/tiny", "-o", "bundle", "--target", "onnx"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    flag = place / "in" / "tracing"
+    out, err = interrupt(process, lambda: flag.exists() and temporaries(place), number)
+    flag.unlink()
+    check(process, out, err, number)
+    assert snapshot(place) == before
+
+
+def test_ctrl_c_during_detect(place):
+    """Outputs of a run that was stopped do not appear, and those of an earlier run stay."""
+    (place / "old.jsonl").write_text("of an earlier run\n")
+    hook = (
+        "import sys, time, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
+        "def slow(self, images): Path('in/running').touch(); time.sleep(60)\n"
+        "stage.Detector.__call__ = slow\n"
+        "sys.exit(main())"
+    )
+    before = snapshot(place)
+    command = [sys.executable, "-c", hook, "detect", "bundle", "in", "--json", "old.jsonl", "--save-dir", "runs"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    flag = place / "in" / "running"
+    out, err = interrupt(process, flag.exists, signal.SIGINT)
+    flag.unlink()
+    check(process, out, err, signal.SIGINT)
+    assert snapshot(place) == before
+
+
+def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
+    """SIGKILL cannot be cleaned up after. The old bundle is whole, and the next build is not disturbed."""
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    before = snapshot(place)
+    process = start("build", "model.onnx", "-o", "bundle", "--sm", "89")
+    interrupt(process, lambda: workers(process.pid), signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    after = snapshot(place)
+    left = {name for name in after if name not in before}
+    assert {name: after[name] for name in before} == before
+    assert left and all(name.startswith(".bundle.") and ".tmp/" in name for name in left)
+    cli("build", "model.onnx", "-o", "bundle", "--target", "onnx")
+    assert len(cli("detect", "bundle", "in", "--json", "-", "-q").lines) == 2
