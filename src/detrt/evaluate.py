@@ -6,9 +6,9 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +84,7 @@ def evaluate_coco(
         ImageError: the annotation file is missing or damaged, or pictures are not in `images_dir`.
         SpecError: no class of the model has the name of a category.
     """
-    coco_class, eval_class = _pycocotools()
+    _pycocotools()  # before minutes of detection, not after them
     data = read_annotations(Path(coco_json))
     files = _image_files(data, Path(images_dir))
     session = detector_or_session.session if isinstance(detector_or_session, Detector) else detector_or_session
@@ -99,6 +99,21 @@ def evaluate_coco(
             progress(index + 1, len(files))
     seconds = time.perf_counter() - start
 
+    metrics, per_class = score_rows(data, rows)
+    return EvalReport(
+        metrics, per_class, len(files), len(rows), without_class(data, categories.values()), seconds
+    )
+
+
+def score_rows(
+    data: dict[str, list[dict[str, Any]]], rows: list[dict[str, Any]]
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """(METRICS, category name -> AP) of COCO results entries against annotations (`read_annotations`).
+
+    Raises:
+        MissingPackageError: pycocotools is not installed.
+    """
+    coco_class, eval_class = _pycocotools()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
         evaluation = eval_class(_index(coco_class, data, data["annotations"]), _index(coco_class, data, rows), "bbox")
         evaluation.evaluate()
@@ -107,15 +122,47 @@ def evaluate_coco(
     # precision: (IoU thresholds, recalls, categories, areas, largest counts)
     precision = evaluation.eval["precision"][:, :, :, 0, -1]
     names = {category["id"]: category["name"] for category in data["categories"]}
-    used = {annotation["category_id"] for annotation in data["annotations"]}
-    return EvalReport(
+    return (
         {name: _figure(value) for name, value in zip(METRICS, evaluation.stats, strict=True)},
         {names[key]: _mean(precision[:, :, k]) for k, key in enumerate(evaluation.params.catIds)},
-        len(files),
-        len(rows),
-        tuple(names[key] for key in sorted(used - set(categories.values()))),
-        seconds,
     )
+
+
+def without_class(data: dict[str, list[dict[str, Any]]], found: Collection[int]) -> tuple[str, ...]:
+    """Names of the annotated categories that are not in `found` (category ids)."""
+    names = {category["id"]: category["name"] for category in data["categories"]}
+    used = {annotation["category_id"] for annotation in data["annotations"]}
+    return tuple(names[key] for key in sorted(used - set(found)))
+
+
+def subset(
+    data: dict[str, list[dict[str, Any]]], paths: Sequence[str]
+) -> tuple[dict[str, list[dict[str, Any]]], list[int | None]]:
+    """The part of a data set that belongs to some images, and the id of each image; None: not annotated.
+
+    Raises:
+        ImageError: none of the images is in the data set.
+    """
+    by_name: dict[str, int | None] = {}
+    for image in data["images"]:
+        parts = PurePath(str(image["file_name"])).parts
+        for start in range(len(parts)):  # sets name files with or without folders
+            tail = "/".join(parts[start:])
+            by_name[tail] = image["id"] if by_name.get(tail, image["id"]) == image["id"] else None
+    ids: list[int | None] = []
+    for path in paths:
+        parts = PurePath(path).parts
+        tails = ("/".join(parts[start:]) for start in range(len(parts)))
+        ids.append(next((by_name[tail] for tail in tails if by_name.get(tail) is not None), None))
+    kept = {i for i in ids if i is not None}
+    if not kept:
+        shown = ", ".join(PurePath(path).name for path in paths[:3])
+        raise ImageError(f"the annotation file names none of the images ({shown} ...); give the one that belongs to them")
+    return {
+        "images": [image for image in data["images"] if image["id"] in kept],
+        "annotations": [entry for entry in data["annotations"] if entry["image_id"] in kept],
+        "categories": data["categories"],
+    }, ids
 
 
 def read_annotations(path: Path) -> dict[str, list[dict[str, Any]]]:

@@ -33,11 +33,13 @@ def _register() -> None:
     from .build import build, export
     from .demo import demo, demo_data
     from .detect import detect
+    from .eval import evaluate
     from .info import doctor, info
     from .verify import verify
 
     for command in (build, export, detect, verify, bench, info, doctor, demo):
         app.command()(command)
+    app.command("eval")(evaluate)
     app.command("demo-data")(demo_data)
 
 
