@@ -1,0 +1,107 @@
+"""Rules about the files of the repository."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 400
+CODE = (".py", ".cpp", ".cu", ".hpp", ".h")
+
+
+def tracked() -> list[Path]:
+    """The tracked files that are there; a source archive without git has all of its files."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def texts(*suffixes: str) -> dict[str, str]:
+    return {p.relative_to(ROOT).as_posix(): p.read_text("utf-8") for p in tracked() if p.suffix in suffixes}
+
+
+def test_no_file_is_too_long():
+    long = {name: text.count("\n") for name, text in texts(*CODE).items() if text.count("\n") > LIMIT}
+    assert not long, f"more than {LIMIT} lines: {long}"
+
+
+def test_no_grab_bags():
+    assert [p.name for p in tracked() if p.stem in ("utils", "util", "helpers", "misc", "common")] == []
+
+
+def silent(tree: ast.AST) -> list[int]:
+    """Lines of handlers that catch everything by leaving the type out, or drop what they caught without a word.
+
+    A handler that names its exceptions, does nothing and says why in a comment on that line is a decision.
+    """
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+            nothing = all(isinstance(part, ast.Pass) for part in node.body)
+            if node.type is None or (broad and nothing):
+                found.append(node.lineno)
+    return found
+
+
+def test_no_silent_handlers():
+    wrong = [f"{name}:{line}" for name, text in texts(".py").items() for line in silent(ast.parse(text))]
+    assert not wrong, wrong
+
+
+def test_a_pass_says_why():
+    wrong = []
+    for name, text in texts(".py").items():
+        lines = text.splitlines()
+        for number, line in enumerate(lines):
+            if re.match(r"\s*except .*:\s*(#.*)?$", line) and number + 1 < len(lines):
+                after = lines[number + 1]
+                if after.strip().startswith("pass") and "#" not in after + line:
+                    wrong.append(f"{name}:{number + 2}")
+    assert not wrong, f"a handler that does nothing must say why: {wrong}"
+
+
+def test_handlers_are_found():
+    sample = "try:\n x\nexcept:\n y\ntry:\n x\nexcept Exception:\n pass\ntry:\n x\nexcept OSError:\n pass\n"
+    assert silent(ast.parse(sample)) == [3, 7]
+
+
+def test_no_paths_of_one_machine():
+    """/opt/x, /work/x, /home/x, /root/x; the parts are put together so that this file is not found itself."""
+    pattern = re.compile(r"(?<![\w./-])/(?:" + "|".join(("work", "opt/wh" + "eels", "home/\\w+", "ro" + "ot")) + r")/")
+    wrong = []
+    for name, text in texts(".py", ".md", ".toml", ".sh", ".yml", ".yaml", ".cpp", ".hpp", ".cu", ".json").items():
+        wrong += [f"{name}:{n}" for n, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+    assert not wrong, wrong
+
+
+def test_every_marker_is_declared():
+    declared = set(re.findall(r'^\s*"(\w+): ', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE))
+    builtin = {"parametrize", "skip", "skipif", "xfail", "usefixtures", "filterwarnings"}
+    used = {name for text in texts(".py").values() for name in re.findall(r"pytest\.mark\.(\w+)", text)}
+    assert {"gpu", "network", "slow"} <= declared
+    assert used - builtin <= declared, used - builtin - declared
+
+
+def test_license():
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_links_of_the_documentation():
+    """Links between the documents, and to files of the repository, lead somewhere."""
+    wrong = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8")):
+            if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
+                wrong.append(f"{path.name}: {target}")
+    assert not wrong, wrong
