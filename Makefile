@@ -12,7 +12,7 @@ demo: setup
 	$(BIN)/detrt demo -o demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu and not network"
