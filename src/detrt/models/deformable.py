@@ -23,9 +23,24 @@ def level_shapes(maps: Sequence[Tensor]) -> Tensor:
 
 
 def level_masks(mask: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
-    """(batch, height, width) mask -> one (batch, h, w) bool mask a level, nearest cell."""
-    image = mask.unsqueeze(0).to(torch.float32)
-    return [F.interpolate(image, size=x.shape[-2:])[0] > 0.5 for x in maps]
+    """(batch, height, width) mask -> one (batch, h, w) bool mask a level.
+
+    The cells are those of `F.interpolate(mode="nearest")`, in its arithmetic. They are gathered, because
+    TensorRT-RTX 1.7 cannot infer the shape of a Resize to the sides of a Swin level.
+    """
+    image = mask > 0
+    masks = []
+    for x in maps:
+        rows, columns = (_nearest(image.shape[a], x.shape[b], x.device) for a, b in ((1, 2), (2, 3)))
+        masks.append(image.index_select(1, rows).index_select(2, columns))
+    return masks
+
+
+def _nearest(size: int, cells: int, device: torch.device) -> Tensor:
+    """(cells,) int64: the place among `size` pixels that stands for each cell."""
+    places = torch.arange(cells, device=device).to(torch.float32)
+    step = torch.as_tensor(size, device=device).to(torch.float32) / torch.as_tensor(cells, device=device).to(torch.float32)
+    return torch.minimum((places * step).to(torch.int64), torch.as_tensor(size, device=device) - 1)
 
 
 def valid_sides(masks: Sequence[Tensor]) -> Tensor:
