@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -24,15 +25,21 @@ has_demo_model = pytest.mark.skipif(
 
 
 def test_help_is_fast():
-    """The best of several runs: what the command takes when the machine is not busy with something else."""
-    seconds = []
+    """The best of several runs: what the command takes when the machine is not busy with something else.
+
+    Where it stays busy (more work than processors), the processor time counts: --help waits for nothing.
+    """
+    seconds, cpu = [], []
     for _ in range(8):
-        start = time.perf_counter()
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run([*COMMAND, "--help"], check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if min(seconds) < 0.3:
             break
-    assert min(seconds) < 0.3, f"detrt --help took {seconds}"
+    busy = os.getloadavg()[0] > len(os.sched_getaffinity(0))
+    assert min(cpu if busy else seconds) < 0.3, f"detrt --help took {seconds}, processor time {cpu}"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["detect", "-h"]], ids=" ".join)
