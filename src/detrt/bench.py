@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DetrtError, SessionError
+from .memory import peak_memory_mib
 
 WARMUP, REPEATS = 2, 7
 
@@ -245,14 +246,6 @@ def _processor_of(family: str, spec: Any, size: tuple[int, int]) -> Any:
         image_std=list(entry.std),
         do_pad=entry.mask,
     )
-
-
-def peak_memory_mib() -> float:
-    """Largest resident memory of this process so far, MiB."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
 def _processor() -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import files
 from ..errors import DetrtError, EngineError
+from ..memory import peak_memory_mib
 from ..spec import ModelSpec
 from . import explain
 from .config import EngineConfig
@@ -98,7 +99,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
         "inputs": [_described(tensor) for tensor in inputs],
         "outputs": [_described(tensor) for tensor in outputs],
         "build_seconds": round(time.monotonic() - started_s, 3),
-        "peak_memory_mib": _peak_memory_mib(),
+        "peak_memory_mib": round(peak_memory_mib()),
         "size": size,
         "warnings": cache_note + warnings,
     }
@@ -229,15 +230,6 @@ def _sms_of_this_gpu(config: EngineConfig) -> tuple[int, ...]:
     cuda = Cuda()
     cuda.check_device(0)
     return (cuda.compute_capability(0),)
-
-
-def _peak_memory_mib() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows has no such module.
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak >> 20 if sys.platform == "darwin" else peak >> 10
 
 
 def _end_with_parent() -> None:
