@@ -19,6 +19,9 @@ class Gate:
         such detections, its `at_least` best are compared, so that no image passes for want of boxes.
     box_px: largest difference of a box side, in pixels of the original image. score: of a score.
     tensor: largest difference of logits and boxes relative to their largest value, selections forced.
+    unmatched: share of the compared detections that may be missing, and of those that may be extra.
+    ap: largest loss of COCO AP (0..1) where there is ground truth. ap_decides: with ground truth, the
+        differences of single boxes, scores and tensors are shown but only the AP is judged.
     """
 
     threshold: float = 0.3
@@ -26,14 +29,40 @@ class Gate:
     box_px: float = 0.5
     score: float = 1e-3
     tensor: float = 1e-3
+    unmatched: float = 0.0
+    ap: float = 1e-3
+    ap_decides: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "box_px", "score", "tensor"):
+        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "ap"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
                 raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
         if self.at_least < 1:
             raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
+
+
+# What rounding may do, by the lowest type of the candidate; measured figures are in docs/verify.md. One
+# detection in a crowd can move far on a tie of two queries, so below FP32 the AP is the judge where there is one.
+GATES = {
+    "fp32": Gate(),
+    "tf32": Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
+    "fp16": Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
+    "bf16": Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True),
+    "int8": Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+    "fp8": Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+}
+
+
+def gate_for(precision: str) -> Gate:
+    """The gate of a precision: fp32, tf32, fp16, bf16, int8 or fp8.
+
+    Raises:
+        DetrtError: another name.
+    """
+    if precision not in GATES:
+        raise DetrtError(f"precision must be one of {', '.join(GATES)}; got {precision!r}")
+    return GATES[precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +97,19 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in pairs), default=0.0)
     compared = int((ref.scores >= cut).sum())
     return ImageMatch(compared, missing, extra, box, score)
+
+
+def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:
+    """(score of the reference, of the candidate) of every pair; 0 stands for no partner."""
+    cut = cutoff(reference, gate)
+    ref = reference[reference.scores >= cut - 2 * gate.score]
+    cand = candidate[candidate.scores >= cut - 2 * gate.score]
+    pairs = _pair(ref, cand, gate)
+    found = [(float(ref.scores[r]), float(cand.scores[c])) for r, c in pairs]
+    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
+    found += [(float(s), 0.0) for i, s in enumerate(ref.scores) if i not in taken_ref and s >= cut]
+    found += [(0.0, float(s)) for i, s in enumerate(cand.scores) if i not in taken_cand and s >= cut + gate.score]
+    return found
 
 
 def cutoff(reference: Detections, gate: Gate) -> float:

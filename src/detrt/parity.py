@@ -1,33 +1,56 @@
-"""Does a candidate detect the same things as a reference? Tensors, matched detections, verdict."""
+"""Does a candidate detect the same things as a reference? Facts, tensors, slots, detections, AP, verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .compare import Gate, ImageMatch, match
+from .compare import Gate, ImageMatch, gate_for, match, paired_scores
 from .decode import decode
+from .detections import Detections
 from .errors import GateError, SessionError
 from .images import ImageSource, load_image
-from .preprocess import group_by_size, preprocess
+from .preprocess import SizeHW, group_by_size, preprocess
 from .session import Session
-from .sessions import kind_of, open_session
-from .spec import ModelSpec
+from .spec import PIXEL_VALUES
+from .verify_divergence import Divergence
+from .verify_models import Side, default_reference, open_side, precision_of, spec_differences
+from .verify_slots import another_size, padding_rows, shapes_to_run, slot_rows
+from .verify_tensors import can_force, forced_rows
 
 if TYPE_CHECKING:
     from .sources import Source
+
+DIVERGENCE = ("auto", "always", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture and what both sides found in it, for the report. pairs: scores of both, 0 = no partner."""
+
+    name: str
+    image: NDArray[np.uint8]
+    reference: Detections
+    candidate: Detections
+    matched: ImageMatch
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """Result of `verify`.
 
-    tensors: one row a run: batch, output, relative error (selections forced); empty where the
-    candidate's selections cannot be read (engines). images: one ImageMatch an image.
+    tensors: one row a run and output: batch, height, width, output, relative error (selections forced);
+    empty where the candidate's selections cannot be read (engines). images: one ImageMatch an image.
+    facts: differences of the specs, in words. slots, padding: see `verify_slots`. ap: {"reference",
+    "candidate"} -> the twelve figures of COCO, with ground truth only. divergence: where the graphs part.
+    broken: why the candidate gave nothing for some images. precision_map: module path -> type -> nodes.
+    scores and pictures are for the report and not part of `to_dict`.
     """
 
     reference: str
@@ -36,22 +59,65 @@ class VerifyReport:
     images: tuple[ImageMatch, ...]
     tensors: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
+    precision: str = "fp32"
+    facts: tuple[str, ...] = ()
+    slots: tuple[dict[str, Any], ...] = ()
+    padding: tuple[dict[str, Any], ...] = ()
+    ap: dict[str, Any] | None = None
+    divergence: Divergence | None = None
+    names: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    precision_map: dict[str, dict[str, int]] = field(default_factory=dict)
+    scores: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
+    pictures: tuple[Picture, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def compared(self) -> int:
         return sum(m.compared for m in self.images)
 
     @property
-    def failures(self) -> list[str]:
-        """What is outside the gate, in words; empty when the candidate passes."""
+    def missing(self) -> int:
+        return sum(m.missing for m in self.images)
+
+    @property
+    def extra(self) -> int:
+        return sum(m.extra for m in self.images)
+
+    @property
+    def ap_loss(self) -> float | None:
+        """How much AP the candidate loses; negative where it gains."""
+        if self.ap is None or self.ap["reference"]["AP"] is None or self.ap["candidate"]["AP"] is None:
+            return None
+        return self.ap["reference"]["AP"] - self.ap["candidate"]["AP"]
+
+    @property
+    def differences(self) -> list[str]:
+        """Detections and tensors outside the gate, in words, whether or not they decide."""
         found = []
-        missing, extra = sum(m.missing for m in self.images), sum(m.extra for m in self.images)
-        if missing or extra:
-            found.append(f"{missing} detections missing and {extra} extra of {self.compared} compared")
+        if max(self.missing, self.extra) > self.gate.unmatched * self.compared:
+            found.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
         for name, worst in (("box_px", self.worst_box_px), ("score", self.worst_score), ("tensor", self.worst_tensor)):
             allowed = getattr(self.gate, name)
             if not worst <= allowed:
                 found.append(f"{name} differs by {worst:.3g}, allowed {allowed:g}")
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        """What is outside the gate, in words; empty when the candidate passes."""
+        judged_by_ap = self.gate.ap_decides and self.ap_loss is not None
+        texts = [*self.broken, *(row.get("text") for row in (*self.tensors, *self.slots))]
+        found = [*self.facts, *[_shortened(text) for text in texts if text][:1]]
+        found += [] if judged_by_ap else self.differences
+        if judged_by_ap and not np.isfinite(self.worst_tensor):
+            found.append("the outputs hold NaN or infinite values, or have other shapes")
+        if wrong := [row for row in self.slots if not row["passed"]]:
+            shown = ", ".join(sorted({_slot_name(row) for row in wrong})[:4])
+            found.append(f"{len(wrong)} of {len(self.slots)} batch slots differ from the same image alone: {shown}")
+        if wrong := [row for row in self.padding if not row["passed"]]:
+            found.append(f"the content of the padding changes the result ({wrong[0]['error']:.2g} relative)")
+        if self.ap_loss is not None and not self.ap_loss <= self.gate.ap:
+            found.append(f"AP falls by {self.ap_loss:.4f}, allowed {self.gate.ap:g}")
         if not self.compared:
             found.append("nothing was compared: the reference detects nothing in these images")
         return found
@@ -73,57 +139,115 @@ class VerifyReport:
         return max((row["error"] for row in self.tensors), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
+        plain = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
+        plain += ("names", "broken", "precision_map")
         return {
-            **asdict(self),
+            **{name: getattr(self, name) for name in plain},
+            "gate": asdict(self.gate),
+            "images": [asdict(m) for m in self.images],
+            "divergence": None if self.divergence is None else self.divergence.to_dict(),
             "compared": self.compared,
             "worst": {"box_px": self.worst_box_px, "score": self.worst_score, "tensor": self.worst_tensor},
+            "ap_loss": self.ap_loss,
             "failures": self.failures,
             "passed": self.passed,
         }
 
 
 def verify(
-    reference: str | Path | Session | Source,
+    reference: str | Path | Session | Source | None,
     candidate: str | Path | Session,
     images: Sequence[ImageSource],
     *,
-    gate: Gate = Gate(),  # noqa: B008 - frozen
+    gate: Gate | None = None,
+    gate_changes: Mapping[str, float] | None = None,
     batch_size: int = 2,
     trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    ground_truth: Path | str | None = None,
+    slots: bool = True,
+    batches: Sequence[int] | None = None,
+    divergence: str = "never",
+    pictures: int = 0,
+    labels: Path | str | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Compare two models on images.
 
     reference, candidate: a bundle, ONNX file, engine or checkpoint reference, or an open session; the
-    reference may also be a Source. Sessions that are passed in stay open.
+    reference may also be a Source, or None for the checkpoint that the bundle was made from. Sessions
+    that are passed in stay open.
+    gate: None: that of the candidate's precision (`compare.GATES`). gate_changes: fields that replace its.
+    ground_truth: COCO annotations of the images, for the AP of both. slots: run every slot of a batch.
+    batches: batches of that, instead of the profile's. divergence: search where the graphs part "auto"
+    (when something fails), "always" or "never". pictures: keep so many of the worst for the report.
+    labels: class names of a checkpoint whose bundle was built with names of its own.
 
     Raises:
-        SessionError: no images, or classes that differ. GateError is not raised: ask `report.passed`
-            or call `require`.
+        SessionError: no images, or heads of different sizes. DetrtError: see the models' own loaders;
+            no reference. GateError is not raised: ask `report.passed` or call `require`.
     """
     if not len(images):
         raise SessionError("verify needs at least one image; give --images DIR")
-    opened: list[Session] = []
+    if divergence not in DIVERGENCE:
+        raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
+    say = say or (lambda text: None)
+    sides: list[Side] = []
     try:
-        cand = _open(candidate, opened, trust_remote_code)
-        ref = _open(reference, opened, trust_remote_code, like=cand.spec)
-        if dict(ref.spec.labels) != dict(cand.spec.labels):
-            raise SessionError("the two models have different classes; they cannot be the same detector")
-        notes = [note for note in (getattr(s, "note", "") for s in (ref, cand)) if note]
-        # A low threshold on both sides: the gate cuts by itself, after the pairing.
-        floor = 0.0
-        matches: list[ImageMatch] = []
-        for chunk in _chunks(images, batch_size, cand):
-            loaded = [load_image(image) for image in chunk]
-            a, b = _detect(ref, loaded, floor), _detect(cand, loaded, floor)
-            matches.extend(match(x, y, gate) for x, y in zip(a, b, strict=True))
-            if progress:
-                progress(len(matches), len(images))
-        tensors = _forced_tensors(ref, cand, [load_image(i) for i in images[:batch_size]])
-        return VerifyReport(ref.backend, cand.backend, gate, tuple(matches), tuple(tensors), tuple(notes))
+        cand = open_side(candidate, trust=trust_remote_code)
+        sides.append(cand)
+        if reference is None:
+            if isinstance(candidate, Session):
+                raise SessionError("an open session does not say what it was made from; give a reference")
+            reference = default_reference(candidate)
+        ref = open_side(reference, trust=trust_remote_code, like=cand.session.spec, labels=labels)
+        sides.append(ref)
+        facts = spec_differences(ref.session.spec, cand.session.spec)
+        precision = precision_of(cand)
+        gate = replace(gate or gate_for(precision), **(gate_changes or {}))
+        notes = [note for note in (getattr(s.session, "note", "") for s in (ref, cand)) if note]
+        broken: list[str] = []
+        found = list(_detections(ref.session, cand.session, images, batch_size, progress, broken))
+        matches = tuple(match(a, b, gate) for a, b in found)
+        first = [load_image(image) for image in images[:batch_size]]
+        say("comparing tensors")
+        rows = _tensor_rows(ref.session, cand.session, first, notes)
+        slot_checks, padding = (), ()
+        if slots:
+            say("running every slot of a batch")
+            slot_checks = tuple(slot_rows(cand.session, first, gate, shapes_to_run(cand.session, batches)))
+            padding = tuple(padding_rows(cand.session, first, gate))
+        names = tuple(_name(image, index) for index, image in enumerate(images))
+        ap = None
+        if ground_truth is not None:
+            say("average precision")
+            ap = _average_precision(Path(ground_truth), names, found, (ref.session.spec, cand.session.spec), notes)
+        report = VerifyReport(
+            ref.session.backend,
+            cand.session.backend,
+            gate,
+            matches,
+            tuple(rows),
+            tuple(notes),
+            precision,
+            tuple(facts),
+            slot_checks,
+            padding,
+            ap,
+            names=names,
+            broken=tuple(broken),
+            precision_map=_precision_map(cand) if pictures or divergence == "always" else {},
+            scores=tuple(pair for a, b in found for pair in paired_scores(a, b, gate)) if pictures else (),
+            pictures=_worst(images, names, found, matches, pictures),
+        )
+        if divergence == "always" or (divergence == "auto" and not report.passed):
+            from .verify_search import with_divergence
+
+            report = with_divergence(report, ref, cand, first, say)
+        return report
     finally:
-        for session in opened:
-            session.close()
+        for side in sides:
+            side.close()
 
 
 def require(report: VerifyReport) -> None:
@@ -131,77 +255,114 @@ def require(report: VerifyReport) -> None:
     GateError: the candidate is outside the gate.
     """
     if not report.passed:
-        raise GateError(f"{report.candidate} does not detect what {report.reference} detects: " + "; ".join(report.failures))
+        where = f"; {report.divergence.sentence()}" if report.divergence is not None and report.divergence.first else ""
+        raise GateError(
+            f"{report.candidate} does not detect what {report.reference} detects: " + "; ".join(report.failures) + where
+        )
 
 
-def _open(model: Any, opened: list[Session], trust: bool, like: ModelSpec | None = None) -> Session:
-    if isinstance(model, Session):
-        return model
-    from .sources import Source, load_source
-
-    if isinstance(model, Source) or kind_of(model) == "checkpoint":
-        from .torch_session import TorchSession
-
-        source = model if isinstance(model, Source) else load_source(str(model), trust_remote_code=trust)
-        session: Session = TorchSession(source, spec=_same_contract(source.spec, like) if like else None)
-    else:
-        session = open_session(model)
-    opened.append(session)
-    return session
+def _tensor_rows(ref: Session, cand: Session, images: list[NDArray], notes: list[str]) -> list[dict[str, Any]]:
+    if not can_force(ref, cand):
+        notes.append(f"no tensor level: the selections of {cand.backend} and {ref.backend} cannot be read and forced")
+        return []
+    sizes: list[SizeHW | None] = [None]
+    pixels = next(info.shape for info in cand.inputs if info.name == PIXEL_VALUES)
+    if cand.spec.input.dynamic and not any(isinstance(side, int) for side in pixels[2:]):
+        sizes.append(another_size(cand))
+    return list(forced_rows(ref, cand, images, sizes))
 
 
-def _same_contract(facts: ModelSpec, like: ModelSpec) -> ModelSpec:
-    """A checkpoint's own facts (mean, std, labels, decode rule) with the tensors that the candidate takes.
-
-    Facts are not copied from the candidate, so that a bundle with a wrong mean or label is found out.
-    """
-    shape = ("resize", "height", "width", "shortest_edge", "longest_edge", "dynamic", "mask", "dtype", "normalize_in_graph")
-    spec = facts.with_input(**{name: getattr(like.input, name) for name in shape})
-    return spec.with_decode(in_graph=like.decode.in_graph, max_detections=like.decode.max_detections)
-
-
-def _chunks(images: Sequence[ImageSource], size: int, candidate: Session) -> Iterable[Sequence[ImageSource]]:
-    size = min(size, candidate.max_batch or size)
+def _detections(
+    ref: Session,
+    cand: Session,
+    images: Sequence[ImageSource],
+    size: int,
+    progress: Callable[[int, int], None] | None,
+    broken: list[str],
+) -> Iterable[tuple[Detections, Detections]]:
+    """(reference's, candidate's) of each image; where the candidate fails, why goes into `broken`."""
+    size, done = min(size, cand.max_batch or size), 0
     for start in range(0, len(images), size):
-        yield images[start : start + size]
+        loaded = [load_image(image) for image in images[start : start + size]]
+        # A low threshold on both sides: the gate cuts by itself, after the pairing.
+        wanted = _detect(ref, loaded, 0.0)
+        try:
+            got = _detect(cand, loaded, 0.0)
+        except SessionError as error:  # NaN, or it does not run: a result of this check, not a wrong call
+            if "is closed" in str(error):
+                raise
+            broken.append(str(error))
+            got = [found[:0] for found in wanted]
+        yield from zip(wanted, got, strict=True)
+        done += len(loaded)
+        if progress:
+            progress(done, len(images))
 
 
 def _detect(session: Session, images: list[np.ndarray], floor: float) -> list[Any]:
     sizes = [image.shape[:2] for image in images]
+    shape = next(info.shape for info in session.inputs if info.name == PIXEL_VALUES)
+    fixed = shape[0] if isinstance(shape[0], int) else None
     results: list[Any] = [None] * len(images)
     for group in group_by_size(sizes, session.spec):
-        batch = preprocess([images[i] for i in group], session.spec)
-        found = decode(session.run(batch.feeds), session.spec, batch.original_sizes_hw, threshold=floor)
-        for index, detections in zip(group, found, strict=True):
-            results[index] = detections
+        step = fixed or len(group)
+        for start in range(0, len(group), step):
+            part = group[start : start + step]
+            filled = part + [part[-1]] * (step - len(part) if fixed else 0)
+            batch = preprocess([images[i] for i in filled], session.spec)
+            found = decode(session.run(batch.feeds), session.spec, batch.original_sizes_hw, threshold=floor)
+            for index, detections in zip(part, found, strict=False):
+                results[index] = detections
     return results
 
 
-def _forced_tensors(ref: Session, cand: Session, images: list[np.ndarray]) -> list[dict[str, Any]]:
-    """Relative error of raw outputs with the candidate's selections forced on PyTorch."""
-    from .onnx_session import OnnxSession
+def _name(image: ImageSource, index: int) -> str:
+    return str(image) if isinstance(image, (str, Path)) else f"image {index}"
 
-    if not ref.backend.startswith("torch") or not isinstance(cand, OnnxSession):
-        return []
-    if cand.path is None:
-        return []
-    from . import graph
-    from .export.onnx import relative_error
-    from .graph.clean import topk_outputs, with_outputs
 
-    model = graph.load(cand.path)
-    names = topk_outputs(model)
-    probe = OnnxSession(with_outputs(model, names).SerializeToString(), cand.spec)
-    rows = []
-    try:
-        sizes = [image.shape[:2] for image in images]
-        for group in group_by_size(sizes, ref.spec):
-            feeds = preprocess([images[i] for i in group], ref.spec).feeds
-            got = probe.run(feeds)
-            ref.selections = [got[name] for name in names]  # type: ignore[attr-defined]
-            want = ref.run(feeds)
-            rows += [{"batch": len(group), "output": n, "error": relative_error(want[n], got[n])} for n in want]
-    finally:
-        ref.selections = None  # type: ignore[attr-defined]
-        probe.close()
-    return rows
+def _average_precision(
+    path: Path, names: Sequence[str], found: Sequence[tuple[Detections, Detections]], specs: tuple, notes: list[str]
+) -> dict[str, Any]:
+    from .evaluate import category_of_class, read_annotations, score_rows, subset
+
+    data = read_annotations(path)
+    chosen, ids = subset(data, names)
+    if left_out := len(names) - sum(i is not None for i in ids):
+        notes.append(f"{left_out} of {len(names)} images have no annotations in '{path}' and do not count for the AP")
+    result: dict[str, Any] = {"images": len(chosen["images"])}
+    for side, spec, key in zip(range(2), specs, ("reference", "candidate"), strict=True):
+        categories = category_of_class(spec, data["categories"])
+        rows = [row for i, pair in zip(ids, found, strict=True) if i is not None for row in pair[side].to_coco(i, categories)]
+        result[key] = dict(score_rows(chosen, rows)[0])
+    return result
+
+
+def _precision_map(side: Side) -> dict[str, dict[str, int]]:
+    if side.graph is None:
+        return {}
+    from .graph.view import precision_map
+    from .verify_models import view_of
+
+    return precision_map(view_of(side.graph))
+
+
+def _worst(
+    images: Sequence[ImageSource],
+    names: Sequence[str],
+    found: Sequence[tuple[Detections, Detections]],
+    matches: Sequence[ImageMatch],
+    count: int,
+) -> tuple[Picture, ...]:
+    order = sorted(range(len(images)), key=lambda i: (-(matches[i].missing + matches[i].extra), -matches[i].box_px))
+    return tuple(Picture(names[i], load_image(images[i]), *found[i], matches[i]) for i in order[:count])
+
+
+def _shortened(text: str) -> str:
+    """A runtime's message without the places in its own source."""
+    text = re.sub(r"\s*(Status Message: )?/\S+\.(h|cc|cpp):\d+.*?\)\s", ": ", text)
+    return text if len(text) <= 400 else text[:400] + " ..."
+
+
+def _slot_name(row: dict[str, Any]) -> str:
+    slot = "all slots" if row["slot"] < 0 else f"slot {row['slot']}"
+    return f"{slot} of {row['batch']} at {row['height']}x{row['width']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,47 +10,84 @@ import typer
 
 
 def verify(
-    candidate: Annotated[str, typer.Argument(help="Bundle, .onnx or .engine to check.")],
-    against: Annotated[str, typer.Option(help="The reference: a checkpoint, bundle, .onnx or .engine.")],
+    candidate: Annotated[str, typer.Argument(help="Bundle, .onnx, .engine or checkpoint to check.")],
     images: Annotated[list[str], typer.Option(help="Images or folders; repeat for several.")],
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Compare detections with at least this score.")] = 0.3,
-    box_px: Annotated[float, typer.Option(help="Largest allowed difference of a box side, pixels.")] = 0.5,
-    score: Annotated[float, typer.Option(help="Largest allowed difference of a score.")] = 1e-3,
+    against: Annotated[str | None, typer.Option(help="The reference; default: the checkpoint that the bundle was made from.")] = None,
+    ground_truth: Annotated[Path | None, typer.Option(help="COCO annotations of the images: compare the AP as well.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Take the gates of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Compare detections with at least this score (0.3).")] = None,
+    box_px: Annotated[float | None, typer.Option(help="Largest allowed difference of a box side, pixels.")] = None,
+    score: Annotated[float | None, typer.Option(help="Largest allowed difference of a score.")] = None,
+    tensor: Annotated[float | None, typer.Option(help="Largest allowed relative difference of an output.")] = None,
+    ap: Annotated[float | None, typer.Option(help="Largest allowed loss of AP (0..1).")] = None,
+    unmatched: Annotated[float | None, typer.Option(help="Share of detections that may have no partner.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images a run.")] = 2,
+    batches: Annotated[str | None, typer.Option(help="Batches whose slots are checked, e.g. 1,4,8; default: the profile's.")] = None,
+    divergence: Annotated[str, typer.Option(help="Search where the graphs part: auto (on failure), always or never.")] = "auto",
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
+    pictures: Annotated[int, typer.Option(min=0, max=50, help="Pictures in the report, the worst first.")] = 6,
+    labels: Annotated[Path | None, typer.Option(help="Class names that the bundle was built with, if not the checkpoint's.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")] = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="Report to this file; - is stdout.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
 ) -> None:
-    """Compare two models on real images: forced tensors and matched detections. Exit code 3 if they differ."""
+    """Compare two models on real images: tensors, batch slots, detections, AP. Exit code 3 if they differ."""
     from .. import parity
-    from ..compare import Gate
+    from ..compare import Gate, gate_for
     from ..images import expand_inputs
+    from ..verify_figures import figures
     from . import show
 
     show.check_json(json_file)
-    gate = Gate(threshold=threshold, box_px=box_px, score=score)
+    changes = {
+        "threshold": threshold, "box_px": box_px, "score": score, "tensor": tensor, "ap": ap, "unmatched": unmatched
+    }  # fmt: skip
+    changes = {name: value for name, value in changes.items() if value is not None}
+    gate: Gate | None = None if precision is None else replace(gate_for(precision), **changes)
     paths: list[Path] = [found.path for found in expand_inputs(images)][:limit]
     with show.progress() as step:
-        report = parity.verify(
+        done = parity.verify(
             against,
             candidate,
             paths,
             gate=gate,
+            gate_changes=changes,
             batch_size=batch,
             trust_remote_code=trust_remote_code,
-            progress=lambda done, total: step("verify", done / total, f"{done} of {total} images"),
+            ground_truth=ground_truth,
+            batches=_numbers(batches),
+            divergence="always" if report is not None and divergence == "auto" else divergence,
+            pictures=pictures if report is not None else 0,
+            labels=labels,
+            progress=lambda count, total: step("verify", count / total, f"{count} of {total} images"),
+            say=lambda text: step(text, None, ""),
         )
     if json_file:
-        show.write_json(report.to_dict(), json_file)
+        show.write_json(done.to_dict(), json_file)
+    if report is not None:
+        from ..verify_html import write_report
+
+        write_report(done, report, candidate=candidate, reference=against or "the checkpoint it was made from")
     if json_file != "-":
-        rows = [
-            ("detections compared", str(report.compared), ""),
-            ("missing / extra", f"{sum(m.missing for m in report.images)} / {sum(m.extra for m in report.images)}", "0 / 0"),
-            ("largest box difference", f"{report.worst_box_px:.4f} px", f"{gate.box_px} px"),
-            ("largest score difference", f"{report.worst_score:.2e}", f"{gate.score:.0e}"),
-        ]
-        if report.tensors:
-            rows.append(("largest tensor difference", f"{report.worst_tensor:.2e}", f"{gate.tensor:.0e}"))
-        show.table(f"{report.candidate} against {report.reference}, {len(report.images)} images", ("", "measured", "allowed"), rows, right=(1, 2))
-        print("verdict: the same detections" if report.passed else "verdict: DIFFERENT")
-    parity.require(report)
+        title = f"{done.candidate} ({done.precision}) against {done.reference}, {len(done.images)} images"
+        lines = [(f.name, f.measured, f.allowed + ("" if f.judged else " (AP decides)")) for f in figures(done)]
+        show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
+        for note in done.notes:
+            print(f"note: {note}")
+        if done.divergence is not None:
+            print(done.divergence.sentence())
+        for failure in done.failures:
+            print(f"failed: {failure}")
+        print("verdict: the same detections" if done.passed else "verdict: DIFFERENT")
+    parity.require(done)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    from ..errors import DetrtError
+
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise DetrtError(f"--batches must be numbers such as 1,4,8; got {text!r}")
+    return [int(part) for part in parts]

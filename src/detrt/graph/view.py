@@ -105,9 +105,18 @@ class GraphView:
 
 
 def module_path(name: str) -> str:
-    """"/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" at the top."""
+    """"/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" at the top.
+
+    A trace writes the members of a Sequential as "layer/layer.0"; the checkpoint's key is "layer.0".
+    """
     match = _WRAPPER.match(name) if name.startswith("/") else None
-    return match[1].strip("/").replace("/", ".") if match else ""
+    parts = match[1].strip("/").split("/") if match else []
+    kept = [
+        part
+        for i, part in enumerate(parts)
+        if i + 1 == len(parts) or not re.match(re.escape(part) + r"\.\d+(_\d+)?$", parts[i + 1])
+    ]
+    return ".".join(kept)
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:

@@ -1,0 +1,97 @@
+"""Look into a running PyTorch model: its top-k selections, and what its modules return."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def recorded_topk() -> Iterator[list[Tensor]]:
+    """The indices of the calls of `torch.topk` in the block, in call order."""
+    found: list[Tensor] = []
+    original, original_method = torch.topk, torch.Tensor.topk
+
+    def recording(values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = original(values, *args, **kwargs)
+        found.append(result.indices)
+        return result
+
+    torch.topk = torch.Tensor.topk = recording  # type: ignore[assignment, method-assign]
+    try:
+        yield found
+    finally:
+        torch.topk, torch.Tensor.topk = original, original_method  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def module_outputs(model: nn.Module, only: Collection[str] | None = None) -> Iterator[list[tuple[str, Tensor]]]:
+    """(module path, float output) of every module call in the block, in the order in which they return.
+
+    The path is that of a traced graph: a second call of a module has "_1" after its name. A module that
+    returns several tensors gives each of them. only: paths of the modules to listen to; None: all.
+    """
+    found: list[tuple[str, Tensor]] = []
+    calls: Counter[str] = Counter()
+
+    def hook(path: str) -> Any:
+        def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            number = calls[path]
+            calls[path] += 1
+            name = f"{path}_{number}" if number else path
+            # A copy: residual sums are often added in place.
+            found.extend((name, tensor.detach().clone()) for tensor in _tensors(output))
+
+        return keep
+
+    handles = [module.register_forward_hook(hook(path)) for path, module in _listened(model, only)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def module_paths(session: Any) -> list[str]:
+    """Paths of the modules inside a TorchSession's detector that a graph can be compared with.
+
+    Convolutions are left out: a graph folds the normalisation behind them into their weights.
+    """
+    modules = session._module.model.named_modules()
+    return [path for path, module in modules if path and not isinstance(module, nn.modules.conv._ConvNd)]
+
+
+def run_modules(session: Any, feeds: Any, chosen: Sequence[Any] | None, only: Collection[str]) -> list[tuple[str, NDArray]]:
+    """(module path, float32 array) of some modules' outputs in one run of a TorchSession, in call order.
+
+    chosen: top-k selections to force, or None.
+    """
+    session.selections = None if chosen is None else list(chosen)
+    try:
+        with module_outputs(session._module.model, only) as found:
+            session.run(feeds)
+    finally:
+        session.selections = None
+    return [(path, tensor.float().cpu().numpy()) for path, tensor in found]
+
+
+def _listened(model: nn.Module, only: Collection[str] | None) -> Iterator[tuple[str, nn.Module]]:
+    return ((path, module) for path, module in model.named_modules() if path and (only is None or path in only))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)
