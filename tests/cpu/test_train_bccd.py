@@ -1,0 +1,32 @@
+"""Fine-tuning on a COCO-format set of blood cells: two steps, save, load as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def test_smoke_run_leaves_a_loadable_model(real_data, tmp_path):
+    pytest.importorskip("scipy")
+    data = real_data / "images" / "bccd"
+    if not data.is_dir():
+        pytest.skip(f"the BCCD pictures are not on this machine ('{data}')")
+    command = [sys.executable, str(ROOT / "training" / "train_bccd.py"), str(data), "--out", str(tmp_path), "--smoke"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "train_bccd.json").read_text("utf-8"))["steps"] == 2
+
+    from detrt.sources import load_source
+
+    source = load_source(str(tmp_path / "model"))
+    assert list(source.spec.labels.values()) == ["RBC", "WBC", "Platelets"]

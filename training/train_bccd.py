@@ -1,0 +1,193 @@
+"""Fine-tune the embedded detector on blood cells (BCCD), for checks on a real data set.
+
+    PYTHONPATH=src python training/train_bccd.py DATA --out OUT --seconds 150
+
+DATA holds `BCCD/JPEGImages` and `coco_annotations/instances_{train,test}.json`. OUT/model is a folder in
+transformers format that `detrt build` takes; it does not belong into the repository. Architecture and
+starting weights are those of `src/detrt/default_model`. `--smoke` takes two steps on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from demo_data import resize
+from demo_loss import Targets, denoising_queries, detection_loss
+from demo_model import run_in_bf16, save_model
+from PIL import Image
+from torch import Tensor, nn
+from transformers import RTDetrV2Config, RTDetrV2ForObjectDetection
+from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
+
+START = Path(__file__).resolve().parents[1] / "src" / "detrt" / "default_model"
+CLIP_NORM, WEIGHT_DECAY, EMA_DECAY, WARMUP_STEPS = 0.5, 1e-3, 0.998, 100
+
+
+def load_split(folder: Path, split: str) -> tuple[Tensor, list[np.ndarray], list[str]]:
+    """Pictures (N, 320, 320, 3) uint8; rows (n, 5) of class, cx, cy, w, h in 0..1; class names."""
+    path = folder / "coco_annotations" / f"instances_{split}.json"
+    if not path.is_file():
+        raise SystemExit(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    names = [category["name"] for category in data["categories"]]
+    index = {category["id"]: k for k, category in enumerate(data["categories"])}
+    pixels, rows = [], []
+    for entry in data["images"]:
+        with Image.open(folder / "BCCD" / "JPEGImages" / entry["file_name"]) as picture:
+            image = np.asarray(picture.convert("RGB"))
+        height, width = image.shape[:2]
+        found = []
+        for label in data["annotations"]:
+            if label["image_id"] == entry["id"]:
+                x, y, w, h = label["bbox"]
+                if w > 1 and h > 1:
+                    box = ((x + w / 2) / width, (y + h / 2) / height, w / width, h / height)
+                    found.append((index[label["category_id"]], *box))
+        pixels.append(resize(image))
+        rows.append(np.array(found, np.float32).reshape(-1, 5))
+    return torch.from_numpy(np.stack(pixels)), rows, names
+
+
+def build(names: list[str], seed: int) -> RTDetrV2ForObjectDetection:
+    """The embedded detector with a new head for these classes."""
+    torch.manual_seed(seed)
+    config = RTDetrV2Config.from_pretrained(START)
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: k for k, name in enumerate(names)}
+    model = RTDetrV2ForObjectDetection.from_pretrained(START, config=config, ignore_mismatched_sizes=True)
+    bias = -math.log((1 - 0.02) / 0.02)  # few queries hold an object at first
+    for head in (model.model.enc_score_head, *model.model.decoder.class_embed):
+        nn.init.xavier_uniform_(head.weight)
+        nn.init.constant_(head.bias, bias)
+    nn.init.normal_(model.model.denoising_class_embed.weight, std=0.5)
+    return model.float()
+
+
+def batch_of(images: Tensor, rows: list[np.ndarray], size: int, rng: np.random.Generator) -> tuple[Tensor, Targets]:
+    """Augmented pixels (B, 3, S, S) float32 in 0..1: turned, mirrored, enlarged up to 1.5 times, recoloured."""
+    pick = rng.integers(0, len(rows), size)
+    device = images.device
+    pixels = images[torch.from_numpy(pick).to(device)].permute(0, 3, 1, 2).float() / 255
+    theta = np.zeros((size, 2, 3), np.float32)
+    boxes: list[np.ndarray] = []
+    for k, number in enumerate(pick):
+        scale = float(rng.uniform(1 / 1.5, 1.0))  # side of the window that is shown
+        left, top = rng.uniform(0, 1 - scale, 2)
+        theta[k] = [[scale, 0, 2 * left + scale - 1], [0, scale, 2 * top + scale - 1]]
+        found = rows[number].copy()
+        low, high = found[:, 1:3] - found[:, 3:] / 2, found[:, 1:3] + found[:, 3:] / 2
+        area = np.prod(high - low, axis=1)
+        low, high = ((edge - (left, top)) / scale for edge in (low, high))
+        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+        kept = np.prod(high - low, axis=1) * scale**2 > 0.4 * area  # most of the cell is still in sight
+        found[:, 1:3], found[:, 3:] = (low + high) / 2, high - low
+        boxes.append(found[kept])
+    grid = nn.functional.affine_grid(torch.from_numpy(theta).to(device), list(pixels.shape), align_corners=False)
+    pixels = nn.functional.grid_sample(pixels, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    flips = rng.random((size, 3)) < 0.5
+    for k in range(size):
+        for turn, (axes, column) in enumerate(((2, 1), (1, 2))):
+            if flips[k, turn]:
+                pixels[k] = pixels[k].flip(axes)
+                boxes[k][:, column] = 1 - boxes[k][:, column]
+        if flips[k, 2]:
+            pixels[k] = pixels[k].transpose(1, 2).clone()
+            boxes[k] = boxes[k][:, [0, 2, 1, 4, 3]]
+    gain = torch.from_numpy(rng.uniform(0.85, 1.15, (size, 3, 1, 1)).astype(np.float32)).to(device)
+    pixels = (pixels * gain).clamp(0, 1).contiguous(memory_format=torch.channels_last)
+    counts = [len(found) for found in boxes]
+    padded = np.zeros((size, max(1, *counts), 5), np.float32)
+    valid = np.zeros(padded.shape[:2], bool)
+    for k, found in enumerate(boxes):
+        padded[k, : len(found)], valid[k, : len(found)] = found, True
+    packed = torch.from_numpy(padded).to(device)
+    return pixels, Targets(packed[..., 0].long(), packed[..., 1:], torch.from_numpy(valid).to(device), counts)
+
+
+def train(args: argparse.Namespace) -> Path:
+    """Train for `args.seconds` or `args.steps` and write the averaged weights to OUT/model."""
+    device = torch.device("cpu" if args.smoke or not torch.cuda.is_available() else "cuda")
+    images, rows, names = load_split(args.data, "train")
+    images = images.to(device)
+    model = build(names, args.seed).to(device, memory_format=torch.channels_last)
+    core = model.model
+    modeling_rt_detr_v2.get_contrastive_denoising_training_group = denoising_queries
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        run_in_bf16(core.backbone)
+        run_in_bf16(core.encoder)
+    optimizer = torch.optim.AdamW(core.parameters(), lr=args.lr, weight_decay=WEIGHT_DECAY)
+    mean = {name: tensor.detach().clone() for name, tensor in core.state_dict().items()}
+    rng = np.random.default_rng(args.seed)
+    start, step = time.perf_counter(), 0
+    core.train()
+    while step < args.steps and (done := (time.perf_counter() - start) / args.seconds) < 1:
+        share = max(done, step / args.steps)
+        rate = args.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))) * min(1.0, (step + 1) / WARMUP_STEPS)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        pixels, targets = batch_of(images, rows, args.batch, rng)
+        losses = detection_loss(core(pixels, labels=targets), targets)
+        total = torch.stack(list(losses.values())).sum()
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        nn.utils.clip_grad_norm_(core.parameters(), CLIP_NORM)
+        optimizer.step()
+        step += 1
+        keep = min(EMA_DECAY, (1 + step) / (10 + step))
+        with torch.no_grad():
+            for name, tensor in core.state_dict().items():
+                if tensor.is_floating_point():
+                    mean[name].lerp_(tensor, 1 - keep)
+                else:
+                    mean[name].copy_(tensor)
+        if step % args.log_every == 0 or step == 1:
+            line = {"step": step, "seconds": round(time.perf_counter() - start, 1), "loss": round(total.item(), 3)}
+            print(json.dumps(line), flush=True)
+    state = {f"model.{name}": tensor for name, tensor in mean.items()}
+    folder = save_model(state, model.config, args.out / "model")
+    record = {
+        "data": "BCCD, split train",
+        "steps": step,
+        "batch": args.batch,
+        "lr": args.lr,
+        "seed": args.seed,
+        "seconds": round(time.perf_counter() - start, 1),
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "torch": torch.__version__,
+    }
+    (args.out / "train_bccd.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(record), flush=True)
+    return folder
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="folder with BCCD/ and coco_annotations/")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=150.0, help="training time")
+    parser.add_argument("--steps", type=int, default=sys.maxsize)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=4e-4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log-every", type=int, default=100)
+    parser.add_argument("--smoke", action="store_true", help="two steps on the CPU")
+    args = parser.parse_args(argv)
+    if args.seconds <= 0 or args.batch < 1 or args.steps < 1:
+        parser.error("--seconds, --batch and --steps must be above 0")
+    if args.smoke:
+        args.steps, args.batch, args.log_every = 2, 2, 1
+    args.out.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    train(parse(sys.argv[1:]))
