@@ -91,6 +91,8 @@ def test_ctrl_c_ends_the_builder_and_leaves_nothing(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     wait_for(lambda: pid_file.is_file() and pid_file.read_text())
+    # The child may run before the caller is back from Popen; a real builder then ends by watching its parent.
+    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors and process.returncode != 0
