@@ -64,7 +64,7 @@ def decode(
     results = []
     for (boxes, scores, ids), (height, width) in zip(rows, original_sizes_hw, strict=True):
         boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
-        if spec.decode.nms != "none":
+        if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
             stay, scores = suppress(boxes, scores, ids, spec.decode)
             boxes, scores, ids = (a[: spec.decode.max_detections] for a in (boxes[stay], scores, ids[stay]))
         keep = scores > np.float32(threshold)

@@ -137,7 +137,7 @@ class DecodeSpec:
     nms: what happens to overlapping boxes of one class among the `num_queries` best candidates, before
     `max_detections` are kept: "none"; "nms" drops a box whose IoU with a better one is above `nms_iou`;
     "soft_nms" multiplies its score by 1 - IoU and drops it below `nms_min_score` (arXiv:1704.04503,
-    equation 3). With `in_graph` it has already happened, unless it is "soft_nms", which no graph has.
+    equation 3). nms_in_graph: the graph of `in_graph` has done it ("nms" only).
     """
 
     activation: str
@@ -149,6 +149,7 @@ class DecodeSpec:
     nms: str = "none"
     nms_iou: float = 0.8
     nms_min_score: float = 0.001
+    nms_in_graph: bool = False
 
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
@@ -159,6 +160,11 @@ class DecodeSpec:
         limit = self.num_queries * (self.num_classes if self.select == "topk" else 1)
         _whole("decode.max_detections", self.max_detections, 1, limit)
         _one_of("decode.nms", self.nms, SUPPRESSIONS)
+        _flag("decode.nms_in_graph", self.nms_in_graph)
+        _check(
+            not self.nms_in_graph or (self.in_graph and self.nms == "nms"),
+            "decode.nms_in_graph needs decode.in_graph and decode.nms 'nms'; no graph has soft-NMS",
+        )
         for name in ("nms_iou", "nms_min_score"):
             value = getattr(self, name)
             _check(

@@ -9,6 +9,7 @@ from ..errors import ExportError
 OPSETS = (17, 18, 19, 20)
 LOWERINGS = ("auto", "gather", "gridsample")
 DECODES = ("raw", "graph")
+NMS = ("checkpoint", "none", "hard", "graph", "graph-hard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class ExportConfig:
     decode: "raw" gives logits and pred_boxes; "graph" gives finished boxes, scores, labels.
     max_detections: boxes an image with decode "graph"; None takes the checkpoint's rule.
     score_threshold: with decode "graph", `num_detections` counts the scores at or above it.
+    nms: "checkpoint" keeps the checkpoint's rule, outside the graph; "none" drops it; "hard" makes it hard
+        NMS, outside; "graph" puts the checkpoint's own rule into the graph of decode "graph"; "graph-hard"
+        puts hard NMS there, whatever the checkpoint's rule.
     normalize: whether rescale and normalisation are part of the graph.
     input_dtype: "uint8" or "float32" raw pixels (only float32 when normalize is False).
     mask: keep the padding mask input of families that have one; False needs a fixed size.
@@ -34,6 +38,7 @@ class ExportConfig:
     decode: str = "raw"
     max_detections: int | None = None
     score_threshold: float = 0.0
+    nms: str = "checkpoint"
     normalize: bool = True
     input_dtype: str = "uint8"
     mask: bool = True
@@ -43,6 +48,9 @@ class ExportConfig:
         _one_of("--opset", self.opset, OPSETS)
         _one_of("--msda", self.msda, LOWERINGS)
         _one_of("--decode", self.decode, DECODES)
+        _one_of("--nms", self.nms, NMS)
+        if self.nms.startswith("graph") and self.decode != "graph":
+            raise ExportError(f"--nms {self.nms} needs --decode graph: NMS works on finished boxes")
         _one_of("--input-dtype", self.input_dtype, ("uint8", "float32"))
         if (self.height is None) != (self.width is None):
             raise ExportError("give both --height and --width (or --size for a square), or neither")

@@ -53,12 +53,16 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     if not config.mask:
         changes["mask"] = False
     spec = replace(spec, input=replace(spec.input, **changes))  # type: ignore[arg-type]
+    spec = _with_nms(spec, config)
     if config.decode == "graph":
         keep = config.max_detections or spec.decode.max_detections
+        if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
+            # NMS outside must see every candidate that it sees without decoding in the graph.
+            keep = spec.decode.num_queries
         limit = spec.decode.num_queries * (spec.decode.num_classes if spec.decode.select == "topk" else 1)
         if keep > limit:
             raise ExportError(f"--max-detections must be at most {limit} for this model; got {keep}")
-        spec = spec.with_decode(in_graph=True, max_detections=keep)
+        spec = spec.with_decode(in_graph=True, max_detections=keep, nms_in_graph=config.nms.startswith("graph"))
     elif config.max_detections is not None:
         limit = spec.decode.num_queries * (spec.decode.num_classes if spec.decode.select == "topk" else 1)
         if config.max_detections > limit:
@@ -89,6 +93,18 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
     return tuple(inputs), tuple(outputs)
+
+
+def _with_nms(spec: ModelSpec, config: ExportConfig) -> ModelSpec:
+    rule = spec.decode.nms
+    if config.nms == "graph" and rule != "nms":
+        what = "soft-NMS, which ONNX has no operator for" if rule == "soft_nms" else "no NMS"
+        raise ExportError(
+            f"--nms graph: the checkpoint asks for {what}; use --nms graph-hard for hard NMS in the graph, or "
+            "--nms checkpoint for its own rule outside"
+        )
+    changed = {"none": "none", "hard": "nms", "graph-hard": "nms"}.get(config.nms, rule)
+    return spec if changed == rule else spec.with_decode(nms=changed)
 
 
 def trace_size(spec: ModelSpec) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
+from .nms import surviving
 
 
 class ExportModule(nn.Module):
@@ -72,12 +73,22 @@ class ExportModule(nn.Module):
             scores, query = best.topk(rule.max_detections, dim=1)
             labels = classes.gather(1, query)
         else:
-            scores, index = probabilities.flatten(1).topk(rule.max_detections, dim=1)
+            count = max(rule.num_queries, rule.max_detections) if rule.nms_in_graph else rule.max_detections
+            scores, index = probabilities.flatten(1).topk(count, dim=1)
             query = torch.div(index, rule.num_classes, rounding_mode="floor")
             labels = index - query * rule.num_classes
         boxes = pred_boxes.float().gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
         centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
         corners = torch.cat([centre - half, centre + half], dim=-1).clamp(0.0, 1.0)
+        if rule.nms_in_graph:
+            scores = surviving(corners, scores, labels, rule.num_classes, rule.nms_iou)
+            # Suppressed boxes have score 0 and go to the end, where nobody counts them.
+            scores, order = scores.topk(rule.max_detections, dim=1)
+            labels = labels.gather(1, order)
+            corners = corners.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
         size = target_sizes.to(torch.float32).flip(-1).repeat(1, 2).unsqueeze(1)  # (batch, 1, 4): w h w h
-        count = (scores >= self.score_threshold).to(torch.int64).sum(1)
+        enough = scores >= self.score_threshold
+        if rule.nms_in_graph:
+            enough = enough & (scores > 0)
+        count = enough.to(torch.int64).sum(1)
         return corners * size, scores, labels, count

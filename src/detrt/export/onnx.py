@@ -21,7 +21,7 @@ from ..graph.msda import lower_msda
 from ..graph.summary import GraphSummary, summarise
 from ..sources import Source
 from ..spec import PIXEL_VALUES, ModelSpec
-from . import msda
+from . import msda, nms
 from .config import ExportConfig
 from .contract import contract, exported_spec, other_size, trace_size
 from .inputs import example_feeds
@@ -144,6 +144,7 @@ def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: in
 @contextlib.contextmanager
 def _quiet_trace() -> Iterator[None]:
     torch.onnx.register_custom_op_symbolic(msda.OP, msda.onnx_symbolic, 17)
+    torch.onnx.register_custom_op_symbolic(nms.OP, nms.onnx_symbolic, 17)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             # TracerWarnings name Python branches on sizes; what they would bake in is found by the check.
@@ -151,6 +152,7 @@ def _quiet_trace() -> Iterator[None]:
             yield
     finally:
         torch.onnx.unregister_custom_op_symbolic(msda.OP, 17)
+        torch.onnx.unregister_custom_op_symbolic(nms.OP, 17)
 
 
 @contextlib.contextmanager
