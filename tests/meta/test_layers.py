@@ -132,7 +132,7 @@ def test_imports_go_one_way():
         for target in inside(module):
             if layer_of(target) > layer_of(module):
                 wrong.append(f"{module} imports {target}")
-    assert not wrong, wrong
+    assert not wrong, f"upwards, or a new module of a low layer that LAYERS does not name yet: {wrong}"
 
 
 def test_no_circles():
