@@ -34,6 +34,11 @@ def _resnet(name: str) -> dict[str, Any]:
     return resnet_config({"backbone": name, "out_indices": [1, 2, 3, 4]})
 
 
+def _multi_scale(backbone: dict[str, Any]) -> dict[str, Any]:
+    """Strides 8, 16 and 32; Deformable DETR makes its fourth level itself."""
+    return {**backbone, "out_features": _STAGES[1:]}
+
+
 def _tiny_resnet() -> dict[str, Any]:
     config = _resnet("resnet18")
     return {**config, "depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 48], "embedding_size": 16}
@@ -131,18 +136,18 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "deformable_detr": (
         "deformable_detr",
-        {"backbone_config": _resnet("resnet50"), **_TWO_STAGE},
-        {**_TINY_DETR, "backbone_config": _tiny_resnet(), "two_stage_num_proposals": 12},
+        {"backbone_config": _multi_scale(_resnet("resnet50")), **_TWO_STAGE},
+        {**_TINY_DETR, "backbone_config": _multi_scale(_tiny_resnet()), "two_stage_num_proposals": 12},
     ),
     "deformable_detr-refine": (
         "deformable_detr",
-        {"backbone_config": _resnet("resnet50"), "with_box_refine": True},
-        {**_TINY_DETR, "backbone_config": _tiny_resnet()},
+        {"backbone_config": _multi_scale(_resnet("resnet50")), "with_box_refine": True},
+        {**_TINY_DETR, "backbone_config": _multi_scale(_tiny_resnet())},
     ),
     "deformable_detr-plain": (
         "deformable_detr",
-        {"backbone_config": _resnet("resnet50")},
-        {**_TINY_DETR, "backbone_config": _tiny_resnet()},
+        {"backbone_config": _multi_scale(_resnet("resnet50"))},
+        {**_TINY_DETR, "backbone_config": _multi_scale(_tiny_resnet())},
     ),
     "deformable_detr-single-scale": (
         "deformable_detr",
@@ -253,10 +258,12 @@ def build(family: Family, settings: dict[str, Any]) -> torch.nn.Module:
                 gain = 2.0 if isinstance(child, torch.nn.Conv2d) else 1.0
                 child.weight.data.normal_(0, (gain / child.weight[0].numel()) ** 0.5, generator=generator)
         for name, parameter in module.named_parameters():
-            dull = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
-            if dull or "bbox" in name or "sampling_offsets" in name:
-                noise = torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
-                parameter.data += noise
+            if ("bbox" in name or "sampling_offsets" in name) and parameter.ndim == 2:
+                # Trained models move boxes and samples by little in each layer. With steps of full size six
+                # layers of random weights are chaotic, and rounding alone changes the result.
+                parameter.data *= 0.2
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         for name, buffer in module.named_buffers():
             if name.endswith("running_var"):
                 buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)
