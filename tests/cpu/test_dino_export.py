@@ -64,7 +64,9 @@ def test_what_lies_under_the_padding_does_not_matter(name, exported):
     feeds = example_feeds(session.spec, 3, ODD, seed=4)
     clean = session.run(feeds)
     noise = np.random.default_rng(0).integers(0, 256, feeds[PIXEL_VALUES].shape).astype(np.uint8)
-    dirty = session.run({**feeds, PIXEL_VALUES: np.where(feeds[PIXEL_MASK][:, None] == 1, feeds[PIXEL_VALUES], noise)})
+    dirty = session.run(
+        {**feeds, PIXEL_VALUES: np.where(feeds[PIXEL_MASK][:, None] == 1, feeds[PIXEL_VALUES], noise)}
+    )
     for output in clean:
         np.testing.assert_array_equal(dirty[output], clean[output])
 
@@ -84,7 +86,9 @@ def test_a_picture_does_not_see_the_others_of_its_batch(name, tiny):
 
 def test_masks_of_levels_are_nearest_cells():
     for height in (20, 33, 57, 800, 801, 1333):
-        mask = (torch.rand(2, height, height + 3, generator=torch.Generator().manual_seed(height)) > 0.5).to(torch.int64)
+        mask = (torch.rand(2, height, height + 3, generator=torch.Generator().manual_seed(height)) > 0.5).to(
+            torch.int64
+        )
         sides = [(height, height + 3)]
         for _ in range(6):
             sides.append(((sides[-1][0] + 1) // 2, sides[-1][1] // 2 + 1))
@@ -110,5 +114,9 @@ def test_one_engine(name, exported, tmp_path):
     from detrt.engine import EngineConfig, build_engine
 
     sides = (128, 256, 320)
-    built = build_engine(exported(name).path, tmp_path / "m.engine", EngineConfig(sms=(89,), batch=(1, 1, 2), height=sides, width=sides))
+    built = build_engine(
+        exported(name).path,
+        tmp_path / "m.engine",
+        EngineConfig(sms=(89,), batch=(1, 1, 2), height=sides, width=sides),
+    )
     assert built.size > 10_000 and built.facts.precision == "fp32"

@@ -82,7 +82,11 @@ def test_every_stage_equals_the_reference(name):
             logits, final, want_states, want_references = reference.decode(e, boxes[chosen[image]])
             for layer in range(2):
                 close(states[layer][image], want_states[layer], f"decoder layer {layer} of image {image}")
-                close(references[layer + 1][image], want_references[layer], f"boxes after layer {layer} of image {image}")
+                close(
+                    references[layer + 1][image],
+                    want_references[layer],
+                    f"boxes after layer {layer} of image {image}",
+                )
             close(whole.logits[image], logits, f"logits of image {image}")
             close(whole.pred_boxes[image], final, f"boxes of image {image}")
         assert whole.logits.std() > 0.1 and whole.pred_boxes.std(1).mean() > 0.01  # it sees something
@@ -163,13 +167,22 @@ def test_mmdetection_names_hold_the_same_model():
     layout, facts, stages, levels = CASES["co_dino-swin"]
     state = state_of(layout, facts, stages, levels)
     expected = load(state, variant=layout)[0].state_dict()
-    backbone = {k: unfold_order(v) if "downsample" in k and k.startswith("backbone") else v for k, v in state.items()}
+    backbone = {
+        k: unfold_order(v) if "downsample" in k and k.startswith("backbone") else v for k, v in state.items()
+    }
     backbone = {
         **{k: v for k, v in backbone.items() if not k.startswith("backbone.")},
         **renamed({k: v for k, v in backbone.items() if k.startswith("backbone.")}, MMDET_SWIN),
     }
     swin = load(backbone, variant=recognise(backbone))[0].state_dict()
-    drop = ("rpn_head", "roi_head", "bbox_head", "query_head.label", "query_head.down", "query_head.transformer.aux")
+    drop = (
+        "rpn_head",
+        "roi_head",
+        "bbox_head",
+        "query_head.label",
+        "query_head.down",
+        "query_head.transformer.aux",
+    )
     dino = renamed({k: v for k, v in backbone.items() if not k.startswith(drop)}, MMDET_DINO)
     for i in range(2):
         dino = renamed(dino, ((f"encoder.layers.{i}.attentions.0", f"encoder.layers.{i}.self_attn"),))

@@ -31,7 +31,16 @@ class Crowd(torch.nn.Module):
         generator = torch.Generator().manual_seed(1)
         heaps = torch.rand(5, 2, generator=generator) * 0.6 + 0.2
         centres = heaps[torch.randint(0, 5, (QUERIES,), generator=generator)]
-        self.register_buffer("boxes", torch.cat([centres + torch.randn(QUERIES, 2, generator=generator) * 0.01, torch.full((QUERIES, 2), 0.2)], 1))
+        self.register_buffer(
+            "boxes",
+            torch.cat(
+                [
+                    centres + torch.randn(QUERIES, 2, generator=generator) * 0.01,
+                    torch.full((QUERIES, 2), 0.2),
+                ],
+                1,
+            ),
+        )
         self.register_buffer("logits", torch.randn(QUERIES, CLASSES, generator=generator) * 2)
 
     def forward(self, pixel_values, **_):
@@ -62,10 +71,21 @@ def test_in_the_graph_equals_hard_nms_outside(nms, tmp_path):
     assert got["scores"].shape == (3, 25) and (np.diff(got["scores"], axis=1) <= 0).all()
     raw = ExportModule(given.module, exported_spec(given, ExportConfig(nms="hard"))).eval()
     with torch.no_grad():
-        outputs = dict(zip(raw.output_names, (t.numpy() for t in raw(torch.from_numpy(feeds["pixel_values"]))), strict=True))
+        outputs = dict(
+            zip(
+                raw.output_names,
+                (t.numpy() for t in raw(torch.from_numpy(feeds["pixel_values"]))),
+                strict=True,
+            )
+        )
     assert raw.spec.decode.nms == "nms" and not raw.spec.decode.nms_in_graph
     plain = decode(outputs, raw.spec.with_decode(nms="none"), sizes, threshold=0.2)
-    for a, b, c in zip(decode(got, spec, sizes, threshold=0.2), decode(outputs, raw.spec, sizes, threshold=0.2), plain, strict=True):
+    for a, b, c in zip(
+        decode(got, spec, sizes, threshold=0.2),
+        decode(outputs, raw.spec, sizes, threshold=0.2),
+        plain,
+        strict=True,
+    ):
         assert 0 < len(a) == len(b) < len(c)
         np.testing.assert_allclose(a.scores, b.scores, atol=1e-6)
         np.testing.assert_array_equal(a.class_ids, b.class_ids)
@@ -87,7 +107,11 @@ def test_in_the_graph_equals_pytorch(tmp_path):
 
 def test_nms_outside_sees_every_candidate_of_a_decoding_graph():
     spec = exported_spec(source("soft_nms"), ExportConfig(decode="graph"))
-    assert (spec.decode.max_detections, spec.decode.nms, spec.decode.nms_in_graph) == (QUERIES, "soft_nms", False)
+    assert (spec.decode.max_detections, spec.decode.nms, spec.decode.nms_in_graph) == (
+        QUERIES,
+        "soft_nms",
+        False,
+    )
     assert exported_spec(source("none"), ExportConfig(decode="graph")).decode.max_detections == 25
     assert exported_spec(source("soft_nms"), ExportConfig(nms="none")).decode.nms == "none"
 
@@ -95,7 +119,11 @@ def test_nms_outside_sees_every_candidate_of_a_decoding_graph():
 @pytest.mark.parametrize(
     ("nms", "choices", "words"),
     (
-        ("soft_nms", {"decode": "graph", "nms": "graph"}, "soft-NMS, which ONNX has no operator for; use --nms graph-hard"),
+        (
+            "soft_nms",
+            {"decode": "graph", "nms": "graph"},
+            "soft-NMS, which ONNX has no operator for; use --nms graph-hard",
+        ),
         ("none", {"decode": "graph", "nms": "graph"}, "asks for no NMS; use --nms graph-hard"),
     ),
 )

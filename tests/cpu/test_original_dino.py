@@ -63,10 +63,14 @@ def test_every_published_key_has_one_place(name):
     config = infer_config(state, LAYOUTS[name])
     with torch.device("meta"):
         model = Dino(config).state_dict()
-    wanted = {key: tuple(value.shape) for key, value in model.items() if not key.endswith("num_batches_tracked")}
+    wanted = {
+        key: tuple(value.shape) for key, value in model.items() if not key.endswith("num_batches_tracked")
+    }
     filled, kinds = {}, {TRAINING: [], DERIVED: [], ALIAS: []}
     for key, value in state.items():
-        spot = place(key, LAYOUTS[name], last_head=config.decoder_layers, backbone_levels=len(config.out_stages))
+        spot = place(
+            key, LAYOUTS[name], last_head=config.decoder_layers, backbone_levels=len(config.out_stages)
+        )
         assert spot is not None, key
         if spot.kind:
             kinds[spot.kind].append(key)
@@ -80,7 +84,9 @@ def test_every_published_key_has_one_place(name):
     assert set(filled) == set(wanted)
     prefixes = ("label_enc", "dn_query", "rpn_head", "roi_head", "bbox_head.0.", "query_head.", "backbone.")
     assert all(key.startswith(prefixes) for key in kinds[TRAINING])
-    assert not any(word in key for key in kinds[TRAINING] for word in ("branches", "encoder", "decoder", "enc_output"))
+    assert not any(
+        word in key for key in kinds[TRAINING] for word in ("branches", "encoder", "decoder", "enc_output")
+    )
     if "co_dino" in name:
         assert sum(key.startswith(("rpn_head", "roi_head", "bbox_head")) for key in kinds[TRAINING]) == 32
 
@@ -88,8 +94,20 @@ def test_every_published_key_has_one_place(name):
 def test_sizes_come_from_shapes():
     facts = {name: infer_config(on_meta(published(name)), layout) for name, layout in LAYOUTS.items()}
     swin, lvis = facts["co_dino_5scale_swin_l"], facts["co_dino_5scale_lsj_r50_lvis"]
-    assert (swin.backbone, swin.depths, swin.width, swin.heads, swin.window) == ("swin", (2, 2, 18, 2), 192, (6, 12, 24, 48), 12)
-    assert (swin.levels, swin.out_stages, swin.queries, swin.classes, swin.points) == (5, (0, 1, 2, 3), 900, 80, 4)
+    assert (swin.backbone, swin.depths, swin.width, swin.heads, swin.window) == (
+        "swin",
+        (2, 2, 18, 2),
+        192,
+        (6, 12, 24, 48),
+        12,
+    )
+    assert (swin.levels, swin.out_stages, swin.queries, swin.classes, swin.points) == (
+        5,
+        (0, 1, 2, 3),
+        900,
+        80,
+        4,
+    )
     assert (lvis.classes, lvis.backbone, lvis.depths) == (1203, "resnet", (3, 4, 6, 3))
     assert facts["co_dino_5scale_9encoder_lsj_r50"].encoder_layers == 9
     assert (facts["dino_4scale_r50"].classes, facts["dino_4scale_r50"].out_stages) == (91, (1, 2, 3))
@@ -105,7 +123,9 @@ def test_small_files_load_whole(layout, small):
     assert sorted(key for part in parts for key in part) == sorted(small[layout])
     assert spec.decode.num_classes == 7 and spec.decode.num_queries == 20 and spec.input.mask
     assert family.name == spec.family == ("co_dino" if layout == "co_dino" else "dino")
-    assert (spec.decode.nms, spec.decode.nms_iou) == (("soft_nms", 0.8) if layout == "co_dino" else ("none", 0.8))
+    assert (spec.decode.nms, spec.decode.nms_iou) == (
+        ("soft_nms", 0.8) if layout == "co_dino" else ("none", 0.8)
+    )
     assert not model.training and not any(p.requires_grad for p in model.parameters())
     assert any("sizes from tensor shapes: classes=7" in line for line in report.lines())
     assert not any(torch.equal(p, torch.zeros_like(p)) for p in model.parameters())
@@ -124,7 +144,11 @@ def test_lsj_is_told_by_the_name(small):
     assert (spec.input.resize, spec.input.size_hw) == ("fit", (1024, 1024))
     assert any("padding is part of the picture" in note for note in report.notes)
     _model, spec, _family, report = load(small["co_dino"], variant="co_dino", name="co_dino_5scale_r50")
-    assert (spec.input.resize, spec.input.shortest_edge, spec.input.longest_edge) == ("shortest_edge", 800, 1333)
+    assert (spec.input.resize, spec.input.shortest_edge, spec.input.longest_edge) == (
+        "shortest_edge",
+        800,
+        1333,
+    )
     assert any("must have 'lsj'" in note for note in report.notes)
 
 

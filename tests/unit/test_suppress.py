@@ -56,7 +56,9 @@ def crowd(seed=0, count=60):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("spec", (rule(nms="nms", nms_iou=0.5), rule(nms="soft_nms"), rule(nms="soft_nms", nms_iou=0.3)), ids=str)
+@pytest.mark.parametrize(
+    "spec", (rule(nms="nms", nms_iou=0.5), rule(nms="soft_nms"), rule(nms="soft_nms", nms_iou=0.3)), ids=str
+)
 def test_equals_the_loop(spec, seed):
     boxes, scores, ids = crowd(seed)
     stay, left = suppress(boxes, scores, ids, spec)
@@ -77,17 +79,24 @@ def test_none_and_nothing():
 
 def test_boxes_without_area_suppress_nothing():
     boxes = np.zeros((3, 4), np.float32)
-    stay, _ = suppress(boxes, np.array([0.9, 0.8, 0.7], np.float32), np.zeros(3, int), rule(nms="nms", nms_iou=0.1))
+    stay, _ = suppress(
+        boxes, np.array([0.9, 0.8, 0.7], np.float32), np.zeros(3, int), rule(nms="nms", nms_iou=0.1)
+    )
     assert stay.tolist() == [0, 1, 2]
 
 
 def spec_of(**changes):
-    return ModelSpec("co_dino", InputSpec("stretch", 64, 64), DecodeSpec("sigmoid", "topk", 4, 2, 3, **changes), {})
+    return ModelSpec(
+        "co_dino", InputSpec("stretch", 64, 64), DecodeSpec("sigmoid", "topk", 4, 2, 3, **changes), {}
+    )
 
 
 def test_decode_looks_at_as_many_candidates_as_queries_and_keeps_max_detections():
     # Two objects with two near copies each: the copies are candidates 2 and 4.
-    boxes = np.array([[[0.3, 0.3, 0.2, 0.2], [0.301, 0.3, 0.2, 0.2], [0.7, 0.7, 0.2, 0.2], [0.7, 0.701, 0.2, 0.2]]], np.float32)
+    boxes = np.array(
+        [[[0.3, 0.3, 0.2, 0.2], [0.301, 0.3, 0.2, 0.2], [0.7, 0.7, 0.2, 0.2], [0.7, 0.701, 0.2, 0.2]]],
+        np.float32,
+    )
     logits = np.full((1, 4, 2), -9.0, np.float32)
     logits[0, :, 0] = (3, 2, 1, 0)
     outputs = {"logits": logits, "pred_boxes": boxes}
@@ -117,6 +126,12 @@ def test_spec_reads_files_without_nms_and_refuses_nonsense():
         del data["decode"][name]
     assert ModelSpec.from_dict(data) == spec_of()
     assert ModelSpec.from_json(spec_of(nms="soft_nms").to_json()).decode.nms == "soft_nms"
-    for changes in ({"nms": "hard"}, {"nms": 1}, {"nms_iou": 1.5}, {"nms_iou": "a"}, {"nms_min_score": float("nan")}):
+    for changes in (
+        {"nms": "hard"},
+        {"nms": 1},
+        {"nms_iou": 1.5},
+        {"nms_iou": "a"},
+        {"nms_min_score": float("nan")},
+    ):
         with pytest.raises(SpecError, match=r"decode\.nms"):
             spec_of(**changes)

@@ -99,7 +99,8 @@ class Encoder(nn.Module):
     def __init__(self, config: DinoConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            EncoderLayer(config.dim, config.ffn, config.levels, config.points) for _ in range(config.encoder_layers)
+            EncoderLayer(config.dim, config.ffn, config.levels, config.points)
+            for _ in range(config.encoder_layers)
         )
 
 
@@ -107,7 +108,8 @@ class Decoder(nn.Module):
     def __init__(self, config: DinoConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            DecoderLayer(config.dim, config.ffn, config.levels, config.points) for _ in range(config.decoder_layers)
+            DecoderLayer(config.dim, config.ffn, config.levels, config.points)
+            for _ in range(config.decoder_layers)
         )
         self.norm = nn.LayerNorm(config.dim)
         self.ref_point_head = MLP([2 * config.dim, config.dim, config.dim])
@@ -180,7 +182,9 @@ class Dino(nn.Module):
 
         Returns anchors (batch, queries, 4) in 0..1 and the chosen tokens (batch, queries).
         """
-        tokens = self.enc_output_norm(self.enc_output(encoded.memory * encoded.usable.to(encoded.memory.dtype)))
+        tokens = self.enc_output_norm(
+            self.enc_output(encoded.memory * encoded.usable.to(encoded.memory.dtype))
+        )
         best = self.class_heads[-1](tokens).amax(-1)
         chosen = torch.topk(best, self.config.queries, dim=1).indices
         index = chosen.unsqueeze(-1)

@@ -28,7 +28,9 @@ class ChannelMapper(nn.Module):
     DETR, appendix A.2). bias: of the convolutions; IDEA-Research's DINO has it, mmdetection has not.
     """
 
-    def __init__(self, channels: Sequence[int], dim: int, levels: int, *, bias: bool, groups: int = GROUPS) -> None:
+    def __init__(
+        self, channels: Sequence[int], dim: int, levels: int, *, bias: bool, groups: int = GROUPS
+    ) -> None:
         super().__init__()
         self.convs = nn.ModuleList(ConvNorm(c, dim, 1, 1, bias=bias, groups=groups) for c in channels)
         self.extra_convs = nn.ModuleList(

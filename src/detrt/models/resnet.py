@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with the stride in the 3x3 ("pytorch style"): (batch, in, h, w) -> (batch, 4 * width, h/s, w/s)."""
+    """1x1, 3x3, 1x1; the 3x3 has the stride: (batch, in, h, w) -> (batch, 4 * width, h/s, w/s)."""
 
     expansion = 4
 
@@ -24,7 +24,9 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(out)
         self.downsample = None
         if stride != 1 or channels != out:
-            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)

@@ -41,7 +41,9 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x: (batch * windows, tokens, dim). mask: (windows, tokens, tokens), added, or None."""
         tokens, dim = self.window**2, self.qkv.in_features
-        q, k, v = self.qkv(x).reshape(-1, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x).reshape(-1, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         attention = (q * (dim // self.heads) ** -0.5) @ k.transpose(-2, -1)
         bias = self.relative_position_bias_table[self.relative_position_index.flatten()]
         attention = attention + bias.view(tokens, tokens, self.heads).permute(2, 0, 1).unsqueeze(0)
@@ -93,7 +95,9 @@ def shift_mask(height: Any, width: Any, window: int) -> Tensor:
     for side in (height, width):
         padded = side + (-side) % window
         place = torch.arange(padded)
-        regions.append((place >= padded - window).to(torch.int64) + (place >= padded - window // 2).to(torch.int64))
+        regions.append(
+            (place >= padded - window).to(torch.int64) + (place >= padded - window // 2).to(torch.int64)
+        )
     rows, columns = regions
     grid = rows[:, None] * 3 + columns[None, :]
     grid = grid.view(rows.shape[0] // window, window, columns.shape[0] // window, window)

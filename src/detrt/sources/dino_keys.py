@@ -29,18 +29,46 @@ def _transformer(prefix: str, encoder: str, decoder: str) -> list[Rule]:
     """Rules for mmdetection's transformer layers; encoder and decoder name their attentions differently."""
     self_attn, cross_attn = decoder.split(",")
     ffn = "ffns\\.0" if "attentions" in encoder else "ffn"
-    rules: list[Rule] = [(rf"{prefix}encoder\.layers\.(\d+)\.{encoder}\.{_MSDA}", r"encoder.layers.\1.self_attn.\2.\3", "")]
+    rules: list[Rule] = [
+        (rf"{prefix}encoder\.layers\.(\d+)\.{encoder}\.{_MSDA}", r"encoder.layers.\1.self_attn.\2.\3", "")
+    ]
     for part in ("encoder", "decoder"):
         rules += [
-            (rf"{prefix}{part}\.layers\.(\d+)\.{ffn}\.layers\.0\.0\.{_LEAF}", rf"{part}.layers.\1.linear1.\2", ""),
-            (rf"{prefix}{part}\.layers\.(\d+)\.{ffn}\.layers\.1\.{_LEAF}", rf"{part}.layers.\1.linear2.\2", ""),
+            (
+                rf"{prefix}{part}\.layers\.(\d+)\.{ffn}\.layers\.0\.0\.{_LEAF}",
+                rf"{part}.layers.\1.linear1.\2",
+                "",
+            ),
+            (
+                rf"{prefix}{part}\.layers\.(\d+)\.{ffn}\.layers\.1\.{_LEAF}",
+                rf"{part}.layers.\1.linear2.\2",
+                "",
+            ),
         ]
         for index in range(2 if part == "encoder" else 3):
-            rules.append((rf"{prefix}{part}\.layers\.(\d+)\.norms\.{index}\.{_LEAF}", rf"{part}.layers.\1.norm{index + 1}.\2", ""))
+            rules.append(
+                (
+                    rf"{prefix}{part}\.layers\.(\d+)\.norms\.{index}\.{_LEAF}",
+                    rf"{part}.layers.\1.norm{index + 1}.\2",
+                    "",
+                )
+            )
     rules += [
-        (rf"{prefix}decoder\.layers\.(\d+)\.{self_attn}\.attn\.in_proj_{_LEAF}", r"decoder.layers.\1.self_attn.{}_proj.\2", SPLIT_QKV),
-        (rf"{prefix}decoder\.layers\.(\d+)\.{self_attn}\.attn\.out_proj\.{_LEAF}", r"decoder.layers.\1.self_attn.out_proj.\2", ""),
-        (rf"{prefix}decoder\.layers\.(\d+)\.{cross_attn}\.{_MSDA}", r"decoder.layers.\1.cross_attn.\2.\3", ""),
+        (
+            rf"{prefix}decoder\.layers\.(\d+)\.{self_attn}\.attn\.in_proj_{_LEAF}",
+            r"decoder.layers.\1.self_attn.{}_proj.\2",
+            SPLIT_QKV,
+        ),
+        (
+            rf"{prefix}decoder\.layers\.(\d+)\.{self_attn}\.attn\.out_proj\.{_LEAF}",
+            r"decoder.layers.\1.self_attn.out_proj.\2",
+            "",
+        ),
+        (
+            rf"{prefix}decoder\.layers\.(\d+)\.{cross_attn}\.{_MSDA}",
+            r"decoder.layers.\1.cross_attn.\2.\3",
+            "",
+        ),
         (rf"{prefix}decoder\.norm\.{_LEAF}", r"decoder.norm.\1", ""),
     ]
     return rules
@@ -50,7 +78,8 @@ def _branches(prefix: str) -> list[Rule]:
     rules: list[Rule] = [(rf"{prefix}cls_branches\.(\d+)\.{_LEAF}", r"class_heads.\1.\2", "")]
     # Every second module is a ReLU.
     return rules + [
-        (rf"{prefix}reg_branches\.(\d+)\.{2 * i}\.{_LEAF}", rf"box_heads.\1.layers.{i}.\2", "") for i in range(3)
+        (rf"{prefix}reg_branches\.(\d+)\.{2 * i}\.{_LEAF}", rf"box_heads.\1.layers.{i}.\2", "")
+        for i in range(3)
     ]
 
 
@@ -64,16 +93,36 @@ _DINO: list[Rule] = [
     (r"transformer\.tgt_embed\.weight", "query_embed", ""),
     (rf"transformer\.(enc_output|enc_output_norm)\.{_LEAF}", r"\1.\2", ""),
     (rf"transformer\.encoder\.layers\.(\d+)\.self_attn\.{_MSDA}", r"encoder.layers.\1.self_attn.\2.\3", ""),
-    (rf"transformer\.encoder\.layers\.(\d+)\.(norm1|norm2|linear1|linear2)\.{_LEAF}", r"encoder.layers.\1.\2.\3", ""),
+    (
+        rf"transformer\.encoder\.layers\.(\d+)\.(norm1|norm2|linear1|linear2)\.{_LEAF}",
+        r"encoder.layers.\1.\2.\3",
+        "",
+    ),
     (rf"transformer\.decoder\.layers\.(\d+)\.cross_attn\.{_MSDA}", r"decoder.layers.\1.cross_attn.\2.\3", ""),
-    (rf"transformer\.decoder\.layers\.(\d+)\.self_attn\.in_proj_{_LEAF}", r"decoder.layers.\1.self_attn.{}_proj.\2", SPLIT_QKV),
-    (rf"transformer\.decoder\.layers\.(\d+)\.self_attn\.out_proj\.{_LEAF}", r"decoder.layers.\1.self_attn.out_proj.\2", ""),
+    (
+        rf"transformer\.decoder\.layers\.(\d+)\.self_attn\.in_proj_{_LEAF}",
+        r"decoder.layers.\1.self_attn.{}_proj.\2",
+        SPLIT_QKV,
+    ),
+    (
+        rf"transformer\.decoder\.layers\.(\d+)\.self_attn\.out_proj\.{_LEAF}",
+        r"decoder.layers.\1.self_attn.out_proj.\2",
+        "",
+    ),
     # The original counts the norm of the cross-attention first, although self-attention runs first.
     (rf"transformer\.decoder\.layers\.(\d+)\.norm2\.{_LEAF}", r"decoder.layers.\1.norm1.\2", ""),
     (rf"transformer\.decoder\.layers\.(\d+)\.norm1\.{_LEAF}", r"decoder.layers.\1.norm2.\2", ""),
-    (rf"transformer\.decoder\.layers\.(\d+)\.(norm3|linear1|linear2)\.{_LEAF}", r"decoder.layers.\1.\2.\3", ""),
+    (
+        rf"transformer\.decoder\.layers\.(\d+)\.(norm3|linear1|linear2)\.{_LEAF}",
+        r"decoder.layers.\1.\2.\3",
+        "",
+    ),
     (rf"transformer\.decoder\.norm\.{_LEAF}", r"decoder.norm.\1", ""),
-    (rf"transformer\.decoder\.ref_point_head\.layers\.(\d)\.{_LEAF}", r"decoder.ref_point_head.layers.\1.\2", ""),
+    (
+        rf"transformer\.decoder\.ref_point_head\.layers\.(\d)\.{_LEAF}",
+        r"decoder.ref_point_head.layers.\1.\2",
+        "",
+    ),
     (rf"class_embed\.(\d+)\.{_LEAF}", r"class_heads.\1.\2", ""),
     (rf"bbox_embed\.(\d+)\.layers\.(\d)\.{_LEAF}", r"box_heads.\1.layers.\2.\3", ""),
     (rf"transformer\.enc_out_class_embed\.{_LEAF}", r"class_heads.LAST.\1", ""),
@@ -102,11 +151,23 @@ _CO_DINO: list[Rule] = [
     (r"query_head\.transformer\.query_embed\.weight", "query_embed", ""),
     (rf"query_head\.transformer\.(enc_output|enc_output_norm)\.{_LEAF}", r"\1.\2", ""),
     *_transformer(r"query_head\.transformer\.", r"attentions\.0", r"attentions\.0,attentions\.1"),
-    (rf"query_head\.transformer\.decoder\.ref_point_head\.0\.{_LEAF}", r"decoder.ref_point_head.layers.0.\1", ""),
-    (rf"query_head\.transformer\.decoder\.ref_point_head\.2\.{_LEAF}", r"decoder.ref_point_head.layers.1.\1", ""),
+    (
+        rf"query_head\.transformer\.decoder\.ref_point_head\.0\.{_LEAF}",
+        r"decoder.ref_point_head.layers.0.\1",
+        "",
+    ),
+    (
+        rf"query_head\.transformer\.decoder\.ref_point_head\.2\.{_LEAF}",
+        r"decoder.ref_point_head.layers.1.\1",
+        "",
+    ),
     *_branches(r"query_head\."),
     # The collaborative heads and what feeds them (Co-DETR, section 3.2 and 3.3).
-    (r"query_head\.transformer\.(aux_pos_trans|aux_pos_trans_norm|pos_feats_trans|pos_feats_norm)\.\d+\.(weight|bias)", "", TRAINING),
+    (
+        r"query_head\.transformer\.(aux_pos_trans|aux_pos_trans_norm|pos_feats_trans|pos_feats_norm)\.\d+\.(weight|bias)",
+        "",
+        TRAINING,
+    ),
     (r"query_head\.transformer\.head_pos_embed\.weight", "", TRAINING),
     (r"query_head\.downsample\.[01]\.(weight|bias)", "", TRAINING),
     (r"query_head\.(?:dn_generator\.)?label_embedding\.weight", "", TRAINING),
@@ -121,20 +182,40 @@ _BACKBONE = r"backbone\.(?:0\.)?(?:body\.)?"
 _BLOCK = r"\.(\d+)\.blocks\.(\d+)\."
 _BACKBONES: list[Rule] = [
     (rf"{_BACKBONE}.*num_batches_tracked", "", TRAINING),
-    (rf"{_BACKBONE}((?:conv1|bn1|layer[1-4]\.\d+\.(?:conv[123]|bn[123]|downsample\.[01]))\.\w+)", r"backbone.\1", ""),
+    (
+        rf"{_BACKBONE}((?:conv1|bn1|layer[1-4]\.\d+\.(?:conv[123]|bn[123]|downsample\.[01]))\.\w+)",
+        r"backbone.\1",
+        "",
+    ),
     # Swin under its authors' names.
     (rf"{_BACKBONE}patch_embed\.(?:proj|projection)\.{_LEAF}", r"backbone.patch.\1", ""),
     (rf"{_BACKBONE}patch_embed\.norm\.{_LEAF}", r"backbone.patch_norm.\1", ""),
     (rf"{_BACKBONE}norm(\d)\.{_LEAF}", r"backbone.norms.\1.\2", ""),
-    (rf"{_BACKBONE}layers{_BLOCK}(norm[12]|attn\.qkv|attn\.proj)\.{_LEAF}", r"backbone.stages.\1.blocks.\2.\3.\4", ""),
+    (
+        rf"{_BACKBONE}layers{_BLOCK}(norm[12]|attn\.qkv|attn\.proj)\.{_LEAF}",
+        r"backbone.stages.\1.blocks.\2.\3.\4",
+        "",
+    ),
     (rf"{_BACKBONE}layers{_BLOCK}mlp\.(fc[12])\.{_LEAF}", r"backbone.stages.\1.blocks.\2.\3.\4", ""),
-    (rf"{_BACKBONE}layers\.(\d+)\.downsample\.(norm|reduction)\.{_LEAF}", r"backbone.stages.\1.downsample.\2.\3", ""),
+    (
+        rf"{_BACKBONE}layers\.(\d+)\.downsample\.(norm|reduction)\.{_LEAF}",
+        r"backbone.stages.\1.downsample.\2.\3",
+        "",
+    ),
     # Swin under mmdetection's names.
     (rf"{_BACKBONE}stages{_BLOCK}(norm[12])\.{_LEAF}", r"backbone.stages.\1.blocks.\2.\3.\4", ""),
-    (rf"{_BACKBONE}stages{_BLOCK}attn\.w_msa\.(qkv|proj)\.{_LEAF}", r"backbone.stages.\1.blocks.\2.attn.\3.\4", ""),
+    (
+        rf"{_BACKBONE}stages{_BLOCK}attn\.w_msa\.(qkv|proj)\.{_LEAF}",
+        r"backbone.stages.\1.blocks.\2.attn.\3.\4",
+        "",
+    ),
     (rf"{_BACKBONE}stages{_BLOCK}ffn\.layers\.0\.0\.{_LEAF}", r"backbone.stages.\1.blocks.\2.fc1.\3", ""),
     (rf"{_BACKBONE}stages{_BLOCK}ffn\.layers\.1\.{_LEAF}", r"backbone.stages.\1.blocks.\2.fc2.\3", ""),
-    (rf"{_BACKBONE}stages\.(\d+)\.downsample\.(norm|reduction)\.{_LEAF}", r"backbone.stages.\1.downsample.\2.\3", UNFOLD_ORDER),
+    (
+        rf"{_BACKBONE}stages\.(\d+)\.downsample\.(norm|reduction)\.{_LEAF}",
+        r"backbone.stages.\1.downsample.\2.\3",
+        UNFOLD_ORDER,
+    ),
     (
         rf"{_BACKBONE}(?:layers|stages){_BLOCK}attn\.(?:w_msa\.)?relative_position_bias_table",
         r"backbone.stages.\1.blocks.\2.attn.relative_position_bias_table",
@@ -153,7 +234,8 @@ RULES: dict[str, list[Rule]] = {
     "co_dino": [*_BACKBONES, *_CO_DINO],
 }
 _COMPILED = {
-    name: [(re.compile(pattern), target, how) for pattern, target, how in rules] for name, rules in RULES.items()
+    name: [(re.compile(pattern), target, how) for pattern, target, how in rules]
+    for name, rules in RULES.items()
 }
 
 # Keys that only one layout has.

@@ -28,15 +28,24 @@ LSJ_SIDES = {"resnet": 1024, "swin": 1280}  # canvas of the Co-DINO LSJ configs
 
 # What looks like one of these families and is not supported: (a key that tells, what it is).
 _REFUSED = (
-    (r"query_head\.transformer\.pos_trans\.weight", "a Co-Deformable-DETR checkpoint; of Co-DETR, detrt reads Co-DINO"),
+    (
+        r"query_head\.transformer\.pos_trans\.weight",
+        "a Co-Deformable-DETR checkpoint; detrt reads Co-DINO",
+    ),
     (r"mask_head\..+", "a Co-DINO instance segmentation checkpoint; detrt reads detectors"),
     (
         r"backbone\.(?:net\.)?(?:blocks\.\d+\.|pos_embed).*",
         "a Co-DINO with a ViT-L (EVA-02) backbone and feature pyramid, which detrt does not have; it reads the ResNet "
         "and Swin models",
     ),
-    (r"backbone\.(?:0\.)?downsample_layers\..+", "a DINO with a ConvNeXt backbone; detrt reads ResNet and Swin"),
-    (r".+\.(?:zero_point|_packed_params.*|weight_fake_quant\..+)", "a quantised checkpoint; give the float one"),
+    (
+        r"backbone\.(?:0\.)?downsample_layers\..+",
+        "a DINO with a ConvNeXt backbone; detrt reads ResNet and Swin",
+    ),
+    (
+        r".+\.(?:zero_point|_packed_params.*|weight_fake_quant\..+)",
+        "a quantised checkpoint; give the float one",
+    ),
 )
 
 
@@ -54,7 +63,8 @@ class LoadReport:
 
     def lines(self) -> list[str]:
         """The report for a log."""
-        parts = sorted({key.split(".", 1)[0] + "." + key.split(".", 2)[1] for key in self.training_only if "." in key})
+        heads = [key.split(".") for key in self.training_only if not key.endswith("num_batches_tracked")]
+        parts = sorted({".".join(words[: 3 if words[1] == "transformer" else 2]) for words in heads})
         found = [
             f"layout {self.layout}: {len(self.used)} tensors used, {len(self.training_only)} training only, "
             f"{len(self.derived)} derived, {len(self.aliases)} aliases",
@@ -90,6 +100,9 @@ def load(
     from ..models.dino import Dino
 
     _refuse(state_dict)
+    layout_names = ("dino", "dino-mmdet", "co_dino")
+    if variant not in layout_names:
+        raise SourceError(f"there is no layout {variant!r}; allowed: {', '.join(layout_names)}")
     config = infer_config(state_dict, variant)
     co_dino = variant == "co_dino"
     lsj = co_dino and "lsj" in name.lower()
@@ -97,13 +110,20 @@ def load(
     report = _fill(module, state_dict, variant, config)
     notes = []
     if lsj:
-        notes.append("'lsj' in the name: padding is part of the picture, as in its training; canvas of one size")
+        notes.append(
+            "'lsj' in the name: padding is part of the picture, as in its training; canvas of one size"
+        )
     elif co_dino:
         notes.append("read as a model with padding masks; an LSJ checkpoint must have 'lsj' in its file name")
     family = BY_NAME["co_dino" if co_dino else "dino"]
     spec, label_note = make_spec(family, config, labels=labels, name=name, lsj=lsj)
     notes.append(label_note)
-    return module.eval().requires_grad_(False), spec, family, replace(report, notes=tuple(filter(None, notes)))
+    return (
+        module.eval().requires_grad_(False),
+        spec,
+        family,
+        replace(report, notes=tuple(filter(None, notes))),
+    )
 
 
 def make_spec(
@@ -132,6 +152,7 @@ def _labels(path: Path | str | None, classes: int) -> tuple[dict[int, str], str]
         from .label_sets import labels_for
     except ImportError:
         return {}, f"{classes} classes without names (numbers are used); give them with --labels"
+
     names = labels_for(classes)
     if names:
         return names, f"class names by the number of classes ({classes})"
@@ -155,7 +176,11 @@ def infer_config(state: Mapping[str, Tensor], layout: str) -> DinoConfig:
     from ..models.dino import DinoConfig
 
     names = {
-        "dino": ("transformer.tgt_embed.weight", "transformer.level_embed", "transformer.enc_out_class_embed.weight"),
+        "dino": (
+            "transformer.tgt_embed.weight",
+            "transformer.level_embed",
+            "transformer.enc_out_class_embed.weight",
+        ),
         "dino-mmdet": ("query_embedding.weight", "level_embed", "bbox_head.cls_branches.0.weight"),
         "co_dino": (
             "query_head.transformer.query_embed.weight",
@@ -212,11 +237,13 @@ def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, obj
                 "depths": depths,
                 "out_stages": _stages(channels, 4 * width),
             }
-    patch = next((k for k in state if re.fullmatch(r"backbone\.(?:0\.)?patch_embed\.proj(?:ection)?\.weight", k)), None)
+    patch = next(
+        (k for k in state if re.fullmatch(r"backbone\.(?:0\.)?patch_embed\.proj(?:ection)?\.weight", k)), None
+    )
     if patch is None:
         raise SourceError(
             "the checkpoint has no ResNet stem ('backbone.conv1.weight') and no Swin patch embedding "
-            "('backbone.patch_embed.proj.weight'); the backbone is missing or of another kind. detrt reads ResNet and Swin"
+            "('backbone.patch_embed.proj.weight'); the backbone is missing or of another kind"
         )
     width = _shape(state, patch, 4)[0]
     root = patch.split("patch_embed")[0]
@@ -224,7 +251,9 @@ def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, obj
     stages = re.escape(f"{root}{part}.")
     depths = tuple(_count(state, rf"{stages}{i}\.blocks\.(\d+)\.") for i in range(4))
     inside = "attn.w_msa" if part == "stages" else "attn"
-    tables = [_shape(state, f"{root}{part}.{i}.blocks.0.{inside}.relative_position_bias_table", 2) for i in range(4)]
+    tables = [
+        _shape(state, f"{root}{part}.{i}.blocks.0.{inside}.relative_position_bias_table", 2) for i in range(4)
+    ]
     side = isqrt(tables[0][0])
     if side * side != tables[0][0] or side % 2 == 0:
         raise SourceError(f"a relative position table of {tables[0][0]} rows belongs to no square window")
@@ -243,13 +272,17 @@ def _stages(channels: list[int], first: int) -> tuple[int, ...]:
     known = [first * 2**i for i in range(4)]
     wrong = [c for c in channels if c not in known]
     if wrong or not channels:
-        raise SourceError(f"the neck reads maps of {channels} channels, but the backbone's stages have {known}")
+        raise SourceError(
+            f"the neck reads maps of {channels} channels, but the backbone's stages have {known}"
+        )
     return tuple(known.index(c) for c in channels)
 
 
 def _shape(state: Mapping[str, Tensor], key: str, rank: int) -> tuple[int, ...]:
     if key not in state:
-        raise SourceError(f"the checkpoint lacks '{key}', which tells the size of the model; it is incomplete")
+        raise SourceError(
+            f"the checkpoint lacks '{key}', which tells the size of the model; it is incomplete"
+        )
     shape = tuple(state[key].shape)
     if len(shape) != rank:
         raise SourceError(f"'{key}' has shape {shape}; it must have {rank} axes")
@@ -261,7 +294,9 @@ def _count(state: Mapping[str, Tensor], pattern: str) -> int:
     compiled = re.compile(pattern)
     found = [int(match[1]) for match in map(compiled.match, state) if match]
     if not found:
-        raise SourceError(f"the checkpoint has no keys like '{pattern}'; it is incomplete or of another model")
+        raise SourceError(
+            f"the checkpoint has no keys like '{pattern}'; it is incomplete or of another model"
+        )
     return 1 + max(found)
 
 
@@ -270,7 +305,9 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
     import torch
 
     targets = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    wanted = set(module.state_dict()) - {key for key in module.state_dict() if key.endswith("num_batches_tracked")}
+    wanted = set(module.state_dict()) - {
+        key for key in module.state_dict() if key.endswith("num_batches_tracked")
+    }
     used, training, derived, aliases, unexpected, misshapen = [], [], [], [], [], []
     filled: dict[str, str] = {}
     for key, tensor in state.items():
@@ -281,18 +318,23 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
             training.append(key)
         elif spot.kind in (DERIVED, ALIAS):
             other = targets.get(spot.target) if spot.kind == DERIVED else state.get(spot.target)
-            if other is None or other.shape != tensor.shape or not torch.equal(other.to(tensor.dtype), tensor):
-                raise SourceError(f"'{key}' differs from what it must equal ('{spot.target}'); the checkpoint is damaged")
+            if (
+                other is None
+                or other.shape != tensor.shape
+                or not torch.equal(other.to(tensor.dtype), tensor)
+            ):
+                raise SourceError(
+                    f"'{key}' differs from what it must equal ('{spot.target}'); the checkpoint is damaged"
+                )
             (derived if spot.kind == DERIVED else aliases).append(key)
         else:
             for target, part in _parts(spot.target, tensor, spot.transform):
-                if target not in wanted:
+                # A second key for one weight: a head of a layer that the file does not have.
+                if target not in wanted or target in filled:
                     unexpected.append(key)
                 elif targets[target].shape != part.shape:
                     misshapen.append(f"{key} {tuple(part.shape)} instead of {tuple(targets[target].shape)}")
                     filled[target] = key
-                elif target in filled:
-                    raise SourceError(f"'{key}' and '{filled[target]}' are the same weight; the checkpoint mixes two models")
                 else:
                     targets[target].data.copy_(part)
                     filled[target] = key
@@ -301,7 +343,11 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
     if missing or unexpected or misshapen:
         counts = [
             f"{len(found)} {what} (e.g. {', '.join(found[:3])})"
-            for what, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
+            for what, found in (
+                ("missing", missing),
+                ("unexpected", unexpected),
+                ("of another shape", misshapen),
+            )
             if found
         ]
         raise SourceError(

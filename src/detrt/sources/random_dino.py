@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 SEED = 20260101
 
 _R50 = DinoConfig(
-    classes=91, queries=900, backbone="resnet", depths=(3, 4, 6, 3), width=64, out_stages=(1, 2, 3), levels=4, conv_bias=True
+    classes=91,
+    queries=900,
+    backbone="resnet",
+    depths=(3, 4, 6, 3),
+    width=64,
+    out_stages=(1, 2, 3),
+    levels=4,
+    conv_bias=True,
 )
 _SWIN_L = replace(_R50, backbone="swin", depths=(2, 2, 18, 2), width=192, heads=(6, 12, 24, 48), window=12)
 _CO = {"classes": 80, "levels": 5, "out_stages": (0, 1, 2, 3), "conv_bias": False}
@@ -35,7 +42,15 @@ MODELS: dict[str, tuple[str, DinoConfig]] = {
     "co_dino-r50": ("co_dino", replace(_R50, **_CO)),  # type: ignore[arg-type]
     "co_dino-swin-l": ("co_dino", replace(_SWIN_L, **_CO)),  # type: ignore[arg-type]
 }
-_TINY = {"classes": 7, "queries": 20, "dim": 32, "ffn": 48, "encoder_layers": 2, "decoder_layers": 2, "groups": 8}
+_TINY = {
+    "classes": 7,
+    "queries": 20,
+    "dim": 32,
+    "ffn": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "groups": 8,
+}
 _TINY_BACKBONE = {
     "resnet": {"depths": (1, 1, 1, 1), "width": 8},
     "swin": {"depths": (2, 2, 2, 2), "width": 16, "heads": (1, 2, 4, 8), "window": 4},

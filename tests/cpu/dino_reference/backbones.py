@@ -35,7 +35,9 @@ def resnet(w, p, image, stages):
             y = batch_norm(w, f"{name}bn2", y).clamp(min=0)
             y = batch_norm(w, f"{name}bn3", F.conv2d(y, w[f"{name}conv3.weight"]))
             if f"{name}downsample.0.weight" in w:
-                x = batch_norm(w, f"{name}downsample.1", F.conv2d(x, w[f"{name}downsample.0.weight"], stride=stride))
+                x = batch_norm(
+                    w, f"{name}downsample.1", F.conv2d(x, w[f"{name}downsample.0.weight"], stride=stride)
+                )
             x = (x + y).clamp(min=0)
             block += 1
         if stage in stages:
@@ -93,7 +95,10 @@ def swin_block(w, name, x, size, shift, heads):
 
 
 def swin(w, p, image, stages, size):
-    return [torch.stack(maps) for maps in zip(*(swin_image(w, p, one, stages, size) for one in image), strict=True)]
+    return [
+        torch.stack(maps)
+        for maps in zip(*(swin_image(w, p, one, stages, size) for one in image), strict=True)
+    ]
 
 
 def swin_image(w, p, image, stages, size):
@@ -117,5 +122,9 @@ def swin_image(w, p, image, stages, size):
             even = torch.zeros(height + height % 2, width + width % 2, dim)
             even[:height, :width] = x
             merged = torch.cat([even[0::2, 0::2], even[1::2, 0::2], even[0::2, 1::2], even[1::2, 1::2]], -1)
-            x = linear(w, f"{p}layers.{stage}.downsample.reduction", layer_norm(w, f"{p}layers.{stage}.downsample.norm", merged))
+            x = linear(
+                w,
+                f"{p}layers.{stage}.downsample.reduction",
+                layer_norm(w, f"{p}layers.{stage}.downsample.norm", merged),
+            )
     return found

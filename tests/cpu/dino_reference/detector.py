@@ -94,7 +94,11 @@ class Reference:
 
     def self_attention(self, name, x, position):
         weight, bias = self.w[f"{name}.in_proj_weight"].chunk(3), self.w[f"{name}.in_proj_bias"].chunk(3)
-        q, k, v = ((x + position) @ weight[0].T + bias[0], (x + position) @ weight[1].T + bias[1], x @ weight[2].T + bias[2])
+        q, k, v = (
+            (x + position) @ weight[0].T + bias[0],
+            (x + position) @ weight[1].T + bias[1],
+            x @ weight[2].T + bias[2],
+        )
         size = x.shape[1] // HEADS
         parts = []
         for head in range(HEADS):
@@ -117,7 +121,10 @@ class Reference:
             layers = [f"{box}.layers.{i}" for i in range(3)]
         else:
             index = index if index >= 0 else self.count("decoder")
-            cls, layers = f"query_head.cls_branches.{index}", [f"query_head.reg_branches.{index}.{i}" for i in (0, 2, 4)]
+            cls, layers = (
+                f"query_head.cls_branches.{index}",
+                [f"query_head.reg_branches.{index}.{i}" for i in (0, 2, 4)],
+            )
         y = x
         for i, layer in enumerate(layers):
             y = linear(self.w, layer, y)
@@ -144,7 +151,12 @@ class Reference:
                 for x in range(width):
                     # Cells are counted from 1 and stay at the last one in the padding.
                     up, left = min(y + 1, rows) if x < columns else 0, min(x + 1, columns) if y < rows else 0
-                    code[y, x] = torch.cat([angles(up, rows if x < columns else 0, dim), angles(left, columns if y < rows else 0, dim)])
+                    code[y, x] = torch.cat(
+                        [
+                            angles(up, rows if x < columns else 0, dim),
+                            angles(left, columns if y < rows else 0, dim),
+                        ]
+                    )
                     centres.append([(x + 0.5) / columns, (y + 0.5) / rows])
                     boxes.append([*centres[-1], 0.05 * 2**level, 0.05 * 2**level])
             positions.append(code.view(-1, dim) + self.w[self.n["level"]][level])
@@ -156,18 +168,31 @@ class Reference:
         for i in range(self.count("encoder")):
             name = f"{self.n['root']}encoder.layers.{i}"
             first, second = self.n["enc_norms"]
-            x = self.norm(f"{name}.{first}", x + self.attention(f"{name}.{self.n['enc_attn']}", x + position, reference, x, padding, sizes))
+            x = self.norm(
+                f"{name}.{first}",
+                x
+                + self.attention(f"{name}.{self.n['enc_attn']}", x + position, reference, x, padding, sizes),
+            )
             x = self.norm(f"{name}.{second}", x + self.ffn(name, x))
         boxes = torch.tensor(boxes)
         usable = (boxes > 0.01).all(-1) & (boxes < 0.99).all(-1) & ~padding
-        return {"memory": x, "padding": padding, "sizes": sizes, "ratios": ratios, "boxes": boxes, "usable": usable}
+        return {
+            "memory": x,
+            "padding": padding,
+            "sizes": sizes,
+            "ratios": ratios,
+            "boxes": boxes,
+            "usable": usable,
+        }
 
     def proposals(self, e):
         """Class logits (tokens, classes) and boxes (tokens, 4) of the encoder."""
         memory = e["memory"].clone()
         memory[~e["usable"]] = 0.0
         root = self.n["root"]
-        classes, delta = self.heads(-1, self.norm(f"{root}enc_output_norm", linear(self.w, f"{root}enc_output", memory)))
+        classes, delta = self.heads(
+            -1, self.norm(f"{root}enc_output_norm", linear(self.w, f"{root}enc_output", memory))
+        )
         logit = torch.log(e["boxes"] / (1 - e["boxes"]))
         logit[~e["usable"]] = float("inf")
         return classes, torch.sigmoid(delta + logit)
@@ -185,8 +210,12 @@ class Reference:
             a, b = self.n["ref"]
             position = linear(self.w, f"{root}ref_point_head.{a}", torch.cat(codes, -1)).clamp(min=0)
             position = linear(self.w, f"{root}ref_point_head.{b}", position)
-            x = self.norm(f"{name}.{first}", x + self.self_attention(f"{name}.{self.n['self_attn']}", x, position))
-            y = self.attention(f"{name}.{self.n['cross_attn']}", x + position, levels, e["memory"], e["padding"], e["sizes"])
+            x = self.norm(
+                f"{name}.{first}", x + self.self_attention(f"{name}.{self.n['self_attn']}", x, position)
+            )
+            y = self.attention(
+                f"{name}.{self.n['cross_attn']}", x + position, levels, e["memory"], e["padding"], e["sizes"]
+            )
             x = self.norm(f"{name}.{second}", x + y)
             x = self.norm(f"{name}.{third}", x + self.ffn(name, x))
             before = reference
