@@ -98,10 +98,10 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
 
 def family_rows() -> list[dict[str, Any]]:
     """One row a family: what it supports, and why not where it does not."""
-    from .sources.families import FAMILIES
+    from .sources.families import BY_NAME
 
     rows = []
-    for family in FAMILIES:
+    for family in BY_NAME.values():
         keeps = "num_queries" if family.max_detections is None else str(family.max_detections)
         rows.append(
             {
@@ -116,7 +116,7 @@ def family_rows() -> list[dict[str, Any]]:
                 "multiple of": str(family.multiple_of),
                 "deformable": "yes" if family.deformable else "no",
                 "rewrites": list(family.rewrites),
-                "example": f"hf:{family.example}",
+                "example": f"hf:{family.example}" if family.example else f"ckpt:{family.name}.pth",
             }
         )
     return rows
