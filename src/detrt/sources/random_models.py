@@ -267,4 +267,23 @@ def build(family: Family, settings: dict[str, Any]) -> torch.nn.Module:
         for name, buffer in module.named_buffers():
             if name.endswith("running_var"):
                 buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)
+        if family.name in ("d_fine", "deimv2"):
+            _settle_batch_norms(module, generator)
     return module.eval().requires_grad_(False)
+
+
+def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Take the statistics of every BatchNorm from one picture of noise, in place.
+
+    These decoders read the encoder's output without a projection or norm of their own; without
+    statistics it is in the thousands, and adding it to the queries loses four digits of them.
+    """
+    norms = [child for child in module.modules() if isinstance(child, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+        norm.train()
+    with torch.no_grad():
+        module(pixel_values=torch.rand(2, 3, 256, 256, generator=generator))
+    for norm in norms:
+        norm.momentum = 0.1
+        norm.eval()
