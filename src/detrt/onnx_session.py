@@ -161,6 +161,29 @@ def optimize_basic(model: bytes) -> bytes:
         return target.read_bytes()
 
 
+def profiled_run(model: bytes, feeds: Feeds, folder: Path) -> Path:
+    """Run a graph once as it is written, without optimisation, and return the profiler's JSON file in `folder`.
+
+    Raises:
+        SessionError: ONNX Runtime refuses the graph or the feeds.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "run")
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session.run(None, {name: np.ascontiguousarray(array) for name, array in feeds.items()})
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise _load_error("the graph", error) from None
+    return Path(session.end_profiling())
+
+
 def read_spec(path: str | os.PathLike) -> ModelSpec:
     """A ModelSpec from a JSON file: the spec itself, or an object with the field "spec".
 

@@ -19,9 +19,13 @@ from .engine import EngineConfig, build_engine
 from .engine.build import check_model_file
 from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
 from .export.config import ExportConfig
+from .precision import PrecisionConfig
+from .precision.capability import check_before
+from .precision.engine_types import check_engine
 from .spec import ModelSpec
 
 MODEL = "model.onnx"
+RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
 # progress(stage, fraction 0..1 or None where it is not known, what is being done)
 Progress = Callable[[str, float | None, str], None]
 
@@ -51,6 +55,7 @@ def build(
     *,
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
     engines: Sequence[EngineConfig] = (EngineConfig(),),
+    precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
     progress: Progress | None = None,
@@ -58,23 +63,26 @@ def build(
     """Build a bundle in `output`.
 
     model: a checkpoint reference (see `load_source`) or an ONNX file with its spec. engines: one
-    engine file for each; empty for a bundle with the ONNX file alone. An existing bundle in `output`
+    engine file for each; empty for a bundle with the ONNX file alone. precision: the types of the graph;
+    anything but fp32 turns `model.onnx` itself, and adds `ranges.json` where images were given. An existing
+    bundle in `output`
     is replaced when everything is done, and stays as it was if anything fails.
 
     Raises:
         SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError;
-        GateError: the exported graph does not equal PyTorch.
+        GateError: the exported graph does not equal PyTorch, or is not in the precision that was asked for.
     """
     from .engine.trt import check_installed
 
-    names = [engine_name(config) for config in engines]
+    engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
+    names = [engine_name(config, precision.target) for config in engines]
     if len(set(names)) != len(names):
         raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
     for config in engines:
         check_installed(config.target)  # before minutes of export, not after them
+    warnings = check_before(precision, engines)
     say = progress or (lambda stage, fraction, text: None)
     stages: list[Stage] = []
-    warnings: list[str] = []
     is_onnx = str(model).lower().endswith(".onnx")
     if is_onnx:
         _refuse_export_choices(model, export, labels)
@@ -87,6 +95,8 @@ def build(
             spec, provenance = _adopt(Path(model), folder, stages)
         else:
             spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, labels, stages, say)
+        if precision.precision != "fp32":
+            provenance = _convert(folder, spec, provenance, precision, stages, warnings, say)
         entries = _model_entries(folder)
         for config, name in zip(engines, names, strict=True):
             start = time.perf_counter()
@@ -98,6 +108,8 @@ def build(
                 progress=lambda fraction, text, name=name: say(f"engine {name}", fraction, text),
             )
             warnings.extend(built.warnings)
+            if precision.precision != "fp32" or not is_onnx:  # an ONNX file may come typed already
+                check_engine(built.facts, precision)
             entries.append(_entry(folder, name, "engine", built.facts))
             verdict = f"{built.facts.layers} layers, {built.facts.precision}"
             stages.append(Stage(f"engine {config.label}", time.perf_counter() - start, built.size, verdict))
@@ -105,8 +117,29 @@ def build(
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings))
 
 
-def engine_name(config: EngineConfig) -> str:
-    return f"model.{config.label}.engine"
+def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
+    """The precision is part of the name, except for FP32."""
+    return f"model.{config.label}{'' if precision == 'fp32' else '.' + precision}.engine"
+
+
+def _convert(
+    folder: Path,
+    spec: ModelSpec,
+    provenance: Provenance,
+    config: PrecisionConfig,
+    stages: list[Stage],
+    warnings: list[str],
+    say: Progress,
+) -> Provenance:
+    """The precision stage; its choices and its report go into the provenance."""
+    from .precision.stage import convert_file
+
+    start = time.perf_counter()
+    report = convert_file(folder / MODEL, spec, config, lambda done, text: say("precision", done, text), folder)
+    size = sum(path.stat().st_size for path in folder.glob(MODEL + "*"))
+    stages.append(Stage(f"precision {report.precision}", time.perf_counter() - start, size, report.verdict))
+    warnings.extend(report.warnings)
+    return replace(provenance, options={**provenance.options, "precision": {**config.to_dict(), **report.to_dict()}})
 
 
 def _export(
@@ -188,7 +221,7 @@ def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Pr
 
 
 def _model_entries(folder: Path) -> list[BundleFile]:
-    kinds = {MODEL: "onnx"}
+    kinds = {MODEL: "onnx", RANGES: "ranges", SEARCH_PLOT: "plot", SEARCH_STATE: "search"}
     return [_entry(folder, path.name, kinds.get(path.name, "weights")) for path in sorted(folder.iterdir())]
 
 

@@ -27,6 +27,15 @@ Mask = Annotated[bool, typer.Option("--mask/--no-mask", help="Keep the padding m
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Compare with PyTorch at shapes that were not traced.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
 Labels = Annotated[Path | None, typer.Option(help="Class names: a text file, one a line, or JSON.")]
+Precision = Annotated[str, typer.Option(help="Types of the graph: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs --budget).")]
+Calibration = Annotated[Path | None, typer.Option(help="Folder of images or COCO file: ranges for fp16, scales for int8 and fp8.")]
+CalibrationImages = Annotated[int, typer.Option(help="Use at most so many of them.")]
+Method = Annotated[str, typer.Option("--calibration-method", help="auto, entropy, percentile, mse or minmax.")]
+KeepFp32 = Annotated[list[str] | None, typer.Option("--keep-fp32", help="Module paths or patterns that stay FP32: decoder.layers.5,*bbox*.")]
+Budget = Annotated[str | None, typer.Option(help="With --precision auto: ap=POINTS of 100, or drift=NUMBER.")]
+Low = Annotated[str, typer.Option(help="With --precision auto: the type that as much as possible gets.")]
+MinShare = Annotated[float | None, typer.Option(help="Smallest share of MatMul and Conv in the low type, 0 to 1.")]
+State = Annotated[Path | None, typer.Option(help="With --precision auto: file to go on from after a stop.")]
 Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout.")]
 
 
@@ -47,6 +56,15 @@ def build(
     normalize: Normalize = True,
     input_dtype: InputDtype = "uint8",
     mask: Mask = True,
+    precision: Precision = "fp32",
+    calibration: Calibration = None,
+    calibration_images: CalibrationImages = 128,
+    calibration_method: Method = "auto",
+    keep_fp32: KeepFp32 = None,
+    budget: Budget = None,
+    low: Low = "fp16",
+    min_share: MinShare = None,
+    state: State = None,
     optimization_level: Annotated[int, typer.Option(help="0 (fast build) to 5 (long search).")] = 3,
     workspace_mib: Annotated[int | None, typer.Option(help="Limit of the builder's scratch memory, MiB.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Stop an engine build after so many seconds.")] = None,
@@ -92,12 +110,24 @@ def build(
         mask=mask,
         check=check,
     )
+    types = choices.precision_config(
+        precision=precision,
+        calibration=calibration,
+        calibration_images=calibration_images,
+        method=calibration_method,
+        keep_fp32=keep_fp32,
+        budget=budget,
+        low=low,
+        min_share=min_share,
+        state=state,
+    )
     with show.progress() as step:
         report = run(
             model,
             output,
             export=export,
             engines=engines,
+            precision=types,
             trust_remote_code=trust_remote_code,
             labels=labels,
             progress=step,
@@ -126,6 +156,15 @@ def export(
     normalize: Normalize = True,
     input_dtype: InputDtype = "uint8",
     mask: Mask = True,
+    precision: Precision = "fp32",
+    calibration: Calibration = None,
+    calibration_images: CalibrationImages = 128,
+    calibration_method: Method = "auto",
+    keep_fp32: KeepFp32 = None,
+    budget: Budget = None,
+    low: Low = "fp16",
+    min_share: MinShare = None,
+    state: State = None,
     check: Check = True,
     trust_remote_code: Trust = False,
     labels: Labels = None,
@@ -133,6 +172,7 @@ def export(
 ) -> None:
     """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
     from ..export import export_onnx
+    from ..precision.capability import check_before
     from ..sources import load_source
     from . import choices, show
 
@@ -155,12 +195,32 @@ def export(
         mask=mask,
         check=check,
     )
+    types = choices.precision_config(
+        precision=precision,
+        calibration=calibration,
+        calibration_images=calibration_images,
+        method=calibration_method,
+        keep_fp32=keep_fp32,
+        budget=budget,
+        low=low,
+        min_share=min_share,
+        state=state,
+    )
+    warnings = check_before(types, ())
     path = output if output.suffix == ".onnx" else output / "model.onnx"
     files.check_place(path)
     with show.progress() as step:
         step("load", None, model)
         source = load_source(model, trust_remote_code=trust_remote_code, labels=labels)
         report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
+        typed = None
+        if types.target != "fp32":
+            from ..precision.stage import convert_file
+
+            typed = convert_file(path, report.spec, types, lambda done, text: step("precision", done, text))
+            warnings.extend(typed.warnings)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     data = {
         "path": str(report.path),
         "seconds": round(report.seconds, 3),
@@ -168,12 +228,15 @@ def export(
         "parameters": source.provenance.parameters,
         "graph": report.summary.to_dict(),
         "checks": list(report.errors),
+        "precision": typed.to_dict() if typed else None,
     }
     if json_file:
         show.write_json(data, json_file)
     if json_file != "-":
         verdict = f"equal to PyTorch: {report.worst:.1e} relative" if report.errors else "not checked"
         print(f"{path}: {source.family.title}, {report.summary.nodes} nodes, opset {report.summary.opset}, {report.seconds:.1f} s; {verdict}")
+        if typed:
+            print(f"  precision {typed.precision}: {typed.verdict}")
         for kind, tensors in (("in", report.summary.inputs), ("out", report.summary.outputs)):
             for name, (dtype, shape) in tensors.items():
                 print(f"  {kind:3} {name}: {dtype} {' x '.join(map(str, shape))}")

@@ -8,6 +8,7 @@ from ..engine import EngineConfig
 from ..engine.config import Triple, parse_sms, parse_triple
 from ..errors import DetrtError, EngineError
 from ..export.config import ExportConfig
+from ..precision import PrecisionConfig, parse_budget
 
 NO_ENGINE = "onnx"
 
@@ -63,6 +64,33 @@ def export_config(
         input_dtype=input_dtype,
         mask=mask,
         check=check,
+    )
+
+
+def precision_config(
+    *,
+    precision: str,
+    calibration: Path | None,
+    calibration_images: int,
+    method: str,
+    keep_fp32: list[str] | None,
+    budget: str | None,
+    low: str,
+    min_share: float | None,
+    state: Path | None,
+) -> PrecisionConfig:
+    """PrecisionConfig; --keep-fp32 may be repeated and takes several patterns with commas."""
+    patterns = [part.strip() for entry in keep_fp32 or [] for part in entry.split(",") if part.strip()]
+    return PrecisionConfig(
+        precision=precision,
+        calibration=calibration,
+        calibration_images=calibration_images,
+        method=method,
+        keep_fp32=tuple(patterns),
+        budget=parse_budget(budget) if budget else None,
+        low=low,
+        min_share=min_share,
+        state=state,
     )
 
 

@@ -1,0 +1,139 @@
+"""The caller's choice of precision. No onnx is needed to make or check it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import GraphError
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "auto")
+METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
+BUDGETS = ("ap", "drift")
+# A precision that stores tensors in eight bits leaves the rest of the graph in this one.
+REST = {"int8": "fp16", "fp8": "fp16"}
+# The smallest share of MatMul and Conv operations in the low type that is not called a downgrade.
+MIN_SHARE = {"fp16": 0.9, "bf16": 0.9, "int8": 0.5, "fp8": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionConfig:
+    """What types a graph gets. Every value is checked here, before any work.
+
+    precision: "fp32" and "tf32" leave the graph as it is (TF32 is a flag of the engine); "fp16" and
+        "bf16" store weights and activations in 16 bits; "int8" and "fp8" put Q/DQ pairs around the
+        matrix products and convolutions that can take it, in an FP16 graph; "auto" searches the smallest
+        set of blocks that must stay out of `low`, within `budget`.
+    calibration: folder of images, or a COCO annotation file whose images lie beside it (see
+        `calibration.find`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
+    calibration_images: use at most so many of them. batch_size: images a run.
+    method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
+    percentile: for that method, in percent.
+    keep_fp32: module paths or glob patterns ("decoder.layers.5", "*bbox*") that stay in FP32; with int8
+        and fp8 they stay out of the eight bits and in FP32.
+    margin: a tensor whose largest value on the calibration images exceeds 65504 / margin stays FP32.
+    budget: (kind, allowed) for "auto": ("ap", points of 100) or ("drift", mean change of matched detections).
+    low: what "auto" tries to give every block.
+    min_share: smallest share of MatMul and Conv operations in the low type; below it is a GateError.
+        None: MIN_SHARE.
+
+    Raises:
+        GraphError: a value that is not allowed; says what is.
+    """
+
+    precision: str = "fp32"
+    calibration: Path | None = None
+    calibration_images: int = 128
+    batch_size: int = 1
+    method: str = "auto"
+    percentile: float = 99.99
+    keep_fp32: tuple[str, ...] = ()
+    margin: float = 4.0
+    budget: tuple[str, float] | None = None
+    low: str = "fp16"
+    min_share: float | None = None
+    state: Path | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("--precision", self.precision, PRECISIONS)
+        _one_of("--calibration-method", self.method, METHODS)
+        _one_of("--low", self.low, ("fp16", "bf16", "int8", "fp8"))
+        for name in ("calibration", "state"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, Path(value))
+        object.__setattr__(self, "keep_fp32", tuple(self.keep_fp32))
+        if not 1 <= self.calibration_images <= 100_000 or self.batch_size < 1:
+            raise GraphError(
+                f"calibration_images must be from 1 to 100000 and batch_size at least 1; got {self.calibration_images} "
+                f"and {self.batch_size}"
+            )
+        if not 50.0 <= self.percentile <= 100.0:
+            raise GraphError(f"the calibration percentile must be from 50 to 100; got {self.percentile}")
+        if not 1.0 <= self.margin <= 1000.0:
+            raise GraphError(f"the overflow margin must be from 1 to 1000; got {self.margin}")
+        if self.min_share is not None and not 0.0 <= self.min_share <= 1.0:
+            raise GraphError(f"--min-share must be from 0 to 1; got {self.min_share}")
+        if self.precision == "auto" and self.budget is None:
+            raise GraphError("--precision auto needs --budget, e.g. --budget ap=0.1 or --budget drift=0.01")
+        if self.precision != "auto" and self.budget is not None:
+            raise GraphError(f"--budget belongs to --precision auto; got --precision {self.precision}")
+        if self.budget is not None:
+            kind, allowed = self.budget
+            _one_of("the kind of --budget", kind, BUDGETS)
+            if not (isinstance(allowed, (int, float)) and math.isfinite(allowed) and allowed >= 0):
+                raise GraphError(f"--budget {kind}=... must be a number of at least 0; got {allowed!r}")
+        if self.target in ("int8", "fp8") and self.calibration is None:
+            raise GraphError(
+                f"--precision {self.precision} needs pictures like those it will see: --calibration DIR or a COCO file"
+            )
+        if self.precision == "auto" and self.calibration is None:
+            raise GraphError("--precision auto needs --calibration DIR or, for --budget ap=..., a COCO file")
+
+    @property
+    def target(self) -> str:
+        """The low type that is asked for; "fp32" where the graph is not changed."""
+        if self.precision == "auto":
+            return self.low
+        return "fp32" if self.precision == "tf32" else self.precision
+
+    @property
+    def sixteen(self) -> str:
+        """The 16-bit type of what is not quantised: "fp16" or "bf16"."""
+        return REST.get(self.target, self.target)
+
+    @property
+    def required_share(self) -> float:
+        return MIN_SHARE.get(self.target, 0.0) if self.min_share is None else self.min_share
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON holds."""
+        data = asdict(self)
+        for name in ("calibration", "state"):
+            data[name] = None if data[name] is None else str(data[name])
+        data["keep_fp32"] = list(self.keep_fp32)
+        data["budget"] = None if self.budget is None else list(self.budget)
+        return data
+
+
+def parse_budget(text: str) -> tuple[str, float]:
+    """ "ap=0.1" -> ("ap", 0.1), in AP points of 100; "drift=0.01" -> ("drift", 0.01).
+
+    Raises:
+        GraphError: another form.
+    """
+    kind, _, number = text.partition("=")
+    try:
+        return kind.strip(), float(number)
+    except ValueError:
+        raise GraphError(
+            f"--budget must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}"
+        ) from None
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise GraphError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

@@ -1,0 +1,129 @@
+"""What a graph and an engine really compute in, counted; a silent downgrade or upgrade is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import onnx
+
+from ..errors import GateError
+from ..session import Feeds
+from .config import PrecisionConfig
+from .shapes import run_shapes
+from .view import NAME_OF, attribute, element_types
+
+PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum")
+
+
+@dataclass(frozen=True, slots=True)
+class FlopShare:
+    """Multiply-adds of MatMul and Conv by the type that they are computed in, at one input size.
+
+    shares: type -> 0..1, the largest first. total: multiply-adds. largest: for every type its largest
+    products, (type, node, share).
+    """
+
+    shares: Mapping[str, float]
+    total: int
+    largest: tuple[tuple[str, str, float], ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of(self, precision: str) -> float:
+        return self.shares.get(precision, 0.0)
+
+
+def multiply_adds(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
+    """Node name -> multiply-adds for the products of a graph, at the shapes that these inputs give."""
+    products = {node.name: node for node in model.graph.node if node.op_type in PRODUCTS}
+    return {
+        name: _count(products[name], inputs, outputs[0])
+        for name, (inputs, outputs) in run_shapes(model, feeds).items()
+        if name in products
+    }
+
+
+def flop_share(model: onnx.ModelProto, counts: Mapping[str, int]) -> FlopShare:
+    """Share of each type in the products of a typed graph.
+
+    A product is "int8" or "fp8" when all its computed and constant operands come from DequantizeLinear.
+    counts: of `multiply_adds`, on this graph or on the FP32 graph that it was made from.
+    """
+    made = {name: node for node in model.graph.node for name in node.output}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    kinds = element_types(model)
+    sums: dict[str, int] = {}
+    rows: list[tuple[str, str, int]] = []
+    for node in model.graph.node:
+        if node.op_type not in PRODUCTS or node.name not in counts:
+            continue
+        kind = _product_type(node, made, constants, kinds)
+        sums[kind] = sums.get(kind, 0) + counts[node.name]
+        rows.append((kind, node.name, counts[node.name]))
+    total = sum(sums.values())
+    shares = {k: v / total for k, v in sorted(sums.items(), key=lambda item: -item[1])} if total else {}
+    largest: list[tuple[str, str, float]] = []
+    for kind in shares:
+        own = sorted((row for row in rows if row[0] == kind), key=lambda row: -row[2])[:5]
+        largest += [(kind, name, count / total) for _, name, count in own]
+    return FlopShare(shares, total, tuple(largest))
+
+
+def check_share(share: FlopShare, config: PrecisionConfig) -> None:
+    """Raises:
+    GateError: less of the graph is in the low type than the choice promises.
+    """
+    target = config.target
+    if target == "fp32":
+        other = {k: v for k, v in share.shares.items() if k not in ("fp32", "fp64")}
+        if other:
+            raise GateError(
+                f"--precision {config.precision} was asked for, but the graph also computes in {_text(other)}"
+            )
+        return
+    got = share.of(target)
+    if got < config.required_share:
+        others = sorted((row for row in share.largest if row[0] != target), key=lambda row: -row[2])
+        largest = ", ".join(f"{name} ({kind}) {part:.1%}" for kind, name, part in others[:3])
+        raise GateError(
+            f"only {got:.1%} of the MatMul and Conv operations are in {target} ({config.required_share:.0%} asked for): "
+            f"{_text(share.shares)}; the largest others: {largest}. Choose another --precision, fewer --keep-fp32, or "
+            "say that it is enough with --min-share"
+        )
+
+
+def _product_type(
+    node: onnx.NodeProto,
+    made: Mapping[str, onnx.NodeProto],
+    constants: Mapping[str, onnx.TensorProto],
+    kinds: Mapping[str, int],
+) -> str:
+    operands = node.input[:2] if node.op_type != "Einsum" else node.input
+    sources = [made.get(name) for name in operands]
+    if all(source is not None and source.op_type == "DequantizeLinear" for source in sources):
+        stored = [source.input[0] for source in sources if source is not None]
+        quantised = {kinds.get(name) for name in stored}
+        if len(quantised) == 1:
+            return NAME_OF.get(quantised.pop() or 0, "?")
+    return NAME_OF.get(kinds.get(node.output[0]) or 0, "?")
+
+
+def _count(node: onnx.NodeProto, inputs: list[list[int]], output: list[int]) -> int:
+    size = math.prod(output)
+    if node.op_type == "Conv":
+        return size * math.prod(inputs[1][1:])
+    if node.op_type == "ConvTranspose":
+        return math.prod(inputs[0]) * math.prod(inputs[1][1:])
+    if node.op_type == "Gemm":
+        return size * inputs[0][0 if attribute(node, "transA", 0) else 1]
+    if node.op_type == "Einsum":
+        return max(size, *(math.prod(shape) for shape in inputs))
+    return size * inputs[0][-1]
+
+
+def _text(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())

@@ -1,0 +1,238 @@
+"""Explicit Q/DQ pairs for INT8 and FP8, placed for detection transformers.
+
+Symmetric, zero point 0; one scale for an activation, one a channel for weights. Scales are FP16, like the graph
+around them: FP32 scales would make every DequantizeLinear, and all that follows it, FP32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from .calibrate import FP8_MAX, round_fp8
+from .rules import ELEMENTWISE, MOVEMENT, Rules
+from .view import GraphView, attribute, replace_nodes, set_opset
+
+ZERO_TYPE = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
+LARGEST = {"int8": 127.0, "fp8": FP8_MAX}
+# Kernels of the tensor cores read channels in groups of so many.
+CHANNELS = {"int8": 4, "fp8": 16}
+# The smallest scale with all digits of FP16.
+SMALLEST_SCALE = 2.0**-14
+
+
+@dataclass(slots=True)
+class QuantPlan:
+    """activations: node name -> tensor to quantise, by its name in the FP32 graph. left_out: node -> why not."""
+
+    activations: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def plan_quantization(view: GraphView, rules: Rules, low: str) -> QuantPlan:
+    """Choose the layers. Products of two computed tensors (both of an attention) are never quantised.
+
+    Left out are: what `rules` keep in FP32; layers whose result is an output, an order, an angle or a position
+    (class and box heads, query selection, sampling offsets), with the layers that lead only to them; what
+    deformable attention samples from or weighs with; stems of 3 channels and channels the kernels cannot group.
+    """
+    plan = QuantPlan()
+    layers = [i for i, node in enumerate(view.nodes) if _is_layer(view, node)]
+    reached = {i: _reached(view, rules, i) for i in layers}
+    heads: set[int] = set()
+    grown = True
+    while grown:
+        before = len(heads)
+        for i in layers:
+            found = reached[i]
+            if (
+                i not in heads
+                and found
+                and all(t == "exact" or (t.isdecimal() and int(t) in heads) for t in found)
+            ):
+                heads.add(i)
+        grown = len(heads) > before
+    for i in layers:
+        node = view.nodes[i]
+        reason = _shape_reason(view, node, low)
+        if i in rules.keep:
+            reason = rules.keep[i]
+        elif i in heads or "exact" in reached[i]:
+            reason = "its result is an output, an order or a position"
+        elif "sampled" in reached[i]:
+            reason = "deformable attention samples from it"
+        elif "softmax" in reached[i]:
+            reason = "weights of deformable attention"
+        if reason:
+            plan.left_out[node.name] = reason
+        else:
+            plan.activations[node.name] = node.input[0]
+    return plan
+
+
+def _is_layer(view: GraphView, node: onnx.NodeProto) -> bool:
+    return (
+        node.op_type in ("Conv", "MatMul", "Gemm")
+        and node.input[1] in view.constants
+        and view.is_float(node.input[1])
+        and node.input[0] not in view.constants
+    )
+
+
+def _shape_reason(view: GraphView, node: onnx.NodeProto, low: str) -> str:
+    dims = list(view.constants[node.input[1]].dims)
+    step = CHANNELS[low]
+    if node.op_type == "Conv":
+        if attribute(node, "group", 1) != 1:
+            return "grouped convolution"
+        if dims[1] < 4:
+            return f"a stem of {dims[1]} channels"
+        sides = dims[:2]
+    elif len(dims) != 2:
+        return "weights that are not one matrix"
+    else:
+        sides = dims
+        if node.op_type == "Gemm" and attribute(node, "transA", 0):
+            return "transposed input"
+    return "" if all(side % step == 0 for side in sides) else f"channels {sides} are no multiples of {step}"
+
+
+def _reached(view: GraphView, rules: Rules, start: int) -> set[str]:
+    """Where a layer's result arrives, through activations and movement: "exact", "sampled", "softmax", "sum",
+    "norm", or the index of the next layer."""
+    found: set[str] = set()
+    todo, seen = list(view.nodes[start].output), set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in view.outputs:
+            found.add("exact")
+        for index, position in view.readers.get(name, ()):
+            node = view.nodes[index]
+            if index in rules.coordinates or node.op_type == "TopK":
+                found.add("exact")
+            elif node.op_type == "Softmax":
+                found.add("softmax")
+            elif node.op_type == "GridSample" or (
+                node.op_type.startswith("Gather") and position == 0 and node.input[1] not in view.constants
+            ):
+                found.add("sampled")
+            elif _is_layer(view, node):
+                found.add(str(index))
+            elif node.op_type in ("Add", "Sub") and not any(
+                n in view.constants or n in seen for n in node.input if n != name
+            ):
+                found.add("sum")
+            elif (
+                node.op_type in ELEMENTWISE
+                or node.op_type in MOVEMENT
+                or node.op_type in ("Erf", "Gelu", "HardSigmoid")
+            ):
+                todo += node.output
+            else:
+                found.add("norm")
+    return found
+
+
+def weight_scales(weight: NDArray[np.float32], axis: int, low: str) -> NDArray[np.float16]:
+    """One FP16 scale for each channel along `axis`, rounded up so that no weight is clipped."""
+    other = tuple(i for i in range(weight.ndim) if i != axis)
+    exact = np.maximum(np.abs(weight).max(other) / LARGEST[low], SMALLEST_SCALE)
+    return _half_up(exact)
+
+
+def _half_up(values: NDArray) -> NDArray[np.float16]:
+    rounded = np.asarray(values, np.float16)
+    return np.where(rounded.astype(np.float64) < values, np.nextafter(rounded, np.float16(np.inf)), rounded)
+
+
+def insert_qdq(model: onnx.ModelProto, plan: QuantPlan, thresholds: dict[str, float], low: str) -> int:
+    """Put the pairs of a plan into a typed FP16 graph, in place; returns the number of quantised layers.
+
+    thresholds: tensor of the FP32 graph -> the |x| that becomes the largest value of the type.
+    One pair serves all layers that read a tensor. Raises the opset to 19, the first with FP16 scales.
+    """
+    set_opset(model, 19)
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    pairs: dict[str, str] = {}
+    stored: dict[tuple[str, int], str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.name in plan.activations:
+            name = node.input[0]
+            if name not in pairs:
+                pairs[name] = f"{name}/{low}"
+                scale = _half_up(
+                    np.maximum(thresholds[plan.activations[node.name]] / LARGEST[low], SMALLEST_SCALE)
+                )
+                nodes += _activation_pair(graph, name, pairs[name], scale, low, node.name)
+            axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
+            key = (node.input[1], axis)
+            if key not in stored:
+                stored[key] = f"{node.input[1]}/{low}"
+                weight = numpy_helper.to_array(constants[node.input[1]]).astype(np.float32)
+                nodes.append(_weight_pair(graph, weight, axis, node.input[1], stored[key], low, node.name))
+            node.input[0], node.input[1] = pairs[name], stored[key]
+        nodes.append(node)
+    replace_nodes(model, nodes)
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+    del graph.initializer[:]
+    graph.initializer.extend(copies)
+    del graph.value_info[:]
+    return len(plan.activations)
+
+
+def _activation_pair(
+    graph: onnx.GraphProto, name: str, target: str, scale: NDArray[np.float16], low: str, layer: str
+) -> list[onnx.NodeProto]:
+    names = (f"{target}/scale", f"{target}/zero", f"{target}/q")
+    graph.initializer.append(numpy_helper.from_array(np.asarray(scale, np.float16), names[0]))
+    graph.initializer.append(helper.make_tensor(names[1], ZERO_TYPE[low], [], b"\0", raw=True))
+    return [
+        helper.make_node("QuantizeLinear", [name, *names[:2]], [names[2]], name=f"{layer}/Quantize"),
+        helper.make_node("DequantizeLinear", [names[2], *names[:2]], [target], name=f"{layer}/Dequantize"),
+    ]
+
+
+def _weight_pair(
+    graph: onnx.GraphProto,
+    weight: NDArray[np.float32],
+    axis: int,
+    name: str,
+    target: str,
+    low: str,
+    layer: str,
+) -> onnx.NodeProto:
+    scale = weight_scales(weight, axis, low)
+    shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
+    scaled = weight / scale.astype(np.float32).reshape(shape)
+    if low == "int8":
+        raw = np.clip(np.rint(scaled), -127, 127).astype(np.int8).tobytes()
+    else:
+        raw = fp8_bits(scaled).tobytes()
+    names = (f"{target}/q", f"{target}/scale", f"{target}/zero")
+    graph.initializer.append(helper.make_tensor(names[0], ZERO_TYPE[low], weight.shape, raw, raw=True))
+    graph.initializer.append(numpy_helper.from_array(scale, names[1]))
+    graph.initializer.append(
+        helper.make_tensor(names[2], ZERO_TYPE[low], [len(scale)], bytes(len(scale)), raw=True)
+    )
+    return helper.make_node("DequantizeLinear", list(names), [target], name=f"{layer}/Weight", axis=axis)
+
+
+def fp8_bits(values: NDArray) -> NDArray[np.uint8]:
+    """E4M3FN bit patterns of values of at most 448, rounded to nearest even; same shape."""
+    size = round_fp8(np.abs(values).astype(np.float64))
+    exponent = np.maximum(np.floor(np.log2(np.maximum(size, 1e-30))), -6.0)
+    mantissa = np.rint(size / 2.0 ** (exponent - 3)).astype(np.int64)  # 8..15 normal, below 8 subnormal
+    normal = mantissa >= 8
+    bits = np.where(normal, ((exponent.astype(np.int64) + 7) << 3) + (mantissa - 8), mantissa)
+    return (bits | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)

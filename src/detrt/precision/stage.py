@@ -1,0 +1,87 @@
+"""The precision stage of a bundle: `model.onnx` becomes typed, `ranges.json` and the search lie beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from .. import files, graph
+from ..errors import GraphError
+from ..spec import ModelSpec
+from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
+from .config import PrecisionConfig
+from .images import find, images_of
+from .search import Search, plot
+
+RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
+
+# progress(fraction 0..1 or None, what is being done)
+Progress = Callable[[float | None, str], None]
+
+
+def convert_file(
+    path: Path,
+    spec: ModelSpec,
+    config: PrecisionConfig,
+    progress: Progress | None = None,
+    extras: Path | None = None,
+) -> PrecisionReport:
+    """Give an ONNX file its types, in place; `extras`: folder for `ranges.json` and the search's files.
+
+    Raises:
+        GraphError, ImageError, GateError: see `apply_precision` and `Search.run`.
+    """
+    say = progress or (lambda fraction, text: None)
+    model = graph.load(path)
+    unknown = blocks_matching(model, config.keep_fp32)
+    if unknown:
+        paths = sorted(
+            {node.name.strip("/").split("/")[0] for node in model.graph.node if "/" in node.name.strip("/")}
+        )
+        raise GraphError(
+            f"--keep-fp32 {', '.join(unknown)} fits no layer of this graph; its paths start with {', '.join(paths[:8])}; "
+            "see the names with: detrt info"
+        )
+    images, coco = find(config.calibration, config.calibration_images) if config.calibration else ([], None)
+    if config.precision == "auto":
+        typed, report = _search(model, spec, config, images, coco, say, extras)
+    else:
+        typed, report = apply_precision(model, spec, config, images, progress=say)
+    graph.save(graph.with_spec(typed, spec), path)
+    if extras is not None and report.ranges:
+        write_ranges(report, extras / RANGES)
+    return report
+
+
+def _search(
+    model: onnx.ModelProto,
+    spec: ModelSpec,
+    config: PrecisionConfig,
+    images: list[Path],
+    coco: Path | None,
+    say: Progress,
+    extras: Path | None,
+) -> tuple[onnx.ModelProto, PrecisionReport]:
+    low = replace(config, precision=config.low, budget=None)
+    calibration = calibrate(model, spec, low, images, progress=say)
+    state = config.state or (extras / SEARCH_STATE if extras is not None else None)
+    truth = None
+    if coco is not None:
+        from ..evaluate import read_annotations
+
+        names = [str(image["file_name"]) for image in read_annotations(coco)["images"]]
+        truth = (coco, images_of(coco, names))
+    search = Search(model, spec, replace(config, state=state), images, calibration, truth, say)
+    result = search.run()
+    chosen = replace(low, keep_fp32=(*config.keep_fp32, *result.kept), min_share=config.min_share or 0.0)
+    typed, report = apply_precision(model, spec, chosen, images, progress=say, known=calibration)
+    report.search = result.to_dict()
+    if extras is not None:
+        files.write_text(extras / SEARCH_PLOT, plot(result))
+        if config.state is not None and config.state.is_file():
+            shutil.copyfile(config.state, extras / SEARCH_STATE)
+    return typed, report

@@ -1,0 +1,272 @@
+"""Every precision as a bundle: it runs, it builds for the GPUs that have the type, and it is what it says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from engine_graphs import rtx
+from PIL import Image
+from precision_graphs import SPEC, pictures, pixel_model
+
+from detrt import graph
+from detrt.bundle import Bundle, EngineFacts
+from detrt.engine import EngineConfig, build_engine
+from detrt.errors import EngineError, GateError, GraphError, ImageError
+from detrt.onnx_session import OnnxSession
+from detrt.parity import verify
+from detrt.pipeline import build
+from detrt.precision import PrecisionConfig
+from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.calibrate import threshold
+from detrt.precision.capability import check_capability
+from detrt.precision.emulate import emulate
+from detrt.precision.engine_types import check_engine
+from detrt.precision.images import find
+from detrt.precision.quantize import fp8_bits, weight_scales
+from detrt.precision.search import Search, blocks_of, plot
+from detrt.precision.view import GraphView, element_types
+
+FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of three small pictures with blocks of colour."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(3)
+    for index in range(3):
+        blocks = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(blocks).resize((160, 128), Image.Resampling.BILINEAR).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def low_file(exported, photos, tmp_path_factory):
+    """(family, precision) -> path of the typed graph and its report; each made once."""
+    folder, made = tmp_path_factory.mktemp("low"), {}
+
+    def make(name, precision):
+        if (name, precision) not in made:
+            path = exported(name, check=False).path
+            config = PrecisionConfig(precision, calibration=photos, min_share=0.0)
+            images = [] if precision == "bf16" else sorted(photos.iterdir())
+            spec = graph.read_spec(path)
+            if spec.input.resize == "shortest_edge":  # the ranges of a tiny model need no large pictures
+                small = {"height": 128, "width": 160, "shortest_edge": 128, "longest_edge": 160}
+                spec = spec.with_input(**small)
+            model, report = apply_precision(graph.load(path), spec, config, images)
+            graph.save(model, folder / f"{name}.{precision}.onnx")
+            made[name, precision] = folder / f"{name}.{precision}.onnx", report
+        return made[name, precision]
+
+    return make
+
+
+@rtx
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "fp16") for name in FAMILIES), ("detr", "bf16"), ("d_fine", "bf16"), ("detr", "int8"),
+     ("rt_detr_v2", "int8"), ("yolos", "int8"), ("detr", "fp8"), ("rt_detr_v2", "fp8")],
+)  # fmt: skip
+def test_builds_for_every_gpu_that_has_the_type(name, precision, low_file, tmp_path):
+    path, _ = low_file(name, precision)
+    sms = {"fp8": (89, 120)}.get(precision, (80, 86, 89, 120))
+    built = build_engine(path, tmp_path / "m.engine", EngineConfig(sms=sms))
+    assert built.facts.compute_capabilities == sms
+    check_engine(built.facts, PrecisionConfig(precision, calibration="x"))
+    with pytest.raises(GateError, match="fp32 was asked for, but the engine also has"):
+        check_engine(built.facts, PrecisionConfig())
+
+
+def test_an_engine_of_another_precision_is_refused():
+    def facts(**types):
+        return EngineFacts("tensorrt-rtx", "1", (89,), "", {}, "", layer_types=types)
+
+    with pytest.raises(GateError, match="fp16 was asked for, but the engine has no HALF layer"):
+        check_engine(facts(FLOAT=9), PrecisionConfig("fp16"))
+    with pytest.raises(GateError, match="also has BF16"):
+        check_engine(facts(FLOAT=9, HALF=3, BF16=1), PrecisionConfig("fp16"))
+    check_engine(facts(FLOAT=9), PrecisionConfig("tf32"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fp16_equals_pytorch_with_forced_selections(name, low_file, tiny, photos):
+    path, _ = low_file(name, "fp16")
+    report = verify(tiny(name), path, sorted(photos.iterdir())[:2])
+    assert report.tensors and report.worst_tensor < 2e-2
+
+
+def test_detr_with_masks_quantises_the_layers_and_not_the_mask(low_file):
+    """The write-ups fail here: a calibrator that meets the boolean Where of the attention mask gives up."""
+    path, report = low_file("detr", "int8")
+    model = graph.load(path)
+    made = {output: n for n in model.graph.node for output in n.output}
+    kinds = element_types(model)
+    assert any(n.op_type == "Where" for n in model.graph.node)
+    readers = [
+        n
+        for n in model.graph.node
+        if any(i in made and made[i].op_type == "DequantizeLinear" for i in n.input)
+    ]
+    assert {n.op_type for n in readers} <= {"Conv", "MatMul", "Gemm"} and len(
+        readers
+    ) == report.quantized > 10
+    stored = {i for n in model.graph.node if n.op_type == "DequantizeLinear" for i in (n.input[0], n.input[2])}
+    eight_bits = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT8 and t.dims}
+    assert eight_bits and eight_bits <= stored  # no quantised constant outside a DequantizeLinear
+    scales = {n.input[1] for n in model.graph.node if n.op_type.endswith("Linear")}
+    assert {kinds[s] for s in scales} == {onnx.TensorProto.FLOAT16}
+    assert next(e.version for e in model.opset_import) == 19
+    session = OnnxSession(path)
+    height, width = session.spec.input.size_hw
+    mask = np.ones((2, height, width), np.int64)
+    mask[1, :, width // 2 :] = 0
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, height, width), dtype=np.uint8)
+    outputs = session.run({"pixel_values": pixels, "pixel_mask": mask})
+    assert all(np.isfinite(array).all() for array in outputs.values())
+
+
+@pytest.mark.parametrize("name", ("detr", "rt_detr_v2", "deformable_detr"))
+def test_heads_and_deformable_attention_are_not_quantised(name, low_file):
+    _, report = low_file(name, "int8")
+    reasons = dict(report.left_out)
+    heads = [
+        n for n in reasons if "bbox" in n or "class" in n or "score_head" in n or n.startswith("/layers.")
+    ]
+    assert heads and all("output" in reasons[n] or "coordinates" in reasons[n] for n in heads)
+    if name != "detr":
+        text = " ".join(reasons.values())
+        assert "samples from it" in text and "weights of deformable attention" in text
+        offsets = [n for n in reasons if "sampling_offsets" in n]
+        assert offsets and all("output, an order or a position" in reasons[n] for n in offsets)
+        assert any("value_proj" in n for n in reasons)
+
+
+@pytest.mark.parametrize("precision", ("int8", "fp8"))
+def test_quantised_values_are_those_of_the_formula(precision):
+    config = PrecisionConfig(precision, calibration="x", min_share=0.0)
+    model, report = apply_precision(pixel_model(), SPEC, config, pictures())
+    assert report.share.of(precision) > 0.7
+    assert set(report.left_out) >= {"/backbone/stem/Conv", "/class_head/MatMul", "/box_head/MatMul"}
+    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
+    want = OnnxSession(pixel_model().SerializeToString(), SPEC).run(feeds)
+    got = OnnxSession(emulate(model).SerializeToString(), SPEC).run(feeds)
+    for name, array in want.items():
+        assert np.abs(got[name] - array).max() < 0.15 * np.abs(array).max()
+
+
+def test_fp8_bits_are_those_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.concatenate([np.linspace(-448, 448, 4001), np.logspace(-6, 2, 999), [0.0, -0.0]]).astype(
+        np.float32
+    )
+    np.testing.assert_array_equal(fp8_bits(values), values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+
+
+def test_scales_are_one_a_channel_and_clip_nothing():
+    weight = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    scales = weight_scales(weight, 1, "int8")
+    assert scales.shape == (16,) and scales.dtype == np.float16
+    assert (np.abs(weight) / scales.astype(np.float64) <= 127).all()
+
+
+@pytest.mark.parametrize("method", ("entropy", "percentile", "mse", "minmax"))
+def test_calibration_is_deterministic_and_clips_outliers(method):
+    config = PrecisionConfig("int8", calibration="x", method=method, percentile=99.0)
+    first, second = (calibrate(pixel_model(), SPEC, config, pictures()).thresholds for _ in range(2))
+    assert first and first == second
+    rng = np.random.default_rng(0)
+    counts = np.bincount((np.abs(rng.normal(size=200_000)) / 50 * 2048).astype(int), minlength=2048)
+    counts[-1] += 1  # 200 000 values around 1, and one of 50
+    top = threshold(counts, 50.0, method, "int8", 99.9)
+    assert top == 50.0 if method == "minmax" else 1.0 < top < (40.0 if method == "mse" else 10.0)
+    if method == "entropy":
+        with pytest.raises(GraphError, match="which FP8 does not have"):
+            threshold(counts, 50.0, method, "fp8")
+
+
+def test_gpus_without_the_type_are_refused():
+    rtx_default, ada = EngineConfig(), EngineConfig(sms=(89, 120))
+    with pytest.raises(EngineError, match=r"fp8 does not run on compute capability 80, 86.*--sm 89,120,121"):
+        check_capability("fp8", [rtx_default])
+    with pytest.raises(
+        EngineError, match=r"bf16 does not run on compute capability 75.*--precision fp16 or int8"
+    ):
+        check_capability("bf16", [EngineConfig(sms=(75,))])
+    assert check_capability("fp8", [ada]) == [] == check_capability("fp16", [rtx_default])
+    assert "matrix products only" in check_capability("int8", [ada])[0]
+
+
+def test_calibration_images_are_found(tmp_path, photos):
+    names, coco = find(photos, 2)
+    assert [p.name for p in names] == ["0.png", "1.png"] and coco is None
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "val2017").symlink_to(photos)
+    file = tmp_path / "annotations" / "instances_val2017.json"
+    file.write_text(
+        json.dumps({"images": [{"id": 1, "file_name": "2.png"}], "annotations": [], "categories": []})
+    )
+    names, coco = find(file, 9)
+    assert names == [tmp_path / "val2017" / "2.png"] and coco == file
+    for place, message in (
+        (tmp_path / "no", "no calibration folder"),
+        (tmp_path / "annotations", "has no images"),
+    ):
+        with pytest.raises(ImageError, match=message):
+            find(place, 9)
+    file.write_text("{")
+    with pytest.raises(ImageError, match="not a COCO annotation file"):
+        find(file, 9)
+
+
+def test_a_bundle_records_its_precision(photos, tmp_path):
+    config = PrecisionConfig("fp16", calibration=photos)
+    build("random:yolos/tiny", tmp_path / "b", engines=(), precision=config)
+    bundle = Bundle.open(tmp_path / "b")
+    assert {f.kind: f.path for f in bundle.files} == {"onnx": "model.onnx", "ranges": "ranges.json"}
+    record = bundle.provenance.options["precision"]
+    assert record["precision"] == "fp16" and record["share"]["shares"]["fp16"] >= 0.98
+    ranges = json.loads(bundle.checked_path(bundle.of_kind("ranges")[0]).read_text())
+    assert ranges["images"] == 3 and all(row["absmax"] >= 0 for row in ranges["tensors"].values())
+    with pytest.raises(GateError, match=r"of the MatMul and Conv operations are in fp16"):
+        build(
+            "random:yolos/tiny", tmp_path / "c", engines=(), precision=replace(config, keep_fp32=("vit.encoder",))
+        )
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_path):
+    model = pixel_model(ffn_scale=4e4)
+    assert blocks_of(model) == ["backbone.stem", "backbone.body", "encoder.layers.0.fc1", "encoder.layers.0.fc2",
+                                "class_head", "box_head"]  # fmt: skip
+    state = tmp_path / "state.json"
+    config = PrecisionConfig("auto", calibration="x", budget=("drift", 0.02), state=state)
+    low = replace(config, precision="fp16", budget=None)
+    blind = replace(calibrate(model, SPEC, low, pictures()), lost={})  # the scan would have kept it already
+    result = Search(model, SPEC, config, pictures(), blind).run()
+    assert result.start > 0.02 >= result.figure
+    assert result.kept and all(b.startswith("encoder.layers.0") for b in result.kept) and result.runs > 6
+    again = Search(model, SPEC, config, pictures(), blind).run()
+    assert again.runs == 0 and again.kept == result.kept
+    assert plot(result).startswith("<svg") and "encoder.layers.0.fc1" in plot(result)
+    state.write_text("{")
+    with pytest.raises(GraphError, match="state file .* is damaged"):
+        Search(model, SPEC, config, pictures(), blind)
+    with pytest.raises(GraphError, match="needs the truth"):
+        Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), pictures(), blind)
+    with pytest.raises(GateError, match="with every block kept"):
+        Search(model, SPEC, replace(config, budget=("drift", 0.0), state=None), pictures(), blind).run()
+
+
+def test_typed_graphs_are_not_typed_again(low_file):
+    path, _ = low_file("yolos", "fp16")
+    assert GraphView(graph.load(path)).kinds
+    with pytest.raises(GraphError, match="already has 16-bit tensors"):
+        apply_precision(graph.load(path), graph.read_spec(path), PrecisionConfig("bf16"))
