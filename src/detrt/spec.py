@@ -28,12 +28,23 @@ SCORES = "scores"  # (batch, max_detections) descending
 LABELS = "labels"  # (batch, max_detections) int64
 NUM_DETECTIONS = "num_detections"  # (batch,) int64
 
+# Of models with a prompt. The text tower turns the first two into the others.
+INPUT_IDS = "input_ids"  # (batch, tokens) int64
+ATTENTION_MASK = "attention_mask"  # (batch, tokens) int64, 1 = token, 0 = padding
+TEXT_FEATURES = "text_features"  # (batch, tokens, d) float32
+TEXT_SELF_MASK = "text_self_mask"  # (batch, tokens, tokens) int64, 1 = this token may look at that one
+TEXT_POSITION_IDS = "text_position_ids"  # (batch, tokens) int64
+CLASS_FEATURES = "class_features"  # (batch, classes, d) float32
+TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
+TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
+
 RESIZE_MODES = ("stretch", "shortest_edge", "fit")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
 DTYPES = ("uint8", "float32")
 ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
+PROMPTS = ("tokens", "classes")
 
 
 def _check(condition: bool, message: str) -> None:
@@ -173,14 +184,53 @@ class DecodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TextSpec:
+    """How a prompt becomes the text inputs of a model that finds what it is asked for.
+
+    kind "tokens": one prompt of phrases, and one logit for each token (Grounding DINO); `separators` are the
+    token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one
+    logit for each name (OmDet-Turbo).
+    tokenizer: file of the `tokenizers` library beside the model. tower: ONNX file of the text tower beside
+    the model; "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
+    max_tokens: longest prompt, with its framing tokens. features: width of the text features.
+    """
+
+    kind: str
+    max_tokens: int
+    features: int
+    pad_id: int = 0
+    separators: tuple[int, ...] = ()
+    tokenizer: str = "tokenizer.json"
+    tower: str = "text.onnx"
+
+    def __post_init__(self) -> None:
+        _one_of("text.kind", self.kind, PROMPTS)
+        _whole("text.max_tokens", self.max_tokens, 1, 100_000)
+        _whole("text.features", self.features, 1, 100_000)
+        _whole("text.pad_id", self.pad_id, 0, 10_000_000)
+        ok = isinstance(self.separators, (list, tuple)) and all(type(i) is int and i >= 0 for i in self.separators)
+        _check(ok, f"text.separators must be token ids; got {self.separators!r}")
+        object.__setattr__(self, "separators", tuple(self.separators))
+        for name in ("tokenizer", "tower"):
+            value = getattr(self, name)
+            plain = isinstance(value, str) and "/" not in value and "\\" not in value and value not in (".", "..")
+            _check(plain, f"text.{name} must be the name of a file beside the model; got {value!r}")
+        _check(bool(self.tokenizer), "text.tokenizer must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything a runtime must know about one model. See `to_json` for the file form."""
+    """Everything a runtime must know about one model. See `to_json` for the file form.
+
+    text: None for a model of fixed classes; `labels` is empty where there is a text part.
+    """
 
     family: str
     input: InputSpec
     decode: DecodeSpec
     labels: Mapping[int, str]
     name: str = ""
+    text: TextSpec | None = None
 
     def __post_init__(self) -> None:
         for name in ("family", "name"):
@@ -239,6 +289,10 @@ class ModelSpec:
         data = asdict(self)
         data["labels"] = {str(k): v for k, v in self.labels.items()}
         data["input"]["mean"], data["input"]["std"] = list(self.input.mean), list(self.input.std)
+        if self.text is None:
+            del data["text"]
+        else:
+            data["text"]["separators"] = list(self.text.separators)
         return {"schema": SCHEMA, **data}
 
     def to_json(self) -> str:
@@ -260,8 +314,11 @@ class ModelSpec:
         for key in ("family", "input", "decode", "labels"):
             _check(key in data, f"spec has no field {key!r}")
         _check(isinstance(data["labels"], Mapping), "spec.labels must be an object of class id to name")
-        parts = {}
-        for key, kind in (("input", InputSpec), ("decode", DecodeSpec)):
+        parts: dict[str, Any] = {}
+        kinds: dict[str, Any] = {"input": InputSpec, "decode": DecodeSpec}
+        if data.get("text") is not None:
+            kinds["text"] = TextSpec
+        for key, kind in kinds.items():
             values = _fields_of(f"spec.{key}", data.pop(key), {f.name for f in fields(kind)})
             try:
                 parts[key] = kind(**values)
