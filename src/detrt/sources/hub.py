@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # What transformers and the checkpoint's own code raise for damaged configs and weights.
 _LOADING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, NameError)
+PUBLISHED_DEIMV2 = "deimv2-upstream"  # as `--family`: a DEIMv2 folder in detrt's class with the authors' decoder
 VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim", "numpy")
 
 
@@ -71,22 +72,34 @@ def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Pat
 
 
 def load_folder(
-    folder: Path, ref: str, *, trust_remote_code: bool = False, labels: Path | str | None = None
+    folder: Path,
+    ref: str,
+    *,
+    trust_remote_code: bool = False,
+    labels: Path | str | None = None,
+    family: str | None = None,
 ) -> Source:
-    """Load a folder in transformers format. See `load_source` for the errors."""
+    """Load a folder in transformers format. See `load_source` for the arguments and errors."""
     from . import Source
 
     config = read_config(folder)
-    if "auto_map" in config and not trust_remote_code:
+    published = family == PUBLISHED_DEIMV2
+    if family is not None and not (published and config["model_type"] == "deimv2"):
+        raise SourceError(
+            f"'{ref}' is a transformers checkpoint of model_type {config['model_type']!r}, and --family {family} is not for "
+            f"it: --family is for ckpt:FILE, and --family {PUBLISHED_DEIMV2} for a DEIMv2 folder"
+        )
+    if "auto_map" in config and not trust_remote_code and not published:
         code = _remote_code(config["auto_map"])
         raise SourceError(
             f"'{ref}' runs its own code ({', '.join(code)}), and the stock class would compute another function. "
             "Read that code, and if you trust it add --trust-remote-code"
+            + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
         )
-    family = family_of(config, ref)
-    module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code)
+    row = family_of(config, ref)
+    module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
     _check_finite(module, ref)
-    spec = make_spec(family, module.config, read_input_spec(folder, family, module.config), labels)
+    spec = make_spec(row, module.config, read_input_spec(folder, row, module.config), labels)
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     provenance = Provenance(
         source=ref,
@@ -95,7 +108,7 @@ def load_folder(
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    return Source(module, spec, family, provenance)
+    return Source(module, spec, row, provenance)
 
 
 def _remote_code(auto_map: Any) -> list[str]:
@@ -203,7 +216,9 @@ def _quiet(transformers: Any) -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool) -> nn.Module:
+def _load_module(
+    folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False
+) -> nn.Module:
     transformers = _transformers()
     import torch
     from huggingface_hub.errors import StrictDataclassError
@@ -217,6 +232,8 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             config = transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
             loader: Any = transformers.AutoModelForObjectDetection
+            if published:
+                from ..models.deimv2 import PublishedDeimv2 as loader
             state = None
             dilated = False
             backbone = getattr(config, "backbone_config", None)
