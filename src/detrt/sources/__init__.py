@@ -23,12 +23,16 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A loaded checkpoint: float32 module in eval mode on the CPU, its facts and its origin."""
+    """A loaded checkpoint: float32 module in eval mode on the CPU, its facts and its origin.
+
+    notes: what was decided while loading, for a log.
+    """
 
     module: nn.Module
     spec: ModelSpec
     family: Family
     provenance: Provenance
+    notes: tuple[str, ...] = ()
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -42,6 +46,7 @@ def load_source(
     revision: str | None = None,
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
+    family: str | None = None,
 ) -> Source:
     """Load a checkpoint.
 
@@ -49,6 +54,8 @@ def load_source(
     (config.json and weights), "embedded:shapes" (the small detector that ships with detrt), or
     "random:<family>" (full-size random weights, for measuring).
     labels: a file with one class name a line, or JSON {"0": "name", ...}, instead of the checkpoint's.
+    family: for ckpt:FILE, the family instead of the one that its keys tell; for a folder of a DEIMv2 with
+    its own code, "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
 
     Raises:
         SourceError: unknown reference or family, missing or damaged files, NaN weights, code that is
@@ -70,10 +77,9 @@ def load_source(
             raise SourceError(f"{ref!r} is not a hub reference; write hf:<organisation>/<model>, e.g. hf:{FAMILIES[0].example}")
         folder = download(name, revision or tag or None, trust_remote_code=trust_remote_code)
     elif ref.startswith("ckpt:"):
-        raise SourceError(
-            f"{ref!r}: original checkpoint files are not supported by this version; "
-            "give a transformers folder or hf:<organisation>/<model>"
-        )
+        from .checkpoint import load_checkpoint
+
+        return load_checkpoint(ref, family=family, labels=labels)
     else:
         folder = Path(ref).expanduser()
         if not folder.is_dir():
@@ -81,4 +87,4 @@ def load_source(
                 raise SourceError(f"{ref!r} is a file; give the folder that holds config.json and the weights")
             hint = f"write 'hf:{ref}' for the Hugging Face hub" if _HUB_ID.match(ref) else "give hf:<organisation>/<model>"
             raise SourceError(f"{ref!r} is not a folder; {hint}, a transformers checkpoint folder, or embedded:shapes")
-    return load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels)
+    return load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family)

@@ -1,0 +1,129 @@
+"""`ckpt:FILE`: the authors' own checkpoint files as a Source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..bundle import Provenance
+from ..errors import SourceError
+from .families import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from ..spec import ModelSpec
+    from . import Source
+    from .families import Family
+    from .original_dino import LoadReport as DinoReport
+
+OTHERS = {"dino", "co_dino"}  # read by `original_dino`
+
+
+def family_names() -> list[str]:
+    """What `--family` takes for a checkpoint file."""
+    from .original import FORMATS
+
+    return [*FORMATS, *sorted(OTHERS)]
+
+
+def load_checkpoint(ref: str, *, family: str | None = None, labels: Path | str | None = None) -> Source:
+    """Load `ckpt:FILE`. family: one of `family_names()` instead of the one that the keys tell.
+
+    Raises:
+        SourceError: see `state_files.read_state`; an unknown or wrong family; keys that do not fit; a number
+            of classes that no label set has. SpecError: labels that do not fit the head.
+    """
+    from . import Source
+    from .hub import _check_finite, _transformers, versions
+    from .state_files import read_state
+
+    _transformers()
+    path = Path(ref.removeprefix("ckpt:")).expanduser()
+    if family is not None and family not in family_names():
+        raise SourceError(
+            f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(family_names())}"
+        )
+    file = read_state(path, ref)
+    variant = family or _recognise(file.tensors, ref)
+    if variant in OTHERS:
+        module, spec, row, report = _load_dino(file.tensors, variant, labels, path)
+        line = "; ".join([file.weights, *report.lines(), *file.notes])
+    else:
+        from .original import load
+
+        module, row, report = load(file.tensors, variant, file.args, ref)
+        report.weights = file.weights
+        report.notes += file.notes
+        spec = _spec(module, row, labels, report, ref)
+        line = report.line()
+    _check_finite(module, ref)
+    provenance = Provenance(
+        source=ref,
+        checkpoint_sha256=files.sha256_of(path),
+        parameters=sum(p.numel() for p in module.parameters()),
+        versions=versions(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    return Source(module, replace(spec, name=path.stem), row, provenance, notes=(f"{path.name}: {line}",))
+
+
+def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
+    from . import original_dino
+    from .original import recognise
+
+    found = recognise(state)
+    if found is None and (layout := original_dino.recognise(state)) is not None:
+        return "co_dino" if layout == "co_dino" else "dino"
+    if found is None:
+        raise SourceError(
+            f"'{ref}' has keys of no model that detrt knows (e.g. {', '.join(list(state)[:3])}); it knows: "
+            f"{', '.join(family_names())}. If it is one of them, name it with --family"
+        )
+    if found == "d_fine":
+        raise SourceError(
+            f"'{ref}' is D-FINE or DEIM on D-FINE: the keys are the same, and the two compute different functions "
+            "(ReLU or SiLU). Say which with --family d_fine or --family deim"
+        )
+    return found
+
+
+def _load_dino(
+    state: Mapping[str, Tensor], family: str, labels: Path | str | None, path: Path
+) -> tuple[nn.Module, ModelSpec, Family, DinoReport]:
+    from . import original_dino
+
+    layout = original_dino.recognise(state)
+    if layout is None or (layout == "co_dino") != (family == "co_dino"):
+        raise SourceError(
+            f"'{path}' is not a {BY_NAME[family].title} checkpoint by its keys: it is another family; leave --family out"
+        )
+    return original_dino.load(dict(state), variant=layout, labels=labels, name=path.stem)
+
+
+def _spec(module: Any, family: Family, labels: Path | str | None, report: Any, ref: str) -> ModelSpec:
+    from .hub import make_spec
+    from .label_sets import sets
+    from .preprocessor import read_input_spec
+
+    classes = int(module.config.num_labels)
+    found = sets().get(classes)
+    if labels is None and found is None:
+        known = ", ".join(f"{count} ({name})" for count, (name, _) in sets().items())
+        raise SourceError(
+            f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}. "
+            "Give the names with --labels FILE, one a line"
+        )
+    # There is no preprocessor file beside an original checkpoint: the authors' choices are in the family's row.
+    spec = make_spec(
+        family, module.config, read_input_spec(Path("/nonexistent"), family, module.config), labels
+    )
+    if labels is None and found is not None:
+        report.notes.append(f"class names of {found[0]}, by their number")
+        spec = replace(spec, labels=found[1])
+    return spec
