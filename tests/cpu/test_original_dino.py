@@ -52,7 +52,8 @@ def small():
 
 
 def test_every_list_is_tried():
-    assert {path.stem for path in KEYS.glob("*dino*.json")} == set(LAYOUTS) == set(key_lists.PUBLISHED)
+    lists = {path.stem for pattern in ("dino_*.json", "co_dino_*.json") for path in KEYS.glob(pattern)}
+    assert lists == set(LAYOUTS) == set(key_lists.PUBLISHED)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,0 +1,192 @@
+"""From a transformers module to the names of the authors' code: the way back, written apart from the maps.
+
+Each family is a list of (pattern, replacement) for `re.sub`, applied in order to every name. It shares
+nothing with `detrt.sources.original`, so an error there cannot be repeated here.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+WORD = r"(weight|bias|running_mean|running_var)"
+RESNET = [
+    (r"^model\.backbone\.model\.embedder\.embedder\.convolution", "backbone.0.body.conv1"),
+    (r"^model\.backbone\.model\.embedder\.embedder\.normalization", "backbone.0.body.bn1"),
+    *(
+        (rf"^model\.backbone\.model\.encoder\.stages\.{s}\.layers", f"backbone.0.body.layer{s + 1}")
+        for s in range(4)
+    ),
+    (r"^(backbone\.0\.body\.layer\d\.\d+)\.shortcut\.convolution", r"\1.downsample.0"),
+    (r"^(backbone\.0\.body\.layer\d\.\d+)\.shortcut\.normalization", r"\1.downsample.1"),
+    *(
+        (rf"^(backbone\.0\.body\.layer\d\.\d+)\.layer\.{i}\.convolution", rf"\1.conv{i + 1}")
+        for i in range(3)
+    ),
+    *(
+        (rf"^(backbone\.0\.body\.layer\d\.\d+)\.layer\.{i}\.normalization", rf"\1.bn{i + 1}")
+        for i in range(3)
+    ),
+]
+DETR = [
+    *RESNET,
+    (r"^model\.input_projection", "input_proj"),
+    (r"^model\.query_position_embeddings", "query_embed"),
+    (r"^class_labels_classifier", "class_embed"),
+    (r"^bbox_predictor", "bbox_embed"),
+    (r"^model\.decoder\.layernorm", "transformer.decoder.norm"),
+    (r"^model\.(encoder|decoder)\.layers", r"transformer.\1.layers"),
+    (r"^(transformer.*)\.encoder_attn\.", r"\1.multihead_attn."),
+    (r"\.o_proj\.", ".out_proj."),
+    (r"\.mlp\.fc([12])", r".linear\1"),
+    (r"\.self_attn_layer_norm", ".norm1"),
+    (r"\.encoder_attn_layer_norm", ".norm2"),
+    (r"^(transformer\.encoder.*)\.final_layer_norm", r"\1.norm2"),
+    (r"^(transformer\.decoder.*)\.final_layer_norm", r"\1.norm3"),
+]
+DEFORMABLE = [
+    *RESNET,
+    (r"^model\.query_position_embeddings", "query_embed"),
+    (r"^model\.input_proj", "input_proj"),
+    (r"^model\.", "transformer."),
+    (r"\.encoder_attn\.", ".cross_attn."),
+    (r"\.o_proj\.", ".out_proj."),
+    (r"\.mlp\.fc([12])", r".linear\1"),
+    (r"^(transformer\.encoder.*)\.self_attn_layer_norm", r"\1.norm1"),
+    (r"^(transformer\.encoder.*)\.final_layer_norm", r"\1.norm2"),
+    (r"^(transformer\.decoder.*)\.encoder_attn_layer_norm", r"\1.norm1"),
+    (r"^(transformer\.decoder.*)\.self_attn_layer_norm", r"\1.norm2"),
+    (r"^(transformer\.decoder.*)\.final_layer_norm", r"\1.norm3"),
+]
+HYBRID = [
+    (r"^model\.enc_output\.0", "decoder.enc_output.proj"),
+    (r"^model\.enc_output\.1", "decoder.enc_output.norm"),
+    (r"^model\.(enc_score_head|enc_bbox_head|denoising_class_embed)", r"decoder.\1"),
+    (r"^model\.decoder\.class_embed", "decoder.dec_score_head"),
+    (r"^model\.decoder\.bbox_embed", "decoder.dec_bbox_head"),
+    (r"^model\.decoder\.(query_pos_head|pre_bbox_head)", r"decoder.\1"),
+    (r"^model\.decoder\.(layers|lqe_layers|up|reg_scale)", r"decoder.decoder.\1"),
+    (r"^model\.encoder\.aifi", "encoder.encoder"),
+    (r"^model\.(encoder|decoder)_input_proj\.(\d+)\.0", r"\1.input_proj.\2.conv"),
+    (r"^model\.(encoder|decoder)_input_proj\.(\d+)\.1", r"\1.input_proj.\2.norm"),
+    (r"\.encoder_attn\.n_points_scale", ".encoder_attn.num_points_scale"),
+    (r"\.encoder_attn\.", ".cross_attn."),
+    (r"\.o_proj\.", ".out_proj."),
+    (r"\.mlp\.fc([12])", r".linear\1"),
+    (r"\.mlp\.layers\.0", ".linear1"),
+    (r"\.mlp\.layers\.1", ".linear2"),
+    (r"\.self_attn_layer_norm", ".norm1"),
+    (r"\.encoder_attn_layer_norm", ".norm2"),
+    (r"^(encoder\..*)\.final_layer_norm", r"\1.norm2"),
+    (r"^(decoder\..*)\.final_layer_norm", r"\1.norm3"),
+    (r"^model\.encoder\.", "encoder."),
+]
+PRESNET = [
+    *(
+        (rf"^model\.backbone\.model\.embedder\.embedder\.{i}\.", f"backbone.conv1.conv1_{i + 1}.")
+        for i in range(3)
+    ),
+    (r"^model\.backbone\.model\.encoder\.stages\.(\d)\.layers\.(\d+)", r"backbone.res_layers.\1.blocks.\2"),
+    (r"^(backbone\.res_layers.*)\.shortcut\.1\.convolution", r"\1.short.conv.conv"),
+    (r"^(backbone\.res_layers.*)\.shortcut\.1\.normalization", r"\1.short.conv.norm"),
+    (r"^(backbone\.res_layers.*)\.shortcut\.", r"\1.short."),
+    *(
+        (rf"^(backbone\.res_layers.*)\.layer\.{i}\.", rf"\1.branch2{letter}.")
+        for i, letter in enumerate("abc")
+    ),
+    (r"^(backbone\..*)\.convolution\.", r"\1.conv."),
+    (r"^(backbone\..*)\.normalization\.", r"\1.norm."),
+]
+HGNET = [
+    (r"^model\.(backbone|conv_encoder)\.model\.embedder", "backbone.stem"),
+    (r"^model\.(backbone|conv_encoder)\.model\.encoder\.stages", "backbone.stages"),
+    (r"^(backbone\..*)\.convolution\.", r"\1.conv."),
+    (r"^(backbone\..*)\.normalization\.", r"\1.bn."),
+]
+DOWN = [(r"^(model\.encoder\.downsample_convs\.\d+)\.conv([12])", r"\1.0.cv\2")]
+FINE = [
+    (r"^(model\.encoder\.(?:fpn|pan)_blocks\.\d+)\.conv1\.", r"\1.cv1."),
+    (r"^(model\.encoder\.(?:fpn|pan)_blocks\.\d+)\.conv2\.", r"\1.cv2.1."),
+    (r"^(model\.encoder\.(?:fpn|pan)_blocks\.\d+)\.conv3\.", r"\1.cv3.1."),
+    (r"^(model\.encoder\.(?:fpn|pan)_blocks\.\d+)\.conv4\.", r"\1.cv4."),
+    (r"\.csp_rep1\.", ".cv2.0."),
+    (r"\.csp_rep2\.", ".cv3.0."),
+]
+V2 = [
+    (r"^model\.encoder\.down_conv([12])\.conv", r"encoder.down_sample\1.1"),
+    (r"^model\.encoder\.down_conv([12])\.norm", r"encoder.down_sample\1.2"),
+    (r"^model\.encoder\.bi_fusion_conv", "encoder.bi_fusion.cv"),
+    (r"^(model\.encoder\.(?:fpn|pan)_blocks?(?:\.\d+)?)\.conv1\.", r"\1.cv1."),
+    (r"^(model\.encoder\.(?:fpn|pan)_blocks?(?:\.\d+)?)\.conv2\.", r"\1.cv4."),
+    (r"\.csp_rep1\.conv2\.", ".cv2.1."),
+    (r"\.csp_rep2\.conv2\.", ".cv3.1."),
+    (r"\.csp_rep1\.", ".cv2.0."),
+    (r"\.csp_rep2\.", ".cv3.0."),
+    (r"^model\.conv_encoder\.encoder_input_proj", "encoder.input_proj"),
+    (r"^(model\.decoder\.layers.*(?:layer_norm|gateway\.norm))\.weight", r"\1.scale"),
+    (r"\.mlp\.down_proj", ".swish_ffn.w3"),
+]
+RF_DETR = [
+    (r"^model\.backbone\.backbone\.", "backbone.0.encoder.encoder."),
+    (r"\.attention\.q_proj", ".attention.attention.query"),
+    (r"\.attention\.k_proj", ".attention.attention.key"),
+    (r"\.attention\.v_proj", ".attention.attention.value"),
+    (r"\.attention\.o_proj", ".attention.output.dense"),
+    (r"^model\.backbone\.projector\.layer_norm", "backbone.0.projector.stages.0.1"),
+    (r"^model\.backbone\.projector\.projector_layer\.", "backbone.0.projector.stages.0.0."),
+    (r"^(backbone\.0\.projector.*)bottlenecks", r"\1m"),
+    (r"^(backbone\.0\.projector.*)conv([12])\.conv", r"\1cv\2.conv"),
+    (r"^(backbone\.0\.projector.*)conv([12])\.norm", r"\1cv\2.bn"),
+    (r"^model\.reference_point_embed", "refpoint_embed"),
+    (r"^model\.query_feat", "query_feat"),
+    (r"^model\.decoder\.layernorm", "transformer.decoder.norm"),
+    (r"^model\.", "transformer."),
+    (r"\.cross_attn_layer_norm", ".norm2"),
+    (r"\.self_attn_layer_norm", ".norm1"),
+    (r"^(transformer\.decoder\.layers\.\d+)\.layer_norm", r"\1.norm3"),
+    (r"^(transformer\.decoder\.layers\.\d+)\.mlp\.fc([12])", r"\1.linear\2"),
+    (r"\.o_proj\.", ".out_proj."),
+]
+RENAMES = {
+    "detr": DETR,
+    "deformable_detr": DEFORMABLE,
+    "rt_detr": [
+        *PRESNET,
+        *HYBRID,
+        (r"^encoder\.input_proj\.(\d+)\.conv", r"encoder.input_proj.\1.0"),
+        (r"^encoder\.input_proj\.(\d+)\.norm", r"encoder.input_proj.\1.1"),
+        (r"enc_output\.proj", "enc_output.0"),
+        (r"enc_output\.norm", "enc_output.1"),
+    ],
+    "rt_detr_v2": [*PRESNET, *HYBRID],
+    "d_fine": [*HGNET, *DOWN, *FINE, *HYBRID],
+    "deimv2": [*HGNET, *DOWN, *V2, *HYBRID],
+    "rf_detr": RF_DETR,
+}
+# Families whose authors stack query, key and value of these attentions, and gate and up of the feed-forward part.
+STACKED = r"^(.*self_attn|.*multihead_attn)\.([qkv])_proj\.(weight|bias)$"
+GATED = r"^(.*)\.mlp\.(gate|up)_proj\.(weight|bias)$"
+
+
+def to_original(family: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A transformers state dict -> the authors' names."""
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if family in ("rt_detr_v2", "d_fine", "deimv2") and re.match(r"(class|bbox)_embed\.", name):
+            continue  # one more name of decoder.class_embed and decoder.bbox_embed
+        for pattern, replacement in RENAMES[family]:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor.clone()
+    for pattern, parts, stacked in (
+        (STACKED, "qkv", "{}.in_proj_{}"),
+        (GATED, ("gate", "up"), "{}.swish_ffn.w12.{}"),
+    ):
+        for name in [n for n in renamed if re.match(pattern, n)]:
+            if name not in renamed:
+                continue
+            head, _, leaf = re.match(pattern, name).groups()
+            middle = ".mlp." if "gate" in parts else "."
+            keys = [f"{head}{middle}{part}_proj.{leaf}" for part in parts]
+            renamed[stacked.format(head, leaf)] = torch.cat([renamed.pop(key) for key in keys])
+    return renamed

@@ -1,0 +1,104 @@
+"""Key lists of published checkpoints: every key has its place, at full size and without a forward pass.
+
+The lists are the `state_dict()` of the authors' own code (`tests/data/keys/make_keys.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+import torch
+
+from detrt.errors import SourceError
+from detrt.sources.original import load, recognise
+
+KEYS = Path(__file__).parents[1] / "data" / "keys"
+
+# file -> (family by its keys, queries, classes)
+FILES = {
+    "detr_r50": ("detr", 100, 91),
+    "deformable_plain": ("deformable_detr", 300, 91),
+    "deformable_refine": ("deformable_detr", 300, 91),
+    "deformable_two_stage": ("deformable_detr", 300, 91),
+    "rtdetr_r18vd_6x_coco": ("rt_detr", 300, 80),
+    "rtdetr_r50vd_6x_coco": ("rt_detr", 300, 80),
+    "rtdetrv2_r18vd_120e_coco": ("rt_detr_v2", 300, 80),
+    "rtdetrv2_r50vd_m_7x_coco": ("rt_detr_v2", 300, 80),
+    "dfine_hgnetv2_n_coco": ("d_fine", 300, 80),
+    "dfine_hgnetv2_m_coco": ("d_fine", 300, 80),
+    "deimv2_hgnetv2_atto_coco": ("deimv2", 100, 80),
+    "deimv2_hgnetv2_femto_coco": ("deimv2", 150, 80),
+    "deimv2_hgnetv2_pico_coco": ("deimv2", 200, 80),
+    "deimv2_hgnetv2_n_coco": ("deimv2", 300, 80),
+    "rf_detr_base": ("rf_detr", 300, 91),
+    "rf_detr_nano": ("rf_detr", 300, 91),
+}
+
+
+def random_state(name: str) -> dict[str, torch.Tensor]:
+    """A published key list filled with seeded random numbers."""
+    data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))
+    generator = torch.Generator().manual_seed(7)
+    state = {}
+    for key, shape in data["keys"].items():
+        size = [int(side) for side in shape.split("x") if side]
+        if key in data["values"]:
+            state[key] = torch.tensor(data["values"][key]).reshape(size)
+        elif key.endswith("num_batches_tracked"):
+            state[key] = torch.tensor(1000)
+        else:
+            state[key] = (
+                torch.rand(size, generator=generator)
+                if key.endswith("running_var")
+                else torch.empty(size).normal_(0, 0.02, generator=generator)
+            )
+    return state
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_is_used_once_or_named(name):
+    family, queries, classes = FILES[name]
+    state = random_state(name)
+    assert recognise(state) == family
+    module, row, report = load(state, family, {}, name)
+    assert row.name == family
+    assert set(report.used) | set(report.training_only) == set(state)
+    assert not set(report.used) & set(report.training_only)
+    targets = Counter(target for names in report.used.values() for target in names)
+    assert max(targets.values()) == 1
+    assert report.inferred["queries"] == queries and report.inferred["classes"] == classes
+    # One tensor of each key arrives unchanged, also where transformers gives a parameter two names.
+    mine = module.state_dict()
+    for key, names in report.used.items():
+        parts = torch.cat([mine[target].flatten() for target in names])
+        assert torch.equal(parts, state[key].flatten()), key
+
+
+def test_dc5_and_discrete_sampling_are_choices_of_the_caller():
+    module, _, report = load(random_state("detr_r50"), "detr-dc5", {}, "x")
+    assert report.inferred["dilation"] == "yes"
+    last = module.model.backbone.model.encoder.stages[-1].layers
+    assert [layer.layer[1].convolution.dilation[0] for layer in last] == [1, 2, 2]
+    assert last[0].layer[1].convolution.stride == (1, 1)
+    _, _, plain = load(random_state("detr_r50"), "detr", {}, "x")
+    assert any("--family detr-dc5" in note for note in plain.notes)
+    _, _, told = load(random_state("detr_r50"), "detr", {"dilation": True}, "x")
+    assert told.inferred["dilation"] == "yes"
+    module, _, _ = load(random_state("rtdetrv2_r18vd_120e_coco"), "rt_detr_v2-discrete", {}, "x")
+    assert module.config.decoder_method == "discrete"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("deimv2_dinov3_s_coco", "DINOv3 backbone"), ("deim_r18vd_120e_coco", "DEIM on RT-DETRv2")],
+)
+def test_what_is_out_of_reach_is_refused_by_name(name, words):
+    state = random_state(name)
+    with pytest.raises(SourceError, match=words):
+        load(state, recognise(state), {}, name)

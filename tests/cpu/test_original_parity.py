@@ -1,0 +1,224 @@
+"""`ckpt:` files against the transformers model that their weights came from, for every name map, tiny."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+import torch
+from original_names import to_original
+
+from detrt.export import ExportConfig, export_onnx
+from detrt.sources import load_source
+from detrt.sources.families import BY_NAME
+from detrt.sources.random_models import MODELS, build
+
+HEADS = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
+STAGES = ["stage2", "stage3", "stage4"]
+RF = {
+    "decoder_self_attention_heads": 8,
+    "decoder_cross_attention_heads": 16,
+    "d_model": 64,
+    "decoder_n_points": 2,
+}
+LITE = {
+    "encoder_type": "lite",
+    "encoder_in_channels": [48],
+    "decoder_in_channels": [64] * 2,
+    "feat_strides": [16, 32],
+    "num_feature_levels": 2,
+}
+SIZES = {"d_model": 64, "encoder_hidden_dim": 64, "decoder_in_channels": [64] * 3}
+
+# case -> (entry of random_models.MODELS, family of the file, settings on top of its tiny ones, backbone settings)
+CASES = {
+    "detr": ("detr", "detr", HEADS, {"out_features": ["stage4"]}),
+    "deformable-plain": ("deformable_detr-plain", "deformable_detr", HEADS, {"out_features": STAGES}),
+    "deformable-refine": ("deformable_detr-refine", "deformable_detr", HEADS, {"out_features": STAGES}),
+    "deformable-two-stage": (
+        "deformable_detr",
+        "deformable_detr",
+        {**HEADS, "two_stage_num_proposals": 300},
+        {"out_features": STAGES},
+    ),
+    "rt_detr": ("rt_detr", "rt_detr", HEADS, {}),
+    "rt_detr_v2": ("rt_detr_v2", "rt_detr_v2", HEADS, {}),
+    "rt_detr_v2-discrete": ("rt_detr_v2-discrete", "rt_detr_v2-discrete", HEADS, {}),
+    "d_fine": ("d_fine", "d_fine", HEADS, {"use_learnable_affine_block": True}),
+    "d_fine-no-lab": ("d_fine", "d_fine", {**HEADS, "hidden_expansion": 0.5, "depth_mult": 0.34}, {}),
+    "deim": ("d_fine", "deim", {**HEADS, "decoder_activation_function": "silu"}, {}),
+    "deimv2": (
+        "deimv2",
+        "deimv2",
+        {**HEADS, **SIZES, "decoder_activation_function": "silu", "hidden_expansion": 0.34},
+        {},
+    ),
+    "deimv2-lite": (
+        "deimv2",
+        "deimv2",
+        {
+            **HEADS,
+            **SIZES,
+            **LITE,
+            "num_queries": 100,
+            "encoder_layers": 0,
+            "decoder_n_points": [4, 2],
+            "use_gateway": False,
+            "share_bbox_head": True,
+            "decoder_activation_function": "silu",
+        },
+        {
+            "hidden_sizes": [16, 32, 48],
+            "stages": 3,
+            "out_features": ["stage3"],
+            "use_learnable_affine_block": True,
+        },
+    ),
+    "rf_detr": (
+        "rf_detr",
+        "rf_detr",
+        RF,
+        {
+            "image_size": 112,
+            "num_hidden_layers": 12,
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+            "num_windows": 4,
+            "out_indices": [2, 5, 8, 11],
+        },
+    ),
+}
+FIXED_QUERIES = ("rt_detr", "d_fine", "deimv2", "deim")
+
+
+def reference(case: str) -> torch.nn.Module:
+    name, variant, changes, backbone_changes = CASES[case]
+    family, full, tiny = MODELS[name]
+    settings = {**deepcopy(full), **deepcopy(tiny), "num_labels": 80, **changes}
+    if variant.startswith(FIXED_QUERIES) and "num_queries" not in changes:
+        settings["num_queries"] = 300
+    backbone = {**settings["backbone_config"], **backbone_changes}
+    stages = backbone.pop("stages", None)
+    if stages:
+        for field in (
+            "depths",
+            "stage_in_channels",
+            "stage_mid_channels",
+            "stage_out_channels",
+            "stage_num_blocks",
+            "stage_numb_of_layers",
+        ):
+            backbone[field] = backbone[field][:stages]
+        backbone |= {
+            "stage_downsample": [False, True, True],
+            "stage_downsample_strides": [2, 2, 2],
+            "stage_light_block": [False, False, True],
+            "stage_kernel_size": [3, 3, 5],
+        }
+    settings["backbone_config"] = backbone
+    return build(BY_NAME[family], settings)
+
+
+def expected(case: str, module: torch.nn.Module) -> torch.nn.Module:
+    """The module that computes what the authors' code computes with these weights."""
+    variant = CASES[case][1]
+    if variant == "rf_detr":  # see `detrt.sources.original.rf_detr.finish`
+        for norm in module.model.backbone.projector.modules():
+            if hasattr(norm, "eps"):
+                norm.eps = 1e-6
+    if variant not in ("deimv2", "deim"):
+        return module
+    from detrt.models.deim import DeimDFine
+    from detrt.models.deimv2 import PublishedDeimv2
+
+    published = (PublishedDeimv2 if variant == "deimv2" else DeimDFine)(module.config)
+    result = published.load_state_dict(module.state_dict(), strict=False)
+    assert not result.missing_keys and all(k.startswith("model.enc_output.") for k in result.unexpected_keys)
+    return published.eval()
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """case -> (module with the same weights, Source of the file with the authors' names)."""
+    folder = tmp_path_factory.mktemp("originals")
+    torch.set_num_threads(1)
+
+    @cache
+    def make(case):
+        module = expected(case, reference(case))
+        family, variant = MODELS[CASES[case][0]][0], CASES[case][1]
+        state = to_original(family, module.state_dict())
+        if case.startswith(("d_fine", "deim")):
+            state["decoder.up"], state["decoder.reg_scale"] = torch.tensor([0.5]), torch.tensor([4.0])
+        labels = folder / "labels.txt"
+        labels.write_text("\n".join(f"thing {i}" for i in range(module.config.num_labels)), "utf-8")
+        path = folder / f"{case}.pth"
+        torch.save({"model": state, "epoch": 3}, path)
+        return module, load_source(f"ckpt:{path}", family=variant, labels=labels)
+
+    return make
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
+    module, source = loaded(case)
+    side = source.spec.input.height if source.family.name == "rf_detr" else 160
+    generator = torch.Generator().manual_seed(3)
+    pixels = torch.rand(2, 3, side, side, generator=generator)
+    with torch.no_grad():
+        want, got = module(pixel_values=pixels), source.module(pixel_values=pixels)
+    torch.testing.assert_close(got.logits, want.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(got.pred_boxes, want.pred_boxes, atol=1e-4, rtol=1e-4)
+    assert want.logits.std() > 0.01  # not all the same number
+
+
+@pytest.mark.parametrize(
+    "case",
+    ("detr", "deformable-two-stage", "rt_detr", "rt_detr_v2", "d_fine", "deim", "deimv2-lite", "rf_detr"),
+)
+def test_a_loaded_file_exports(case, loaded, tmp_path):
+    _, source = loaded(case)
+    report = export_onnx(source, tmp_path / "model.onnx", ExportConfig())
+    assert report.errors and report.worst < 1e-3
+    assert report.spec.labels[0] == "thing 0"
+
+
+def test_ema_is_preferred_and_wrappers_are_opened(loaded, tmp_path):
+    module, source = loaded("rt_detr")
+    state = to_original("rt_detr", module.state_dict())
+    worse = {key: tensor + 1 if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    files = {
+        "trainer": ({"model": worse, "ema": {"module": state, "updates": 9}, "epoch": 1}, "EMA weights"),
+        "mmengine": (
+            {
+                "state_dict": worse,
+                "ema_state_dict": {"steps": torch.tensor(3), **{f"module.{k}": v for k, v in state.items()}},
+            },
+            "EMA weights",
+        ),
+        "parallel": ({"state_dict": {f"module.{k}": v for k, v in state.items()}}, "(weights)"),
+        "bare": (state, "(weights)"),
+    }
+    want = source.module.state_dict()
+    for name, (content, words) in files.items():
+        path = tmp_path / f"{name}.pt"
+        torch.save(content, path)
+        got = load_source(f"ckpt:{path}")
+        assert words in got.notes[0]
+        assert all(torch.equal(tensor, want[key]) for key, tensor in got.module.state_dict().items()), name
+
+
+def test_safetensors_and_labels_by_count(loaded, tmp_path):
+    from safetensors.torch import save_file
+
+    module, _ = loaded("rt_detr")
+    path = tmp_path / "detector.safetensors"
+    save_file({k: v.contiguous() for k, v in to_original("rt_detr", module.state_dict()).items()}, path)
+    got = load_source(f"ckpt:{path}")
+    assert (got.spec.label(0), got.spec.label(79), got.spec.name) == ("person", "toothbrush", "detector")
+    assert "class names of COCO" in got.notes[0]
+    assert got.provenance.checkpoint_sha256 and got.provenance.source == f"ckpt:{path}"

@@ -1,0 +1,192 @@
+"""Writes the key lists in this folder from the authors' own code: `python make_keys.py CHECKOUT FILE...`.
+
+CHECKOUT is the repository of the file's `source` at its commit, with its requirements installed. Each
+file holds where it is from, and the name and shape of every tensor of the model's `state_dict()` in
+order. Tests fill them with random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DETR = "https://github.com/facebookresearch/detr @ 29901c51d7fe8712168b8d0d64351170bc0f83e0"
+DEFORMABLE = "https://github.com/fundamentalvision/Deformable-DETR @ 11169a60c33333af00a4849f1808023eba96a931"
+RT_DETR = "https://github.com/lyuwenyu/RT-DETR @ 068dfde65f2667ad6555883c69d73de886518cad"
+D_FINE = "https://github.com/Peterande/D-FINE @ 4a1f73a8bcfac736a88abde9596d87f116d780a7"
+DEIM = "https://github.com/Intellindust-AI-Lab/DEIMv2 @ 0fff8d4dcdc272e6cf2d84be31399db471357941"
+RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
+
+# The defaults of the authors' argument parsers that their model builders read.
+COMMON = {
+    **{
+        "hidden_dim": 256,
+        "position_embedding": "sine",
+        "lr_backbone": 1e-5,
+        "masks": False,
+        "dilation": False,
+    },
+    **{
+        "backbone": "resnet50",
+        "device": "cpu",
+        "aux_loss": True,
+        "dropout": 0.1,
+        "nheads": 8,
+        "enc_layers": 6,
+        "dec_layers": 6,
+    },
+    **{
+        "dataset_file": "coco",
+        "set_cost_class": 1,
+        "set_cost_bbox": 5,
+        "set_cost_giou": 2,
+        "mask_loss_coef": 1,
+    },
+    **{"dice_loss_coef": 1, "bbox_loss_coef": 5, "giou_loss_coef": 2, "frozen_weights": None},
+}
+OLD = {**COMMON, "num_queries": 100, "dim_feedforward": 2048, "pre_norm": False, "eos_coef": 0.1}
+NEW = {
+    **COMMON,
+    **{
+        "num_queries": 300,
+        "dim_feedforward": 1024,
+        "cls_loss_coef": 2,
+        "focal_alpha": 0.25,
+        "num_feature_levels": 4,
+    },
+    **{
+        "dec_n_points": 4,
+        "enc_n_points": 4,
+        "two_stage": False,
+        "with_box_refine": False,
+        "position_embedding_scale": 6.28,
+    },
+}
+RF = {
+    **{
+        "vit_encoder_num_layers": 12,
+        "pretrained_encoder": None,
+        "window_block_indexes": None,
+        "drop_path": 0.0,
+    },
+    **{"use_cls_token": False, "position_embedding": "sine", "freeze_encoder": False, "rms_norm": False},
+    **{
+        "backbone_lora": False,
+        "force_no_pretrain": True,
+        "encoder_only": False,
+        "backbone_only": False,
+        "dropout": 0,
+    },
+    **{
+        "dim_feedforward": 2048,
+        "decoder_norm": "LN",
+        "aux_loss": True,
+        "pretrain_weights": "none",
+        "device": "cpu",
+    },
+}
+
+
+def by_arguments(root: Path, base: dict[str, Any], changes: dict[str, Any]) -> Any:
+    importlib.import_module("models.backbone").is_main_process = lambda: False  # no download of the backbone
+    return importlib.import_module("models").build_model(argparse.Namespace(**{**base, **changes}))[0]
+
+
+def by_config(root: Path, package: str, config: str) -> Any:
+    # Only the model's part of the package: its data and solver folders need the packages of a training.
+    part = types.ModuleType(package)
+    part.__path__ = [str(root / package)]
+    sys.modules[package] = part
+    names = {"src": ("nn", "zoo"), "engine": ("backbone", "deim")}[package]
+    for name in names:
+        importlib.import_module(f"{package}.{name}")
+    made = importlib.import_module(f"{package}.core").YAMLConfig(str(root / config))
+    for value in made.yaml_cfg.values():
+        if isinstance(value, dict) and "pretrained" in value:
+            value["pretrained"] = False
+    return made.model
+
+
+def by_class(root: Path, name: str) -> Any:
+    part = types.ModuleType("rfdetr")
+    part.__path__ = [str(root / "rfdetr")]
+    sys.modules["rfdetr"] = part
+    config = getattr(importlib.import_module("rfdetr.config"), name)()
+    settings = {**config.model_dump(), **RF}
+    return importlib.import_module("rfdetr.models.lwdetr").build_model(argparse.Namespace(**settings))
+
+
+# file -> (source, folder in it, how its model is made)
+FILES: dict[str, tuple[str, str, Any]] = {
+    "detr_r50": (DETR, "", lambda r: by_arguments(r, OLD, {})),
+    "deformable_plain": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {})),
+    "deformable_refine": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {"with_box_refine": True})),
+    "deformable_two_stage": (
+        DEFORMABLE,
+        "",
+        lambda r: by_arguments(r, NEW, {"with_box_refine": True, "two_stage": True}),
+    ),
+    **{
+        name: (RT_DETR, "rtdetr_pytorch", lambda r, n=name: by_config(r, "src", f"configs/rtdetr/{n}.yml"))
+        for name in ("rtdetr_r18vd_6x_coco", "rtdetr_r50vd_6x_coco")
+    },
+    **{
+        name: (
+            RT_DETR,
+            "rtdetrv2_pytorch",
+            lambda r, n=name: by_config(r, "src", f"configs/rtdetrv2/{n}.yml"),
+        )
+        for name in ("rtdetrv2_r18vd_120e_coco", "rtdetrv2_r50vd_m_7x_coco")
+    },
+    **{
+        name: (D_FINE, "", lambda r, n=name: by_config(r, "src", f"configs/dfine/{n}.yml"))
+        for name in ("dfine_hgnetv2_n_coco", "dfine_hgnetv2_m_coco")
+    },
+    **{
+        name: (DEIM, "", lambda r, n=name: by_config(r, "engine", f"configs/deimv2/{n}.yml"))
+        for name in (
+            *(f"deimv2_hgnetv2_{size}_coco" for size in ("atto", "femto", "pico", "n")),
+            "deimv2_dinov3_s_coco",
+        )
+    },
+    "deim_r18vd_120e_coco": (
+        DEIM,
+        "",
+        lambda r: by_config(r, "engine", "configs/deim_rtdetrv2/deim_r18vd_120e_coco.yml"),
+    ),
+    "rf_detr_base": (RF_DETR, "", lambda r: by_class(r, "RFDETRBaseConfig")),
+    "rf_detr_nano": (RF_DETR, "", lambda r: by_class(r, "RFDETRNanoConfig")),
+}
+
+
+def main() -> None:
+    checkout, *names = sys.argv[1:]
+    for name in names:
+        source, folder, make = FILES[name]
+        root = (Path(checkout) / folder).resolve()
+        sys.path.insert(0, str(root))
+        os.chdir(root)
+        state = make(root).state_dict()
+        lines = [
+            f'  {json.dumps(key)}: "{"x".join(map(str, tensor.shape))}"' for key, tensor in state.items()
+        ]
+        # Buffers whose values, not only shapes, are part of the architecture.
+        values = {
+            key: tensor.tolist()
+            for key, tensor in state.items()
+            if key.endswith(("num_points_scale", ".up", ".reg_scale"))
+        }
+        head = f'{{"source": {json.dumps(source)},\n"values": {json.dumps(values)},\n"keys": {{\n'
+        (HERE / f"{name}.json").write_text(head + ",\n".join(lines) + "\n}}\n", "utf-8")
+        print(name, len(state))
+
+
+if __name__ == "__main__":
+    main()
