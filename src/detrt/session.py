@@ -15,17 +15,34 @@ from numpy.typing import NDArray
 
 from .errors import SessionError, SpecError
 from .spec import (
+    ATTENTION_MASK,
     BOXES,
+    CLASS_FEATURES,
+    CLASS_MASK,
+    INPUT_IDS,
     LABELS,
     LOGITS,
     NUM_DETECTIONS,
+    PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
     SCORES,
     TARGET_SIZES,
+    TASK_FEATURES,
+    TASK_MASK,
+    TEXT_FEATURES,
+    TEXT_POSITION_IDS,
+    TEXT_SELF_MASK,
     ModelSpec,
 )
+
+TOWER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
+# What a text tower returns, by the kind of the text part.
+TOWER_OUTPUTS = {
+    "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
+    "classes": (TEXT_FEATURES, CLASS_FEATURES),
+}
 
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
@@ -88,18 +105,26 @@ def check_spec(
 ) -> None:
     """Compare the tensors of a model with what its spec promises; more outputs than that are fine.
 
+    A model with a text part may be its detector or its text tower.
+
     Raises:
         SpecError: other names, another dtype of the pixels, or a fixed size that the spec does not allow.
     """
     decoded = spec.decode.in_graph
-    wants_in = [PIXEL_VALUES] + [PIXEL_MASK] * spec.input.mask + [TARGET_SIZES] * decoded
+    wants_in = [PIXEL_VALUES] + [PIXEL_MASK] * spec.input.mask + [TARGET_SIZES] * decoded + text_inputs(spec)
     wants_out = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if decoded else [LOGITS, PRED_BOXES]
     has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
-    if set(has_in) != set(wants_in) or not set(wants_out) <= set(has_out):
+    if spec.text is not None and is_tower(inputs):
+        wants_in, wants_out = list(TOWER_INPUTS), list(TOWER_OUTPUTS[spec.text.kind])
+    # Only a model whose images may be asked for different numbers of classes has this input.
+    optional = {CLASS_MASK} if spec.text is not None and spec.text.kind == "classes" else set()
+    if set(has_in) - optional != set(wants_in) or not set(wants_out) <= set(has_out):
         raise SpecError(
             f"{name} has the inputs {has_in} and outputs {has_out}; its spec promises {wants_in} and "
             f"{wants_out}. Give the spec that belongs to this file, or export it with: detrt export"
         )
+    if PIXEL_VALUES not in has_in:
+        return
     pixels = inputs[has_in.index(PIXEL_VALUES)]
     if pixels.dtype != spec.input.dtype:
         raise SpecError(
@@ -113,6 +138,21 @@ def check_spec(
                 f"{name} takes images of {axis} {side}, its spec says {getattr(spec.input, axis)}; "
                 "give the right spec"
             )
+
+
+def text_inputs(spec: ModelSpec) -> list[str]:
+    """Names of the text inputs of a detector, in the order of its graph; none for one of fixed classes."""
+    if spec.text is None:
+        return []
+    if spec.text.kind == "classes":
+        return [CLASS_FEATURES, TASK_FEATURES, TASK_MASK]
+    names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.tower else list(TOWER_INPUTS)
+    return names + [PHRASE_MASK] * spec.decode.in_graph
+
+
+def is_tower(inputs: tuple[TensorInfo, ...]) -> bool:
+    """Whether a model with these inputs is a text tower."""
+    return {info.name for info in inputs} == set(TOWER_INPUTS)
 
 
 class FakeSession:

@@ -36,7 +36,9 @@ TEXT_SELF_MASK = "text_self_mask"  # (batch, tokens, tokens) int64, 1 = this tok
 TEXT_POSITION_IDS = "text_position_ids"  # (batch, tokens) int64
 CLASS_FEATURES = "class_features"  # (batch, classes, d) float32
 TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
+CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
 TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
+PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
 
 RESIZE_MODES = ("stretch", "shortest_edge", "fit")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
