@@ -97,10 +97,21 @@ def test_an_engine_of_another_precision_is_refused():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_fp16_equals_pytorch_with_forced_selections(name, low_file, tiny, photos):
+def test_fp16_equals_pytorch_with_forced_selections(name, low_file, exported, tiny, photos, tmp_path):
+    """Random weights amplify rounding, each model by its own factor. So the yardstick is the FP32 graph with
+    nothing rounded but its weights: with FP16 arithmetic the error may be a few times that, not more."""
     path, _ = low_file(name, "fp16")
-    report = verify(tiny(name), path, sorted(photos.iterdir())[:2])
-    assert report.tensors and report.worst_tensor < 2e-2
+    images = sorted(photos.iterdir())[:2]
+    model = graph.load(exported(name, check=False).path)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            value = onnx.numpy_helper.to_array(tensor)
+            rounded = np.clip(value, -65504, 65504).astype(np.float16).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(rounded, tensor.name))
+    graph.save(model, tmp_path / "weights.onnx")
+    yardstick = verify(tiny(name), tmp_path / "weights.onnx", images)
+    report = verify(tiny(name), path, images)
+    assert report.tensors and 0 < report.worst_tensor < 5 * yardstick.worst_tensor
 
 
 def test_detr_with_masks_quantises_the_layers_and_not_the_mask(low_file):
