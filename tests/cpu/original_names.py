@@ -127,6 +127,39 @@ V2 = [
     (r"^(model\.decoder\.layers.*(?:layer_norm|gateway\.norm))\.weight", r"\1.scale"),
     (r"\.mlp\.down_proj", ".swish_ffn.w3"),
 ]
+# lyuwenyu's HGNetV2 has a layer of padding in two convolutions, and words for the two that join a block.
+WORDS = [
+    (r"^(model\.backbone\.model\.embedder\.stem2[ab])\.convolution", r"\1.convolution.1"),
+    (r"\.aggregation\.0\.", ".aggregation_squeeze_conv."),
+    (r"\.aggregation\.1\.", ".aggregation_excitation_conv."),
+]
+STA = [
+    (r"^model\.conv_encoder\.fusion_proj\.(\d)\.conv", r"backbone.convs.\1"),
+    (r"^model\.conv_encoder\.fusion_proj\.(\d)\.norm", r"backbone.norms.\1"),
+    (r"^model\.conv_encoder\.spatial_tuning_adapter\.stem_conv\.conv", "backbone.sta.stem.0"),
+    (r"^model\.conv_encoder\.spatial_tuning_adapter\.stem_conv\.norm", "backbone.sta.stem.1"),
+    (r"^model\.conv_encoder\.spatial_tuning_adapter\.conv2\.conv", "backbone.sta.conv2.0"),
+    (r"^model\.conv_encoder\.spatial_tuning_adapter\.conv2\.norm", "backbone.sta.conv2.1"),
+    (r"^model\.conv_encoder\.spatial_tuning_adapter\.conv([34])\.conv", r"backbone.sta.conv\1.1"),
+    (r"^model\.conv_encoder\.spatial_tuning_adapter\.conv([34])\.norm", r"backbone.sta.conv\1.2"),
+]
+VIT = [
+    (r"^model\.conv_encoder\.backbone\.embeddings\.patch_embeddings", "backbone.dinov3.patch_embed.proj"),
+    (r"^model\.conv_encoder\.backbone\.embeddings\.register_tokens", "backbone.dinov3.storage_tokens"),
+    (r"^model\.conv_encoder\.backbone\.embeddings\.", "backbone.dinov3."),
+    (r"^model\.conv_encoder\.backbone\.model\.layer\.", "backbone.dinov3.blocks."),
+    (r"^model\.conv_encoder\.backbone\.norm", "backbone.dinov3.norm"),
+    (r"^(backbone\.dinov3\..*)\.attention\.o_proj", r"\1.attn.proj"),
+    (r"^(backbone\.dinov3\..*)\.attention\.", r"\1.attn."),
+    (r"\.layer_scale([12])\.lambda1", r".ls\1.gamma"),
+]
+MLP = [
+    (rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}") for old, new in (("up", "fc1"), ("down", "fc2"))
+]
+SWIGLU = [
+    (rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}")
+    for old, new in (("gate", "w1"), ("up", "w2"), ("down", "w3"))
+]
 RF_DETR = [
     (r"^model\.backbone\.backbone\.", "backbone.0.encoder.encoder."),
     (r"\.attention\.q_proj", ".attention.attention.query"),
@@ -162,10 +195,23 @@ RENAMES = {
     "rt_detr_v2": [*PRESNET, *HYBRID],
     "d_fine": [*HGNET, *DOWN, *FINE, *HYBRID],
     "deimv2": [*HGNET, *DOWN, *V2, *HYBRID],
+    "rt_detr_v2-hgnet": [*WORDS, *HGNET, *HYBRID],
+    "deimv2-plain-vit": [
+        *VIT,
+        *MLP,
+        *STA,
+        *DOWN,
+        *V2,
+        *HYBRID,
+        (r"^(backbone\.dinov3\..*)\.linear([12])", r"\1.mlp.fc\2"),
+        (r"^backbone\.dinov3\.", "backbone.dinov3._model."),
+    ],
+    "deimv2-dinov3": [*VIT, *SWIGLU, *STA, *DOWN, *V2, *HYBRID],
     "rf_detr": RF_DETR,
 }
 # Families whose authors stack query, key and value of these attentions, and gate and up of the feed-forward part.
 STACKED = r"^(.*self_attn|.*multihead_attn)\.([qkv])_proj\.(weight|bias)$"
+VIT_STACKED = r"^(backbone\.dinov3.*\.attn)\.([qkv])_proj\.(weight|bias)$"
 GATED = r"^(.*)\.mlp\.(gate|up)_proj\.(weight|bias)$"
 
 
@@ -173,13 +219,14 @@ def to_original(family: str, state: dict[str, torch.Tensor]) -> dict[str, torch.
     """A transformers state dict -> the authors' names."""
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
-        if family in ("rt_detr_v2", "d_fine", "deimv2") and re.match(r"(class|bbox)_embed\.", name):
+        if family.startswith(("rt_detr_v2", "d_fine", "deimv2")) and re.match(r"(class|bbox)_embed\.", name):
             continue  # one more name of decoder.class_embed and decoder.bbox_embed
         for pattern, replacement in RENAMES[family]:
             name = re.sub(pattern, replacement, name)
         renamed[name] = tensor.clone()
     for pattern, parts, stacked in (
         (STACKED, "qkv", "{}.in_proj_{}"),
+        (VIT_STACKED, "qkv", "{}.qkv.{}"),
         (GATED, ("gate", "up"), "{}.swish_ffn.w12.{}"),
     ):
         for name in [n for n in renamed if re.match(pattern, n)]:

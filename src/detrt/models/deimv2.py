@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from transformers import Deimv2ForObjectDetection
 from transformers.models.deimv2 import modeling_deimv2 as stock
 
+from .dinov3_sta import make_traceable
+
 
 class PublishedDecoder(stock.Deimv2Decoder):
     """Fine-grained distribution refinement: every layer adds to the distributions of the four edges."""
@@ -75,6 +77,8 @@ class PublishedDeimv2(Deimv2ForObjectDetection):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.model.enc_output = nn.Identity()
+        if isinstance(self.model.conv_encoder, stock.Deimv2DINOv3ConvEncoder):
+            make_traceable(self.model.conv_encoder)
         decoder = self.model.decoder
         decoder.__class__ = PublishedDecoder
         for owner in (self.model.enc_bbox_head, decoder):

@@ -21,6 +21,7 @@ DETR = "https://github.com/facebookresearch/detr @ 29901c51d7fe8712168b8d0d64351
 DEFORMABLE = "https://github.com/fundamentalvision/Deformable-DETR @ 11169a60c33333af00a4849f1808023eba96a931"
 RT_DETR = "https://github.com/lyuwenyu/RT-DETR @ 068dfde65f2667ad6555883c69d73de886518cad"
 D_FINE = "https://github.com/Peterande/D-FINE @ 4a1f73a8bcfac736a88abde9596d87f116d780a7"
+DEIM_V1 = "https://github.com/Intellindust-AI-Lab/DEIM @ 09d35d53d39ee3145a1e61e3a989b28b9468d1dd"
 DEIM = "https://github.com/Intellindust-AI-Lab/DEIMv2 @ 0fff8d4dcdc272e6cf2d84be31399db471357941"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
@@ -126,6 +127,7 @@ def by_class(root: Path, name: str) -> Any:
 # file -> (source, folder in it, how its model is made)
 FILES: dict[str, tuple[str, str, Any]] = {
     "detr_r50": (DETR, "", lambda r: by_arguments(r, OLD, {})),
+    "deformable_single_scale": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {"num_feature_levels": 1})),
     "deformable_plain": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {})),
     "deformable_refine": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {"with_box_refine": True})),
     "deformable_two_stage": (
@@ -135,7 +137,7 @@ FILES: dict[str, tuple[str, str, Any]] = {
     ),
     **{
         name: (RT_DETR, "rtdetr_pytorch", lambda r, n=name: by_config(r, "src", f"configs/rtdetr/{n}.yml"))
-        for name in ("rtdetr_r18vd_6x_coco", "rtdetr_r50vd_6x_coco")
+        for name in ("rtdetr_r18vd_6x_coco", "rtdetr_r50vd_6x_coco", "rtdetr_r101vd_6x_coco")
     },
     **{
         name: (
@@ -143,7 +145,7 @@ FILES: dict[str, tuple[str, str, Any]] = {
             "rtdetrv2_pytorch",
             lambda r, n=name: by_config(r, "src", f"configs/rtdetrv2/{n}.yml"),
         )
-        for name in ("rtdetrv2_r18vd_120e_coco", "rtdetrv2_r50vd_m_7x_coco")
+        for name in ("rtdetrv2_r18vd_120e_coco", "rtdetrv2_r50vd_m_7x_coco", "rtdetrv2_hgnetv2_l_6x_coco")
     },
     **{
         name: (D_FINE, "", lambda r, n=name: by_config(r, "src", f"configs/dfine/{n}.yml"))
@@ -152,14 +154,19 @@ FILES: dict[str, tuple[str, str, Any]] = {
     **{
         name: (DEIM, "", lambda r, n=name: by_config(r, "engine", f"configs/deimv2/{n}.yml"))
         for name in (
-            *(f"deimv2_hgnetv2_{size}_coco" for size in ("atto", "femto", "pico", "n")),
-            "deimv2_dinov3_s_coco",
+            *(f"deimv2_hgnetv2_{size}_coco" for size in ("atto", "femto", "pico", "n", "s", "x")),
+            *(f"deimv2_dinov3_{size}_coco" for size in "slx"),
         )
     },
     "deim_r18vd_120e_coco": (
         DEIM,
         "",
         lambda r: by_config(r, "engine", "configs/deim_rtdetrv2/deim_r18vd_120e_coco.yml"),
+    ),
+    "deim_hgnetv2_s_coco": (
+        DEIM_V1,
+        "",
+        lambda r: by_config(r, "engine", "configs/deim_dfine/deim_hgnetv2_s_coco.yml"),
     ),
     "rf_detr_base": (RF_DETR, "", lambda r: by_class(r, "RFDETRBaseConfig")),
     "rf_detr_nano": (RF_DETR, "", lambda r: by_class(r, "RFDETRNanoConfig")),
@@ -181,7 +188,7 @@ def main() -> None:
         values = {
             key: tensor.tolist()
             for key, tensor in state.items()
-            if key.endswith(("num_points_scale", ".up", ".reg_scale"))
+            if key.endswith(("num_points_scale", ".up", ".reg_scale", ".periods"))
         }
         head = f'{{"source": {json.dumps(source)},\n"values": {json.dumps(values)},\n"keys": {{\n'
         (HERE / f"{name}.json").write_text(head + ",\n".join(lines) + "\n}}\n", "utf-8")

@@ -25,6 +25,7 @@ FORMATS: dict[str, tuple[ModuleType, str, str]] = {
     "rt_detr": (rt_detr, "rt_detr", "lyuwenyu RT-DETR"),
     "rt_detr_v2": (rt_detr, "rt_detr_v2", "lyuwenyu RT-DETRv2"),
     "rt_detr_v2-discrete": (rt_detr, "rt_detr_v2", "lyuwenyu RT-DETRv2, discrete sampling"),
+    "deim-rt_detr_v2": (rt_detr, "rt_detr_v2", "DEIM on RT-DETRv2"),
     "d_fine": (d_fine, "d_fine", "Peterande D-FINE"),
     "deim": (d_fine, "d_fine", "DEIM on D-FINE"),
     "deimv2": (deimv2, "deimv2", "Intellindust DEIMv2"),
@@ -67,11 +68,16 @@ def load(
     shapes = Shapes(state, ref)
     found = format_.settings(shapes, dict(args), variant, report)
     dilated = bool(found.pop("dilation", False))
+    normalize = bool(found.pop("normalize", family.normalize))
     side = report.inferred.pop("size", None)
     report.inferred = {**_facts(found, dilated), **({"size": side} if side else {})}
     module = _build(family, variant, found, ref)
+    if hasattr(format_, "prepare"):
+        format_.prepare(module, shapes)
     table = format_.table(shapes) if hasattr(format_, "table") else format_.TABLE
-    fit(module, rename(state, table, format_.TRAINING_ONLY, report), state, report, ref)
+    stored = {**state, **format_.values(shapes)} if hasattr(format_, "values") else state
+    skipped = {**format_.TRAINING_ONLY, **(format_.not_run(shapes) if hasattr(format_, "not_run") else {})}
+    fit(module, rename(stored, table, skipped, report), state, report, ref)
     if hasattr(format_, "finish"):
         format_.finish(module)
     if dilated:
@@ -80,6 +86,8 @@ def load(
         dilate_last_stage(module.model.backbone.model)  # type: ignore[union-attr,arg-type]
     if side:
         family = replace(family, size=int(side))
+    if normalize != family.normalize:
+        family = replace(family, normalize=normalize)
     return module.eval().requires_grad_(False), family, report
 
 
@@ -124,10 +132,10 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
                 from ...models.deimv2 import PublishedDeimv2
 
                 return PublishedDeimv2(config)
-            if variant == "deim":
-                from ...models.deim import DeimDFine
+            if variant.startswith("deim"):
+                from ...models import deim
 
-                return DeimDFine(config)
+                return (deim.DeimDFine if variant == "deim" else deim.DeimRtDetrV2)(config)
             return AutoModelForObjectDetection.from_config(
                 config, dtype=torch.float32, attn_implementation="eager"
             )

@@ -5,33 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .names import LoadReport
-from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hybrid
+from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hgnet_table, hybrid, prepare
 from .shapes import Shapes, hgnet, levels_of, points_of
 
+__all__ = ["TABLE", "TRAINING_ONLY", "VARIANTS", "prepare", "recognise", "settings"]
+
 VARIANTS = ("d_fine", "deim")
-
-
-def hgnet_table(target: str) -> tuple[tuple[str, str], ...]:
-    """The HGNetV2 backbone under `target`, e.g. "model.backbone.model"."""
-    lines = []
-    for old, new in (("conv", "convolution"), ("bn", "normalization"), ("lab", "lab")):
-        lines += [
-            (f"backbone.stem.@.{old}.@", f"{target}.embedder.@.{new}.@"),
-            (f"backbone.stages.#.downsample.{old}.@", f"{target}.encoder.stages.#.downsample.{new}.@"),
-            (
-                f"backbone.stages.#.blocks.#.layers.#.{old}.@",
-                f"{target}.encoder.stages.#.blocks.#.layers.#.{new}.@",
-            ),
-            (
-                f"backbone.stages.#.blocks.#.layers.#.@.{old}.@",
-                f"{target}.encoder.stages.#.blocks.#.layers.#.@.{new}.@",
-            ),
-            (
-                f"backbone.stages.#.blocks.#.aggregation.#.{old}.@",
-                f"{target}.encoder.stages.#.blocks.#.aggregation.#.{new}.@",
-            ),
-        ]
-    return tuple(lines)
 
 
 def block_table(name: str, inner: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""lyuwenyu/RT-DETR in PyTorch, version 1 and 2, with the ResNet-vd backbones (R18 to R101).
+"""lyuwenyu/RT-DETR in PyTorch, version 1 and 2 and DEIM on 2, with ResNet-vd backbones (R18 to R101), 2 also with HGNetV2.
 
 Version 2 is version 1 with `num_points_scale` in its cross attention, and two modules that have names
 instead of numbers (`enc_output.proj`, `input_proj.0.conv`); one table reads both.
@@ -6,13 +6,16 @@ instead of numbers (`enc_output.proj`, `input_proj.0.conv`); one table reads bot
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from .names import LoadReport
-from .shapes import Shapes, levels_of, points_of
+from .shapes import Shapes, hgnet, levels_of, points_of
 
-VARIANTS = ("rt_detr", "rt_detr_v2", "rt_detr_v2-discrete")
+if TYPE_CHECKING:
+    from torch import nn
+
+VARIANTS = ("rt_detr", "rt_detr_v2", "rt_detr_v2-discrete", "deim-rt_detr_v2")
 
 _STAGE, _TO = "backbone.res_layers.#", "model.backbone.model.encoder.stages.#.layers"
 _BLOCK = tuple(
@@ -37,6 +40,40 @@ BACKBONE = (
     (f"{_STAGE}.blocks.#.short.conv.@", f"{_TO}.#.shortcut.convolution.@"),
     (f"{_STAGE}.blocks.#.short.norm.@", f"{_TO}.#.shortcut.normalization.@"),
 )
+
+
+def hgnet_table(target: str) -> tuple[tuple[str, str], ...]:
+    """The HGNetV2 backbone under `target`, e.g. "model.backbone.model"."""
+    lines = []
+    for old, new in (("conv", "convolution"), ("bn", "normalization"), ("lab", "lab")):
+        lines += [
+            (f"backbone.stem.@.{old}.@", f"{target}.embedder.@.{new}.@"),
+            (f"backbone.stem.@.{old}.1.@", f"{target}.embedder.@.{new}.@"),
+            (f"backbone.stages.#.downsample.{old}.@", f"{target}.encoder.stages.#.downsample.{new}.@"),
+            (
+                f"backbone.stages.#.blocks.#.layers.#.{old}.@",
+                f"{target}.encoder.stages.#.blocks.#.layers.#.{new}.@",
+            ),
+            (
+                f"backbone.stages.#.blocks.#.layers.#.@.{old}.@",
+                f"{target}.encoder.stages.#.blocks.#.layers.#.@.{new}.@",
+            ),
+            (
+                f"backbone.stages.#.blocks.#.aggregation.#.{old}.@",
+                f"{target}.encoder.stages.#.blocks.#.aggregation.#.{new}.@",
+            ),
+            # lyuwenyu's port has words where the others have numbers, and padding as a layer of its own.
+            *(
+                (
+                    f"backbone.stages.#.blocks.#.aggregation_{word}_conv.{old}.@",
+                    f"{target}.encoder.stages.#.blocks.#.aggregation.{number}.{new}.@",
+                )
+                for number, word in enumerate(("squeeze", "excitation"))
+            ),
+        ]
+    return tuple(lines)
+
+
 ENCODER_LAYER = (
     (
         "encoder.encoder.#.layers.#.self_attn.in_proj_@",
@@ -78,6 +115,7 @@ ATTENTION = (
 )
 TABLE = (
     *BACKBONE,
+    *hgnet_table("model.backbone.model"),
     *ENCODER_LAYER,
     ("encoder.encoder.#.layers.#.linear1.@", "model.encoder.aifi.#.layers.#.mlp.fc1.@"),
     ("encoder.encoder.#.layers.#.linear2.@", "model.encoder.aifi.#.layers.#.mlp.fc2.@"),
@@ -104,28 +142,61 @@ TRAINING_ONLY = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE
 def recognise(keys: set[str]) -> str | None:
     if "decoder.dec_score_head.0.weight" not in keys or "decoder.pre_bbox_head.layers.0.weight" in keys:
         return None
-    return "rt_detr_v2" if "decoder.decoder.layers.0.cross_attn.num_points_scale" in keys else "rt_detr"
+    if "decoder.decoder.layers.0.cross_attn.num_points_scale" not in keys:
+        return "rt_detr"
+    return "deim-rt_detr_v2" if "decoder.query_pos_head.layers.2.weight" in keys else "rt_detr_v2"
+
+
+def last_layer(shapes: Shapes) -> int | None:
+    """The decoder layer that the authors take the result from, where it is not the last: `eval_idx` of R50-m."""
+    layers = shapes.count("decoder.decoder.layers.#.")
+    bottleneck = "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in shapes
+    neck = shapes.size(
+        "encoder.input_proj.0.0.weight"
+        if "encoder.input_proj.0.0.weight" in shapes
+        else "encoder.input_proj.0.conv.weight"
+    )
+    narrow = shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") < neck
+    return 2 if bottleneck and narrow and layers == 6 else None
+
+
+def not_run(shapes: Shapes) -> dict[str, str]:
+    last = last_layer(shapes)
+    if last is None:
+        return {}
+    names = ("decoder.decoder.layers.{}.**", "decoder.dec_score_head.{}.@", "decoder.dec_bbox_head.{}.**")
+    return {
+        name.format(i): "a decoder layer behind the one that is evaluated"
+        for name in names
+        for i in range(last + 1, 6)
+    }
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
-    if not shapes.any(r"^backbone\.res_layers\."):
+    residual = shapes.any(r"^backbone\.res_layers\.")
+    if not residual and "backbone.stem.stem2a.conv.1.weight" not in shapes:
         raise SourceError(
-            f"'{shapes.ref}' is an RT-DETR with another backbone than ResNet-vd (HGNetV2, DLA, RegNet, CSP), which "
-            "transformers' RT-DETR does not have; detrt reads the R18 to R101 files"
+            f"'{shapes.ref}' is an RT-DETR with another backbone than ResNet-vd or HGNetV2 (DLA, RegNet, CSP, timm), which "
+            "detrt does not have; it reads the R18 to R101 and the HGNetV2 L, X and H files"
         )
-    if "decoder.query_pos_head.layers.2.weight" in shapes:
+    three = "decoder.query_pos_head.layers.2.weight" in shapes
+    if three != variant.startswith("deim"):
+        found = "one" if three else "none"
         raise SourceError(
-            f"'{shapes.ref}' is DEIM on RT-DETRv2: a query head of three layers and SiLU, which transformers' RT-DETRv2 "
-            "does not have; detrt reads DEIM on D-FINE (--family deim) and DEIMv2"
+            f"'{shapes.ref}': DEIM on RT-DETRv2 has a third layer in 'decoder.query_pos_head' and RT-DETR has none; this file "
+            f"has {found}: it is of another family, leave --family out"
         )
     found = hybrid(shapes, report)
-    found["backbone_config"] = presnet(shapes)
-    found["backbone_config"]["out_features"] = levels_of(
-        found["backbone_config"]["hidden_sizes"], found["encoder_in_channels"], shapes.ref
-    )
+    backbone = presnet(shapes) if residual else hgnet(shapes, last="aggregation_excitation_conv")
+    backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
+    found["backbone_config"] = backbone
     found["hidden_expansion"] = (
         shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") / found["encoder_hidden_dim"]
     )
+    last = last_layer(shapes)
+    if last is not None:
+        found["decoder_layers"] = last + 1
+        report.notes.append(f"result of decoder layer {last + 1} of 6, as the authors evaluate R50-m")
     levels = found["num_feature_levels"]
     if variant == "rt_detr":
         rows = shapes.size("decoder.decoder.layers.0.cross_attn.attention_weights.weight")
@@ -136,11 +207,14 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         raise SourceError(
             f"'{shapes.ref}' has {sorted(points)} points on different levels; transformers' RT-DETRv2 has one number"
         )
-    report.notes.append(
-        "discrete sampling (--family rt_detr_v2-discrete)"
-        if variant.endswith("discrete")
-        else "bilinear sampling: a 'dsp' file has the same keys and needs --family rt_detr_v2-discrete"
-    )
+    if three:
+        found["decoder_activation_function"] = "silu"
+    else:
+        report.notes.append(
+            "discrete sampling (--family rt_detr_v2-discrete)"
+            if variant.endswith("discrete")
+            else "bilinear sampling: a 'dsp' file has the same keys and needs --family rt_detr_v2-discrete"
+        )
     method = "discrete" if variant.endswith("discrete") else "default"
     return {**found, "decoder_n_points": points.pop(), "decoder_n_levels": levels, "decoder_method": method}
 
@@ -180,6 +254,20 @@ def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, 
         ),
         "num_denoising": 100 if "decoder.denoising_class_embed.weight" in shapes else 0,
     }
+
+
+def prepare(module: nn.Module, shapes: Shapes) -> None:
+    """DEIM's encoder does not project a map that has the neck's width already; transformers' always does."""
+    leave_out(module.model.encoder_input_proj, shapes)  # type: ignore[union-attr,arg-type]
+
+
+def leave_out(projections: nn.ModuleList, shapes: Shapes) -> None:
+    """Make nothing of the projections that a file does not have; `hybrid` has checked the widths."""
+    from torch import nn
+
+    for index in range(len(projections)):
+        if not any(f"encoder.input_proj.{index}.{leaf}.weight" in shapes for leaf in ("conv", "0")):
+            projections[index] = nn.Identity()
 
 
 def presnet(shapes: Shapes) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def resnet(shapes: Shapes, body: str) -> dict[str, Any]:
     }
 
 
-def hgnet(shapes: Shapes, prefix: str = "backbone.") -> dict[str, Any]:
-    """transformers HGNetV2 settings from the PyTorch port's names."""
+def hgnet(shapes: Shapes, prefix: str = "backbone.", last: str = "aggregation.1") -> dict[str, Any]:
+    """transformers HGNetV2 settings from the PyTorch port's names. last: the last convolution of a block."""
     stages = shapes.count(f"{prefix}stages.#.")
     columns: dict[str, list[Any]] = {
         name: [] for name in ("inputs", "middle", "output", "blocks", "layers", "light", "kernel", "down")
@@ -84,7 +84,7 @@ def hgnet(shapes: Shapes, prefix: str = "backbone.") -> dict[str, Any]:
         blocks = shapes.count(f"{stage}blocks.#.")
         columns["inputs"].append(shapes.size(first, 1))
         columns["middle"].append(shapes.size(first))
-        columns["output"].append(shapes.size(f"{stage}blocks.0.aggregation.1.conv.weight"))
+        columns["output"].append(shapes.size(f"{stage}blocks.0.{last}.conv.weight"))
         columns["blocks"].append(blocks)
         columns["layers"].append(shapes.count(f"{stage}blocks.0.layers.#."))
         columns["light"].append(light)
