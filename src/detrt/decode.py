@@ -76,9 +76,9 @@ def decode(
     return results
 
 
-def check_threshold(threshold: float) -> None:
+def check_threshold(threshold: float, name: str = "threshold") -> None:
     if not (math.isfinite(threshold) and 0 <= threshold <= 1):
-        raise ValueError(f"threshold must be from 0 to 1; got {threshold}")
+        raise ValueError(f"{name} must be from 0 to 1; got {threshold}")
 
 
 def sigmoid(x: NDArray) -> NDArray[np.float32]:
@@ -105,14 +105,7 @@ def _read_raw(
     rule = spec.decode
     candidates = rule.max_detections if rule.nms == "none" else rule.num_queries
     background = rule.activation == "softmax"
-    columns = rule.num_classes + background
-    shape = (len(sizes_hw), rule.num_queries)
-    logits = _take(outputs, LOGITS, (*shape, columns))
-    boxes = _take(outputs, PRED_BOXES, (*shape, 4))
-    if np.isnan(logits).any() or np.isposinf(logits).any():
-        raise SessionError(f"the model returned NaN or infinite values in '{LOGITS}': {_OVERFLOW}")
-    if not np.isfinite(boxes).all():
-        raise SessionError(f"the model returned NaN or infinite values in '{PRED_BOXES}': {_OVERFLOW}")
+    logits, boxes = checked_raw(outputs, len(sizes_hw), rule.num_queries, columns=rule.num_classes + background)
     scores = softmax(logits)[..., :-1] if background else sigmoid(logits)
     rows = []
     for image_scores, image_boxes, (height, width) in zip(scores, boxes, sizes_hw, strict=True):
@@ -130,6 +123,25 @@ def _read_raw(
         pixels = cxcywh_to_xyxy(image_boxes[query].astype(np.float32)) * scale
         rows.append((pixels, image_scores.reshape(-1)[flat], ids.astype(np.int64)))
     return rows
+
+
+def checked_raw(
+    outputs: Mapping[str, NDArray], images: int, queries: int, *, columns: int | None
+) -> tuple[NDArray, NDArray]:
+    """`logits` (images, queries, columns) and `pred_boxes` (images, queries, 4); columns None: any number.
+
+    Raises:
+        SessionError: one is missing, has another shape, or holds NaN or infinity.
+    """
+    if columns is None:
+        columns = next(reversed(np.shape(outputs.get(LOGITS, ()))), 0)
+    logits = _take(outputs, LOGITS, (images, queries, columns))
+    boxes = _take(outputs, PRED_BOXES, (images, queries, 4))
+    if np.isnan(logits).any() or np.isposinf(logits).any():
+        raise SessionError(f"the model returned NaN or infinite values in '{LOGITS}': {_OVERFLOW}")
+    if not np.isfinite(boxes).all():
+        raise SessionError(f"the model returned NaN or infinite values in '{PRED_BOXES}': {_OVERFLOW}")
+    return logits, boxes
 
 
 def _read_decoded(

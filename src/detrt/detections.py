@@ -40,6 +40,8 @@ class Detections:
     boxes_xyxy: (n, 4) float32, pixels of the original image, inside it.
     scores: (n,) float32 in 0..1. class_ids: (n,) int64. labels: n class names.
     image_size_hw: size of the original image in pixels.
+    prompt, phrase_spans: of models that were given a prompt: its text, and for each detection the first and
+        the end character of its phrase; "" and None of models with fixed classes or a list of names.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -47,6 +49,8 @@ class Detections:
     class_ids: NDArray[np.int64]
     labels: tuple[str, ...]
     image_size_hw: tuple[int, int]
+    phrase_spans: tuple[tuple[int, int], ...] | None = None
+    prompt: str = ""
 
     def __post_init__(self) -> None:
         boxes = np.asarray(self.boxes_xyxy, np.float32).reshape(-1, 4)
@@ -57,6 +61,8 @@ class Detections:
                 "boxes, scores, class_ids and labels must have the same length; "
                 f"got {len(boxes)}, {len(scores)}, {len(ids)}, {len(self.labels)}"
             )
+        if self.phrase_spans is not None and len(self.phrase_spans) != len(boxes):
+            raise ValueError(f"phrase_spans must have the length {len(boxes)} of boxes; got {len(self.phrase_spans)}")
         object.__setattr__(self, "boxes_xyxy", boxes)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "class_ids", ids)
@@ -79,11 +85,13 @@ class Detections:
             self.class_ids[picked],
             tuple(self.labels[i] for i in picked),
             self.image_size_hw,
+            None if self.phrase_spans is None else tuple(self.phrase_spans[i] for i in picked),
+            self.prompt,
         )
 
     def to_list(self) -> list[dict[str, Any]]:
-        """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels."""
-        return [
+        """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span as well."""
+        rows: list[dict[str, Any]] = [
             {
                 "label": label,
                 "class_id": int(class_id),
@@ -94,6 +102,9 @@ class Detections:
                 self.labels, self.class_ids, self.scores, self.boxes_xyxy, strict=True
             )
         ]
+        for row, span in zip(rows, self.phrase_spans or (), strict=False):
+            row["phrase_span"] = list(span)
+        return rows
 
     def to_coco(self, image_id: int, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
         """COCO results entries; bbox is [x, y, width, height] in pixels.

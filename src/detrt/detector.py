@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .bound import BoundSession
 from .decode import check_threshold, decode
 from .detections import Detections
+from .errors import PromptError
 from .images import ImageSource, load_image
 from .preprocess import SizeHW, check_size, group_by_size, preprocess
+from .prompted import PromptedSession
+from .prompts import Prompt
 from .session import Session
 from .spec import PIXEL_VALUES, ModelSpec
+from .text_decode import TEXT_THRESHOLD
+from .tokens import Asked
+
+# What to look for: text with a dot behind each phrase, or a list of class names.
+Prompts = str | Sequence[str] | Prompt
 
 
 class Detector:
@@ -27,9 +36,17 @@ class Detector:
     size_hw: another (height, width) of the input, for models with a dynamic size.
     max_detections: keep at most so many for each image.
 
+    For models that take a prompt (see docs/prompts.md):
+
+    prompt: what to look for in all images; None: every call brings its own. A text gives its phrases as
+        classes; a list of names is asked for in as many runs as it needs. task: for models that take one.
+    phrases: "best" names a box by its best phrase, "tokens" by the tokens above `text_threshold` as
+        published, "tokens-of-best" by those of its best sub-sentence.
+
     Raises:
         SpecError: unknown class names, or a size that the model cannot take.
-        ValueError: threshold, batch_size or max_detections out of range.
+        PromptError: a prompt for a model of fixed classes, classes for one that takes a prompt, or a bad prompt.
+        ValueError: threshold, text_threshold, batch_size or max_detections out of range.
     """
 
     def __init__(
@@ -41,11 +58,30 @@ class Detector:
         size_hw: SizeHW | None = None,
         classes: Sequence[str | int] | None = None,
         max_detections: int | None = None,
+        prompt: Prompts | None = None,
+        task: str = "",
+        phrases: str = "best",
+        text_threshold: float = TEXT_THRESHOLD,
     ) -> None:
         check_threshold(threshold)
+        check_threshold(text_threshold, "text_threshold")
         for name, value in (("batch_size", batch_size), ("max_detections", max_detections)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
+        self._model = session if isinstance(session, PromptedSession) else None
+        if isinstance(session, BoundSession):
+            self._model = session.model
+        if not isinstance(session, PromptedSession):
+            if prompt is not None or task or phrases != "best":
+                raise PromptError(_NO_PROMPT)
+        elif classes is not None:
+            raise PromptError(
+                "this model has no classes of its own to choose from with --classes (Python: classes=...); say what to find "
+                "with --prompt or --classes-from (Python: prompt=...)"
+            )
+        elif prompt is not None:
+            session = session.bind(prompt, task=task, phrases=phrases)
+        self._task, self._phrases, self._text_threshold = task, phrases, text_threshold
         self.session = session
         self.spec = session.spec
         self.threshold = threshold
@@ -95,47 +131,97 @@ class Detector:
             session.close()
             raise
 
-    def __call__(self, images: Sequence[ImageSource]) -> list[Detections]:
+    def __call__(
+        self, images: Sequence[ImageSource], prompts: Sequence[Prompts] | None = None
+    ) -> list[Detections]:
         """Detect in every image; the result has the same length and order.
 
-        images: arrays (H, W, 3) uint8 RGB, or anything that `load_image` takes.
+        images: arrays (H, W, 3) uint8 RGB, or anything that `load_image` takes. prompts: one for each image,
+        instead of the detector's; images with different prompts share a batch.
 
         Raises:
             ImageError: an image that cannot be read. SessionError: the model failed.
+            PromptError: no prompt for a model that takes one, or a bad one.
         """
         if isinstance(images, (str, bytes, os.PathLike, np.ndarray)) or not isinstance(images, Iterable):
             raise TypeError(
                 f"give a list of images, also for one: detector([image]); got {type(images).__name__}"
             )
-        return list(self.stream(images))
+        return list(self.stream(images, prompts))
 
-    def stream(self, images: Iterable[ImageSource]) -> Iterator[Detections]:
-        """Detect in images as they come, in order; holds one batch of images in memory."""
-        source = iter(images)
+    def stream(
+        self, images: Iterable[ImageSource], prompts: Iterable[Prompts] | None = None
+    ) -> Iterator[Detections]:
+        """Detect in images as they come, in order; holds one batch of images in memory. prompts: see `__call__`."""
+        source, asked = iter(images), self._asked(prompts)
         while chunk := [load_image(image) for image in itertools.islice(source, self.batch_size)]:
-            yield from self._chunk(chunk)
+            wanted = None if asked is None else list(itertools.islice(asked, len(chunk)))
+            if wanted is not None and len(wanted) != len(chunk):
+                raise PromptError("there are fewer prompts than images; give one for each image")
+            yield from self._chunk(chunk, wanted)
+        if asked is not None and next(asked, None) is not None:
+            raise PromptError("there are more prompts than images; give one for each image")
 
-    def _chunk(self, images: list[NDArray[np.uint8]]) -> list[Detections]:
+    def check_prompt(self) -> None:
+        """Raise PromptError where the model takes a prompt and the detector has none."""
+        if self._model is not None and self.session is self._model:
+            raise PromptError(
+                "this model finds what a prompt names, and there is none; give --prompt 'a cat. a dog.', --prompt-file or "
+                "--classes-from (Python: prompt=... or detector(images, prompts=[...]))"
+            )
+
+    def _asked(self, prompts: Iterable[Prompts] | None) -> Iterator[Asked] | None:
+        if prompts is None:
+            self.check_prompt()
+            return None
+        model = self._model
+        if model is None:
+            raise PromptError(_NO_PROMPT)
+        if isinstance(prompts, (str, Prompt)):
+            raise PromptError(f"give a list of prompts, one for each image; got one, {prompts!r}")
+        return (model.ask(prompt, self._task) for prompt in prompts)
+
+    def _chunk(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> list[Detections]:
         results: list[Detections | None] = [None] * len(images)
         sizes = [(image.shape[0], image.shape[1]) for image in images]
         for group in group_by_size(sizes, self.spec, size_hw=self.size_hw):
-            for index, found in zip(group, self._batch([images[i] for i in group]), strict=True):
-                results[index] = found
+            for part in [group] if asked is None else _sharing(group, asked):
+                wanted = None if asked is None else [asked[i] for i in part]
+                for index, found in zip(part, self._batch([images[i] for i in part], wanted), strict=True):
+                    results[index] = found
         return results  # type: ignore[return-value]  # every index is in one group
 
-    def _batch(self, images: list[NDArray[np.uint8]]) -> list[Detections]:
+    def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> list[Detections]:
         count = len(images)
         if self._fixed_batch:  # the model cannot run fewer: repeat the last image and forget its results
             images = images + [images[-1]] * (self._fixed_batch - count)
-        batch = preprocess(images, self.spec, size_hw=self.size_hw)
-        return decode(
-            self.session.run(batch.feeds),
-            self.spec,
-            batch.original_sizes_hw,
-            threshold=self.threshold,
-            class_ids=self.class_ids,
-            max_detections=self.max_detections,
-        )[:count]
+        session = self.session
+        if asked is not None:
+            assert self._model is not None
+            same = all(one.prompt == asked[0].prompt for one in asked)
+            filled = asked[:1] if same else asked + asked[-1:] * (len(images) - count)
+            session = BoundSession(self._model, filled, phrases=self._phrases)
+        batch = preprocess(images, session.spec, size_hw=self.size_hw)
+        bound = session if isinstance(session, BoundSession) else None
+        if bound is not None and bound.phrases != "best":
+            found = bound.found(
+                batch.feeds,
+                batch.original_sizes_hw,
+                threshold=self.threshold,
+                text_threshold=self._text_threshold,
+                max_detections=self.max_detections,
+            )
+        else:
+            found = decode(
+                session.run(batch.feeds),
+                session.spec,
+                batch.original_sizes_hw,
+                threshold=self.threshold,
+                class_ids=self.class_ids,
+                max_detections=self.max_detections,
+            )
+        found = found[:count]
+        return found if bound is None else [bound.named(i, one) for i, one in enumerate(found)]
 
     def close(self) -> None:
         """Release the model."""
@@ -146,3 +232,23 @@ class Detector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_NO_PROMPT = (
+    "this model has fixed classes and takes no prompt; choose among them with --classes (Python: classes=[...]), or use a "
+    "model that takes one"
+)
+
+
+def _sharing(group: list[int], asked: list[Asked]) -> list[list[int]]:
+    """Split a group into those that can share a run: all, unless a list of names needs several runs."""
+    if all(len(asked[i].parts) == 1 for i in group):
+        return [group]
+    split: list[list[int]] = []
+    for i in group:
+        same = next((part for part in split if asked[part[0]].prompt == asked[i].prompt), None)
+        if same is None:
+            split.append([i])
+        else:
+            same.append(i)
+    return split

@@ -21,6 +21,7 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "tensorrt-rtx-cu13-bindings": ("tensorrt_rtx_bindings", "rtx", "build engines for GeForce RTX and RTX PRO, without a GPU"),
     "tensorrt": ("tensorrt", "trt", "build engines on the GPU that runs them"),
     "cuda-python": ("cuda.bindings", "gpu", "run engines"),
+    "tokenizers": ("tokenizers", "text", "models that take a prompt"),
     "av": ("av", "video", "read and write videos"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),

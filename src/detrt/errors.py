@@ -7,6 +7,7 @@
     ├── GraphError             an ONNX file or a pass over it
     ├── EngineError            ONNX -> TensorRT engine, or a wrong or stale engine
     ├── SessionError           running a model
+    ├── PromptError            what to look for: a prompt, a list of class names
     ├── ImageError             an image, a video or a list of them
     ├── OutputError            a place that cannot be written
     ├── MissingPackageError    an optional package that is not installed
@@ -43,6 +44,10 @@ class EngineError(DetrtError):
 
 
 class SessionError(DetrtError):
+    pass
+
+
+class PromptError(DetrtError):
     pass
 
 

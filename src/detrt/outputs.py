@@ -48,6 +48,8 @@ class Record:
         data: dict[str, Any] = {"image": self.image}
         if self.frame is not None:
             data |= {"frame": self.frame, "time_s": round(self.time_s or 0.0, 6)}
+        if self.detections.prompt:
+            data["prompt"] = self.detections.prompt
         return data | {"width": width, "height": height, "detections": self.detections.to_list()}
 
 
@@ -95,6 +97,7 @@ def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
             data = record.to_dict()
             common = {key: data[key] for key in CSV_COLUMNS if key in data}
             for found in data["detections"]:
+                found.pop("phrase_span", None)
                 corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
                 with _blaming(path):
                     rows.writerow(common | found | corners)

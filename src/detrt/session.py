@@ -116,9 +116,7 @@ def check_spec(
     has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
     if spec.text is not None and is_tower(inputs):
         wants_in, wants_out = list(TOWER_INPUTS), list(TOWER_OUTPUTS[spec.text.kind])
-    # Only a model whose images may be asked for different numbers of classes has this input.
-    optional = {CLASS_MASK} if spec.text is not None and spec.text.kind == "classes" else set()
-    if set(has_in) - optional != set(wants_in) or not set(wants_out) <= set(has_out):
+    if set(has_in) != set(wants_in) or not set(wants_out) <= set(has_out):
         raise SpecError(
             f"{name} has the inputs {has_in} and outputs {has_out}; its spec promises {wants_in} and "
             f"{wants_out}. Give the spec that belongs to this file, or export it with: detrt export"
@@ -145,7 +143,7 @@ def text_inputs(spec: ModelSpec) -> list[str]:
     if spec.text is None:
         return []
     if spec.text.kind == "classes":
-        return [CLASS_FEATURES, TASK_FEATURES, TASK_MASK]
+        return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
     names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.tower else list(TOWER_INPUTS)
     return names + [PHRASE_MASK] * spec.decode.in_graph
 

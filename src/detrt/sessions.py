@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from .bundle import MANIFEST, Bundle
+from .bundle import MANIFEST, Bundle, BundleFile
 from .errors import EngineError, MissingPackageError, SessionError, SpecError
 from .onnx_session import OnnxSession
-from .session import Session
+from .prompted import PromptedSession
+from .session import Session, is_tower
 from .spec import ModelSpec
+from .tokens import PromptTokenizer
 
 BACKENDS = ("auto", "onnxruntime", "tensorrt", "torch")
 
@@ -35,6 +39,9 @@ def open_session(
     spec: replaces the spec of an ONNX file.
     trust_remote_code: run Python code that comes with a checkpoint.
 
+    A model that takes a prompt comes as a `PromptedSession`, with its text tower and its tokenizer from the
+    same place.
+
     Raises:
         SessionError: nothing there, or a back end that cannot run it.
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
@@ -48,21 +55,24 @@ def open_session(
             f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own"
         )
     if kind == "onnx":
-        return OnnxSession(ref, spec, provider=provider, threads=threads)
+        onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
+        return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     if kind == "engine":
-        return _open_engine(Path(ref), device)
+        engine = _open_engine(Path(ref), device)
+        tower = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
+        tower_engine = tower if tower != Path(ref) and tower.is_file() else None
+        return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=tower_engine)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, provider, device, threads, spec)
     try:
         from .sources import load_source
-        from .torch_session import TorchSession
+        from .torch_session import open_torch
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("detrt"):
             raise
         raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
 
-    source = load_source(os.fspath(ref), trust_remote_code=trust_remote_code)
-    return TorchSession(source) if device is None else TorchSession(source, device=device)
+    return open_torch(load_source(os.fspath(ref), trust_remote_code=trust_remote_code), device=device or "cpu")
 
 
 def kind_of(ref: str | os.PathLike) -> str:
@@ -135,9 +145,11 @@ def _open_bundle(
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
         path = bundle.checked_path(entry)
         try:
-            return _open_engine(path, device)
+            session = _open_engine(path, device)
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
+        else:
+            return _with_text_of(bundle, session, backend, provider, device, threads, entry)
     if backend == "tensorrt":
         why = "; ".join(reasons) or "it holds no engine"
         raise EngineError(
@@ -149,13 +161,116 @@ def _open_bundle(
         raise SessionError(
             f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again"
         )
-    session = OnnxSession(
-        bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads
-    )
+    onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
     if reasons:
-        session.note = (
+        onnx.note = (
             "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
         )
     elif engines == [] and backend == "auto" and not bundle.of_kind("engine"):
-        session.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
-    return session
+        onnx.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
+    return _with_text_of(bundle, onnx, backend, provider, device, threads)
+
+
+def _with_text_of(
+    bundle: Bundle,
+    session: Session,
+    backend: str,
+    provider: str,
+    device: str | None,
+    threads: int | None,
+    engine: BundleFile | None = None,
+) -> Session:
+    """The session, or with its tower and tokenizer where the model takes a prompt.
+
+    engine: the detector's, whose tower is the engine for the same target and GPUs, else the tower's ONNX file.
+    """
+    text = bundle.spec.text
+    if text is None:
+        return session
+    with _closing_on_error(session) as opened:
+        tokenizer = PromptTokenizer(_only(bundle, "tokenizer", text.tokenizer), text)
+        if not text.tower:
+            return PromptedSession(session, tokenizer)
+        why = "the bundle has none for the same target and GPUs"
+        for entry in bundle.of_kind("text-engine") if engine is not None else []:
+            if not _same_machine(entry, engine):
+                continue
+            path = bundle.checked_path(entry)
+            try:
+                opened.append(_open_engine(path, device))
+                return PromptedSession(session, tokenizer, opened[-1])
+            except (EngineError, MissingPackageError, SessionError) as error:
+                why = f"{entry.path}: {error}"
+        if engine is not None and backend == "tensorrt":
+            raise EngineError(
+                f"no engine of the text tower in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
+            )
+        path = _only(bundle, "text", text.tower)
+        opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
+        prompted = PromptedSession(session, tokenizer, opened[-1])
+        if engine is not None:
+            note = f"the text tower runs with ONNX Runtime, because no engine of it can run here: {why}"
+            prompted.note = f"{prompted.note}; {note}" if prompted.note else note
+        return prompted
+
+
+def _with_text(
+    session: Session,
+    folder: Path,
+    *,
+    provider: str = "cpu",
+    threads: int | None = None,
+    device: str | None = None,
+    engine: Path | None = None,
+) -> Session:
+    """As `_with_text_of`, with the files beside a model that was opened by its path."""
+    text = session.spec.text
+    if text is None:
+        return session
+    with _closing_on_error(session) as opened:
+        if is_tower(session.inputs):
+            raise SessionError("this is the text tower of a model; give the model itself, which lies beside it")
+        tokenizer = PromptTokenizer(folder / text.tokenizer, text)
+        if not text.tower:
+            return PromptedSession(session, tokenizer)
+        if engine is not None:
+            opened.append(_open_engine(engine, device))
+        else:
+            place = folder / text.tower
+            if not place.is_file():
+                raise SessionError(
+                    f"there is no text tower '{place}', which this model needs to read a prompt; copy it there from where the "
+                    "model was exported, or export the model again with detrt export"
+                )
+            opened.append(OnnxSession(place, session.spec, provider=provider, threads=threads))
+        return PromptedSession(session, tokenizer, opened[-1])
+
+
+@contextlib.contextmanager
+def _closing_on_error(session: Session) -> Iterator[list[Session]]:
+    opened = [session]
+    try:
+        yield opened
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+
+
+def _only(bundle: Bundle, kind: str, name: str) -> Path:
+    """The file of a kind that a text model needs. Raises SpecError where the bundle lacks it."""
+    entries = [entry for entry in bundle.of_kind(kind) if entry.path == name] or bundle.of_kind(kind)
+    if not entries:
+        what = {"tokenizer": "tokenizer", "text": "text tower"}[kind]
+        raise SpecError(
+            f"the bundle '{bundle.folder}' has no {what} '{name}', which its model needs to read a prompt; build it again with "
+            "detrt build"
+        )
+    return bundle.checked_path(entries[0])
+
+
+def _same_machine(tower: BundleFile, detector: BundleFile | None) -> bool:
+    a, b = tower.engine, None if detector is None else detector.engine
+    if a is None or b is None:
+        return False
+    return a.target == b.target and a.compute_capabilities == b.compute_capabilities

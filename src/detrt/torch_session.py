@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from .errors import SessionError
+from .errors import SessionError, SourceError
 from .export.config import ExportConfig
 from .export.contract import contract, exported_spec
 from .export.module import ExportModule
 from .export.onnx import forced_topk
-from .session import Feeds, Outputs, check_feeds
-from .spec import ModelSpec
+from .prompted import PromptedSession
+from .session import TOWER_INPUTS, Feeds, Outputs, Session, TensorInfo, check_feeds
+from .spec import CLASS_FEATURES, TEXT_FEATURES, ModelSpec, TextSpec
+from .tokens import PromptTokenizer
 
 if TYPE_CHECKING:
     from .sources import Source
+
+
+def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> Session:
+    """A TorchSession; of a model that takes a prompt a `PromptedSession`, whose detector reads token ids itself where
+    it can, as the plain model does.
+
+    Raises:
+        SessionError: a device that is not there. SourceError: the checkpoint has no tokenizer.
+    """
+    spec = spec or exported_spec(source, ExportConfig())
+    text = spec.text
+    if text is None:
+        return TorchSession(source, device=device, spec=spec)
+    if source.tokenizer is None:
+        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
+    tokenizer = PromptTokenizer(source.tokenizer, text)
+    # The plain model has no tower to be called by itself, except for class names; and no decoding in it.
+    spec = replace(spec.with_decode(in_graph=False, nms_in_graph=False), text=replace(text, tower=_tower_of(text)))
+    tower = TorchSession(source, device=device, spec=spec, part="tower") if _tower_of(text) else None
+    return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, tower)
+
+
+def _tower_of(text: TextSpec) -> str:
+    return (text.tower or "text.onnx") if text.kind == "classes" else ""
 
 
 class TorchSession:
     """A Session over the plain model, without rewrites.
 
     source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
-    outputs; the default takes raw uint8 pixels and gives logits and boxes.
+    outputs; the default takes raw uint8 pixels and gives logits and boxes. part: "tower" for the text tower
+    of a model that takes a prompt; `open_torch` puts both together.
 
     Raises:
         SessionError: a device that is not there.
     """
 
-    def __init__(self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> None:
+    def __init__(
+        self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, part: str = "detector"
+    ) -> None:
         try:
             self._device = torch.device(device)
             if self._device.type == "cuda" and not torch.cuda.is_available():
                 raise SessionError(f"device {device!r}: PyTorch sees no CUDA device here; use --device cpu")
             self.spec = spec or exported_spec(source, ExportConfig())
-            self._module = ExportModule(source.module, self.spec).eval().to(self._device)
+            self._module = _module(source, self.spec, part).eval().to(self._device)
         except (RuntimeError, ValueError) as error:
             raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.backend = f"torch-{self._device.type}"
         self.max_batch: int | None = None
         self.note = ""
-        self.inputs, self.outputs = contract(self.spec)
+        self.inputs, self.outputs = contract(self.spec) if part == "detector" else _tower_contract(self.spec)
         self.selections: list[np.ndarray] | None = None
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -62,3 +92,21 @@ class TorchSession:
 
     def close(self) -> None:
         self._module = torch.nn.Identity()  # type: ignore[assignment]
+
+
+def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
+    if spec.text is None:
+        return ExportModule(source.module, spec)
+    from .export.text_reference import StockTextModule, StockTower
+
+    return StockTextModule(source, spec) if part == "detector" else StockTower(source)
+
+
+def _tower_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    assert spec.text is not None
+    shapes: dict[str, tuple[int | str, ...]] = {
+        TEXT_FEATURES: ("batch", "tokens", spec.text.features),
+        CLASS_FEATURES: ("batch", spec.text.features),
+    }
+    inputs = tuple(TensorInfo(name, "int64", ("batch", "tokens")) for name in TOWER_INPUTS)
+    return inputs, tuple(TensorInfo(name, "float32", shape) for name, shape in shapes.items())

@@ -18,6 +18,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "onnx": ("graph/", "precision/"),
     "onnxslim": (),
     "onnxruntime": (),
+    "tokenizers": ("sources/",),
     "tensorrt": (),
     "tensorrt_rtx_bindings": (),
     "av": (),
@@ -29,6 +30,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "onnx": ("export/onnx.py",),
     "onnxslim": ("graph/",),
     "onnxruntime": ("onnx_session.py",),
+    "tokenizers": ("tokens.py",),
     "av": ("video.py",),
 }
 # Layers from the bottom up; a module imports from its own layer and from those below it. Prefixes; the first fits.
@@ -36,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors.py", "spec.py", "detections.py", "files.py", "memory.py", "__init__.py"),
     ("bundle.py", "session.py"),
     ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "suppress.py"),
+    ("prompts.py", "text_decode.py", "tokens.py", "prompted.py", "bound.py"),
     ("sources/", "export/", "graph/", "engine/", "onnx_session.py", "torch_session.py", "models/"),
     ("sessions.py", "detector.py", "compare.py"),
     ("",),  # all others: parity, bench, pipeline, draw, outputs, ...

@@ -34,6 +34,20 @@ def detect(
     classes: Annotated[
         str | None, typer.Option(help="Keep these classes: names or ids, with commas.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="What to find, for models that take a prompt: 'a cat. a remote control.'")
+    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Text file with the prompt.")] = None,
+    classes_from: Annotated[
+        Path | None, typer.Option(help="Text file of class names, one a line, as the prompt; as many as you like.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Sentence for models that take one; default: 'Detect NAMES.'")] = "",
+    phrases: Annotated[
+        str, typer.Option(help="Name a box by its best phrase (best), or by tokens as published (tokens, tokens-of-best).")
+    ] = "best",
+    text_threshold: Annotated[
+        float | None, typer.Option(help="Of --phrases tokens: tokens with scores above it (0.25).")
+    ] = None,
     max_detections: Annotated[int | None, typer.Option(help="Keep at most so many in an image.")] = None,
     save_dir: Annotated[
         Path | None, typer.Option(help="Folder for annotated copies and detections.jsonl.")
@@ -83,9 +97,16 @@ def detect(
     from ..detector import Detector
     from ..images import expand_inputs
     from ..onnx_session import read_spec
+    from ..prompts import chosen_prompt
+    from ..text_decode import TEXT_THRESHOLD
 
     size_hw = parse_size(size)
     check_range(threshold, batch, max_detections)
+    if text_threshold is not None and not 0 <= text_threshold <= 1:
+        raise SpecError(f"--text-threshold must be from 0 to 1; got {text_threshold}")
+    if text_threshold is not None and phrases == "best":
+        raise DetrtError("--text-threshold does nothing without --phrases tokens; give both, or leave it out")
+    asked = chosen_prompt(prompt, prompt_file, classes_from)
     jsonl = None if save_dir is None else save_dir / "detections.jsonl"
     outputs.check_stdout_once([jsonl, json_file, csv_file, coco_file])
     if coco_images is not None and coco_file is None:
@@ -110,6 +131,10 @@ def detect(
         size_hw=size_hw,
         classes=None if classes is None else [name for name in classes.split(",") if name.strip()],
         max_detections=max_detections,
+        prompt=asked,
+        task=task,
+        phrases=phrases,
+        text_threshold=TEXT_THRESHOLD if text_threshold is None else text_threshold,
     )
     console = Console(stderr=True, quiet=quiet)
     bad: list[Path] = []
@@ -119,6 +144,7 @@ def detect(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_reader_may_leave())
         stack.enter_context(detector)
+        detector.check_prompt()
         if getattr(detector.session, "note", ""):
             _say(console, f"note: {detector.session.note}", "yellow")
         writers = [
