@@ -35,12 +35,27 @@ def test_a_dino_file_with_ids_of_coco(tmp_path):
     assert source.spec.label(1) == "person" and source.spec.decode.num_classes == 91
 
 
-def test_lvis_has_numbers_for_names(tmp_path):
+def test_lvis_by_the_number_of_classes(tmp_path):
     path = tmp_path / "lvis.pth"
     torch.save({"state_dict": fill(key_lists.co_dino(RESNET, fc=16, classes=1203, **SMALL))}, path)
     source = load_source(f"ckpt:{path}")
-    assert source.spec.label(1202) == "1202"
-    assert any("no label set has 1203 classes" in note for note in source.notes)
+    assert (source.spec.label(0), source.spec.label(1202)) == ("aerosol_can", "zucchini")
+    assert any("class names of LVIS" in note for note in source.notes)
+
+
+def test_names_in_the_file_or_none(tmp_path):
+    path = tmp_path / "seven.pth"
+    state = fill(key_lists.co_dino(RESNET, fc=16, classes=7, **SMALL))
+    torch.save({"state_dict": state}, path)
+    with pytest.raises(SourceError, match=r"7 classes and names none.*1203 \(LVIS\).*--labels FILE"):
+        load_source(f"ckpt:{path}")
+    for meta in ({"CLASSES": tuple("abcdefg")}, {"dataset_meta": {"classes": list("abcdefg")}}):
+        torch.save({"meta": meta, "state_dict": state}, path)
+        source = load_source(f"ckpt:{path}")
+        assert source.spec.label(6) == "g" and "7 class names of the checkpoint" in source.notes[0]
+    torch.save({"meta": {"CLASSES": ("a", "b")}, "state_dict": state}, path)
+    with pytest.raises(SourceError, match="2 names in the checkpoint do not fit"):
+        load_source(f"ckpt:{path}")
 
 
 def test_half_a_file_is_refused(tmp_path):

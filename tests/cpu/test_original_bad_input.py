@@ -18,7 +18,7 @@ from test_original_keys import random_state
 
 from detrt.errors import SourceError, SpecError
 from detrt.sources import load_source
-from detrt.sources.label_sets import labels_for
+from detrt.sources.label_sets import choose, labels_for
 from detrt.sources.state_files import read_state
 
 SMALL = "deimv2_hgnetv2_atto_coco"
@@ -194,7 +194,15 @@ def test_label_sets():
     assert 12 not in labels_for(91) and 0 not in labels_for(91)
     assert len(labels_for(365)) == len(set(labels_for(365).values())) == 365
     assert labels_for(366)[1] == labels_for(365)[0] == "Person"
+    assert len(labels_for(1203)) == len(set(labels_for(1203).values())) == 1203
+    assert labels_for(1203)[1202] == "zucchini"
     assert labels_for(20) is None
+
+
+def test_names_of_a_fine_tuned_rf_detr_start_at_one():
+    assert choose(4, stored=["cat", "dog", "cow"])[0] == {1: "cat", 2: "dog", 3: "cow"}
+    assert choose(4, stored={1: "cat", 3: "cow"})[0] == {1: "cat", 3: "cow"}
+    assert choose(80, stored=["cat"])[1].startswith("class names of COCO, by their number; 1 names")
 
 
 def test_half_precision_is_said(save, state):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from . import Source
     from .families import Family
     from .original_dino import LoadReport as DinoReport
+    from .state_files import StateFile
 
 OTHERS = {"dino", "co_dino"}  # read by `original_dino`
 
@@ -32,7 +33,13 @@ def family_names() -> list[str]:
     return [*FORMATS, *sorted(OTHERS)]
 
 
-def load_checkpoint(ref: str, *, family: str | None = None, labels: Path | str | None = None) -> Source:
+def load_checkpoint(
+    ref: str,
+    *,
+    family: str | None = None,
+    labels: Path | str | None = None,
+    tokenizer: Path | str | None = None,
+) -> Source:
     """Load `ckpt:FILE`. family: one of `family_names()` instead of the one that the keys tell.
 
     Raises:
@@ -52,7 +59,7 @@ def load_checkpoint(ref: str, *, family: str | None = None, labels: Path | str |
     file = read_state(path, ref)
     variant = family or _recognise(file.tensors, ref)
     if variant in OTHERS:
-        module, spec, row, report = _load_dino(file.tensors, variant, labels, path)
+        module, spec, row, report = _load_dino(file, variant, labels, path)
         line = "; ".join([file.weights, *report.lines(), *file.notes])
     else:
         from .original import load
@@ -60,7 +67,7 @@ def load_checkpoint(ref: str, *, family: str | None = None, labels: Path | str |
         module, row, report = load(file.tensors, variant, file.args, ref)
         report.weights = file.weights
         report.notes += file.notes
-        spec = _spec(module, row, labels, report, ref)
+        spec = _spec(module, row, labels, file.labels, report, ref)
         line = report.line()
     _check_finite(module, ref)
     provenance = Provenance(
@@ -94,36 +101,29 @@ def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
 
 
 def _load_dino(
-    state: Mapping[str, Tensor], family: str, labels: Path | str | None, path: Path
+    file: StateFile, family: str, labels: Path | str | None, path: Path
 ) -> tuple[nn.Module, ModelSpec, Family, DinoReport]:
     from . import original_dino
 
-    layout = original_dino.recognise(state)
+    layout = original_dino.recognise(file.tensors)
     if layout is None or (layout == "co_dino") != (family == "co_dino"):
         raise SourceError(
             f"'{path}' is not a {BY_NAME[family].title} checkpoint by its keys: it is another family; leave --family out"
         )
-    return original_dino.load(dict(state), variant=layout, labels=labels, name=path.stem)
+    return original_dino.load(
+        dict(file.tensors), variant=layout, labels=labels, stored=file.labels, name=path.stem
+    )
 
 
-def _spec(module: Any, family: Family, labels: Path | str | None, report: Any, ref: str) -> ModelSpec:
+def _spec(
+    module: Any, family: Family, labels: Path | str | None, stored: Any, report: Any, ref: str
+) -> ModelSpec:
     from .hub import make_spec
-    from .label_sets import sets
+    from .label_sets import choose
     from .preprocessor import read_input_spec
 
-    classes = int(module.config.num_labels)
-    found = sets().get(classes)
-    if labels is None and found is None:
-        known = ", ".join(f"{count} ({name})" for count, (name, _) in sets().items())
-        raise SourceError(
-            f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}. "
-            "Give the names with --labels FILE, one a line"
-        )
+    names, note = choose(int(module.config.num_labels), file=labels, stored=stored, ref=ref)
+    report.notes.append(note)
     # There is no preprocessor file beside an original checkpoint: the authors' choices are in the family's row.
-    spec = make_spec(
-        family, module.config, read_input_spec(Path("/nonexistent"), family, module.config), labels
-    )
-    if labels is None and found is not None:
-        report.notes.append(f"class names of {found[0]}, by their number")
-        spec = replace(spec, labels=found[1])
-    return spec
+    entry = read_input_spec(Path("/nonexistent"), family, module.config)
+    return replace(make_spec(family, module.config, entry), labels=names)

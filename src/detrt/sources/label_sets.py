@@ -1,9 +1,16 @@
 """Class names of the data sets that published checkpoints were trained on, chosen by the number of classes.
 
-Sources: the category lists of COCO 2017 (cocodataset.org) and of Objects365 v2 (objects365.org), spelt as there.
+Sources: the category lists of COCO 2017 (cocodataset.org), Objects365 v2 (objects365.org) and LVIS v1
+(lvisdataset.org), spelt as there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import SourceError
+from .lvis_names import LVIS
 
 _COCO = """
 person; bicycle; car; motorcycle; airplane; bus; train; truck; boat; traffic light; fire hydrant; stop sign;
@@ -72,6 +79,7 @@ def sets() -> dict[int, tuple[str, dict[int, str]]]:
         91: ("COCO by published ids", _coco_ids()),
         365: ("Objects365", dict(enumerate(objects))),
         366: ("Objects365 by published ids", dict(enumerate(objects, 1))),
+        1203: ("LVIS", dict(enumerate(_names(LVIS)))),
     }
 
 
@@ -79,3 +87,38 @@ def labels_for(classes: int) -> dict[int, str] | None:
     """Class names for a head with so many columns; None where no set has that many."""
     found = sets().get(classes)
     return found[1] if found else None
+
+
+def choose(
+    classes: int,
+    *,
+    file: Path | str | None = None,
+    stored: Mapping[int, str] | Sequence[str] = (),
+    ref: str = "",
+) -> tuple[dict[int, str], str]:
+    """Class names by column of a head, and a word on where they are from: a file, the checkpoint, or a known set.
+
+    classes: columns of the head. stored: names in the checkpoint, by id or in order; those of a head with
+    one column more start at id 1.
+
+    Raises:
+        SourceError: no names and no set of that many classes. SpecError: a file that does not fit the head.
+    """
+    from .hub import read_labels
+
+    if file:
+        return read_labels(file, classes), f"class names of '{file}'"
+    if stored:
+        first = 1 if len(stored) == classes - 1 else 0
+        names = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored, first))
+        if max(names) < classes and (isinstance(stored, Mapping) or len(names) >= classes - 1):
+            return names, f"{len(names)} class names of the checkpoint"
+    unfit = f"; {len(stored)} names in the checkpoint do not fit and were not used" if stored else ""
+    found = sets().get(classes)
+    if found is not None:
+        return found[1], f"class names of {found[0]}, by their number{unfit}"
+    known = ", ".join(f"{count} ({name})" for count, (name, _) in sets().items())
+    raise SourceError(
+        f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
+        "Give the names with --labels FILE, one a line"
+    )

@@ -7,7 +7,7 @@ else is an error with counts and examples. Reading the file (and choosing EMA we
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..errors import SourceError
 from ..spec import DecodeSpec, InputSpec, ModelSpec
 from .dino_keys import ALIAS, DERIVED, SPLIT_QKV, TRAINING, UNFOLD_ORDER, layout_of, place
 from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family
+from .label_sets import choose
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -85,9 +86,15 @@ def recognise(state_dict_keys: Iterable[str]) -> str | None:
 
 
 def load(
-    state_dict: Mapping[str, Tensor], *, variant: str, labels: Path | str | None = None, name: str = ""
+    state_dict: Mapping[str, Tensor],
+    *,
+    variant: str,
+    labels: Path | str | None = None,
+    stored: Mapping[int, str] | Sequence[str] = (),
+    name: str = "",
 ) -> tuple[nn.Module, ModelSpec, Family, LoadReport]:
     """Build the model and fill it. variant: what `recognise` gave. labels: a file of class names.
+    stored: class names in the checkpoint, see `label_sets.choose`.
 
     name: of the checkpoint; "lsj" in it means that the model was trained with large scale jittering,
     which no tensor tells.
@@ -116,7 +123,7 @@ def load(
     elif co_dino:
         notes.append("read as a model with padding masks; an LSJ checkpoint must have 'lsj' in its file name")
     family = BY_NAME["co_dino" if co_dino else "dino"]
-    spec, label_note = make_spec(family, config, labels=labels, name=name, lsj=lsj)
+    spec, label_note = make_spec(family, config, labels=labels, stored=stored, name=name, lsj=lsj)
     notes.append(label_note)
     return (
         module.eval().requires_grad_(False),
@@ -127,7 +134,13 @@ def load(
 
 
 def make_spec(
-    family: Family, config: DinoConfig, *, labels: Path | str | None = None, name: str = "", lsj: bool = False
+    family: Family,
+    config: DinoConfig,
+    *,
+    labels: Path | str | None = None,
+    stored: Mapping[int, str] | Sequence[str] = (),
+    name: str = "",
+    lsj: bool = False,
 ) -> tuple[ModelSpec, str]:
     """ModelSpec by the published configs, and a note on where the class names come from."""
     entry = {"rescale": 1 / 255, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "mask": True, "dynamic": True}
@@ -139,24 +152,8 @@ def make_spec(
     keep = min(family.max_detections or config.queries, config.queries * config.classes)
     soft = {"nms": "soft_nms", "nms_iou": 0.8} if family.name == "co_dino" else {}
     decode = DecodeSpec(family.activation, family.select, config.queries, config.classes, keep, **soft)  # type: ignore[arg-type]
-    names, note = _labels(labels, config.classes)
+    names, note = choose(config.classes, file=labels, stored=stored, ref=name or family.name)
     return ModelSpec(family.name, pixels, decode, names, name), note
-
-
-def _labels(path: Path | str | None, classes: int) -> tuple[dict[int, str], str]:
-    if path:
-        from .hub import read_labels
-
-        return read_labels(path, classes), ""
-    try:
-        from .label_sets import labels_for
-    except ImportError:
-        return {}, f"{classes} classes without names (numbers are used); give them with --labels"
-
-    names = labels_for(classes)
-    if names:
-        return names, f"class names by the number of classes ({classes})"
-    return {}, f"no label set has {classes} classes, so numbers are used; give names with --labels"
 
 
 def _refuse(state: Mapping[str, Tensor]) -> None:

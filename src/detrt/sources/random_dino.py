@@ -17,6 +17,7 @@ from ..models.co_dino import CoDino
 from ..models.dino import Dino, DinoConfig
 from .families import BY_NAME
 from .hub import versions
+from .label_sets import labels_for
 from .original_dino import make_spec
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
     module = build(family_name, tiny_config(name) if size == "tiny" else config)
     family = BY_NAME[family_name]
     title = ref.removeprefix("random:").replace("/", "-")
-    spec, _note = make_spec(family, module.config, labels=labels, name=title)
+    numbers = () if labels_for(module.config.classes) else tuple(map(str, range(module.config.classes)))
+    spec, _note = make_spec(family, module.config, labels=labels, stored=numbers, name=title)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, spec, family, provenance)
 

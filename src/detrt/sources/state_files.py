@@ -6,7 +6,7 @@ import argparse
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,11 +46,15 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.|\.index\.json$")
 
 @dataclass(slots=True)
 class StateFile:
-    """tensors: by their original names. weights: which of the file's sets they are. args: settings in the file."""
+    """tensors: by their original names. weights: which of the file's sets they are. args: settings in the file.
+
+    labels: class names in the file, by id or in order; empty where it has none.
+    """
 
     tensors: dict[str, Tensor]
     weights: str
     args: dict[str, Any] = field(default_factory=dict)
+    labels: Mapping[int, str] | Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
 
 
@@ -80,7 +84,8 @@ def read_state(path: Path, ref: str) -> StateFile:
             f"'{ref}' holds a {type(loaded).__name__}, not a state dict; save model.state_dict() instead"
         )
     tensors, weights = _choose(loaded, ref)
-    found = StateFile(tensors, weights, _args(loaded))
+    args = _args(loaded)
+    found = StateFile(tensors, weights, args, _labels(loaded, args))
     _check(found, ref)
     return found
 
@@ -179,6 +184,23 @@ def _args(loaded: Mapping[Any, Any]) -> dict[str, Any]:
     if isinstance(args, argparse.Namespace):
         return dict(vars(args))
     return dict(args) if isinstance(args, Mapping) else {}
+
+
+def _labels(loaded: Mapping[Any, Any], args: Mapping[str, Any]) -> Mapping[int, str] | Sequence[str]:
+    """Class names where mmdetection 2 and 3 (`meta`) and RF-DETR (`args`) keep them."""
+    meta = loaded.get("meta")
+    meta = meta if isinstance(meta, Mapping) else {}
+    inner = meta.get("dataset_meta")
+    inner = inner if isinstance(inner, Mapping) else {}
+    for value in (
+        *(h.get(key) for h in (inner, meta) for key in ("classes", "CLASSES")),
+        args.get("class_names"),
+    ):
+        if isinstance(value, Mapping) and value and all(type(k) is int and k >= 0 for k in value):
+            return {key: str(name) for key, name in value.items()}
+        if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) for name in value):
+            return tuple(value)
+    return ()
 
 
 def _check(found: StateFile, ref: str) -> None:
