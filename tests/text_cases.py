@@ -32,9 +32,7 @@ def tokenizer_json(extra: list[str] = ()) -> bytes:
     made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.TemplateProcessing(
-        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 101), ("[SEP]", 102)]
-    )
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 101), ("[SEP]", 102)])
     made.decoder = decoders.WordPiece()
     made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     return made.to_str().encode()
@@ -114,7 +112,7 @@ def run_decoding_detector(feeds) -> dict[str, np.ndarray]:
     """`run_detector` with the decoding of `decode.in_graph`: each query its best phrase."""
     raw = run_detector(feeds)
     member = feeds["phrase_mask"].astype(bool)
-    scores = 1 / (1 + np.exp(-raw["logits"].astype(np.float64)))
+    scores = 1 / (1 + np.exp(-np.maximum(raw["logits"].astype(np.float64), -700)))
     by_phrase = np.where(member[:, None], scores[:, :, None], 0).max(-1)
     best = by_phrase.max(-1)
     order = np.argsort(-best, kind="stable")

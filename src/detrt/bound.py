@@ -2,8 +2,10 @@
 
 `BoundSession` feeds the text with every batch of images and turns what comes back into the outputs of a model whose
 classes are the phrases, so that detect, verify, evaluate and whatever else runs a Session need not know about text.
-A list of names that is longer than the model takes is run in parts; the boxes of the parts are put side by side, and
-a box that overlaps a better one of its class is left out.
+A list of names that is longer than the model takes is run in parts, and the boxes of the parts are put side by side. A
+part does not know the names of the others and names an object by the best of its own. So a box is left out where a
+better one of the same class overlaps it by more than `MERGE_IOU`, and, for models of which each query has one class,
+where a better one of another part covers the same place (`SAME_PLACE_IOU`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .decode import checked_raw
-from .detections import Detections
+from .detections import Detections, box_iou, cxcywh_to_xyxy
 from .errors import PromptError, SessionError
 from .prompted import PromptedSession
 from .session import Feeds, Outputs, TensorInfo, text_inputs
@@ -24,7 +26,8 @@ from .suppress import suppress
 from .text_decode import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
 from .tokens import Asked, Part, TokenPart
 
-MERGE_IOU = 0.7  # boxes of one class from two parts that overlap more are one object
+MERGE_IOU = 0.7
+SAME_PLACE_IOU = 0.9
 
 
 class BoundSession:
@@ -146,6 +149,14 @@ class BoundSession:
             for image, part in enumerate(self._parts_of(count, number)):
                 found = _by_phrase(raw[image], part)
                 logits[image, rows, list(part.prompt.class_ids)] = found.T
+        if len(runs) > 1 and self.spec.decode.select == "query":
+            part_of = np.repeat(np.arange(len(runs)), queries)
+            for image in range(count):
+                best = logits[image].max(-1)
+                order = np.argsort(-best, kind="stable")
+                corners = cxcywh_to_xyxy(boxes[image, order])
+                kept = order[_one_a_place(corners, part_of[order], self.spec.decode.max_detections)]
+                logits[image, np.setdiff1d(np.arange(len(best)), kept)] = -np.inf
         return {LOGITS: logits, PRED_BOXES: boxes}
 
     def _merged_decoded(self, runs: Sequence[Outputs], count: int) -> Outputs:
@@ -157,8 +168,12 @@ class BoundSession:
             NUM_DETECTIONS: np.zeros(count, np.int64),
         }
         for image in range(count):
-            boxes, scores, ids = (np.concatenate(rows) for rows in zip(*self._decoded_rows(runs, count, image), strict=True))
+            rows = self._decoded_rows(runs, count, image)
+            boxes, scores, ids = (np.concatenate(column) for column in zip(*rows, strict=True))
             order = np.argsort(-scores, kind="stable")
+            if len(runs) > 1 and rule.select == "query":
+                part_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
+                order = order[_one_a_place(boxes[order], part_of[order], len(order))]
             boxes, scores, ids = boxes[order], scores[order], ids[order]
             if len(runs) > 1:
                 stay, scores = suppress(boxes, scores, ids, replace(rule, nms="nms", nms_iou=MERGE_IOU))
@@ -214,6 +229,18 @@ def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[Te
         for i in outputs
         if i.name in kept
     )
+
+
+def _one_a_place(boxes: NDArray, part_of: NDArray, most: int) -> list[int]:
+    """Indices of the first `most` xyxy boxes, best first, that no better one of another part lies on."""
+    kept: list[int] = []
+    for i in range(len(boxes)):
+        others = [j for j in kept if part_of[j] != part_of[i]]
+        if not (box_iou(boxes[i : i + 1], boxes[others]) > SAME_PLACE_IOU).any():
+            kept.append(i)
+            if len(kept) == most:
+                break
+    return kept
 
 
 def _by_phrase(logits: NDArray, part: Part) -> NDArray[np.float32]:

@@ -109,7 +109,16 @@ def test_classes_and_their_task():
     ]
     assert default_task(part.prompt) == "Detect a cat, remote control."
     # Cut off as the published processor does: the first tokens and the last.
-    assert part.task.tolist() == [101, 100, word_id("a"), word_id("cat"), word_id(","), word_id("remote"), word_id("control"), 102]
+    assert part.task.tolist() == [
+        101,
+        100,
+        word_id("a"),
+        word_id("cat"),
+        word_id(","),
+        word_id("remote"),
+        word_id("control"),
+        102,
+    ]
     (part,) = made.ask(made.parse("cat", "the cat")).parts
     assert part.task.tolist() == [101, word_id("the"), word_id("cat"), 102]
     with pytest.raises(PromptError, match="task has 10 tokens, this model takes at most 8"):
