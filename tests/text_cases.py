@@ -6,7 +6,6 @@ feature is like the feature of that colour's name. So what is found follows from
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -17,7 +16,8 @@ from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TextSpec
 from detrt.tokens import PromptTokenizer
 
 SEPARATORS = (101, 102, 1012, 1029)
-WORDS = "a cat dog remote control red green blue square circle striped star of the 3 inch disk , - 猫 ##s".split()
+_WORDS = "a cat dog remote control red green blue square circle striped star of the 3 inch disk , - 猫 ##s"
+WORDS = _WORDS.split()
 WIDTH = 16
 COLOURS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1)}
 
@@ -220,7 +220,3 @@ def picture(*colours: str, height: int = 9, width: int = 15) -> np.ndarray:
     for q, name in enumerate(colours):
         image[:, q * width // 3 : (q + 1) * width // 3] = np.array(COLOURS.get(name, (0, 0, 0))) * 255
     return image
-
-
-def as_json(data: bytes) -> dict:
-    return json.loads(data)
