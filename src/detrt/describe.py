@@ -10,8 +10,8 @@ from .sessions import kind_of
 from .spec import ModelSpec
 
 
-def describe(ref: str) -> dict[str, Any]:
-    """What a bundle, ONNX file, engine or checkpoint is. Checkpoints are described without their weights.
+def describe(ref: str, *, family: str | None = None, labels: Path | str | None = None) -> dict[str, Any]:
+    """What a bundle, ONNX file, engine or checkpoint is. family, labels: for checkpoints, see `load_source`.
 
     Raises:
         DetrtError: nothing there, or damaged.
@@ -43,6 +43,7 @@ def describe(ref: str) -> dict[str, Any]:
             "parameters": origin.parameters,
             "created": origin.created,
             "versions": dict(origin.versions),
+            **{key: origin.options[key] for key in ("family", "labels", "loading") if key in origin.options},
             "files": entries,
         }
     if kind == "engine":
@@ -72,8 +73,9 @@ def describe(ref: str) -> dict[str, Any]:
         return {"kind": kind, **spec_facts(graph.read_spec(ref)), **facts_of_graph}
     from .sources import load_source
 
-    source = load_source(ref)
-    return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters}
+    source = load_source(ref, family=family, labels=labels)
+    notes = {"loading": list(source.notes)} if source.notes else {}
+    return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters, **notes}
 
 
 def spec_facts(spec: ModelSpec) -> dict[str, Any]:
@@ -92,12 +94,14 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         "mask": entry.mask,
         "decode": f"{rule.activation}, {rule.select}, {rule.max_detections} of {rule.num_queries} queries"
         + (", in the graph" if rule.in_graph else ""),
+        **({"nms": f"{rule.nms}, IoU {rule.nms_iou:g}" + (", in the graph" if rule.nms_in_graph else "")} if rule.nms != "none" else {}),
         "classes": f"{rule.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}",
     }
 
 
 def family_rows() -> list[dict[str, Any]]:
     """One row a family: what it supports, and why not where it does not."""
+    from .sources.checkpoint import formats_of
     from .sources.families import BY_NAME
 
     rows = []
@@ -115,6 +119,7 @@ def family_rows() -> list[dict[str, Any]]:
                 "mask": "yes" if family.mask else "no",
                 "multiple of": str(family.multiple_of),
                 "deformable": "yes" if family.deformable else "no",
+                "original files": formats_of(family.name),
                 "rewrites": list(family.rewrites),
                 "example": f"hf:{family.example}" if family.example else f"ckpt:{family.name}.pth",
             }

@@ -111,6 +111,8 @@ class Detector:
         threads: int | None = None,
         spec: ModelSpec | None = None,
         trust_remote_code: bool = False,
+        family: str | None = None,
+        labels: str | os.PathLike | None = None,
         **options: Any,
     ) -> Detector:
         """Open a bundle, ONNX file, engine or checkpoint; see `sessions.open_session` and `Detector`."""
@@ -124,6 +126,8 @@ class Detector:
             threads=threads,
             spec=spec,
             trust_remote_code=trust_remote_code,
+            family=family,
+            labels=labels,
         )
         try:
             return cls(session, **options)

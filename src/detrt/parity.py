@@ -170,6 +170,7 @@ def verify(
     divergence: str = "never",
     pictures: int = 0,
     labels: Path | str | None = None,
+    family: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Compare two models on images.
@@ -181,7 +182,8 @@ def verify(
     ground_truth: COCO annotations of the images, for the AP of both. slots: run every slot of a batch.
     batches: batches of that, instead of the profile's. divergence: search where the graphs part "auto"
     (when something fails), "always" or "never". pictures: keep so many of the worst for the report.
-    labels: class names of a checkpoint whose bundle was built with names of its own.
+    labels: class names of a checkpoint whose bundle was built with names of its own; family: of a ckpt:FILE.
+        For the checkpoint that a bundle was made from, both are by default those that the bundle records.
 
     Raises:
         SessionError: no images, or heads of different sizes. DetrtError: see the models' own loaders;
@@ -194,13 +196,15 @@ def verify(
     say = say or (lambda text: None)
     sides: list[Side] = []
     try:
-        cand = open_side(candidate, trust=trust_remote_code)
+        own = family if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
+        cand = open_side(candidate, trust=trust_remote_code, family=own)
         sides.append(cand)
         if reference is None:
             if isinstance(candidate, Session):
                 raise SessionError("an open session does not say what it was made from; give a reference")
             reference = default_reference(candidate)
-        ref = open_side(reference, trust=trust_remote_code, like=cand.session.spec, labels=labels)
+            family, labels = family or cand.options.get("family"), labels or cand.options.get("labels")
+        ref = open_side(reference, trust=trust_remote_code, like=cand.session.spec, labels=labels, family=family)
         sides.append(ref)
         facts = spec_differences(ref.session.spec, cand.session.spec)
         precision = precision_of(cand)

@@ -42,11 +42,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """A finished bundle and the stages that led to it."""
+    """A finished bundle and the stages that led to it. notes: what was decided while the checkpoint was loaded."""
 
     bundle: Bundle
     stages: tuple[Stage, ...]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def build(
@@ -58,6 +59,7 @@ def build(
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
+    family: str | None = None,
     progress: Progress | None = None,
 ) -> BuildReport:
     """Build a bundle in `output`.
@@ -85,7 +87,7 @@ def build(
     stages: list[Stage] = []
     is_onnx = str(model).lower().endswith(".onnx")
     if is_onnx:
-        _refuse_export_choices(model, export, labels)
+        _refuse_export_choices(model, export, labels, family)
     elif (Path(model) / MANIFEST).is_file():
         raise SourceError(
             f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'"
@@ -94,7 +96,7 @@ def build(
         if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
         else:
-            spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, labels, stages, say)
+            spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, (labels, family), stages, say)
         if precision.precision != "fp32":
             provenance = _convert(folder, spec, provenance, precision, stages, warnings, say)
         entries = _model_entries(folder)
@@ -114,7 +116,8 @@ def build(
             verdict = f"{built.facts.layers} layers, {built.facts.precision}"
             stages.append(Stage(f"engine {config.label}", time.perf_counter() - start, built.size, verdict))
         Bundle(folder, spec, provenance, tuple(entries)).save()
-    return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings))
+    notes = tuple(provenance.options.get("loading", ()))
+    return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)
 
 
 def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
@@ -148,17 +151,19 @@ def _export(
     config: ExportConfig,
     engines: Sequence[EngineConfig],
     trust_remote_code: bool,
-    labels: Path | str | None,
+    names: tuple[Path | str | None, str | None],
     stages: list[Stage],
     say: Progress,
 ) -> tuple[ModelSpec, Provenance]:
+    """names: the file of class names and the family that the caller gave."""
     from .export import export_onnx
     from .export.onnx import options_of
     from .sources import load_source
 
     start = time.perf_counter()
     say("load", None, ref)
-    source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels)
+    labels, family = names
+    source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels, family=family)
     for engine in engines:
         for name in ("height", "width"):
             sides = getattr(engine, name)
@@ -178,10 +183,14 @@ def _export(
         cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
         verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
         stages.append(Stage("check", seconds, 0, verdict))
-    return report.spec, replace(source.provenance, options={"export": options_of(config)})
+    told = {"family": family, "labels": None if labels is None else str(labels), "loading": list(source.notes)}
+    options = {"export": options_of(config), **{key: value for key, value in told.items() if value}}
+    return report.spec, replace(source.provenance, options=options)
 
 
-def _refuse_export_choices(model: Path | str, export: ExportConfig, labels: Path | str | None) -> None:
+def _refuse_export_choices(
+    model: Path | str, export: ExportConfig, labels: Path | str | None, family: str | None
+) -> None:
     """A finished graph cannot be exported otherwise; leaving a choice out silently would hide that.
 
     Height and width are not refused: they also choose the engine's profile.
@@ -191,6 +200,8 @@ def _refuse_export_choices(model: Path | str, export: ExportConfig, labels: Path
             f"--labels '{labels}' cannot be given with '{model}': the labels of an ONNX file are part of its spec; "
             "give them to detrt export"
         )
+    if family is not None:
+        raise SpecError(f"--family {family} says how a checkpoint is read, and '{model}' is exported already; leave it out")
     usual = ExportConfig()
     for field in fields(ExportConfig):
         given = getattr(export, field.name)
@@ -287,4 +298,5 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
         ],
         "files": [{"path": f.path, "kind": f.kind, "bytes": f.size} for f in report.bundle.files],
         "warnings": list(report.warnings),
+        "notes": list(report.notes),
     }

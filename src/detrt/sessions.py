@@ -27,17 +27,20 @@ def open_session(
     threads: int | None = None,
     spec: ModelSpec | None = None,
     trust_remote_code: bool = False,
+    family: str | None = None,
+    labels: str | os.PathLike | None = None,
 ) -> Session:
     """Open a model for running.
 
     ref: a bundle folder (the engine that suits this GPU, else its ONNX file; `session.note` says
         why), a `.onnx` file, a `.engine` file, or a checkpoint: `hf:org/name`, a folder with
-        config.json, `embedded:name`.
+        config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
     backend: one of BACKENDS; anything but "auto" must suit the reference.
     provider, threads: for ONNX Runtime ("cpu", "cuda", "cuda:1"). device: for TensorRT and PyTorch
         ("cuda:0", "cpu"); None is the back end's own default.
     spec: replaces the spec of an ONNX file.
     trust_remote_code: run Python code that comes with a checkpoint.
+    family, labels: for checkpoints, see `load_source`.
 
     A model that takes a prompt comes as a `PromptedSession`, with its text tower and its tokenizer from the
     same place.
@@ -54,6 +57,12 @@ def open_session(
         raise SpecError(
             f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own"
         )
+    for name, value in (("family", family), ("labels", labels)):
+        if value is not None and kind != "checkpoint":
+            raise SpecError(
+                f"--{name} '{os.fspath(value)}' says how a checkpoint is read; '{os.fspath(ref)}' is "
+                f"{'an' if kind in ('engine', 'onnx') else 'a'} {kind} and has its own; leave it out"
+            )
     if kind == "onnx":
         onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
         return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
@@ -72,7 +81,15 @@ def open_session(
             raise
         raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
 
-    return open_torch(load_source(os.fspath(ref), trust_remote_code=trust_remote_code), device=device or "cpu")
+    source = load_source(
+        os.fspath(ref),
+        trust_remote_code=trust_remote_code,
+        family=family,
+        labels=None if labels is None else os.fspath(labels),
+    )
+    session = open_torch(source, device=device or "cpu")
+    session.note = "; ".join(source.notes)
+    return session
 
 
 def kind_of(ref: str | os.PathLike) -> str:

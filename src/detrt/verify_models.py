@@ -16,7 +16,7 @@ from .export.config import OPSETS, ExportConfig
 from .onnx_session import OnnxSession
 from .session import Session
 from .sessions import kind_of, open_session
-from .spec import ModelSpec
+from .spec import DecodeSpec, ModelSpec
 
 if TYPE_CHECKING:
     from .graph.view import GraphView
@@ -54,7 +54,9 @@ def default_reference(candidate: str | Path) -> str:
     if kind_of(candidate) != "bundle":
         raise DetrtError(f"'{candidate}' does not say what it was made from; give the reference with --against CHECKPOINT")
     source = Bundle.open(candidate).provenance.source
-    if source.startswith(("embedded:", "random:")) or (Path(source).expanduser() / "config.json").is_file():
+    file = Path(source.removeprefix("ckpt:")).expanduser()
+    here = file.is_file() if source.startswith("ckpt:") else (file / "config.json").is_file()
+    if here or source.startswith(("embedded:", "random:")):
         return source
     raise DetrtError(
         f"'{candidate}' was made from '{source}', which is not on this machine or would have to be downloaded; "
@@ -63,9 +65,14 @@ def default_reference(candidate: str | Path) -> str:
 
 
 def open_side(
-    model: Any, *, trust: bool = False, like: ModelSpec | None = None, labels: Path | str | None = None
+    model: Any,
+    *,
+    trust: bool = False,
+    like: ModelSpec | None = None,
+    labels: Path | str | None = None,
+    family: str | None = None,
 ) -> Side:
-    """Open a reference, a Source or a session.
+    """Open a reference, a Source or a session. labels, family: of a checkpoint, see `load_source`.
 
     like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
     """
@@ -78,7 +85,9 @@ def open_side(
     from .sources import load_source
     from .torch_session import TorchSession
 
-    source = load_source(str(model), trust_remote_code=trust, labels=labels) if isinstance(model, (str, Path)) else model
+    source = model
+    if isinstance(model, (str, Path)):
+        source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family)
     session = TorchSession(source, spec=same_contract(source.spec, like) if like else None)
     return Side(session, source.provenance.source, source=source, owned=True)
 
@@ -211,11 +220,19 @@ def _config_like(candidate: Side) -> ExportConfig:
         width=None if spec.input.dynamic else spec.input.width,
         decode="graph" if spec.decode.in_graph else "raw",
         max_detections=spec.decode.max_detections,
+        nms=_nms_like(spec.decode),
         normalize=spec.input.normalize_in_graph,
         input_dtype=spec.input.dtype,
         mask=spec.input.mask or spec.input.dynamic,
         check=False,
     )
+
+
+def _nms_like(decode: DecodeSpec) -> str:
+    """The choice of ExportConfig that gives this rule."""
+    if decode.nms_in_graph:
+        return "graph-hard"
+    return {"none": "none", "nms": "hard"}.get(decode.nms, "checkpoint")
 
 
 def _graph_of(session: Session) -> Path | None:

@@ -11,8 +11,8 @@ import typer
 from .. import files
 from ..errors import DetrtError, SourceError
 
-Model = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, embedded:shapes, random:FAMILY, or an .onnx file with its spec.")]
-Checkpoint = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, embedded:shapes or random:FAMILY.")]
+Model = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or an .onnx file with its spec.")]
+Checkpoint = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes or random:FAMILY.")]
 Opset = Annotated[int, typer.Option(help="ONNX opset, 17 to 20.")]
 Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample.")]
 Size = Annotated[str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH.")]
@@ -27,6 +27,8 @@ Mask = Annotated[bool, typer.Option("--mask/--no-mask", help="Keep the padding m
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Compare with PyTorch at shapes that were not traced.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
 Labels = Annotated[Path | None, typer.Option(help="Class names: a text file, one a line, or JSON.")]
+Family = Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell; deimv2-upstream for a DEIMv2 folder.")]
+Nms = Annotated[str, typer.Option(help="Boxes that overlap: checkpoint (its own rule), none, hard; in the graph: graph, graph-hard.")]
 Precision = Annotated[str, typer.Option(help="Types of the graph: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs --budget).")]
 Calibration = Annotated[Path | None, typer.Option(help="Folder of images or COCO file: ranges for fp16, scales for int8 and fp8.")]
 CalibrationImages = Annotated[int, typer.Option(help="Use at most so many of them.")]
@@ -73,6 +75,8 @@ def build(
     check: Check = True,
     trust_remote_code: Trust = False,
     labels: Labels = None,
+    family: Family = None,
+    nms: Nms = "checkpoint",
     json_file: Json = None,
 ) -> None:
     """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
@@ -98,6 +102,7 @@ def build(
         tf32=tf32,
     )
     export = choices.export_config(
+        nms=nms,
         opset=opset,
         msda=msda,
         height=tall,
@@ -130,8 +135,10 @@ def build(
             precision=types,
             trust_remote_code=trust_remote_code,
             labels=labels,
+            family=family,
             progress=step,
         )
+    show.notes(report.notes)
     for warning in report.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if json_file:
@@ -168,6 +175,8 @@ def export(
     check: Check = True,
     trust_remote_code: Trust = False,
     labels: Labels = None,
+    family: Family = None,
+    nms: Nms = "checkpoint",
     json_file: Json = None,
 ) -> None:
     """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
@@ -183,6 +192,7 @@ def export(
     if (tall is not None and choices.fixed(tall) is None) or (wide is not None and choices.fixed(wide) is None):
         raise DetrtError("an ONNX graph has one size or a symbolic one: give one number, or leave --height and --width out")
     config = choices.export_config(
+        nms=nms,
         opset=opset,
         msda=msda,
         height=tall,
@@ -211,7 +221,7 @@ def export(
     files.check_place(path)
     with show.progress() as step:
         step("load", None, model)
-        source = load_source(model, trust_remote_code=trust_remote_code, labels=labels)
+        source = load_source(model, trust_remote_code=trust_remote_code, labels=labels, family=family)
         report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
         typed = None
         if types.target != "fp32":
@@ -219,6 +229,7 @@ def export(
 
             typed = convert_file(path, report.spec, types, lambda done, text: step("precision", done, text))
             warnings.extend(typed.warnings)
+    show.notes(source.notes)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     data = {
@@ -228,6 +239,7 @@ def export(
         "parameters": source.provenance.parameters,
         "graph": report.summary.to_dict(),
         "checks": list(report.errors),
+        "notes": list(source.notes),
         "precision": typed.to_dict() if typed else None,
     }
     if json_file:

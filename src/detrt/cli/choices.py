@@ -49,6 +49,7 @@ def export_config(
     input_dtype: str,
     mask: bool,
     check: bool,
+    nms: str = "checkpoint",
 ) -> ExportConfig:
     """ExportConfig; a side that is one number is fixed in the graph, a range leaves both symbolic."""
     both = fixed(height) is not None and fixed(width) is not None
@@ -64,6 +65,7 @@ def export_config(
         input_dtype=input_dtype,
         mask=mask,
         check=check,
+        nms=nms,
     )
 
 

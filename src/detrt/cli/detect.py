@@ -24,7 +24,7 @@ def detect(
     model: Annotated[
         str,
         typer.Argument(
-            help="Bundle folder, .onnx, .engine, checkpoint folder, hf:org/name or embedded:name."
+            help="Bundle folder, .onnx, .engine, checkpoint folder, hf:org/name, ckpt:FILE or embedded:name."
         ),
     ],
     inputs: Annotated[
@@ -72,6 +72,10 @@ def detect(
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime: threads.")] = None,
     spec_file: Annotated[
         Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
@@ -126,6 +130,8 @@ def detect(
         threads=threads,
         spec=None if spec_file is None else read_spec(spec_file),
         trust_remote_code=trust_remote_code,
+        family=family,
+        labels=labels,
         threshold=threshold,
         batch_size=batch,
         size_hw=size_hw,

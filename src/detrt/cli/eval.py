@@ -20,6 +20,8 @@ def evaluate(
     backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
     provider: Annotated[str, typer.Option(help="Of ONNX Runtime: cpu or cuda.")] = "cpu",
     device: Annotated[str | None, typer.Option(help="Of TensorRT and PyTorch: cuda:0, cpu.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
+    family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Figures to this file; - is stdout.")] = None,
 ) -> None:
@@ -42,7 +44,13 @@ def evaluate(
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
         name = model
         session = open_session(
-            model, backend=backend, provider=provider, device=device, trust_remote_code=trust_remote_code
+            model,
+            backend=backend,
+            provider=provider,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            family=family,
+            labels=labels,
         )
         try:
             with show.progress() as step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,8 @@ Json = Annotated[str | None, typer.Option("--json", help="As JSON to this file; 
 
 def info(
     model: Annotated[str | None, typer.Argument(help="Bundle, .onnx, .engine or checkpoint.")] = None,
+    family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
     families: Annotated[bool, typer.Option("--families", help="List every family and what it supports.")] = False,
     json_file: Json = None,
 ) -> None:
@@ -28,13 +31,13 @@ def info(
         if json_file:
             show.write_json(rows, json_file)
         if json_file != "-":
-            columns = ("family", "decode", "size", "mask", "multiple of", "deformable", "example")
-            show.table("", columns, [[str(row[column]) for column in columns] for row in rows])
+            columns = ("family", "decode", "size", "mask", "multiple of", "deformable", "original files", "example")
+            show.table("", columns, [[_cell(row[column]) for column in columns] for row in rows])
             for row in rows:
                 if row["why fixed"]:
                     print(f"{row['family']}: fixed size, because {row['why fixed']}.")
         return
-    data = describe(str(model))
+    data = describe(str(model), family=family, labels=labels)
     if json_file:
         show.write_json(data, json_file)
     if json_file != "-":
@@ -68,6 +71,11 @@ def doctor(json_file: Json = None) -> None:
         ("package", "version", "for", "install with"),
         [(p.name, p.version or "-", p.purpose, "" if p.version else p.install) for p in found.packages],
     )
+
+
+def _cell(value: object) -> str:
+    """A list, such as of the formats, says yes or no in a table; its words are in the JSON."""
+    return ("yes" if value else "no") if isinstance(value, list) else str(value)
 
 
 def _flat(data: object, prefix: str = "") -> list[tuple[str, str]]:

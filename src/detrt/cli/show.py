@@ -38,6 +38,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     console.print(shown)
 
 
+def notes(lines: Iterable[str]) -> None:
+    """What was decided on the way, to standard error."""
+    for line in lines:
+        print(f"note: {line}", file=sys.stderr)
+
+
 def write_json(data: Any, place: str) -> None:
     """Write JSON to a file, or to standard output for "-"."""
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -28,6 +28,7 @@ def verify(
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
     pictures: Annotated[int, typer.Option(min=0, max=50, help="Pictures in the report, the worst first.")] = 6,
     labels: Annotated[Path | None, typer.Option(help="Class names that the bundle was built with, if not the checkpoint's.")] = None,
+    family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
 ) -> None:
@@ -59,6 +60,7 @@ def verify(
             divergence="always" if report is not None and divergence == "auto" else divergence,
             pictures=pictures if report is not None else 0,
             labels=labels,
+            family=family,
             progress=lambda count, total: step("verify", count / total, f"{count} of {total} images"),
             say=lambda text: step(text, None, ""),
         )

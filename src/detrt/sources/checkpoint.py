@@ -33,6 +33,14 @@ def family_names() -> list[str]:
     return [*FORMATS, *sorted(OTHERS)]
 
 
+def formats_of(family: str) -> list[str]:
+    """Whose checkpoint files of a family are read; empty for families without."""
+    from .original import FORMATS
+
+    dino = {"dino": ["IDEA-Research DINO", "mmdetection DINO"], "co_dino": ["Sense-X Co-DETR", "mmdetection CO-DETR"]}
+    return dino.get(family) or [title for _, name, title in FORMATS.values() if name == family]
+
+
 def load_checkpoint(
     ref: str,
     *,
