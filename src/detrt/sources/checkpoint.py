@@ -37,7 +37,10 @@ def formats_of(family: str) -> list[str]:
     """Whose checkpoint files of a family are read; empty for families without."""
     from .original import FORMATS
 
-    dino = {"dino": ["IDEA-Research DINO", "mmdetection DINO"], "co_dino": ["Sense-X Co-DETR", "mmdetection CO-DETR"]}
+    dino = {
+        "dino": ["IDEA-Research DINO", "mmdetection DINO"],
+        "co_dino": ["Sense-X Co-DETR", "mmdetection CO-DETR"],
+    }
     return dino.get(family) or [title for _, name, title in FORMATS.values() if name == family]
 
 
@@ -72,6 +75,10 @@ def load_checkpoint(
     else:
         from .original import load
 
+        if family is not None and _told(file.tensors) in OTHERS:
+            raise SourceError(
+                f"'{ref}' has the keys of a DINO and not of {family}: it is another family; leave --family out"
+            )
         module, row, report = load(file.tensors, variant, file.args, ref)
         report.weights = file.weights
         report.notes += file.notes
@@ -88,13 +95,19 @@ def load_checkpoint(
     return Source(module, replace(spec, name=path.stem), row, provenance, notes=(f"{path.name}: {line}",))
 
 
-def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
+def _told(state: Mapping[str, Tensor]) -> str | None:
+    """The variant that the keys tell."""
     from . import original_dino
     from .original import recognise
 
     found = recognise(state)
     if found is None and (layout := original_dino.recognise(state)) is not None:
         return "co_dino" if layout == "co_dino" else "dino"
+    return found
+
+
+def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
+    found = _told(state)
     if found is None:
         raise SourceError(
             f"'{ref}' has keys of no model that detrt knows (e.g. {', '.join(list(state)[:3])}); it knows: "
