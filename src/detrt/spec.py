@@ -38,8 +38,6 @@ CLASS_FEATURES = "class_features"  # (batch, classes, d) float32
 TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
 CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
 TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
-CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = a class of this image, 0 = padding
-PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to that phrase
 PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
 
 RESIZE_MODES = ("stretch", "shortest_edge", "fit")

@@ -28,6 +28,7 @@ class ExportConfig:
     normalize: whether rescale and normalisation are part of the graph.
     input_dtype: "uint8" or "float32" raw pixels (only float32 when normalize is False).
     mask: keep the padding mask input of families that have one; False needs a fixed size.
+    single_graph: of a prompted model, one graph that takes token ids, instead of a detector and a text tower.
     check: run the result at a batch and a size that were not traced and compare with PyTorch.
     """
 
@@ -43,6 +44,7 @@ class ExportConfig:
     input_dtype: str = "uint8"
     mask: bool = True
     check: bool = True
+    single_graph: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--opset", self.opset, OPSETS)

@@ -6,18 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import ExportError
-from ..session import TensorInfo
+from ..session import TOWER_INPUTS, TOWER_OUTPUTS, TensorInfo, text_inputs
 from ..sources import Source
 from ..spec import (
+    ATTENTION_MASK,
     BOXES,
+    CLASS_FEATURES,
+    CLASS_MASK,
+    INPUT_IDS,
     LABELS,
     LOGITS,
     NUM_DETECTIONS,
+    PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
     SCORES,
     TARGET_SIZES,
+    TASK_FEATURES,
+    TASK_MASK,
+    TEXT_FEATURES,
+    TEXT_POSITION_IDS,
+    TEXT_SELF_MASK,
     ModelSpec,
 )
 from .config import ExportConfig
@@ -30,6 +40,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
         ExportError: a size that the family cannot take, or more boxes than it can give.
     """
     spec, family = source.spec, source.family
+    spec = _with_graphs(spec, family.title, config)
     changes: dict[str, object] = {"normalize_in_graph": config.normalize, "dtype": config.input_dtype}
     if config.height is not None and config.width is not None:
         multiple = spec.input.multiple_of
@@ -59,12 +70,12 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
         if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
             # NMS outside must see every candidate that it sees without decoding in the graph.
             keep = spec.decode.num_queries
-        limit = spec.decode.num_queries * (spec.decode.num_classes if spec.decode.select == "topk" else 1)
+        limit = _most_detections(spec)
         if keep > limit:
             raise ExportError(f"--max-detections must be at most {limit} for this model; got {keep}")
         spec = spec.with_decode(in_graph=True, max_detections=keep, nms_in_graph=config.nms.startswith("graph"))
     elif config.max_detections is not None:
-        limit = spec.decode.num_queries * (spec.decode.num_classes if spec.decode.select == "topk" else 1)
+        limit = _most_detections(spec)
         if config.max_detections > limit:
             raise ExportError(f"--max-detections must be at most {limit} for this model; got {config.max_detections}")
         spec = spec.with_decode(max_detections=config.max_detections)
@@ -77,9 +88,12 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
     inputs: list[TensorInfo] = [TensorInfo(PIXEL_VALUES, spec.input.dtype, ("batch", 3, height, width))]
     if spec.input.mask:
         inputs.append(TensorInfo(PIXEL_MASK, "int64", ("batch", height, width)))
+    inputs += [_text_input(name, spec) for name in text_inputs(spec)]
     rule = spec.decode
     if not rule.in_graph:
-        columns = rule.num_classes + (rule.activation == "softmax")
+        columns: int | str = rule.num_classes + (rule.activation == "softmax")
+        if spec.text is not None:
+            columns = "tokens" if spec.text.kind == "tokens" else "classes"
         outputs: Sequence[TensorInfo] = (
             TensorInfo(LOGITS, "float32", ("batch", rule.num_queries, columns)),
             TensorInfo(PRED_BOXES, "float32", ("batch", rule.num_queries, 4)),
@@ -93,6 +107,57 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
     return tuple(inputs), tuple(outputs)
+
+
+# Shapes of text inputs, and of the outputs of a tower; d is the width of the text features.
+_TEXT_SHAPES: dict[str, tuple[str, ...]] = {
+    INPUT_IDS: ("batch", "tokens"),
+    ATTENTION_MASK: ("batch", "tokens"),
+    TEXT_FEATURES: ("batch", "tokens", "d"),
+    TEXT_SELF_MASK: ("batch", "tokens", "tokens"),
+    TEXT_POSITION_IDS: ("batch", "tokens"),
+    PHRASE_MASK: ("batch", "phrases", "tokens"),
+    CLASS_FEATURES: ("batch", "classes", "d"),
+    CLASS_MASK: ("batch", "classes"),
+    TASK_FEATURES: ("batch", "tokens", "d"),
+    TASK_MASK: ("batch", "tokens"),
+}
+
+
+def tower_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Inputs and outputs of a text tower's graph."""
+    assert spec.text is not None
+    inputs = tuple(_text_input(name, spec) for name in TOWER_INPUTS)
+    outputs = [_text_input(name, spec) for name in TOWER_OUTPUTS[spec.text.kind]]
+    if spec.text.kind == "classes":  # one row a name: there is no axis of classes yet
+        outputs[1] = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
+    return inputs, tuple(outputs)
+
+
+def _text_input(name: str, spec: ModelSpec) -> TensorInfo:
+    assert spec.text is not None
+    shape = tuple(spec.text.features if axis == "d" else axis for axis in _TEXT_SHAPES[name])
+    return TensorInfo(name, "float32" if "d" in _TEXT_SHAPES[name] else "int64", shape)
+
+
+def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec:
+    if not config.single_graph:
+        return spec
+    if spec.text is None:
+        raise ExportError(f"--single-graph is for models that take a prompt; {title} has one graph anyway")
+    if spec.text.kind == "classes":
+        raise ExportError(
+            f"--single-graph: {title} runs its text tower over every name and once for the task, so the two are graphs "
+            "of different batches; leave --single-graph out"
+        )
+    return replace(spec, text=replace(spec.text, tower=""))
+
+
+def _most_detections(spec: ModelSpec) -> int:
+    rule = spec.decode
+    # How many classes a prompted model has is not known before its prompt, but there is one.
+    many = rule.select == "topk" and spec.text is None
+    return rule.num_queries * (rule.num_classes if many else 1)
 
 
 def _with_nms(spec: ModelSpec, config: ExportConfig) -> ModelSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -46,20 +48,23 @@ class ExportModule(nn.Module):
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         feeds = dict(zip(self.input_names[1:], rest, strict=True))
         mask = feeds.get(PIXEL_MASK)
-        pixels = pixel_values
-        if self.spec.input.normalize_in_graph:
-            pixels = pixels.to(torch.float32) * self.pixel_scale
-            if any(self.spec.input.mean):
-                pixels = pixels + self.pixel_shift
+        pixels = self.normalized(pixel_values, mask)
         if mask is not None:
-            # Padding is zero after normalisation, whatever the raw padding was.
-            pixels = pixels * mask.unsqueeze(1).to(pixels.dtype)
             outputs = self.model(pixel_values=pixels, pixel_mask=mask, return_dict=True)
         else:
             outputs = self.model(pixel_values=pixels, return_dict=True)
         if not self.spec.decode.in_graph:
             return outputs.logits, outputs.pred_boxes
         return self.decode(outputs.logits, outputs.pred_boxes, feeds[TARGET_SIZES])
+
+    def normalized(self, pixel_values: Tensor, mask: Tensor | None) -> Tensor:
+        """(batch, 3, height, width) float32 as the checkpoint wants it; padding is 0, whatever it was before."""
+        pixels = pixel_values
+        if self.spec.input.normalize_in_graph:
+            pixels = pixels.to(torch.float32) * self.pixel_scale
+            if any(self.spec.input.mean):
+                pixels = pixels + self.pixel_shift
+        return pixels if mask is None else pixels * mask.unsqueeze(1).to(pixels.dtype)
 
     def decode(self, logits: Tensor, pred_boxes: Tensor, target_sizes: Tensor) -> tuple[Tensor, ...]:
         """The rule of `spec.decode` as tensor algebra; equal to `detrt.decode` on NumPy arrays."""
@@ -70,13 +75,29 @@ class ExportModule(nn.Module):
             probabilities = logits.float().sigmoid()
         if rule.select == "query":
             best, classes = probabilities.max(-1)
-            scores, query = best.topk(rule.max_detections, dim=1)
-            labels = classes.gather(1, query)
+            picked = self.best_queries(best, classes)
         else:
-            count = max(rule.num_queries, rule.max_detections) if rule.nms_in_graph else rule.max_detections
-            scores, index = probabilities.flatten(1).topk(count, dim=1)
-            query = torch.div(index, rule.num_classes, rounding_mode="floor")
-            labels = index - query * rule.num_classes
+            picked = self.best_pairs(probabilities, rule.num_classes)
+        return self.finished(*picked, pred_boxes, target_sizes)
+
+    def best_queries(self, best: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(scores, labels, queries), each (batch, max_detections), of the queries with the best scores."""
+        scores, query = best.topk(self.spec.decode.max_detections, dim=1)
+        return scores, classes.gather(1, query), query
+
+    def best_pairs(self, probabilities: Tensor, classes: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """(scores, labels, queries), each (batch, n), of the best pairs of a query and a class."""
+        rule = self.spec.decode
+        count = max(rule.num_queries, rule.max_detections) if rule.nms_in_graph else rule.max_detections
+        scores, index = probabilities.flatten(1).topk(count, dim=1)
+        query = torch.div(index, classes, rounding_mode="floor")
+        return scores, index - query * classes, query
+
+    def finished(
+        self, scores: Tensor, labels: Tensor, query: Tensor, pred_boxes: Tensor, target_sizes: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Boxes of the picked queries in pixels of the image, after NMS where the graph has it."""
+        rule = self.spec.decode
         boxes = pred_boxes.float().gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
         centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
         corners = torch.cat([centre - half, centre + half], dim=-1).clamp(0.0, 1.0)

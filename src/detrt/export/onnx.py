@@ -6,13 +6,14 @@ import contextlib
 import io
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import graph
 from ..errors import ExportError, GateError
@@ -33,6 +34,7 @@ from .rewrites import rewrites
 CHECK_TOLERANCE = 1e-3
 
 Progress = Callable[[str], None]
+Axes = dict[str, dict[int, str]]  # tensor -> symbolic axis -> its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def export_onnx(
 ) -> ExportReport:
     """Export a source to one ONNX graph with its spec inside, and check it.
 
+    Of a prompted model also its text tower and its tokenizer, beside it under the names in the spec.
+
     Raises:
         ExportError: a choice that the family cannot take, or a model that does not trace.
         GateError: the graph differs from PyTorch at a batch or size that was not traced; the file is
@@ -72,35 +76,53 @@ def export_onnx(
     path = Path(path)
     start = time.perf_counter()
     spec = exported_spec(source, config)
+    if spec.text is not None:
+        from .text import export_text
+
+        return export_text(source, path, spec, config, say)
     module = ExportModule(source.module, spec, config.score_threshold).eval()
     say("tracing")
     model = trace(module, source.family.rewrites, spec, config.opset)
     say("simplifying")
-    constants_to_initializers(model)
-    lowered = lower_msda(model, config.lowering)
-    if source.family.deformable and not lowered:
-        raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
-    model = simplify(model)
-    readable_names(model)
-    declare_outputs(model, {info.name: info.shape for info in contract(spec)[1]})
-    model.producer_name, model.producer_version = "detrt", _version()
-    model.graph.name = spec.name or spec.family
-    graph.with_spec(model, spec)
+    model = finish(model, source, spec, config, {info.name: info.shape for info in contract(spec)[1]})
     seconds = time.perf_counter() - start
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
         errors = tuple(check_export(module, source, model, spec))
-        bad = [row for row in errors if not row["error"] <= CHECK_TOLERANCE]
-        if bad:
-            worst = max(bad, key=lambda row: row["error"] if np.isfinite(row["error"]) else np.inf)
-            raise GateError(
-                f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {CHECK_TOLERANCE}) "
-                f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}; "
-                "no file was written"
-            )
+        require_equal(errors)
     graph.save(model, path)
     return ExportReport(path, spec, summarise(model), seconds, errors)
+
+
+def finish(
+    model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Mapping[str, Sequence[int | str]]
+) -> Any:
+    """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: their shapes."""
+    constants_to_initializers(model)
+    lowered = lower_msda(model, config.lowering)
+    if source.family.deformable and not lowered and PIXEL_VALUES in {value.name for value in model.graph.input}:
+        raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
+    model = simplify(model)
+    readable_names(model)
+    declare_outputs(model, outputs)
+    model.producer_name, model.producer_version = "detrt", _version()
+    model.graph.name = spec.name or spec.family
+    return graph.with_spec(model, spec)
+
+
+def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:
+    """Raises:
+    GateError: a row of a check is above `CHECK_TOLERANCE`.
+    """
+    bad = [row for row in errors if not row["error"] <= CHECK_TOLERANCE]
+    if bad:
+        worst = max(bad, key=lambda row: row["error"] if np.isfinite(row["error"]) else np.inf)
+        raise GateError(
+            f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {CHECK_TOLERANCE}) "
+            f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}; "
+            "no file was written"
+        )
 
 
 def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: int) -> Any:
@@ -109,8 +131,6 @@ def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: in
     Raises:
         ExportError: PyTorch cannot trace or translate the model.
     """
-    import onnx
-
     feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec))
     inputs = tuple(torch.from_numpy(feeds[name]) for name in module.input_names)
     sizes = {0: "batch", 2: "height", 3: "width"} if spec.input.dynamic else {0: "batch"}
@@ -120,9 +140,18 @@ def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: in
         if spec.input.dynamic and name == "pixel_mask":
             axes[name] = {0: "batch", 1: "height", 2: "width"}
     axes |= {name: {0: "batch"} for name in module.output_names}
+    return trace_tensors(module, inputs, axes, module.model, names, opset)
+
+
+def trace_tensors(
+    module: Any, inputs: tuple[Tensor, ...], axes: Axes, library: torch.nn.Module, names: Sequence[str], opset: int
+) -> Any:
+    """See `trace`. module: has `input_names`, `output_names` and `spec`. library: the model that the rewrites are for."""
+    import onnx
+
     buffer = io.BytesIO()
     try:
-        with _quiet_trace(), torch.no_grad(), rewrites(module.model, names):
+        with _quiet_trace(), torch.no_grad(), rewrites(library, names):
             module(*inputs)  # fills the tables that some rewrites compute before the trace
             torch.onnx.export(
                 module,
@@ -137,7 +166,7 @@ def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: in
             )
     except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
         text = " ".join(str(error).split())[:500]
-        raise ExportError(f"{spec.family} does not trace with torch {torch.__version__}: {text}") from error
+        raise ExportError(f"{module.spec.family} does not trace with torch {torch.__version__}: {text}") from error
     return onnx.load_from_string(buffer.getvalue())
 
 

@@ -165,6 +165,43 @@ REWRITES: dict[str, Rewrite] = {
         ("RfDetrDinov2Embeddings.interpolate_pos_encoding",),
         _frozen_position_patches,
     ),
+    # Nothing is replaced: detrt's own modules compute what these places compute, and must know when they change.
+    "tensors_only": Rewrite(
+        "prompted detectors are traced as detrt's own modules over the library's weights",
+        tuple(
+            f"{prefix}{place}"
+            for prefix in ("GroundingDino", "MMGroundingDino")
+            for place in (
+                "Model.forward",
+                "Model.generate_encoder_output_proposals",
+                "ForObjectDetection.forward",
+                "Encoder.forward",
+                "EncoderLayer.forward",
+                "Decoder.forward",
+                "DecoderLayer.forward",
+                "FusionLayer.forward",
+                "BiMultiHeadAttention.forward",
+                "TextEnhancerLayer.forward",
+                "ContrastiveEmbedding.forward",
+                "SinePositionEmbedding.forward",
+            )
+        )
+        + (
+            "generate_masks_with_special_tokens_and_transfer_map",
+            "encode_sinusoidal_position_embedding",
+            "OmDetTurboForObjectDetection.forward",
+            "OmDetTurboLanguageBackbone.forward",
+            "OmDetTurboVisionBackbone.forward",
+            "OmDetTurboHybridEncoder.forward",
+            "OmDetTurboHybridEncoder.build_2d_sincos_position_embedding",
+            "OmDetTurboDecoder.forward",
+            "OmDetTurboDecoder._get_decoder_input",
+            "OmDetTurboDecoder.generate_anchors",
+            "OmDetTurboDeformableTransformerDecoderLayer.forward",
+            "get_class_similarity",
+        ),
+        lambda module, model: [],
+    ),
 }
 
 

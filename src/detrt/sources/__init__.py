@@ -26,6 +26,7 @@ class Source:
     """A loaded checkpoint: float32 module in eval mode on the CPU, its facts and its origin.
 
     notes: what was decided while loading, for a log.
+    tokenizer: of a prompted model, a file of the `tokenizers` library (JSON); None for others.
     """
 
     module: nn.Module
@@ -33,6 +34,7 @@ class Source:
     family: Family
     provenance: Provenance
     notes: tuple[str, ...] = ()
+    tokenizer: bytes | None = None
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -47,6 +49,7 @@ def load_source(
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
     family: str | None = None,
+    tokenizer: Path | str | None = None,
 ) -> Source:
     """Load a checkpoint.
 
@@ -56,6 +59,8 @@ def load_source(
     labels: a file with one class name a line, or JSON {"0": "name", ...}, instead of the checkpoint's.
     family: for ckpt:FILE, the family instead of the one that its keys tell; for a folder of a DEIMv2 with
     its own code, "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
+    tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the
+    checkpoint's own.
 
     Raises:
         SourceError: unknown reference or family, missing or damaged files, NaN weights, code that is
@@ -66,7 +71,7 @@ def load_source(
     if ref.startswith("random:"):
         from .random_models import load_random
 
-        return load_random(ref, labels=labels)
+        return load_random(ref, labels=labels, tokenizer=tokenizer)
     if ref.startswith("embedded:"):
         if ref not in EMBEDDED:
             raise SourceError(f"there is no embedded model {ref!r}; allowed: {', '.join(EMBEDDED)}")
@@ -79,7 +84,7 @@ def load_source(
     elif ref.startswith("ckpt:"):
         from .checkpoint import load_checkpoint
 
-        return load_checkpoint(ref, family=family, labels=labels)
+        return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
     else:
         folder = Path(ref).expanduser()
         if not folder.is_dir():
@@ -87,4 +92,4 @@ def load_source(
                 raise SourceError(f"{ref!r} is a file; give the folder that holds config.json and the weights")
             hint = f"write 'hf:{ref}' for the Hugging Face hub" if _HUB_ID.match(ref) else "give hf:<organisation>/<model>"
             raise SourceError(f"{ref!r} is not a folder; {hint}, a transformers checkpoint folder, or embedded:shapes")
-    return load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family)
+    return load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)

@@ -26,6 +26,8 @@ class Family:
     shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.export.rewrites` that tracing needs.
+    text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms_iou: the authors' post-processing
+    suppresses boxes of one class above it; None for none.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Family:
     queries: tuple[str, ...] = ("num_queries",)
     deformable: bool = False
     rewrites: tuple[str, ...] = field(default_factory=tuple)
+    text: str = ""
+    nms_iou: float | None = None
 
 
 def _resnet_detr(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
@@ -63,6 +67,23 @@ def _hybrid(name: str, model_type: str, title: str, example: str, **facts: objec
         "rewrites": ("msda",),
     }
     return Family(name=name, model_type=model_type, title=title, example=example, **{**base, **facts})  # type: ignore[arg-type]
+
+
+def _grounding(name: str, model_type: str, title: str, example: str) -> Family:
+    return Family(
+        name=name,
+        model_type=model_type,
+        title=title,
+        example=example,
+        activation="sigmoid",
+        select="query",
+        max_detections=None,
+        mask=True,
+        shortest_edge=True,
+        deformable=True,
+        rewrites=("msda", "tensors_only"),
+        text="tokens",
+    )
 
 
 _SOFTMAX = {"activation": "softmax", "select": "query", "max_detections": None}
@@ -132,6 +153,27 @@ FAMILIES: tuple[Family, ...] = (
         shortest_edge=True,
         queries=("num_detection_tokens",),
         **_SOFTMAX,  # type: ignore[arg-type]
+    ),
+    _grounding("grounding_dino", "grounding-dino", "Grounding DINO", "IDEA-Research/grounding-dino-tiny"),
+    _grounding(
+        "mm_grounding_dino",
+        "mm-grounding-dino",
+        "MM-Grounding-DINO",
+        "openmmlab-community/mm_grounding_dino_tiny_o365v1_goldg_v3det",
+    ),
+    Family(
+        name="omdet_turbo",
+        model_type="omdet-turbo",
+        title="OmDet-Turbo",
+        activation="sigmoid",
+        select="topk",
+        max_detections=None,
+        example="omlab/omdet-turbo-swin-tiny-hf",
+        multiple_of=32,
+        deformable=True,
+        rewrites=("msda", "tensors_only"),
+        text="classes",
+        nms_iou=0.5,
     ),
 )
 

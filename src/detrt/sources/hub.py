@@ -17,10 +17,11 @@ from .. import files
 from ..bundle import Provenance
 from ..errors import MissingPackageError, SourceError, SpecError
 from ..spec import DecodeSpec, InputSpec, ModelSpec
-from . import timm_resnet
+from . import timm_resnet, timm_swin
 from .families import BY_MODEL_TYPE, FAMILIES, Family
 from .preprocessor import read_input_spec
 from .shared_weights import has_shared_weights, restore_shared_weights
+from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Pat
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", *(["*.py"] if trust_remote_code else [])]
+    patterns = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", *(["*.py"] if trust_remote_code else [])]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
         if not any((folder / weight).is_file() for weight in WEIGHTS):
@@ -78,9 +79,12 @@ def load_folder(
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
     family: str | None = None,
+    tokenizer: Path | str | None = None,
 ) -> Source:
     """Load a folder in transformers format. See `load_source` for the arguments and errors."""
     from . import Source
+
+    from .tokenizer import read_tokenizer
 
     config = read_config(folder)
     published = family == PUBLISHED_DEIMV2
@@ -97,9 +101,15 @@ def load_folder(
             + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
         )
     row = family_of(config, ref)
+    refuse_text_choices(row, labels, tokenizer)
+    words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading, not after them
     module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
     _check_finite(module, ref)
-    spec = make_spec(row, module.config, read_input_spec(folder, row, module.config), labels)
+    entry = read_input_spec(folder, row, module.config)
+    if words is not None:
+        spec = text_spec(row, module, entry, words, ref)
+    else:
+        spec = make_spec(row, module.config, entry, labels)
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     provenance = Provenance(
         source=ref,
@@ -108,7 +118,15 @@ def load_folder(
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    return Source(module, spec, row, provenance)
+    return Source(module, spec, row, provenance, tokenizer=words)
+
+
+def refuse_text_choices(family: Family, labels: Path | str | None, tokenizer: Path | str | None) -> None:
+    """Raise SourceError for labels of a prompted family, and for a tokenizer of one with fixed classes."""
+    if family.text and labels is not None:
+        raise SourceError(f"--labels '{labels}' cannot be given for {family.title}: it finds what a prompt asks for")
+    if not family.text and tokenizer is not None:
+        raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for {family.title}, which takes no prompt")
 
 
 def _remote_code(auto_map: Any) -> list[str]:
@@ -232,12 +250,19 @@ def _load_module(
             config = transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
             loader: Any = transformers.AutoModelForObjectDetection
+            if BY_MODEL_TYPE[raw["model_type"]].text:
+                loader = transformers.AutoModelForZeroShotObjectDetection
             if published:
                 from ..models.deimv2 import PublishedDeimv2 as loader
             state = None
             dilated = False
             backbone = getattr(config, "backbone_config", None)
-            if getattr(backbone, "model_type", "") == "timm_backbone":
+            timm_name = str(getattr(backbone, "backbone", ""))
+            if getattr(backbone, "model_type", "") == "timm_backbone" and raw["model_type"] == "omdet-turbo":
+                config = timm_swin.omdet_config(config, timm_name, ref)
+                state, location = timm_swin.rename_state_dict(_read_state(folder)), None
+                loader = transformers.OmDetTurboForObjectDetection
+            elif getattr(backbone, "model_type", "") == "timm_backbone":
                 native = timm_resnet.resnet_config(backbone.to_dict())
                 config.backbone_config = transformers.ResNetConfig(
                     **{k: v for k, v in native.items() if k != "model_type"}
@@ -277,6 +302,7 @@ def _load_module(
         restore_shared_weights(module, state if state is not None else _read_state(folder))
     if dilated:
         timm_resnet.dilate_last_stage(module.model.backbone.model)
+    with_boolean_masks(module)
     return module.eval().requires_grad_(False)
 
 

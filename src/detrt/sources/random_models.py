@@ -212,18 +212,22 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def load_random(ref: str, *, labels: Path | str | None = None) -> Source:
+def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None) -> Source:
     """A Source for `random:<name>` or `random:<name>/tiny`.
 
     Raises:
         SourceError: a name that is not in `MODELS`.
     """
-    from . import random_dino
+    from . import random_dino, random_text
 
     name, _, size = ref.removeprefix("random:").partition("/")
-    names = [*MODELS, *random_dino.MODELS]
+    names = [*MODELS, *random_dino.MODELS, *random_text.MODELS]
     if name not in names or size not in ("", "tiny"):
         raise SourceError(f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}")
+    if name in random_text.MODELS:
+        return random_text.load_random_text(ref, labels=labels, tokenizer=tokenizer)
+    if tokenizer is not None:
+        raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for '{ref}', which takes no prompt")
     if name in random_dino.MODELS:
         return random_dino.load_random_dino(ref, labels=labels)
     family_name, full, tiny = MODELS[name]
