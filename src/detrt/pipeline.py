@@ -60,15 +60,16 @@ def build(
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
     family: str | None = None,
+    tokenizer: Path | str | None = None,
     progress: Progress | None = None,
 ) -> BuildReport:
     """Build a bundle in `output`.
 
     model: a checkpoint reference (see `load_source`) or an ONNX file with its spec. engines: one
     engine file for each; empty for a bundle with the ONNX file alone. precision: the types of the graph;
-    anything but fp32 turns `model.onnx` itself, and adds `ranges.json` where images were given. An existing
-    bundle in `output`
-    is replaced when everything is done, and stays as it was if anything fails.
+    anything but fp32 turns `model.onnx` itself, and adds `ranges.json` where images were given. tokenizer: see
+    `load_source`. A model that takes a prompt brings its text tower and its tokenizer, and an engine of the
+    tower beside each engine; the tower stays FP32. An existing bundle in `output` is replaced when everything is done, and stays as it was if anything fails.
 
     Raises:
         SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError;
@@ -87,7 +88,7 @@ def build(
     stages: list[Stage] = []
     is_onnx = str(model).lower().endswith(".onnx")
     if is_onnx:
-        _refuse_export_choices(model, export, labels, family)
+        _refuse_export_choices(model, export, labels, family, tokenizer)
     elif (Path(model) / MANIFEST).is_file():
         raise SourceError(
             f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'"
@@ -96,10 +97,12 @@ def build(
         if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
         else:
-            spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, (labels, family), stages, say)
+            spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, (labels, family, tokenizer), stages, say)
+        if spec.text is not None:
+            refuse_calibration(precision)
         if precision.precision != "fp32":
             provenance = _convert(folder, spec, provenance, precision, stages, warnings, say)
-        entries = _model_entries(folder)
+        entries = _model_entries(folder, spec)
         for config, name in zip(engines, names, strict=True):
             start = time.perf_counter()
             built = build_engine(
@@ -115,9 +118,50 @@ def build(
             entries.append(_entry(folder, name, "engine", built.facts))
             verdict = f"{built.facts.layers} layers, {built.facts.precision}"
             stages.append(Stage(f"engine {config.label}", time.perf_counter() - start, built.size, verdict))
+            if spec.text is not None and spec.text.tower:
+                entries.append(_tower_engine(folder, name, spec, spec.text.tower, config, stages, warnings, say))
         Bundle(folder, spec, provenance, tuple(entries)).save()
     notes = tuple(provenance.options.get("loading", ()))
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)
+
+
+def refuse_calibration(precision: PrecisionConfig) -> None:
+    """Raise ExportError for choices that run a model on images alone, where it takes a prompt as well."""
+    if precision.calibration is not None:
+        raise ExportError(
+            f"--calibration '{precision.calibration}' runs the model on images, which is not done yet for models that "
+            "take a prompt; leave it out: --precision fp16 and bf16 need none"
+        )
+
+
+def _tower_engine(
+    folder: Path,
+    engine: str,
+    spec: ModelSpec,
+    tower: str,
+    config: EngineConfig,
+    stages: list[Stage],
+    warnings: list[str],
+    say: Progress,
+) -> BundleFile:
+    """The engine of the text tower that belongs to the detector's `engine`."""
+    name, start = tower_engine_name(engine), time.perf_counter()
+    built = build_engine(
+        folder / tower,
+        folder / name,
+        config,
+        spec,
+        progress=lambda fraction, text: say(f"engine {name}", fraction, text),
+    )
+    warnings.extend(built.warnings)
+    verdict = f"{built.facts.layers} layers, {built.facts.precision}"
+    stages.append(Stage(f"text engine {config.label}", time.perf_counter() - start, built.size, verdict))
+    return _entry(folder, name, "text-engine", built.facts)
+
+
+def tower_engine_name(engine: str) -> str:
+    """The file of the text tower's engine: `text.` for `model.` of the detector's."""
+    return "text." + engine.removeprefix("model.")
 
 
 def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
@@ -151,19 +195,21 @@ def _export(
     config: ExportConfig,
     engines: Sequence[EngineConfig],
     trust_remote_code: bool,
-    names: tuple[Path | str | None, str | None],
+    names: tuple[Path | str | None, str | None, Path | str | None],
     stages: list[Stage],
     say: Progress,
 ) -> tuple[ModelSpec, Provenance]:
-    """names: the file of class names and the family that the caller gave."""
+    """names: the file of class names, the family and the tokenizer that the caller gave."""
     from .export import export_onnx
     from .export.onnx import options_of
     from .sources import load_source
 
     start = time.perf_counter()
     say("load", None, ref)
-    labels, family = names
-    source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels, family=family)
+    labels, family, tokenizer = names
+    source = load_source(
+        ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer
+    )
     for engine in engines:
         for name in ("height", "width"):
             sides = getattr(engine, name)
@@ -176,20 +222,25 @@ def _export(
     parameters = f"{source.family.title}, {source.provenance.parameters / 1e6:.1f} M parameters"
     stages.append(Stage("load", loaded - start, 0, parameters))
     report = export_onnx(source, folder / MODEL, config, progress=lambda text: say("export", None, text))
-    size = sum(path.stat().st_size for path in folder.glob(MODEL + "*"))
+    size = sum(path.stat().st_size for path in folder.iterdir())
     stages.append(Stage("export", report.seconds, size, f"{report.summary.nodes} nodes, opset {report.summary.opset}"))
     if report.errors:
         seconds = time.perf_counter() - loaded - report.seconds
         cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
         verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
         stages.append(Stage("check", seconds, 0, verdict))
-    told = {"family": family, "labels": None if labels is None else str(labels), "loading": list(source.notes)}
+    told: dict[str, Any] = {"family": family, "loading": list(source.notes)}
+    told |= {key: str(path) for key, path in (("labels", labels), ("tokenizer", tokenizer)) if path is not None}
     options = {"export": options_of(config), **{key: value for key, value in told.items() if value}}
     return report.spec, replace(source.provenance, options=options)
 
 
 def _refuse_export_choices(
-    model: Path | str, export: ExportConfig, labels: Path | str | None, family: str | None
+    model: Path | str,
+    export: ExportConfig,
+    labels: Path | str | None,
+    family: str | None,
+    tokenizer: Path | str | None,
 ) -> None:
     """A finished graph cannot be exported otherwise; leaving a choice out silently would hide that.
 
@@ -202,6 +253,8 @@ def _refuse_export_choices(
         )
     if family is not None:
         raise SpecError(f"--family {family} says how a checkpoint is read, and '{model}' is exported already; leave it out")
+    if tokenizer is not None:
+        raise SpecError(f"--tokenizer '{tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out")
     usual = ExportConfig()
     for field in fields(ExportConfig):
         given = getattr(export, field.name)
@@ -225,14 +278,21 @@ def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Pr
     for name in graph.data_files(path):
         shutil.copyfile(path.parent / name, folder / name)
     shutil.copyfile(path, folder / MODEL)
+    for name in (spec.text.tower, spec.text.tokenizer) if spec.text is not None else ():
+        if name and not (path.parent / name).is_file():
+            raise SpecError(f"'{path}' needs '{name}' beside it, which is not there; export the checkpoint again")
+        if name:
+            shutil.copyfile(path.parent / name, folder / name)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     provenance = Provenance(path.name, files.sha256_of(path), versions=versions(), created=created)
     stages.append(Stage("copy", time.perf_counter() - start, path.stat().st_size, f"spec of {spec.family}"))
     return spec, provenance
 
 
-def _model_entries(folder: Path) -> list[BundleFile]:
+def _model_entries(folder: Path, spec: ModelSpec) -> list[BundleFile]:
     kinds = {MODEL: "onnx", RANGES: "ranges", SEARCH_PLOT: "plot", SEARCH_STATE: "search"}
+    if spec.text is not None:
+        kinds |= {spec.text.tower: "text", spec.text.tokenizer: "tokenizer"}
     return [_entry(folder, path.name, kinds.get(path.name, "weights")) for path in sorted(folder.iterdir())]
 
 

@@ -29,6 +29,8 @@ Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python cod
 Labels = Annotated[Path | None, typer.Option(help="Class names: a text file, one a line, or JSON.")]
 Family = Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell; deimv2-upstream for a DEIMv2 folder.")]
 Nms = Annotated[str, typer.Option(help="Boxes that overlap: checkpoint (its own rule), none, hard; in the graph: graph, graph-hard.")]
+Tokenizer = Annotated[Path | None, typer.Option(help="Of a model that takes a prompt: tokenizer.json, vocab.txt, or a folder with one.")]
+SingleGraph = Annotated[bool, typer.Option("--single-graph", help="Of a model that takes a prompt: one graph that takes token ids.")]
 Precision = Annotated[str, typer.Option(help="Types of the graph: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs --budget).")]
 Calibration = Annotated[Path | None, typer.Option(help="Folder of images or COCO file: ranges for fp16, scales for int8 and fp8.")]
 CalibrationImages = Annotated[int, typer.Option(help="Use at most so many of them.")]
@@ -77,6 +79,8 @@ def build(
     labels: Labels = None,
     family: Family = None,
     nms: Nms = "checkpoint",
+    tokenizer: Tokenizer = None,
+    single_graph: SingleGraph = False,
     json_file: Json = None,
 ) -> None:
     """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
@@ -114,6 +118,7 @@ def build(
         input_dtype=input_dtype,
         mask=mask,
         check=check,
+        single_graph=single_graph,
     )
     types = choices.precision_config(
         precision=precision,
@@ -136,6 +141,7 @@ def build(
             trust_remote_code=trust_remote_code,
             labels=labels,
             family=family,
+            tokenizer=tokenizer,
             progress=step,
         )
     show.notes(report.notes)
@@ -177,10 +183,13 @@ def export(
     labels: Labels = None,
     family: Family = None,
     nms: Nms = "checkpoint",
+    tokenizer: Tokenizer = None,
+    single_graph: SingleGraph = False,
     json_file: Json = None,
 ) -> None:
     """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
     from ..export import export_onnx
+    from ..pipeline import refuse_calibration
     from ..precision.capability import check_before
     from ..sources import load_source
     from . import choices, show
@@ -204,6 +213,7 @@ def export(
         input_dtype=input_dtype,
         mask=mask,
         check=check,
+        single_graph=single_graph,
     )
     types = choices.precision_config(
         precision=precision,
@@ -221,7 +231,11 @@ def export(
     files.check_place(path)
     with show.progress() as step:
         step("load", None, model)
-        source = load_source(model, trust_remote_code=trust_remote_code, labels=labels, family=family)
+        source = load_source(
+            model, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer
+        )
+        if source.spec.text is not None:
+            refuse_calibration(types)
         report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
         typed = None
         if types.target != "fp32":

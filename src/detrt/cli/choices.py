@@ -50,6 +50,7 @@ def export_config(
     mask: bool,
     check: bool,
     nms: str = "checkpoint",
+    single_graph: bool = False,
 ) -> ExportConfig:
     """ExportConfig; a side that is one number is fixed in the graph, a range leaves both symbolic."""
     both = fixed(height) is not None and fixed(width) is not None
@@ -66,6 +67,7 @@ def export_config(
         mask=mask,
         check=check,
         nms=nms,
+        single_graph=single_graph,
     )
 
 

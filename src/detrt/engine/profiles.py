@@ -9,7 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import EngineError, SessionError
-from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, InputSpec, ModelSpec
+from ..spec import (
+    ATTENTION_MASK,
+    CLASS_FEATURES,
+    CLASS_MASK,
+    INPUT_IDS,
+    PHRASE_MASK,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    TARGET_SIZES,
+    TASK_FEATURES,
+    TASK_MASK,
+    TEXT_FEATURES,
+    TEXT_POSITION_IDS,
+    TEXT_SELF_MASK,
+    InputSpec,
+    ModelSpec,
+    TextSpec,
+)
 from .config import DEFAULT_BATCH, EngineConfig, Triple
 
 Profile = dict[str, dict[str, list[int]]]
@@ -19,7 +36,23 @@ _AXES = {
     PIXEL_VALUES: {0: "batch", 2: "height", 3: "width"},
     PIXEL_MASK: {0: "batch", 1: "height", 2: "width"},
     TARGET_SIZES: {0: "batch"},
+    INPUT_IDS: {0: "batch", 1: "tokens"},
+    ATTENTION_MASK: {0: "batch", 1: "tokens"},
+    TEXT_FEATURES: {0: "batch", 1: "tokens"},
+    TEXT_SELF_MASK: {0: "batch", 1: "tokens", 2: "tokens"},
+    TEXT_POSITION_IDS: {0: "batch", 1: "tokens"},
+    PHRASE_MASK: {0: "batch", 1: "phrases", 2: "tokens"},
+    CLASS_FEATURES: {0: "batch", 1: "classes"},
+    CLASS_MASK: {0: "batch", 1: "classes"},
+    TASK_FEATURES: {0: "batch", 1: "tokens"},
+    TASK_MASK: {0: "batch", 1: "tokens"},
 }
+_SIZES = ("batch", "height", "width")
+# (min, opt, max) of the axes of a prompt, as far as the model allows. The shortest prompt that says anything
+# is one word, a full stop and the frame.
+_TEXT_AXES = {"tokens": (4, 32, 256), "classes": (1, 16, 1000), "phrases": (1, 8, 128)}
+# Class names that a text tower encodes in one run.
+NAMES_BATCH = (1, 16, 64)
 _OTHER_AXES = {0: "batch"}
 
 
@@ -58,10 +91,15 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
     if unknown:
         raise EngineError(
             f"the graph has symbolic axes that detrt has no sizes for: {', '.join(unknown)}. It knows axis "
-            f"0 of every input as the batch, and height and width of {PIXEL_VALUES} and {PIXEL_MASK}. "
+            f"0 of every input as the batch, height and width of {PIXEL_VALUES} and {PIXEL_MASK}, and tokens, "
+            "phrases and classes of the text inputs. "
             "Export the model with fixed lengths for the others"
         )
-    lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in ("batch", "height", "width")}
+    lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in _SIZES}
+    if spec.text is not None:
+        lengths |= {axis: _text_lengths(axis, inputs, spec) for axis in _TEXT_AXES}
+        if spec.text.kind == "classes" and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
+            lengths["batch"] = NAMES_BATCH
     profile: Profile = {}
     for tensor in inputs:
         known = _AXES.get(tensor.name, _OTHER_AXES)
@@ -92,6 +130,8 @@ def check_shapes(
             allowed = f"{low[axis]}" if low[axis] == high[axis] else f"{low[axis]} to {high[axis]}"
             if name in ("batch", "height", "width"):
                 todo = f"give another size, or build the engine again with a wider --{name} MIN,OPT,MAX"
+            elif name in _TEXT_AXES:
+                todo = f"give a prompt with {'more' if length < low[axis] else 'fewer'} {name}"
             else:
                 name, todo = f"axis {axis}", "the model has no other size"
             raise SessionError(f"input '{tensor}' has {name} {length}; this engine takes {allowed} ({todo})")
@@ -136,6 +176,23 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
                 f"type for example --{axis} {_text(near)}"
             )
     return triple
+
+
+def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec) -> Triple:
+    """(min, opt, max) of an axis of the prompt; a fixed one keeps its length."""
+    fixed = {
+        tensor.shape[place]
+        for tensor in inputs
+        for place, name in _AXES.get(tensor.name, {}).items()
+        if name == axis and tensor.shape[place] >= 0
+    }
+    if fixed:
+        length = fixed.pop()
+        return (length, length, length)
+    assert isinstance(spec.text, TextSpec)
+    low, usual, high = _TEXT_AXES[axis]
+    limit = {"tokens": spec.text.max_tokens, "classes": spec.decode.num_classes}.get(axis, high)
+    return min(low, limit), min(usual, limit), min(high, limit)
 
 
 def _default_side(axis: str, facts: InputSpec) -> Triple:

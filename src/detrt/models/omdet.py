@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ExportError
@@ -144,7 +143,7 @@ class OmDetDetector(nn.Module):
         top_down = [maps[-1]]
         for step, low in enumerate(reversed(maps[:-1])):
             top_down[0] = encoder.lateral_convs[step](top_down[0])
-            up = F.interpolate(top_down[0], scale_factor=2.0, mode="nearest")
+            up = _doubled(top_down[0])
             top_down.insert(0, encoder.fpn_blocks[step](torch.cat([up, low], 1)))
         fused = [top_down[0]]
         for step, high in enumerate(top_down[1:]):
@@ -178,6 +177,15 @@ class OmDetDetector(nn.Module):
             x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
             names = names / names.norm(dim=-1, keepdim=True).clamp_min(1e-12) / 0.07
         return x @ names.transpose(1, 2)
+
+
+def _doubled(found: Tensor) -> Tensor:
+    """(batch, d, h, w) -> (batch, d, 2h, 2w), every cell four times.
+
+    A nearest Resize is the same, but TensorRT-RTX 1.7 stops at it where height and width are symbolic.
+    """
+    wide = torch.stack([found, found], -1).flatten(3)
+    return torch.stack([wide, wide], 3).flatten(2, 3)
 
 
 def _wide_first_positions(found: Tensor, temperature: float) -> Tensor:
