@@ -48,6 +48,15 @@ def test_other_batches_and_odd_sizes(name, batch, exported, tiny):
         assert relative_error(want[output], got[output]) <= 1e-4, output
 
 
+def test_vit_at_another_size(exported, tiny):
+    """Windows, the table of positions and rotary positions all follow the size, in steps of 32 pixels."""
+    report = exported("co_dino-vit-l")
+    assert report.worst <= CHECK_TOLERANCE / 10
+    want, got = pair(report, tiny("co_dino-vit-l").module, example_feeds(report.spec, 3, (96, 160), seed=1))
+    for output in want:
+        assert relative_error(want[output], got[output]) <= 1e-4, output
+
+
 @pytest.mark.parametrize("name", NAMES[:1])
 def test_both_lowerings_are_one_function(name, exported, tiny):
     report = exported(name, msda="gridsample")

@@ -18,11 +18,16 @@ TOLERANCE = 1e-4
 RESNET = {"kind": "resnet", "depths": (1, 2, 1, 1), "width": 8}
 SWIN = {"kind": "swin", "depths": (2, 2, 2, 2), "width": 16, "heads": (1, 2, 4, 8), "window": 4}
 SMALL = {"classes": 7, "dim": 32, "ffn": 48, "layers": 2, "queries": 20}
+VIT = {
+    "kind": "vit", "width": 32, "depth": 3, "head": 16, "hidden": 43, "positions": 26, "window": 3, "windowed": (0, 2),
+    "whole": 0,
+}  # fmt: skip
 # name -> (layout, backbone, stages that are used, levels)
 CASES = {
     "dino-resnet": ("dino", RESNET, (1, 2, 3), 4),
     "dino-swin": ("dino", SWIN, (1, 2, 3), 4),
     "co_dino-resnet": ("co_dino", RESNET, (0, 1, 2, 3), 5),
+    "co_dino-vit": ("co_dino", VIT, (0,), 5),
     "co_dino-swin": ("co_dino", SWIN, (0, 1, 2, 3), 5),
 }
 # Odd sides: no level, window or patch fits; and one picture fills the canvas.
@@ -39,10 +44,11 @@ def state_of(layout, facts, stages, levels):
     return fill(make(facts, stages, levels, **SMALL, **({"fc": 16} if layout == "co_dino" else {})), seed=3)
 
 
-def pictures():
+def pictures(canvas=SIZES[0]):
+    """canvas: of the batch; a ViT pads it to a multiple of its patches."""
     generator = torch.Generator().manual_seed(5)
-    pixels = torch.randn(len(SIZES), 3, *SIZES[0], generator=generator)
-    mask = torch.zeros(len(SIZES), *SIZES[0], dtype=torch.int64)
+    pixels = torch.randn(len(SIZES), 3, *canvas, generator=generator)
+    mask = torch.zeros(len(SIZES), *canvas, dtype=torch.int64)
     for row, (height, width) in zip(mask, SIZES, strict=True):
         row[:height, :width] = 1
     return pixels * mask[:, None], mask
@@ -60,8 +66,16 @@ def test_every_stage_equals_the_reference(name):
     layout, facts, stages, levels = CASES[name]
     state = state_of(layout, facts, stages, levels)
     model, _spec, _family, _report = load(state, variant=recognise(state), name=name)
-    reference = Reference(state, layout, levels=levels, stages=stages, groups=32, window=facts.get("window"))
-    pixels, mask = pictures()
+    reference = Reference(
+        state,
+        layout,
+        levels=levels,
+        stages=stages,
+        groups=32,
+        window=facts.get("window"),
+        windowed=facts.get("windowed"),
+    )
+    pixels, mask = pictures(*((96, 160),) if "windowed" in facts else ())
     with torch.no_grad():
         backbone, expected = model.backbone(pixels), reference.backbone(pixels)
         assert len(backbone) == len(stages)

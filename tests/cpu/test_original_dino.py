@@ -29,6 +29,7 @@ LAYOUTS = {
     "co_dino_5scale_9encoder_lsj_r50": "co_dino",
     "co_dino_5scale_lsj_r50_lvis": "co_dino",
     "co_dino_5scale_swin_l": "co_dino",
+    "co_dino_5scale_vit_large_coco": "co_dino",
     "co_dino_mmdet_5scale_swin_l": "co_dino",
 }
 RESNET = {"kind": "resnet", "depths": (1, 1, 1, 1), "width": 8}
@@ -95,7 +96,8 @@ def test_every_published_key_has_one_place(name):
         word in key for key in kinds[TRAINING] for word in ("branches", "encoder", "decoder", "enc_output")
     )
     if "co_dino" in name:
-        assert sum(key.startswith(("rpn_head", "roi_head", "bbox_head")) for key in kinds[TRAINING]) == 32
+        count = 42 if "vit" in name else 32  # the box head of ViT models has four convolutions with norms
+        assert sum(key.startswith(("rpn_head", "roi_head", "bbox_head")) for key in kinds[TRAINING]) == count
 
 
 def test_sizes_come_from_shapes():
@@ -195,7 +197,8 @@ def test_an_alias_with_other_values_is_damage(small):
     ("key", "words"),
     (
         ("query_head.transformer.pos_trans.weight", "Co-Deformable-DETR"),
-        ("backbone.blocks.0.attn.qkv.weight", "ViT-L"),
+        ("backbone.blocks.0.attn.qkv.weight", "ViT backbone of another kind"),
+        ("backbone.net.blocks.0.norm1.weight", "ViT backbone of another kind"),
         ("mask_head.0.convs.0.weight", "instance segmentation"),
         ("backbone.0.downsample_layers.0.0.weight", "ConvNeXt"),
         ("neck.convs.0.conv.weight_fake_quant.scale", "quantised"),
@@ -204,6 +207,30 @@ def test_an_alias_with_other_values_is_damage(small):
 def test_relatives_are_refused_by_name(key, words, small):
     with pytest.raises(SourceError, match=words):
         load({**small["co_dino"], key: torch.zeros(1)}, variant="co_dino")
+
+
+VIT = {
+    "kind": "vit", "width": 32, "depth": 2, "head": 16, "hidden": 43, "positions": 26, "window": 3, "windowed": (0,),
+    "whole": 0,
+}  # fmt: skip
+
+
+def test_vit_sizes_and_tables():
+    """Windows are told by the tables of rotary positions, and so is a model for one canvas."""
+    state = fill(key_lists.co_dino(VIT, fc=16, **SMALL))
+    model, spec, _family, report = load(state, variant="co_dino", name="pytorch_model")
+    assert [block.window for block in model.backbone.blocks] == [3, 0] and not model.attend_padding
+    assert (spec.input.shortest_edge, spec.input.longest_edge, spec.input.multiple_of) == (1280, 2048, 32)
+    assert spec.decode.max_detections == 20 * 7 and len(report.derived) == 4
+    key = "backbone.blocks.0.attn.rope.freqs_sin"
+    with pytest.raises(SourceError, match="is no table of the rotary positions"):
+        load({**state, key: state[key] + 1}, variant="co_dino")
+    with pytest.raises(SourceError, match="does not fit together"):
+        load({**state, "backbone.pos_embed": torch.zeros(1, 24, 32)}, variant="co_dino")
+    canvas = fill(key_lists.co_dino({**VIT, "whole": 6}, fc=16, **SMALL))
+    model, spec, _family, _report = load(canvas, variant="co_dino", name="pytorch_model")
+    assert [block.window for block in model.backbone.blocks] == [3, 0] and model.attend_padding
+    assert (spec.input.resize, spec.input.size_hw) == ("fit", (1536, 1536))
 
 
 def test_sizes_that_contradict_are_refused(small):

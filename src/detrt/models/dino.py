@@ -25,6 +25,7 @@ from .deformable import (
 from .neck import GROUPS, ChannelMapper
 from .resnet import ResNet
 from .swin import Swin
+from .vit import SimplePyramid, Vit
 
 # The original writes infinity where a token can be no proposal. Any number whose sigmoid is 1 computes
 # the same boxes, and this one does not overflow in half precision.
@@ -35,8 +36,8 @@ NO_PROPOSAL = 1e4
 class DinoConfig:
     """Sizes of one DINO or Co-DINO, all of which a checkpoint's shapes tell.
 
-    backbone: "resnet" or "swin". depths: blocks a stage. width: channels of the stem or patch embedding.
-    heads, window: of Swin. out_stages: backbone stages that are used. levels: feature levels, extra ones
+    backbone: "resnet", "swin" or "vit". depths: blocks a stage. width: channels of the stem or patch embedding.
+    heads, window: of Swin and ViT. hidden, patch, positions, windowed: of `Vit`. out_stages: backbone stages that are used. levels: feature levels, extra ones
     included. conv_bias: see `ChannelMapper`. head_eps: the clamp of the inverse sigmoid in the last box;
     1e-3 in DINO and Co-DINO, 1e-5 in mmdetection's DINO.
     """
@@ -58,6 +59,10 @@ class DinoConfig:
     conv_bias: bool = False
     head_eps: float = 1e-3
     groups: int = GROUPS
+    hidden: int = 0
+    patch: int = 0
+    positions: int = 0
+    windowed: tuple[int, ...] = ()
 
     def describe(self) -> str:
         """The sizes as one line, for logs."""
@@ -128,11 +133,25 @@ class Dino(nn.Module):
         dim = config.dim
         if config.backbone == "resnet":
             self.backbone: nn.Module = ResNet(config.depths, config.width, config.out_stages)
+        elif config.backbone == "vit":
+            self.backbone = Vit(
+                config.width,
+                config.depths[0],
+                config.heads[0],
+                config.hidden,
+                patch=config.patch,
+                positions=config.positions,
+                window=config.window,
+                windowed=config.windowed,
+            )
         else:
             self.backbone = Swin(config.width, config.depths, config.heads, config.window, config.out_stages)
-        self.neck = ChannelMapper(
-            self.backbone.channels, dim, config.levels, bias=config.conv_bias, groups=config.groups
-        )
+        if config.backbone == "vit":
+            self.neck: nn.Module = SimplePyramid(config.width, dim)
+        else:
+            self.neck = ChannelMapper(
+                self.backbone.channels, dim, config.levels, bias=config.conv_bias, groups=config.groups
+            )
         self.level_embed = nn.Parameter(torch.zeros(config.levels, dim))
         self.encoder = Encoder(config)
         self.enc_output = nn.Linear(dim, dim)

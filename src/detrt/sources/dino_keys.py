@@ -2,7 +2,7 @@
 
 Three layouts hold the same network: IDEA-Research's DINO ("dino"), mmdetection 3's DINO ("dino-mmdet")
 and Co-DETR's Co-DINO ("co_dino", Sense-X and mmdetection alike). Backbones come in torchvision's names
-(ResNet), the Swin authors' and mmdetection's, and are told apart by their keys.
+(ResNet), the Swin authors' and mmdetection's, or Co-DETR's (ViT), and are told apart by their keys.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def _branches(prefix: str) -> list[Rule]:
 _MMDET_NECK: list[Rule] = [
     (rf"neck\.(convs|extra_convs)\.(\d+)\.conv\.{_LEAF}", r"neck.\1.\2.conv.\3", ""),
     (rf"neck\.(convs|extra_convs)\.(\d+)\.gn\.{_LEAF}", r"neck.\1.\2.norm.\3", ""),
+    (rf"neck\.(p[2-6]\.\d+)\.{_LEAF}", r"neck.\1.\2", ""),
 ]
 
 _DINO: list[Rule] = [
@@ -172,6 +173,7 @@ _CO_DINO: list[Rule] = [
     (r"query_head\.downsample\.[01]\.(weight|bias)", "", TRAINING),
     (r"query_head\.(?:dn_generator\.)?label_embedding\.weight", "", TRAINING),
     (r"rpn_head\.(rpn_conv|rpn_cls|rpn_reg)\.(weight|bias)", "", TRAINING),
+    (r"roi_head\.\d+\.bbox_head\.shared_convs\.\d+\.(conv|gn)\.(weight|bias)", "", TRAINING),
     (r"roi_head\.\d+\.bbox_head\.(shared_fcs\.\d+|fc_cls|fc_reg)\.(weight|bias)", "", TRAINING),
     (r"bbox_head\.\d+\.(cls_convs|reg_convs)\.\d+\.(conv|gn)\.(weight|bias)", "", TRAINING),
     (r"bbox_head\.\d+\.(atss_cls|atss_reg|atss_centerness)\.(weight|bias)", "", TRAINING),
@@ -228,10 +230,24 @@ _BACKBONES: list[Rule] = [
     ),
 ]
 
+# Co-DETR's ViT. Blocks share two tables of rotary positions, and the file has them again in every block.
+_VIT: list[Rule] = [
+    (r"backbone\.pos_embed", "backbone.position", ""),
+    (rf"backbone\.out_norm\.{_LEAF}", r"backbone.out_norm.\1", ""),
+    (
+        rf"backbone\.blocks\.(\d+)\.(norm[12]|attn\.proj|mlp\.(?:w[123]|ffn_ln))\.{_LEAF}",
+        r"backbone.blocks.\1.\2.\3",
+        "",
+    ),
+    (r"backbone\.blocks\.(\d+)\.attn\.([qkv])_proj\.weight", r"backbone.blocks.\1.attn.\2_proj.weight", ""),
+    (r"backbone\.blocks\.(\d+)\.attn\.([qv])_bias", r"backbone.blocks.\1.attn.\2_proj.bias", ""),
+    (r"backbone\.(?:rope_win|rope_glb|blocks\.\d+\.attn\.rope)\.freqs_(cos|sin)", r"ROPE.\1", DERIVED),
+]
+
 RULES: dict[str, list[Rule]] = {
     "dino": [*_BACKBONES, *_DINO],
     "dino-mmdet": [*_BACKBONES, *_DINO_MMDET],
-    "co_dino": [*_BACKBONES, *_CO_DINO],
+    "co_dino": [*_BACKBONES, *_VIT, *_CO_DINO],
 }
 _COMPILED = {
     name: [(re.compile(pattern), target, how) for pattern, target, how in rules]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ..models.dino import DinoConfig
 
 HEADS = 8  # of every published DINO and Co-DINO; no tensor's shape tells it
-LSJ_SIDES = {"resnet": 1024, "swin": 1280}  # canvas of the Co-DINO LSJ configs
+LSJ_SIDES = {"resnet": 1024, "swin": 1280, "vit": 1536}  # canvas of the Co-DINO LSJ configs
+
+VIT_DETECTIONS = 1000  # `max_per_img` of the ViT configs
 
 # What looks like one of these families and is not supported: (a key that tells, what it is).
 _REFUSED = (
@@ -35,9 +37,9 @@ _REFUSED = (
     ),
     (r"mask_head\..+", "a Co-DINO instance segmentation checkpoint; detrt reads detectors"),
     (
-        r"backbone\.(?:net\.)?(?:blocks\.\d+\.|pos_embed).*",
-        "a Co-DINO with a ViT-L (EVA-02) backbone and feature pyramid, which detrt does not have; it reads the ResNet "
-        "and Swin models",
+        r"backbone\.(?:net\..+|blocks\.\d+\.attn\.(?:qkv|rel_pos_[hw]).*)",
+        "a DINO with a ViT backbone of another kind than Co-DETR's (EVA-02 blocks with rotary positions); detrt reads "
+        "that one, ResNet and Swin",
     ),
     (
         r"backbone\.(?:0\.)?downsample_layers\..+",
@@ -112,15 +114,16 @@ def load(
         raise SourceError(f"there is no layout {variant!r}; allowed: {', '.join(layout_names)}")
     config = infer_config(state_dict, variant)
     co_dino = variant == "co_dino"
-    lsj = co_dino and "lsj" in name.lower()
+    # Of ViT models, those for one canvas have a table of rotary positions for it.
+    lsj = co_dino and ("lsj" in name.lower() or "backbone.rope_glb.freqs_cos" in state_dict)
     module = CoDino(config, attend_padding=lsj) if co_dino else Dino(config)
     report = _fill(module, state_dict, variant, config)
     notes = []
     if lsj:
         notes.append(
-            "'lsj' in the name: padding is part of the picture, as in its training; canvas of one size"
+            "large-scale jittering, by the file's name or its tables: padding is part of the picture, as in its training; canvas of one size"
         )
-    elif co_dino:
+    elif co_dino and config.backbone != "vit":
         notes.append("read as a model with padding masks; an LSJ checkpoint must have 'lsj' in its file name")
     family = BY_NAME["co_dino" if co_dino else "dino"]
     spec, label_note = make_spec(family, config, labels=labels, stored=stored, name=name, lsj=lsj)
@@ -147,9 +150,13 @@ def make_spec(
     if lsj:
         side = LSJ_SIDES[config.backbone]
         pixels = InputSpec("fit", side, side, **entry)  # type: ignore[arg-type]
+    elif config.backbone == "vit":
+        entry["multiple_of"] = 32
+        pixels = InputSpec("shortest_edge", 1280, 1728, shortest_edge=1280, longest_edge=2048, **entry)  # type: ignore[arg-type]
     else:
         pixels = InputSpec("shortest_edge", 800, 1067, shortest_edge=800, longest_edge=1333, **entry)  # type: ignore[arg-type]
-    keep = min(family.max_detections or config.queries, config.queries * config.classes)
+    best = VIT_DETECTIONS if config.backbone == "vit" else family.max_detections
+    keep = min(best or config.queries, config.queries * config.classes)
     soft = {"nms": "soft_nms", "nms_iou": 0.8} if family.name == "co_dino" else {}
     decode = DecodeSpec(family.activation, family.select, config.queries, config.classes, keep, **soft)  # type: ignore[arg-type]
     names, note = choose(config.classes, file=labels, stored=stored, ref=name or family.name)
@@ -199,7 +206,9 @@ def infer_config(state: Mapping[str, Tensor], layout: str) -> DinoConfig:
             f"{levels} levels; detrt knows DINO with {HEADS} heads"
         )
     # The neck's 1x1 convolutions tell which stages of the backbone are used.
-    if layout == "dino":
+    if layout == "co_dino" and "backbone.pos_embed" in state:
+        projections: Iterable[str] = ()
+    elif layout == "dino":
         projections = (f"input_proj.{i}.0.weight" for i in range(levels))
     else:
         projections = (f"neck.convs.{i}.conv.weight" for i in range(levels))
@@ -223,6 +232,8 @@ def infer_config(state: Mapping[str, Tensor], layout: str) -> DinoConfig:
 
 def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, object]:
     """The part of `DinoConfig` that describes the backbone."""
+    if "backbone.pos_embed" in state:
+        return _vit(state)
     for stem in ("backbone.conv1.weight", "backbone.0.body.conv1.weight"):
         if stem in state:
             width = _shape(state, stem, 4)[0]
@@ -261,6 +272,32 @@ def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, obj
         "heads": tuple(table[1] for table in tables),
         "window": (side + 1) // 2,
         "out_stages": _stages(channels, width),
+    }
+
+
+def _vit(state: Mapping[str, Tensor]) -> dict[str, object]:
+    """ViT: a block with windows has a table of rotary positions as large as a window."""
+    _, positions, width = _shape(state, "backbone.pos_embed", 3)
+    tokens, head_dim = _shape(state, "backbone.rope_win.freqs_cos", 2)
+    window, side = isqrt(tokens), isqrt(positions - 1)
+    if window * window != tokens or side * side != positions - 1 or width % head_dim or head_dim % 4:
+        raise SourceError(
+            f"a ViT with {positions} positions, a table of {tokens} x {head_dim} rotary positions and {width} channels "
+            "does not fit together; expected 1 + a square, a square, and a head that divides the channels"
+        )
+    depth = _count(state, r"backbone\.blocks\.(\d+)\.")
+    tables = {i: state.get(f"backbone.blocks.{i}.attn.rope.freqs_cos") for i in range(depth)}
+    return {
+        "backbone": "vit",
+        "width": width,
+        "depths": (depth,),
+        "heads": (width // head_dim,),
+        "window": window,
+        "windowed": tuple(i for i, table in tables.items() if table is not None and table.shape[0] == tokens),
+        "hidden": _shape(state, "backbone.blocks.0.mlp.w1.weight", 2)[0],
+        "patch": _shape(state, "backbone.patch_embed.proj.weight", 4)[2],
+        "positions": positions,
+        "out_stages": (0,),
     }
 
 
@@ -313,6 +350,12 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
             unexpected.append(key)
         elif spot.kind == TRAINING:
             training.append(key)
+        elif spot.target.startswith("ROPE."):
+            if not _is_rope(tensor, spot.target.removeprefix("ROPE.")):
+                raise SourceError(
+                    f"'{key}' is no table of the rotary positions that this model has; it is damaged or of another"
+                )
+            derived.append(key)
         elif spot.kind in (DERIVED, ALIAS):
             other = targets.get(spot.target) if spot.kind == DERIVED else state.get(spot.target)
             if (
@@ -352,6 +395,18 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
             "or of another model"
         )
     return LoadReport(layout, config.describe(), tuple(used), tuple(training), tuple(derived), tuple(aliases))
+
+
+def _is_rope(tensor: Tensor, which: str) -> bool:
+    import torch
+
+    from ..models.vit import rope
+
+    side = isqrt(tensor.shape[0]) if tensor.ndim == 2 else 0
+    if side < 1 or side * side != tensor.shape[0] or tensor.shape[1] % 4:
+        return False
+    expected = rope(side, side, tensor.shape[1])[which == "sin"]
+    return torch.allclose(tensor.float(), expected, atol=1e-3)
 
 
 def _parts(target: str, tensor: Tensor, transform: str) -> list[tuple[str, Tensor]]:

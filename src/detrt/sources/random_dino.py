@@ -37,10 +37,24 @@ _R50 = DinoConfig(
 )
 _SWIN_L = replace(_R50, backbone="swin", depths=(2, 2, 18, 2), width=192, heads=(6, 12, 24, 48), window=12)
 _CO = {"classes": 80, "levels": 5, "out_stages": (0, 1, 2, 3), "conv_bias": False}
+_VIT_L = {
+    "backbone": "vit",
+    "depths": (24,),
+    "width": 1024,
+    "heads": (16,),
+    "hidden": 2730,
+    "patch": 16,
+    "positions": 1025,
+    "window": 24,
+    "windowed": tuple(i for i in range(24) if i % 4 != 3),
+    "out_stages": (0,),
+    "queries": 1500,
+}
 MODELS: dict[str, tuple[str, DinoConfig]] = {
     "dino": ("dino", _R50),
     "dino-swin-l": ("dino", _SWIN_L),
     "co_dino-r50": ("co_dino", replace(_R50, **_CO)),  # type: ignore[arg-type]
+    "co_dino-vit-l": ("co_dino", replace(_R50, **{**_CO, **_VIT_L})),  # type: ignore[arg-type]
     "co_dino-swin-l": ("co_dino", replace(_SWIN_L, **_CO)),  # type: ignore[arg-type]
 }
 _TINY = {
@@ -55,6 +69,15 @@ _TINY = {
 _TINY_BACKBONE = {
     "resnet": {"depths": (1, 1, 1, 1), "width": 8},
     "swin": {"depths": (2, 2, 2, 2), "width": 16, "heads": (1, 2, 4, 8), "window": 4},
+    "vit": {
+        "depths": (4,),
+        "width": 32,
+        "heads": (2,),
+        "hidden": 43,
+        "positions": 50,
+        "window": 3,
+        "windowed": (0, 1, 2),
+    },
 }
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from .backbones import layer_norm, linear, resnet, swin
+from .vit import pyramid, vit
 
 # Names of the parts: IDEA-Research's DINO, and Co-DETR's Co-DINO.
 NAMES = {
@@ -38,19 +39,24 @@ HEADS = 8
 
 
 class Reference:
-    """w: original state dict. layout: "dino" or "co_dino". groups: of GroupNorm. window: of Swin."""
+    """w: original state dict. layout: "dino" or "co_dino". groups: of GroupNorm. window: of Swin. windowed: blocks of ViT."""
 
-    def __init__(self, w, layout, *, levels, stages, groups, window=None):
+    def __init__(self, w, layout, *, levels, stages, groups, window=None, windowed=None):
         self.w, self.layout, self.n = w, layout, NAMES[layout]
         self.levels, self.stages, self.groups, self.window = levels, stages, groups, window
+        self.windowed = windowed
 
     def backbone(self, image):
         p = "backbone.0." if self.layout == "dino" else "backbone."
+        if self.windowed is not None:
+            return vit(self.w, image, self.windowed)
         if self.window:
             return swin(self.w, p, image, self.stages, self.window)
         return resnet(self.w, p + ("body." if self.layout == "dino" else ""), image, self.stages)
 
     def neck(self, maps):
+        if self.windowed is not None:
+            return pyramid(self.w, maps[0])
         found = []
         for level in range(self.levels):
             extra = level - len(maps)

@@ -72,8 +72,62 @@ def swin(p, depths, width, heads, window, stages, mmdet):
     return keys
 
 
+VIT_L = {
+    "kind": "vit", "width": 1024, "depth": 24, "head": 64, "hidden": 2730, "positions": 1025, "window": 24,
+    "windowed": tuple(i for i in range(24) if i % 4 != 3), "whole": 0,
+}  # fmt: skip
+
+
+def vit(p, width, depth, head, hidden, positions, window, windowed, whole):
+    """whole: side of the table of rotary positions of the blocks without windows, in models for one canvas."""
+    keys = {f"{p}pos_embed": [1, positions, width], **both(f"{p}patch_embed.proj", width, 3, 16, 16)}
+
+    def table(name, side):
+        keys.update({f"{p}{name}.freqs_{leaf}": [side * side, head] for leaf in ("cos", "sin")})
+
+    table("rope_win", window)
+    if whole:
+        table("rope_glb", whole)
+    for i in range(depth):
+        name = f"{p}blocks.{i}."
+        keys |= {f"{name}attn.q_bias": [width], f"{name}attn.v_bias": [width]}
+        keys |= (
+            norm(f"{name}norm1", width) | norm(f"{name}norm2", width) | both(f"{name}attn.proj", width, width)
+        )
+        keys |= {f"{name}attn.{part}_proj.weight": [width, width] for part in "qkv"}
+        if i in windowed or whole:
+            table(f"blocks.{i}.attn.rope", window if i in windowed else whole)
+        keys |= both(f"{name}mlp.w1", hidden, width) | both(f"{name}mlp.w2", hidden, width)
+        keys |= norm(f"{name}mlp.ffn_ln", hidden) | both(f"{name}mlp.w3", width, hidden)
+    return keys | norm(f"{p}out_norm", width)
+
+
+def pyramid(width, dim):
+    sizes = {
+        "p2": {
+            1: (width // 2, width, 3),
+            5: (width // 4, width // 2, 3),
+            8: (dim, width // 4, 1),
+            11: (dim, dim, 3),
+        },
+        "p3": {1: (width // 2, width, 3), 4: (dim, width // 2, 1), 7: (dim, dim, 3)},
+        "p4": {0: (dim, width, 1), 3: (dim, dim, 3)},
+        "p5": {1: (dim, width, 1), 4: (dim, dim, 3)},
+        "p6": {1: (width, width, 3), 4: (dim, width, 1), 7: (dim, dim, 3)},
+    }
+    keys = {}
+    for level, layers in sizes.items():
+        for index, (out, size, kernel) in layers.items():
+            keys[f"neck.{level}.{index}.weight"] = [out, size, kernel, kernel]
+            keys |= norm(f"neck.{level}.{index + 1}", out)
+    return keys
+
+
 def backbone(p, facts, stages, *, counter, mmdet=False):
     facts = dict(facts)
+    if facts["kind"] == "vit":
+        del facts["kind"]
+        return vit(p, **facts), []
     if facts.pop("kind") == "resnet":
         return resnet(p, counter=counter, **facts), [facts["width"] * 4 * 2**s for s in stages]
     return swin(p, stages=stages, mmdet=mmdet, **facts), [facts["width"] * 2**s for s in stages]
@@ -140,7 +194,9 @@ def dino(facts, stages, levels, classes=91, dim=256, ffn=2048, layers=6, queries
 
 def _mmdet(names, facts, stages, levels, classes, dim, ffn, encoder, layers, queries, points, mmdet_swin):
     keys, channels = backbone("backbone.", facts, stages, counter=True, mmdet=mmdet_swin)
-    for i in range(levels):
+    if not channels:
+        keys |= pyramid(facts["width"], dim)
+    for i in range(levels if channels else 0):
         extra = i - len(channels)
         name = f"neck.convs.{i}" if extra < 0 else f"neck.extra_convs.{extra}"
         size = channels[i] if extra < 0 else channels[-1] if extra == 0 else dim
@@ -217,8 +273,15 @@ def co_dino(
         | both("rpn_head.rpn_reg", 36, dim, 1, 1)
     )
     roi = "roi_head.0.bbox_head."
-    keys |= both(f"{roi}shared_fcs.0", fc, dim * 49) | both(f"{roi}shared_fcs.1", fc, fc)
-    keys |= both(f"{roi}fc_cls", classes + 1, fc) | both(f"{roi}fc_reg", 4 * classes, fc)
+    keys |= both(f"{roi}shared_fcs.0", fc, dim * 49)
+    if facts["kind"] == "vit":
+        for i in range(4):
+            keys[f"{roi}shared_convs.{i}.conv.weight"] = [dim, dim, 3, 3]
+            keys |= norm(f"{roi}shared_convs.{i}.gn", dim)
+    else:
+        keys |= both(f"{roi}shared_fcs.1", fc, fc)
+    keys |= both(f"{roi}fc_cls", classes + 1, fc)
+    keys |= both(f"{roi}fc_reg", 4 if facts["kind"] == "vit" else 4 * classes, fc)
     for name in ("cls_convs", "reg_convs"):
         keys[f"bbox_head.0.{name}.0.conv.weight"] = [dim, dim, 3, 3]
         keys |= norm(f"bbox_head.0.{name}.0.gn", dim)
@@ -239,6 +302,7 @@ PUBLISHED = {
     "co_dino_5scale_9encoder_lsj_r50": (SENSE, lambda: co_dino(R50, encoder=9)),
     "co_dino_5scale_lsj_r50_lvis": (SENSE, lambda: co_dino(R50, classes=1203)),
     "co_dino_5scale_swin_l": (SENSE, lambda: co_dino(SWIN_L)),
+    "co_dino_5scale_vit_large_coco": (SENSE, lambda: co_dino(VIT_L, queries=1500)),
     "co_dino_mmdet_5scale_swin_l": (MMDET + ", projects/CO-DETR", lambda: co_dino(SWIN_L, mmdet_swin=True)),
 }
 

@@ -13,6 +13,8 @@ def fill(keys, seed=0):
             state[name] = torch.tensor(7)
         elif leaf == "relative_position_index":
             state[name] = window_index(round(shape[0] ** 0.5))
+        elif leaf in ("freqs_cos", "freqs_sin"):
+            state[name] = rotary(round(shape[0] ** 0.5), shape[1], leaf)
         elif leaf == "running_var":
             state[name] = torch.rand(shape, generator=generator) + 0.6
         elif len(shape) < 2:
@@ -33,6 +35,19 @@ def fill(keys, seed=0):
         if name.startswith(("transformer.decoder.class_embed.", "transformer.decoder.bbox_embed.")):
             state[name] = state[name.removeprefix("transformer.decoder.")].clone()
     return state
+
+
+def rotary(side, head, leaf):
+    """(side**2, head): the table of rotary positions of a square of patches."""
+    table = torch.empty(side, side, head)
+    for row in range(side):
+        for column in range(side):
+            for channel in range(head):
+                place = row if channel < head // 2 else column
+                power = channel % (head // 2) // 2 * 2 / (head // 2)
+                angle = torch.tensor(place / side * 16 / 10000**power)
+                table[row, column, channel] = angle.cos() if leaf == "freqs_cos" else angle.sin()
+    return table.view(-1, head)
 
 
 def window_index(size):
