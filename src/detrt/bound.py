@@ -20,7 +20,7 @@ from .decode import checked_raw
 from .detections import Detections, box_iou, cxcywh_to_xyxy
 from .errors import PromptError, SessionError
 from .prompted import PromptedSession
-from .session import Feeds, Outputs, TensorInfo, text_inputs
+from .session import Feeds, Outputs, Session, TensorInfo, text_inputs
 from .spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PIXEL_VALUES, PRED_BOXES, SCORES, ModelSpec
 from .suppress import suppress
 from .text_decode import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
@@ -193,6 +193,23 @@ class BoundSession:
             real = (labels >= 0) & (labels < len(class_ids))  # a phrase of the padding is no phrase
             rows.append((outputs[BOXES][image][:taken][real], outputs[SCORES][image][:taken][real], class_ids[labels[real]]))
         return rows
+
+
+def detector_of(session: Session) -> Session:
+    """The session that runs the graph of images: of a model that takes a prompt, its detector."""
+    if isinstance(session, BoundSession):
+        session = session.model
+    return session.detector if isinstance(session, PromptedSession) else session
+
+
+def model_spec(session: Session) -> ModelSpec:
+    """The spec of the model itself, without a prompt."""
+    return detector_of(session).spec
+
+
+def with_text(session: Session, feeds: Feeds) -> Feeds:
+    """Feeds of `detector_of(session)`: with the text where a prompt is bound (of a list in parts, the first)."""
+    return session.with_text(feeds) if isinstance(session, BoundSession) else feeds
 
 
 def _check_tokens_way(model: PromptedSession, asked: Sequence[Asked], phrases: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from .detector import Detector
 from .errors import ImageError, MissingPackageError, SpecError
+from .prompted import PromptedSession
 from .spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def evaluate_coco(
     """Average precision on a data set in COCO's format.
 
     Every detection counts (threshold 0, the model's own number of boxes). Classes belong to categories
-    by name, whatever their numbers. What is passed in stays open. progress: called with (done, all).
+    by name, whatever their numbers. A model that takes a prompt is asked for the names of the categories.
+    What is passed in stays open. progress: called with (done, all).
 
     Raises:
         MissingPackageError: pycocotools is not installed.
@@ -88,6 +90,7 @@ def evaluate_coco(
     data = read_annotations(Path(coco_json))
     files = _image_files(data, Path(images_dir))
     session = detector_or_session.session if isinstance(detector_or_session, Detector) else detector_or_session
+    session = asked_for_categories(session, data["categories"])
     size_hw = detector_or_session.size_hw if isinstance(detector_or_session, Detector) else None
     categories = category_of_class(session.spec, data["categories"])
     detector = Detector(session, threshold=0.0, batch_size=batch_size, size_hw=size_hw)
@@ -103,6 +106,13 @@ def evaluate_coco(
     return EvalReport(
         metrics, per_class, len(files), len(rows), without_class(data, categories.values()), seconds
     )
+
+
+def asked_for_categories(session: Session, categories: list[dict[str, Any]]) -> Session:
+    """The session; a model that takes a prompt and has none is asked for the names of the categories, as a list."""
+    if not isinstance(session, PromptedSession):
+        return session
+    return session.bind([str(category["name"]).replace("_", " ") for category in categories])
 
 
 def score_rows(

@@ -14,7 +14,15 @@ from . import files
 from .bundle import Bundle
 from .detector import Detector
 from .errors import ImageError, OutputError
-from .evaluate import EvalReport, _image_files, category_of_class, read_annotations, score_rows, without_class
+from .evaluate import (
+    EvalReport,
+    _image_files,
+    asked_for_categories,
+    category_of_class,
+    read_annotations,
+    score_rows,
+    without_class,
+)
 from .session import Session
 
 Row = dict[str, Any]
@@ -54,6 +62,8 @@ def evaluate(
     on its neighbours, so a resumed run gives the same figures. limit: the first so many images.
     model: what the file is bound to (see `identity`).
 
+    A model that takes a prompt is asked for the names of the categories, or for what it is bound to already.
+
     Raises:
         ImageError: as `evaluate_coco`. OutputError: the state belongs to another model, data set or
             batch size, or cannot be written. SpecError: no class in common.
@@ -65,6 +75,7 @@ def evaluate(
         raise ImageError(f"batch and limit must be at least 1; got {batch_size} and {limit}")
     data = limited(read_annotations(Path(coco_json)), limit)
     paths = _image_files(data, Path(images_dir))
+    session = asked_for_categories(session, data["categories"])
     categories = category_of_class(session.spec, data["categories"])
     header = {
         "detrt_eval": _SCHEMA,

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .bound import model_spec
 from .compare import Gate, ImageMatch, gate_for, match, paired_scores
 from .decode import decode
 from .detections import Detections
 from .errors import GateError, SessionError
 from .images import ImageSource, load_image
 from .preprocess import SizeHW, group_by_size, preprocess
+from .prompts import Prompt
 from .session import Session
 from .spec import PIXEL_VALUES
 from .verify_divergence import Divergence
-from .verify_models import Side, default_reference, open_side, precision_of, spec_differences
+from .verify_models import Side, ask, default_reference, open_side, precision_of, spec_differences, text_differences
 from .verify_slots import another_size, padding_rows, shapes_to_run, slot_rows
 from .verify_tensors import can_force, forced_rows
 
@@ -171,6 +173,8 @@ def verify(
     pictures: int = 0,
     labels: Path | str | None = None,
     family: str | None = None,
+    prompt: str | Sequence[str] | Prompt | None = None,
+    task: str = "",
     say: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Compare two models on images.
@@ -184,8 +188,10 @@ def verify(
     (when something fails), "always" or "never". pictures: keep so many of the worst for the report.
     labels: class names of a checkpoint whose bundle was built with names of its own; family: of a ckpt:FILE.
         For the checkpoint that a bundle was made from, both are by default those that the bundle records.
+    prompt, task: what models that take a prompt are asked for: a text, or a list of class names.
 
     Raises:
+        PromptError: no prompt for a model that takes one, the reverse, or a bad prompt.
         SessionError: no images, or heads of different sizes. DetrtError: see the models' own loaders;
             no reference. GateError is not raised: ask `report.passed` or call `require`.
     """
@@ -199,14 +205,17 @@ def verify(
         own = family if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
         cand = open_side(candidate, trust=trust_remote_code, family=own)
         sides.append(cand)
+        ask(cand, prompt, task)
         if reference is None:
             if isinstance(candidate, Session):
                 raise SessionError("an open session does not say what it was made from; give a reference")
             reference = default_reference(candidate)
             family, labels = family or cand.options.get("family"), labels or cand.options.get("labels")
-        ref = open_side(reference, trust=trust_remote_code, like=cand.session.spec, labels=labels, family=family)
+        like = model_spec(cand.session)
+        ref = open_side(reference, trust=trust_remote_code, like=like, labels=labels, family=family)
         sides.append(ref)
-        facts = spec_differences(ref.session.spec, cand.session.spec)
+        ask(ref, prompt, task)
+        facts = spec_differences(ref.session.spec, cand.session.spec) + text_differences(ref.session, cand.session)
         precision = precision_of(cand)
         gate = replace(gate or gate_for(precision), **(gate_changes or {}))
         notes = [note for note in (getattr(s.session, "note", "") for s in (ref, cand)) if note]

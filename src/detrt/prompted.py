@@ -124,6 +124,12 @@ class PromptedSession:
         asked = prompts if isinstance(prompts, Asked) else self.ask(prompts, task)
         return BoundSession(self, [asked], phrases=phrases)
 
+    def with_parts(self, detector: Session, tower: Session | None) -> PromptedSession:
+        """The same model run by other sessions, e.g. ones that round."""
+        made = PromptedSession(detector, self.tokenizer, tower, cache_size=self._asked.size)
+        made.note = "; ".join(dict.fromkeys(note for note in (self.note, made.note) if note))
+        return made
+
     def text_feeds(self, parts: Sequence[Part]) -> Feeds:
         """The text inputs of the detector for a batch, one part of a prompt for each image."""
         names = {info.name for info in self.inputs}
@@ -285,7 +291,7 @@ class _Kept:
     """The entries that were used last."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._entries: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable) -> Any:
@@ -296,6 +302,6 @@ class _Kept:
     def put(self, key: Hashable, value: Any) -> Any:
         self._entries[key] = value
         self._entries.move_to_end(key)
-        while len(self._entries) > self._size:
+        while len(self._entries) > self.size:
             self._entries.popitem(last=False)
         return value

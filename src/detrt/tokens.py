@@ -93,14 +93,13 @@ class PromptTokenizer:
         # Lengths are decided here: cutting off silently would change what is asked for.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        size = self._tokenizer.get_vocab_size()
-        if wrong := [i for i in (text.pad_id, *text.separators) if i >= size]:
-            raise SpecError(f"{name} has {size} tokens, the spec names {wrong}: it belongs to another model; export it again")
         marks = [self._tokenizer.id_to_token(i) for i in text.separators]
+        if wrong := [i for i in (text.pad_id, *text.separators) if self._tokenizer.id_to_token(i) is None]:
+            raise SpecError(f"{name} has no tokens {wrong}, which the spec names: it belongs to another model; export it again")
         # Of kind "tokens" the model itself ends phrases at these; the framing tokens are longer than a character.
-        self.separators = "".join(mark for mark in marks if mark is not None and len(mark) == 1) or "."
+        self.separators = "".join(mark for mark in marks if len(mark) == 1) or "."
         dot = self._tokenizer.token_to_id(".")
-        frame = [i for i, mark in zip(text.separators, marks, strict=True) if mark is None or len(mark) > 1]
+        frame = [i for i, mark in zip(text.separators, marks, strict=True) if len(mark) > 1]
         self.frame_ids = tuple(frame) + (() if dot is None else (dot,))
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         self._unknown = None if unknown is None else self._tokenizer.token_to_id(unknown)
@@ -220,6 +219,20 @@ class PromptTokenizer:
             if self._unknown is not None and all(i == self._unknown for i in words):
                 unknown.append(phrase.text)
         return tuple(unknown)
+
+
+def same_tokens(a: Sequence[Asked], b: Sequence[Asked]) -> bool:
+    """Whether two tokenizers made the same of the same prompts."""
+
+    def rows(asked: Sequence[Asked]) -> list[list[int]]:
+        parts = [part for one in asked for part in one.parts]
+        return [
+            ids.tolist()
+            for part in parts
+            for ids in ((part.ids,) if isinstance(part, TokenPart) else (*part.names, part.task))
+        ]
+
+    return rows(a) == rows(b)
 
 
 def default_task(prompt: Prompt) -> str:

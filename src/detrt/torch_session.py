@@ -37,7 +37,8 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
     tokenizer = PromptTokenizer(source.tokenizer, text)
     # The plain model has no tower to be called by itself, except for class names; and no decoding in it.
-    spec = replace(spec.with_decode(in_graph=False, nms_in_graph=False), text=replace(text, tower=_tower_of(text)))
+    spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
+    spec = replace(spec, text=replace(text, tower=_tower_of(text)))
     tower = TorchSession(source, device=device, spec=spec, part="tower") if _tower_of(text) else None
     return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, tower)
 

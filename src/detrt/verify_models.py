@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
+from .bound import BoundSession, detector_of
 from .bundle import MANIFEST, Bundle
 from .compare import GATES
-from .errors import DetrtError, SessionError
+from .errors import DetrtError, PromptError, SessionError
 from .export.config import OPSETS, ExportConfig
 from .onnx_session import OnnxSession
+from .prompted import PromptedSession
+from .prompts import Prompt
 from .session import Session
 from .sessions import kind_of, open_session
 from .spec import DecodeSpec, ModelSpec
+from .tokens import same_tokens
 
 if TYPE_CHECKING:
     from .graph.view import GraphView
@@ -83,17 +87,34 @@ def open_side(
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from .sources import load_source
-    from .torch_session import TorchSession
+    from .torch_session import open_torch
 
     source = model
     if isinstance(model, (str, Path)):
         source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family)
-    session = TorchSession(source, spec=same_contract(source.spec, like) if like else None)
+    session = open_torch(source, spec=same_contract(source.spec, like) if like else None)
     return Side(session, source.provenance.source, source=source, owned=True)
+
+
+def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "") -> None:
+    """Make a model that takes a prompt one of fixed classes.
+
+    Raises:
+        PromptError: a model that takes a prompt and none, the reverse, or a bad prompt.
+    """
+    if isinstance(side.session, PromptedSession):
+        if prompt is None:
+            raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with --prompt 'a cat. a dog.'")
+        side.session = side.session.bind(prompt, task=task)
+    elif (prompt is not None or task) and not isinstance(side.session, BoundSession):
+        raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave --prompt out")
 
 
 def _rounding(session: Session) -> Session:
     """The session, or one that rounds where ONNX Runtime's CPU kernels would not; see `graph.rounded`."""
+    if isinstance(session, PromptedSession):
+        detector, tower = session.detector, session.tower
+        return session.with_parts(_rounding(detector), None if tower is None else _rounding(tower))
     if not isinstance(session, OnnxSession) or session.backend != "onnxruntime-cpu" or session.path is None:
         return session
     from .graph.rounded import has_low, rounded
@@ -152,6 +173,21 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
     if wrong:
         shown = ", ".join(f"{i} is {candidate.label(i)!r}, the reference has {reference.label(i)!r}" for i in wrong[:3])
         found.append(f"spec.labels: {len(wrong)} of {len(reference.labels)} differ: class {shown}")
+    return found
+
+
+def text_differences(reference: Session, candidate: Session) -> list[str]:
+    """What two models that take a prompt read differently, in words."""
+    if not (isinstance(reference, BoundSession) and isinstance(candidate, BoundSession)):
+        return []
+    a, b = reference.model.text, candidate.model.text
+    found = [
+        f"spec.text.{name} is {getattr(b, name)}, the reference has {getattr(a, name)}"
+        for name in ("kind", "max_tokens", "pad_id", "separators")
+        if getattr(a, name) != getattr(b, name)
+    ]
+    if a.kind == b.kind and not same_tokens(reference.asked, candidate.asked):
+        found.append("the tokenizers differ: they give other tokens for this prompt")
     return found
 
 
@@ -236,6 +272,7 @@ def _nms_like(decode: DecodeSpec) -> str:
 
 
 def _graph_of(session: Session) -> Path | None:
+    session = detector_of(session)
     path = getattr(session, "path", None)
     if path is None:
         return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .bound import detector_of, with_text
 from .errors import DetrtError
 from .onnx_session import OnnxSession
 from .preprocess import group_by_size, preprocess
@@ -30,7 +31,8 @@ def with_divergence(
 ) -> VerifyReport:
     """The report with the place where the two graphs part, or a note why it is not known."""
     say("searching the first divergence")
-    feeds = failing_feeds(report, ref, cand, images)
+    feeds = with_text(cand.session, failing_feeds(report, ref, cand, images))
+    ref, cand = (replace(side, session=detector_of(side.session), owned=False) for side in (ref, cand))
     try:
         found, notes = _search(report, ref, cand, feeds, say)
     except DetrtError as error:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .bound import detector_of, with_text
 from .errors import DetrtError, SessionError
 from .onnx_session import OnnxSession
 from .preprocess import SizeHW, group_by_size, preprocess
 from .session import Feeds, Outputs, Session
-from .spec import BOXES, PRED_BOXES
+from .spec import BOXES, CLASS_FEATURES, PRED_BOXES, TEXT_FEATURES
 
 
 def forced_rows(
@@ -28,14 +29,18 @@ def forced_rows(
         shapes = [image.shape[:2] for image in images]
         for group in group_by_size(shapes, ref.spec, size_hw=size_hw):
             feeds = preprocess([images[i] for i in group], ref.spec, size_hw=size_hw).feeds
+            given, asked = with_text(ref, feeds), with_text(cand, feeds)
             batch, _, height, width = feeds["pixel_values"].shape
             where = {"batch": batch, "height": height, "width": width}
             try:
-                got, chosen = with_selections(cand, feeds)
+                got, chosen = with_selections(detector_of(cand), asked)
             except SessionError as error:
                 yield {**where, "output": "all", "error": float("inf"), "text": str(error)}
                 continue
-            want = run_forced(ref, feeds, chosen)
+            want = run_forced(detector_of(ref), given, chosen)
+            # What the text towers made, where both sides have one.
+            want |= {name: given[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in given and name in asked}
+            got |= {name: asked[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in asked}
             for name, expected in want.items():
                 if name in got:
                     yield {**where, "output": name, "error": _error(name, expected, got[name]), "text": ""}
@@ -43,7 +48,10 @@ def forced_rows(
 
 def can_force(ref: Session, cand: Session) -> bool:
     """Whether the candidate's selections can be read and given to the reference."""
-    return all(_is_torch(s) or (isinstance(s, OnnxSession) and s.path is not None) for s in (ref, cand))
+    both = [detector_of(s) for s in (ref, cand)]
+    if any(s.spec.text is not None for s in both) and both[0].spec.decode.in_graph != both[1].spec.decode.in_graph:
+        return False  # the plain model of a prompted checkpoint does not decode
+    return all(_is_torch(s) or (isinstance(s, OnnxSession) and s.path is not None) for s in both)
 
 
 def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArray]]:

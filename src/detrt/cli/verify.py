@@ -29,6 +29,10 @@ def verify(
     pictures: Annotated[int, typer.Option(min=0, max=50, help="Pictures in the report, the worst first.")] = 6,
     labels: Annotated[Path | None, typer.Option(help="Class names that the bundle was built with, if not the checkpoint's.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What to find, for models that take a prompt: 'a cat. a dog.'")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Text file with the prompt.")] = None,
+    classes_from: Annotated[Path | None, typer.Option(help="Text file of class names, one a line, as the prompt.")] = None,
+    task: Annotated[str, typer.Option(help="Sentence for models that take one; default: 'Detect NAMES.'")] = "",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
 ) -> None:
@@ -36,6 +40,7 @@ def verify(
     from .. import parity
     from ..compare import Gate, gate_for
     from ..images import expand_inputs
+    from ..prompts import chosen_prompt
     from ..verify_figures import figures
     from . import show
 
@@ -60,6 +65,8 @@ def verify(
             divergence="always" if report is not None and divergence == "auto" else divergence,
             pictures=pictures if report is not None else 0,
             labels=labels,
+            prompt=chosen_prompt(prompt, prompt_file, classes_from),
+            task=task,
             family=family,
             progress=lambda count, total: step("verify", count / total, f"{count} of {total} images"),
             say=lambda text: step(text, None, ""),
