@@ -114,6 +114,17 @@ def test_files_that_are_no_checkpoints(content, name, words, save):
     refuse(save(content, name), words)
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("detr.transformer.decoder.norm.weight", "panoptic segmentation"),
+        ("transformer.decoder.layers.0.sa_qcontent_proj.weight", "Conditional DETR or DAB-DETR"),
+    ],
+)
+def test_relatives_are_refused_by_name(key, words, save, state):
+    refuse(save({"model": {**state, key: torch.zeros(2)}}), words)
+
+
 def test_missing_files_and_unknown_families(tmp_path, save, state):
     refuse("ckpt:gone.pth", "'gone.pth' is not there")
     refuse(f"ckpt:{tmp_path}", "a folder; give the file in it")

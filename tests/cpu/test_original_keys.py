@@ -103,6 +103,9 @@ def test_dc5_and_discrete_sampling_are_choices_of_the_caller():
     last = module.model.backbone.model.encoder.stages[-1].layers
     assert [layer.layer[1].convolution.dilation[0] for layer in last] == [1, 2, 2]
     assert last[0].layer[1].convolution.stride == (1, 1)
+    module, _, report = load(random_state("deformable_single_scale"), "deformable_detr-dc5", {}, "x")
+    last = module.model.backbone.model.encoder.stages[-1].layers
+    assert report.inferred["levels"] == 1 and last[2].layer[1].convolution.dilation == (2, 2)
     _, _, plain = load(random_state("detr_r50"), "detr", {}, "x")
     assert any("--family detr-dc5" in note for note in plain.notes)
     _, _, told = load(random_state("detr_r50"), "detr", {"dilation": True}, "x")

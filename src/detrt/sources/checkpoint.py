@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from .state_files import StateFile
 
 OTHERS = {"dino", "co_dino"}  # read by `original_dino`
+# Relatives with keys like those of a family that is read: (start of a key that tells, what it is).
+_RELATIVES = (
+    ("detr.transformer.", "a facebookresearch DETR for panoptic segmentation; detrt reads the detectors"),
+    (
+        "transformer.decoder.layers.0.sa_qcontent_proj.",
+        "a Conditional DETR or DAB-DETR under its authors' names; detrt reads them in transformers' format, e.g. "
+        "hf:microsoft/conditional-detr-resnet-50",
+    ),
+)
 
 
 def family_names() -> list[str]:
@@ -68,6 +77,9 @@ def load_checkpoint(
             f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(family_names())}"
         )
     file = read_state(path, ref)
+    for start, what in _RELATIVES:
+        if any(key.startswith(start) for key in file.tensors):
+            raise SourceError(f"'{ref}' is {what}")
     variant = family or _recognise(file.tensors, ref)
     if variant in OTHERS:
         module, spec, row, report = _load_dino(file, variant, labels, path)
