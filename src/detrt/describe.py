@@ -93,7 +93,8 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         "std": list(entry.std),
         "mask": entry.mask,
         "decode": f"{rule.activation}, {rule.select}, {rule.max_detections} of {rule.num_queries} queries"
-        + (", in the graph" if rule.in_graph else ""),
+        + (", in the graph" if rule.in_graph else "")
+        + (f", scores from {rule.score_threshold:g}" if rule.score_threshold else ""),
         **({"nms": f"{rule.nms}, IoU {rule.nms_iou:g}" + (", in the graph" if rule.nms_in_graph else "")} if rule.nms != "none" else {}),
         "classes": f"{rule.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}",
     }

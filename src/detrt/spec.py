@@ -151,6 +151,7 @@ class DecodeSpec:
     `max_detections` are kept: "none"; "nms" drops a box whose IoU with a better one is above `nms_iou`;
     "soft_nms" multiplies its score by 1 - IoU and drops it below `nms_min_score` (arXiv:1704.04503,
     equation 3). nms_in_graph: the graph of `in_graph` has done it ("nms" only).
+    score_threshold: with in_graph, `num_detections` counts the scores at or above it.
     """
 
     activation: str
@@ -163,6 +164,7 @@ class DecodeSpec:
     nms_iou: float = 0.8
     nms_min_score: float = 0.001
     nms_in_graph: bool = False
+    score_threshold: float = 0.0
 
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
@@ -178,7 +180,11 @@ class DecodeSpec:
             not self.nms_in_graph or (self.in_graph and self.nms == "nms"),
             "decode.nms_in_graph needs decode.in_graph and decode.nms 'nms'; no graph has soft-NMS",
         )
-        for name in ("nms_iou", "nms_min_score"):
+        _check(
+            self.in_graph or self.score_threshold == 0,
+            f"decode.score_threshold {self.score_threshold!r} needs decode.in_graph: a runtime has its own threshold",
+        )
+        for name in ("nms_iou", "nms_min_score", "score_threshold"):
             value = getattr(self, name)
             _check(
                 _is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}"

@@ -207,6 +207,7 @@ def test_decoding_in_the_graph_is_the_reference(name, exported):
     spec = raw.spec.with_decode(max_detections=whole.spec.decode.max_detections)
     expected = decode(logits, spec, sizes, threshold=0.0)
     least = choices.get("score_threshold", 0.0)
+    assert whole.spec.decode.score_threshold == least
     for ours, reference in zip(found, expected, strict=True):
         reference = reference[reference.scores >= least]
         assert len(ours) == len(reference) > 0

@@ -150,6 +150,7 @@ def test_choices_that_a_family_cannot_take(name, choices, words, tiny, tmp_path)
         ({"width": 2.5, "height": 64}, "--width .*got 2.5"),
         ({"max_detections": 0}, "--max-detections .*got 0"),
         ({"score_threshold": 1.5}, "--score-threshold .*got 1.5"),
+        ({"score_threshold": 0.3}, "--score-threshold 0.3 is for a graph that decodes: add --decode graph"),
         ({"mask": False}, "needs a fixed size"),
     ],
 )

@@ -63,6 +63,11 @@ class ExportConfig:
             raise ExportError(f"--max-detections must be at least 1; got {self.max_detections}")
         if not 0.0 <= self.score_threshold <= 1.0:
             raise ExportError(f"--score-threshold must be from 0 to 1; got {self.score_threshold}")
+        if self.score_threshold and self.decode != "graph":
+            raise ExportError(
+                f"--score-threshold {self.score_threshold:g} is for a graph that decodes: add --decode graph, or leave "
+                "it out and give --threshold to detrt detect"
+            )
         if not self.normalize and self.input_dtype == "uint8":
             object.__setattr__(self, "input_dtype", "float32")
         if not self.mask and self.height is None:

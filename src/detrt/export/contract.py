@@ -73,7 +73,12 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
         limit = _most_detections(spec)
         if keep > limit:
             raise ExportError(f"--max-detections must be at most {limit} for this model; got {keep}")
-        spec = spec.with_decode(in_graph=True, max_detections=keep, nms_in_graph=config.nms.startswith("graph"))
+        spec = spec.with_decode(
+            in_graph=True,
+            max_detections=keep,
+            nms_in_graph=config.nms.startswith("graph"),
+            score_threshold=float(config.score_threshold),
+        )
     elif config.max_detections is not None:
         limit = _most_detections(spec)
         if config.max_detections > limit:

@@ -20,11 +20,10 @@ class ExportModule(nn.Module):
     Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections); see `detrt.spec`.
     """
 
-    def __init__(self, model: nn.Module, spec: ModelSpec, score_threshold: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, spec: ModelSpec) -> None:
         super().__init__()
         self.model = model
         self.spec = spec
-        self.score_threshold = score_threshold
         entry = spec.input
         # (pixels * rescale - mean) / std as one multiply and one add.
         scale = [entry.rescale / s for s in entry.std]
@@ -108,7 +107,7 @@ class ExportModule(nn.Module):
             labels = labels.gather(1, order)
             corners = corners.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
         size = target_sizes.to(torch.float32).flip(-1).repeat(1, 2).unsqueeze(1)  # (batch, 1, 4): w h w h
-        enough = scores >= self.score_threshold
+        enough = scores >= rule.score_threshold
         if rule.nms_in_graph:
             enough = enough & (scores > 0)
         count = enough.to(torch.int64).sum(1)

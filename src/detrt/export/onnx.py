@@ -80,7 +80,7 @@ def export_onnx(
         from .text import export_text
 
         return export_text(source, path, spec, config, say)
-    module = ExportModule(source.module, spec, config.score_threshold).eval()
+    module = ExportModule(source.module, spec).eval()
     say("tracing")
     model = trace(module, source.family.rewrites, spec, config.opset)
     say("simplifying")
