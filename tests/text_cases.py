@@ -55,9 +55,12 @@ def model_spec(kind: str = "tokens", *, decode=None, text=None, **changes) -> Mo
 
 
 def embedding(ids: np.ndarray) -> np.ndarray:
-    """(..., ) token ids -> (..., WIDTH) unit vectors, the same for equal ids."""
+    """(..., ) token ids -> (..., WIDTH) unit vectors, the same for equal ids; colours are like nothing else."""
     flat = [np.random.default_rng(int(i)).standard_normal(WIDTH) for i in np.ravel(ids)]
     rows = np.array(flat).reshape(-1, WIDTH)
+    rows[:, : len(COLOURS)] = 0
+    for axis, name in enumerate(COLOURS):
+        rows[np.ravel(ids) == word_id(name)] = np.eye(WIDTH)[axis]
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).reshape(*np.shape(ids), WIDTH).astype(np.float32)
 
 
