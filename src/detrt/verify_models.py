@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .sources import Source
 
 # Fields of the spec that an export changes by choice; all others are facts of the checkpoint.
+_DECODE_CHOICES = ("in_graph", "max_detections", "nms", "nms_in_graph", "score_threshold")
 _CHOICES = ("resize", "height", "width", "shortest_edge", "longest_edge", "dynamic", "mask", "dtype", "normalize_in_graph")
 
 
@@ -147,7 +148,7 @@ def same_contract(facts: ModelSpec, like: ModelSpec) -> ModelSpec:
     Facts are not copied from the candidate, so that a bundle with a wrong mean or label is found out.
     """
     spec = facts.with_input(**{name: getattr(like.input, name) for name in _CHOICES})
-    return spec.with_decode(in_graph=like.decode.in_graph, max_detections=like.decode.max_detections)
+    return spec.with_decode(**{name: getattr(like.decode, name) for name in _DECODE_CHOICES})
 
 
 def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
@@ -162,7 +163,7 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
             f"{candidate.decode.num_classes}); they cannot be the same detector"
         )
     found = []
-    for part, skip in (("input", _CHOICES), ("decode", ("in_graph", "max_detections"))):
+    for part, skip in (("input", _CHOICES), ("decode", _DECODE_CHOICES)):
         a, b = getattr(reference, part), getattr(candidate, part)
         for entry in fields(a):
             mine, theirs = getattr(a, entry.name), getattr(b, entry.name)
@@ -256,6 +257,7 @@ def _config_like(candidate: Side) -> ExportConfig:
         width=None if spec.input.dynamic else spec.input.width,
         decode="graph" if spec.decode.in_graph else "raw",
         max_detections=spec.decode.max_detections,
+        score_threshold=spec.decode.score_threshold,
         nms=_nms_like(spec.decode),
         normalize=spec.input.normalize_in_graph,
         input_dtype=spec.input.dtype,
