@@ -122,7 +122,7 @@ def test_both_engines_are_taken(folder, shapes):
 
 def test_the_limit_is_that_of_the_profile(folder, shapes):
     detector = Detector.open(folder(tokens=(4, 32, 48)))
-    with pytest.raises(PromptError, match="has 53 tokens .* at most 48"):
+    with pytest.raises(PromptError, match=r"has 53 tokens .* at most 48"):
         detector(IMAGES[:1], prompts=["cat " * 50])
     names = [f"{a} {b}" for a in ("red", "green", "blue", "cat", "dog") for b in ("star", "circle", "square", "disk")]
     listed = Detector(detector.session, prompt=names)

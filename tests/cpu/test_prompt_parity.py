@@ -1,0 +1,79 @@
+"""Exports of tiny random models with prompts, in ONNX Runtime, against the plain transformers models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+pytest.importorskip("tokenizers", reason="needs the 'text' extra")
+
+from detrt import Detector, open_session, verify
+from detrt.torch_session import open_torch
+
+SIZE = {"height": 128, "width": 160}
+PROMPTS = ["red circle. striped star.", "a blue square", "green triangle. red star. blue circle. dotted square. circle."]
+CASES = {
+    "grounding_dino": {},
+    "grounding_dino in graph": {"decode": "graph"},
+    "grounding_dino one graph": {"single_graph": True},
+    "omdet_turbo": {},
+}
+
+
+def pictures():
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 255, shape, dtype=np.uint8) for shape in ((100, 150, 3), (130, 90, 3), (64, 64, 3))]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def both(request, tiny, exported):
+    """(reference, candidate): the plain model and its export, open."""
+    name = request.param.split()[0]
+    if name == "omdet_turbo":  # one fixed size, whatever is asked for
+        report = exported(name, **CASES[request.param])
+    else:
+        report = exported(name, **SIZE, **CASES[request.param])
+    candidate = open_session(report.path, threads=1)
+    reference = open_torch(tiny(name), spec=report.spec)
+    yield reference, candidate
+    candidate.close()
+    reference.close()
+
+
+def test_a_prompt_for_each_image_of_a_batch(both):
+    found = [Detector(s, threshold=0.0, batch_size=3)(pictures(), prompts=PROMPTS) for s in both]
+    for want, got, prompt in zip(*found, PROMPTS, strict=True):
+        assert len(want) == len(got) > 0 and got.prompt == prompt
+        # Random models have ties, so what is compared is sorted by score, and boxes only where scores stand apart.
+        np.testing.assert_allclose(got.scores, want.scores, atol=2e-4)
+        apart = np.abs(np.diff(want.scores, prepend=2)) > 1e-3
+        apart &= np.abs(np.diff(want.scores, append=-1)) > 1e-3
+        assert [got.labels[i] for i in np.flatnonzero(apart)] == [want.labels[i] for i in np.flatnonzero(apart)]
+        np.testing.assert_allclose(got.boxes_xyxy[apart], want.boxes_xyxy[apart], atol=0.5)
+
+
+def test_neighbours_do_not_matter(both):
+    """An image finds with a longer prompt beside it what it finds alone."""
+    detector = Detector(both[1], threshold=0.0, batch_size=3)
+    together = detector(pictures(), prompts=PROMPTS)
+    for image, prompt, found in zip(pictures(), PROMPTS, together, strict=True):
+        (alone,) = detector([image], prompts=[prompt])
+        assert len(alone) == len(found)
+        np.testing.assert_allclose(found.scores, alone.scores, atol=2e-4)
+
+
+def test_verify_with_a_prompt(both):
+    report = verify(*both, pictures()[:2], prompt=PROMPTS[0], batches=[2])
+    assert report.passed, report.failures
+    assert report.compared > 0
+    names = {row["output"] for row in report.tensors}
+    decoded = both[1].spec.decode.in_graph
+    assert names == set() if decoded else {"logits", "pred_boxes"} <= names
+
+
+def test_a_list_of_names(both):
+    names = ["red circle", "", "blue star", "dotted square"]
+    found = [Detector(s, threshold=0.0, prompt=names)(pictures()[:1])[0] for s in both]
+    assert set(found[1].class_ids.tolist()) <= {0, 2, 3} and found[1].phrase_spans is None
+    np.testing.assert_allclose(found[1].scores, found[0].scores, atol=2e-4)
