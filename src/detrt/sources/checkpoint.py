@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..spec import ModelSpec
     from . import Source
     from .families import Family
+    from .original.names import LoadReport
     from .original_dino import LoadReport as DinoReport
     from .state_files import StateFile
 
@@ -64,10 +65,10 @@ def load_checkpoint(
 
     Raises:
         SourceError: see `state_files.read_state`; an unknown or wrong family; keys that do not fit; a number
-            of classes that no label set has. SpecError: labels that do not fit the head.
+            of classes that no label set has; a prompted model without `tokenizer`. SpecError: labels that do not fit the head.
     """
     from . import Source
-    from .hub import _check_finite, _transformers, versions
+    from .hub import _check_finite, _transformers, refuse_text_choices
     from .state_files import read_state
 
     _transformers()
@@ -82,29 +83,60 @@ def load_checkpoint(
             raise SourceError(f"'{ref}' is {what}")
     variant = family or _recognise(file.tensors, ref)
     if variant in OTHERS:
+        refuse_text_choices(BY_NAME[variant], None, tokenizer)
         module, spec, row, report = _load_dino(file, variant, labels, path)
         line = "; ".join([file.weights, *report.lines(), *file.notes])
     else:
-        from .original import load
+        from .original import FORMATS, load
+        from .tokenizer import read_tokenizer
 
         if family is not None and _told(file.tensors) in OTHERS:
             raise SourceError(
                 f"'{ref}' has the keys of a DINO and not of {family}: it is another family; leave --family out"
             )
+        # Before seconds of building a model, not after them.
+        row = BY_NAME[FORMATS[variant][1]]
+        refuse_text_choices(row, labels, tokenizer)
+        words = read_tokenizer(tokenizer, None, ref) if row.text else None
         module, row, report = load(file.tensors, variant, file.args, ref)
         report.weights = file.weights
         report.notes += file.notes
+        if words is not None:
+            return _prompted(module, row, words, report, ref, path)
         spec = _spec(module, row, labels, file.labels, report, ref)
         line = report.line()
     _check_finite(module, ref)
-    provenance = Provenance(
+    provenance = _provenance(module, ref, path)
+    return Source(module, replace(spec, name=path.stem), row, provenance, notes=(f"{path.name}: {line}",))
+
+
+def _provenance(module: nn.Module, ref: str, path: Path) -> Provenance:
+    from .hub import versions
+
+    return Provenance(
         source=ref,
         checkpoint_sha256=files.sha256_of(path),
         parameters=sum(p.numel() for p in module.parameters()),
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    return Source(module, replace(spec, name=path.stem), row, provenance, notes=(f"{path.name}: {line}",))
+
+
+def _prompted(
+    module: nn.Module, family: Family, words: bytes, report: LoadReport, ref: str, path: Path
+) -> Source:
+    """The Source of a model that takes a prompt; its tokenizer is not in the file."""
+    from . import Source
+    from .hub import _check_finite
+    from .preprocessor import read_input_spec
+    from .text import text_spec, with_boolean_masks
+
+    _check_finite(module, ref)
+    with_boolean_masks(module)
+    entry = read_input_spec(Path("/nonexistent"), family, module.config)
+    spec = replace(text_spec(family, module, entry, words, ref), name=path.stem)
+    notes = (f"{path.name}: {report.line()}",)
+    return Source(module, spec, family, _provenance(module, ref, path), notes=notes, tokenizer=words)
 
 
 def _told(state: Mapping[str, Tensor]) -> str | None:

@@ -23,6 +23,7 @@ RT_DETR = "https://github.com/lyuwenyu/RT-DETR @ 068dfde65f2667ad6555883c69d73de
 D_FINE = "https://github.com/Peterande/D-FINE @ 4a1f73a8bcfac736a88abde9596d87f116d780a7"
 DEIM_V1 = "https://github.com/Intellindust-AI-Lab/DEIM @ 09d35d53d39ee3145a1e61e3a989b28b9468d1dd"
 DEIM = "https://github.com/Intellindust-AI-Lab/DEIMv2 @ 0fff8d4dcdc272e6cf2d84be31399db471357941"
+GROUNDING = "https://github.com/IDEA-Research/GroundingDINO @ 856dde20aee659246248e20734ef9ba5214f5e44"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
 # The defaults of the authors' argument parsers that their model builders read.
@@ -124,6 +125,31 @@ def by_class(root: Path, name: str) -> Any:
     return importlib.import_module("rfdetr.models.lwdetr").build_model(argparse.Namespace(**settings))
 
 
+def by_grounding(root: Path, config: str) -> Any:
+    """Without the download of BERT's weights; with what the published files have beside the model's state."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    tokens = importlib.import_module("groundingdino.util.get_tokenlizer")
+    tokens.get_tokenlizer = lambda name: types.SimpleNamespace(convert_tokens_to_ids=lambda words: words)
+    tokens.get_pretrained_language_model = lambda name: BertModel(BertConfig())
+    for name in ("get_extended_attention_mask", "invert_attention_mask", "get_head_mask"):
+        if not hasattr(BertModel, name):
+            setattr(BertModel, name, None)
+    given: dict[str, Any] = {}
+    exec((root / f"groundingdino/config/{config}.py").read_text("utf-8"), given)
+    settings = {key: value for key, value in given.items() if not key.startswith("__")}
+    module = importlib.import_module("groundingdino.models.GroundingDINO.groundingdino")
+    model = module.build_groundingdino(argparse.Namespace(**settings, device="cpu"))
+    # Their loader prints these two as unexpected.
+    model.register_buffer("label_enc_weight", torch.zeros(settings["dn_labelbook_size"] + 1, settings["hidden_dim"]))
+    model.register_buffer("bert_position_ids", torch.zeros(1, 512))
+    own = model.state_dict
+    names = {"label_enc_weight": "label_enc.weight", "bert_position_ids": "bert.embeddings.position_ids"}
+    model.state_dict = lambda: {names.get(key, key): tensor for key, tensor in own().items()}
+    return model
+
+
 # file -> (source, folder in it, how its model is made)
 FILES: dict[str, tuple[str, str, Any]] = {
     "detr_r50": (DETR, "", lambda r: by_arguments(r, OLD, {})),
@@ -168,6 +194,8 @@ FILES: dict[str, tuple[str, str, Any]] = {
         "",
         lambda r: by_config(r, "engine", "configs/deim_dfine/deim_hgnetv2_s_coco.yml"),
     ),
+    "groundingdino_swint_ogc": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinT_OGC")),
+    "groundingdino_swinb_cogcoor": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinB_cfg")),
     "rf_detr_base": (RF_DETR, "", lambda r: by_class(r, "RFDETRBaseConfig")),
     "rf_detr_nano": (RF_DETR, "", lambda r: by_class(r, "RFDETRNanoConfig")),
 }

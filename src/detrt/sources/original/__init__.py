@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from ..families import BY_NAME, Family
-from . import d_fine, deformable, deimv2, detr, rf_detr, rt_detr
+from . import d_fine, deformable, deimv2, detr, grounding_dino, rf_detr, rt_detr
 from .names import LoadReport, fit, rename
 from .shapes import Shapes
 
@@ -30,6 +30,7 @@ FORMATS: dict[str, tuple[ModuleType, str, str]] = {
     "deim": (d_fine, "d_fine", "DEIM on D-FINE"),
     "deimv2": (deimv2, "deimv2", "Intellindust DEIMv2"),
     "rf_detr": (rf_detr, "rf_detr", "Roboflow RF-DETR"),
+    "grounding_dino": (grounding_dino, "grounding_dino", "IDEA-Research Grounding DINO"),
 }
 
 
@@ -37,6 +38,7 @@ def recognise(keys: Iterable[str]) -> str | None:
     """The variant that the keys belong to; None for other models. "d_fine" may also be DEIM on D-FINE."""
     known = set(keys)
     for name, module in (
+        ("grounding_dino", grounding_dino),
         ("detr", detr),
         ("deformable_detr", deformable),
         ("rf_detr", rf_detr),
@@ -95,8 +97,8 @@ def _facts(found: Mapping[str, Any], dilated: bool) -> dict[str, object]:
     """The settings that people know a model by."""
     backbone = found["backbone_config"]
     levels = found.get("num_feature_levels", 1)
-    facts: dict[str, object] = {
-        "classes": found["num_labels"],
+    facts: dict[str, object] = {"classes": found["num_labels"]} if "num_labels" in found else {}
+    facts |= {
         "queries": found.get("two_stage_num_proposals") if found.get("two_stage") else found["num_queries"],
         "width": found["d_model"],
         "encoder layers": found.get("encoder_layers", 0),
@@ -107,7 +109,8 @@ def _facts(found: Mapping[str, Any], dilated: bool) -> dict[str, object]:
         facts["points"] = found["decoder_n_points"]
     depth = backbone.get("stage_num_blocks") or backbone.get("depths") or backbone.get("num_hidden_layers")
     facts["backbone"] = (
-        f"{backbone['model_type']} {depth} x {backbone.get('hidden_sizes') or backbone.get('hidden_size')}"
+        f"{backbone['model_type']} {depth} x "
+        f"{backbone.get('hidden_sizes') or backbone.get('hidden_size') or backbone.get('embed_dim')}"
     )
     if dilated:
         facts["dilation"] = "yes"
@@ -120,11 +123,14 @@ def _facts(found: Mapping[str, Any], dilated: bool) -> dict[str, object]:
 def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> nn.Module:
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING, AutoModelForObjectDetection
+    from transformers import CONFIG_MAPPING, AutoModelForObjectDetection, AutoModelForZeroShotObjectDetection
 
     backbone = dict(settings.pop("backbone_config"))
     try:
         inner = CONFIG_MAPPING[backbone.pop("model_type")](**backbone)
+        if family.text:
+            text = dict(settings.pop("text_config"))
+            settings["text_config"] = CONFIG_MAPPING[text.pop("model_type")](**text)
         config = CONFIG_MAPPING[family.model_type](backbone_config=inner, **settings)
         config._attn_implementation = "eager"
         with torch.random.fork_rng(devices=[]):
@@ -136,9 +142,8 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
                 from ...models import deim
 
                 return (deim.DeimDFine if variant == "deim" else deim.DeimRtDetrV2)(config)
-            return AutoModelForObjectDetection.from_config(
-                config, dtype=torch.float32, attn_implementation="eager"
-            )
+            auto = AutoModelForZeroShotObjectDetection if family.text else AutoModelForObjectDetection
+            return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except (
         StrictDataclassError,
         ValueError,
