@@ -107,19 +107,24 @@ def _gridsample(call: _Call) -> None:
     grids = [grid]
     if len(call.points) > 1:
         grids = b.op("Split", grid, b.ints(*call.points), outputs=len(call.points), axis=2)
-    samples, start = [], b.ints(0)
+    weights = b.op("Transpose", call.weights, perm=[0, 2, 1, 3])
+    weights = b.reshape(weights, -1, 1, queries, sum(call.points))
+    shares = [weights]
+    if len(call.points) > 1:
+        shares = b.op("Split", weights, b.ints(*call.points), outputs=len(call.points), axis=3)
+    # Summed level by level: samples of all levels side by side would be copied once more, 0.3 GB a layer in the
+    # encoder of a detector at 800x1200.
+    out, start = "", b.ints(0)
     for level in range(len(call.points)):
         height, width = call.level_size(level)
         end = b.op("Add", start, b.op("Mul", height, width))
         tokens = b.slice(value, start, end, 2) if len(call.points) > 1 else value
         image = b.reshape(tokens, -1, dim, height, width)
         mode = "linear" if call.opset >= 20 else "bilinear"
-        samples.append(b.op("GridSample", image, grids[level], mode=mode, padding_mode="zeros", align_corners=0))
+        samples = b.op("GridSample", image, grids[level], mode=mode, padding_mode="zeros", align_corners=0)
+        term = b.op("ReduceSum", b.op("Mul", samples, shares[level]), b.ints(3), keepdims=0)
+        out = b.op("Add", out, term) if out else term  # (batch * heads, dim, queries)
         start = end
-    sampled = b.op("Concat", *samples, axis=3) if len(samples) > 1 else samples[0]
-    weights = b.op("Transpose", call.weights, perm=[0, 2, 1, 3])
-    weights = b.reshape(weights, -1, 1, queries, sum(call.points))
-    out = b.op("ReduceSum", b.op("Mul", sampled, weights), b.ints(3), keepdims=0)  # (batch * heads, dim, queries)
     out = b.reshape(out, -1, heads * dim, queries)
     b.op("Transpose", out, perm=[0, 2, 1], output=call.output)
 
