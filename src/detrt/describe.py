@@ -81,7 +81,6 @@ def describe(ref: str, *, family: str | None = None, labels: Path | str | None =
 def spec_facts(spec: ModelSpec) -> dict[str, Any]:
     """A spec in words and numbers."""
     entry, rule = spec.input, spec.decode
-    names = list(spec.labels.values())
     return {
         "name": spec.name,
         "family": spec.family,
@@ -96,8 +95,19 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         + (", in the graph" if rule.in_graph else "")
         + (f", scores from {rule.score_threshold:g}" if rule.score_threshold else ""),
         **({"nms": f"{rule.nms}, IoU {rule.nms_iou:g}" + (", in the graph" if rule.nms_in_graph else "")} if rule.nms != "none" else {}),
-        "classes": f"{rule.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}",
+        **_finds(spec),
     }
+
+
+def _finds(spec: ModelSpec) -> dict[str, str]:
+    """The classes, or what the prompt of a model that takes one can be."""
+    text = spec.text
+    if text is None:
+        names = list(spec.labels.values())
+        return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"}
+    what = "phrases" if text.kind == "tokens" else f"up to {spec.decode.num_classes} class names, and a task"
+    tower = f"text tower {text.tower}" if text.tower else "one graph"
+    return {"prompt": f"{what}, up to {text.max_tokens} tokens{' each' if text.kind == 'classes' else ''}; {tower}"}
 
 
 def family_rows() -> list[dict[str, Any]]:

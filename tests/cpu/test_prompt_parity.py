@@ -30,10 +30,8 @@ def pictures():
 def both(request, tiny, exported):
     """(reference, candidate): the plain model and its export, open."""
     name = request.param.split()[0]
-    if name == "omdet_turbo":  # one fixed size, whatever is asked for
-        report = exported(name, **CASES[request.param])
-    else:
-        report = exported(name, **SIZE, **CASES[request.param])
+    size = {} if name == "omdet_turbo" else SIZE  # OmDet-Turbo has one fixed size, a small one
+    report = exported(name, **size, **CASES[request.param])
     candidate = open_session(report.path, threads=1)
     reference = open_torch(tiny(name), spec=report.spec)
     yield reference, candidate

@@ -29,6 +29,14 @@ def test_lengths_must_agree():
         Detections([[0, 0, 1, 1]], [0.5], [1], ("a", "b"), (4, 4))
 
 
+def test_phrases():
+    one = Detections([[0, 0, 1, 1]], [0.5], [1], ("a cat",), (4, 4), ((3, 8),), "on a cat.")
+    assert one.to_list()[0]["phrase_span"] == [3, 8] and "phrase_span" not in THREE.to_list()[0]
+    assert one[:0].phrase_spans == () and one[:0].prompt == "on a cat." and THREE[:1].phrase_spans is None
+    with pytest.raises(ValueError, match="phrase_spans must have the length 1"):
+        Detections([[0, 0, 1, 1]], [0.5], [1], ("a",), (4, 4), ())
+
+
 @pytest.mark.parametrize(
     ("index", "expected"),
     [

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFont
 
 from detrt.detections import Detections
 from detrt.draw import class_colour, draw_detections
@@ -69,6 +69,21 @@ def test_colours_are_stable_and_differ():
     assert len(set(colours)) == 80 and colours == [class_colour(i) for i in range(80)]
     assert class_colour(80) == class_colour(0) and class_colour(np.int64(3)) == colours[3]
     assert all(0 <= c <= 255 and isinstance(c, int) for colour in colours for c in colour)
+
+
+@pytest.mark.parametrize("own_font", [False, True])
+@pytest.mark.parametrize(
+    "label", ["猫 and dog", "مرحبا", "e\u0301clair", "👩‍🚀", "\udc80 lone", "two\nlines\t.", "\u200b", "", "x" * 500]
+)
+def test_labels_of_any_script(tmp_path, label, own_font):
+    """Phrases of a prompt are labels, also where the font has no letter for them."""
+    font = None
+    if own_font:
+        font = tmp_path / "font.ttf"
+        font.write_bytes(ImageFont.load_default(20).font_bytes)
+    one = Detections([[20, 40, 200, 120]], [0.5], [3], (label,), (200, 300))
+    picture = np.asarray(draw_detections(np.zeros((200, 300, 3), np.uint8), one, font=font))
+    assert (picture == class_colour(3)).all(-1).sum() > 500  # the box, and the area of its label
 
 
 def test_bad_input(tmp_path):
