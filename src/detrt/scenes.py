@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -300,13 +300,16 @@ def write_dataset(
     *,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    categories: Sequence[str] = CLASSES,
+    categories_of: Callable[[SceneObject], Sequence[int]] = lambda item: (item.class_id,),
 ) -> Path:
     """Write ``count`` scenes to ``folder`` in the COCO format and return the folder.
 
     ``folder/images/000001.jpg`` ... and ``folder/annotations.json``; category ids run from 1
-    in the order of :data:`CLASSES`, boxes are (x, y, width, height) in pixels. Everything is
-    built beside ``folder`` and renamed at the end, so a run that stops half-way leaves no
-    half-written data set. ``progress(done, total)`` is called after every picture.
+    in the order of ``categories``, boxes are (x, y, width, height) in pixels. ``categories_of``
+    gives the indices of an object's categories, one annotation for each. Everything is built
+    beside ``folder`` and renamed at the end, so a run that stops half-way leaves no half-written
+    data set. ``progress(done, total)`` is called after every picture.
     """
     folder = Path(folder)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -328,7 +331,7 @@ def write_dataset(
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         (partial / "images").mkdir(parents=True)
-        document = _write_images(partial / "images", count, seed, progress)
+        document = _write_images(partial / "images", count, seed, progress, categories, categories_of)
         (partial / "annotations.json").write_text(json.dumps(document), encoding="utf-8")
         if folder.is_dir():
             folder.rmdir()
@@ -339,12 +342,19 @@ def write_dataset(
     return folder
 
 
-def _write_images(images: Path, count: int, seed: int, progress: Callable[[int, int], None] | None) -> dict:
+def _write_images(
+    images: Path,
+    count: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+    categories: Sequence[str],
+    categories_of: Callable[[SceneObject], Sequence[int]],
+) -> dict:
     """Write the pictures and return the COCO document that describes them."""
     document: dict = {
         "info": {"description": "scenes drawn by detrt.scenes", "seed": seed},
         "images": [],
-        "categories": [{"id": k + 1, "name": name} for k, name in enumerate(CLASSES)],
+        "categories": [{"id": k + 1, "name": name} for k, name in enumerate(categories)],
         "annotations": [],
     }
     for index in range(count):
@@ -353,13 +363,14 @@ def _write_images(images: Path, count: int, seed: int, progress: Callable[[int, 
         Image.fromarray(scene.image).save(images / name, quality=95, subsampling=0)
         height, width = scene.image.shape[:2]
         document["images"].append({"id": index + 1, "file_name": name, "height": height, "width": width})
-        for item in scene.objects:
+        labels = [(item, category) for item in scene.objects for category in categories_of(item)]
+        for item, category in labels:
             x0, y0, x1, y1 = item.box_xyxy
             document["annotations"].append(
                 {
                     "id": len(document["annotations"]) + 1,
                     "image_id": index + 1,
-                    "category_id": item.class_id + 1,
+                    "category_id": category + 1,
                     "bbox": [x0, y0, x1 - x0, y1 - y0],
                     "area": (x1 - x0) * (y1 - y0),
                     "iscrowd": 0,

@@ -37,7 +37,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors.py", "spec.py", "detections.py", "files.py", "memory.py", "__init__.py"),
     ("bundle.py", "session.py"),
-    ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "suppress.py"),
+    ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "scenes_phrases.py", "suppress.py"),
     ("prompts.py", "text_decode.py", "tokens.py", "prompted.py", "bound.py"),
     ("sources/", "export/", "graph/", "engine/", "onnx_session.py", "torch_session.py", "models/"),
     ("sessions.py", "detector.py", "compare.py"),

@@ -35,14 +35,17 @@ def demo_data(
     output: Annotated[Path, typer.Argument(help="A new folder for images and annotations.json.")],
     count: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of scenes.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="First seed; scene i has seed + i.")] = 0,
+    phrases: Annotated[bool, typer.Option("--phrases", help="Categories are the 144 phrases of colour and shape.")] = False,
 ) -> None:
     """Draw scenes with exact boxes as a dataset in COCO format."""
     from ..scenes import write_dataset
+    from ..scenes_phrases import write_phrase_dataset
     from . import show
 
+    write = write_phrase_dataset if phrases else write_dataset
     try:
         with show.progress() as step:
-            write_dataset(
+            write(
                 output, count, seed=seed, progress=lambda done, total: step("draw", done / total, f"{done} of {total}")
             )
     except ValueError as error:
