@@ -1,0 +1,236 @@
+"""COCO AP of the prompted demo detector on freshly drawn scenes, in three ways of asking.
+
+    PYTHONPATH=src python training/evaluate_phrases.py src/detrt/default_model/phrases
+
+shapes: every scene is asked for the twelve shapes at once, as a class list. colors: every scene is
+asked for the colours and shapes that it holds and for as many again, or more, that it does not hold,
+twenty in all. held_out: every scene is asked for the eighteen pairs that no training caption named
+together. The score of a query for a phrase is the highest among the phrase's tokens; the 100 best
+(query, phrase) pairs of a prompt are kept. Loads the folder with ``from_pretrained`` in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from demo_data import HELD_OUT_SEED
+from evaluate_demo_detector import draw_scenes
+from phrases_captions import numbers, write
+from phrases_data import normalize, resize, stack
+from torch import Tensor
+
+from detrt.scenes import Scene
+from detrt.scenes_phrases import (
+    COLOR_PHRASES,
+    HELD_OUT_COLORS,
+    HELD_OUT_FILLS,
+    MAX_PHRASES,
+    SHAPE_PHRASES,
+    Phrase,
+)
+
+TOP_K = 100
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def color_prompts(scenes: Sequence[Scene], seed: int = 0) -> list[list[Phrase]]:
+    """For each scene its phrases of colour and shape and others that it does not hold, twenty in all.
+
+    Half of the others differ from one of the scene's in one word; where a scene holds over ten, there are
+    as many others as it holds. Shuffled.
+    """
+    found = []
+    for k, scene in enumerate(scenes):
+        rng = np.random.default_rng([seed, k])
+        present = sorted({Phrase(color=item.color, shape=item.label) for item in scene.objects})
+        far = [p for p in COLOR_PHRASES if p not in present]
+        near = [p for p in far if any(p.color == q.color or p.shape == q.shape for q in present)]
+        wanted = max(MAX_PHRASES - len(present), len(present))
+        chosen = [near[i] for i in rng.permutation(len(near))[: wanted // 2]]
+        others = [far[i] for i in rng.permutation(len(far)) if far[i] not in chosen]
+        chosen += others[: wanted - len(chosen)]
+        row = [*present, *chosen]
+        found.append([row[i] for i in rng.permutation(len(row))])
+    return found
+
+
+def ways(scenes: Sequence[Scene]) -> dict[str, tuple[tuple[Phrase, ...], list[list[Phrase]]]]:
+    """Per way of asking the categories and each scene's phrases."""
+    held_out = (*HELD_OUT_COLORS, *HELD_OUT_FILLS)
+    return {
+        "shapes": (SHAPE_PHRASES, [list(SHAPE_PHRASES)] * len(scenes)),
+        "colors": (COLOR_PHRASES, color_prompts(scenes)),
+        "held_out": (held_out, [list(held_out)] * len(scenes)),
+    }
+
+
+@torch.no_grad()
+def predict(
+    forward: Forward,
+    scenes: Sequence[Scene],
+    prompts: Sequence[Sequence[Phrase]],
+    categories: Sequence[Phrase],
+    device: torch.device,
+    batch: int = 50,
+) -> list[dict]:
+    """COCO result rows.
+
+    ``forward`` maps pixels, mask, input ids and attention mask to logits (B, Q, T) and boxes (B, Q, 4).
+    """
+    index = {phrase: k for k, phrase in enumerate(categories)}
+    small = [resize(scene.image) for scene in scenes]
+    wide = [image.shape[1] >= image.shape[0] for image in small]
+    results = []
+    for side in (True, False):
+        members = [k for k in range(len(scenes)) if wide[k] == side]
+        for start in range(0, len(members), batch):
+            part = members[start : start + batch]
+            pixels, mask = (torch.from_numpy(x).to(device) for x in stack([small[k] for k in part]))
+            most = max(1, max(len(prompts[k]) for k in part))
+            rows = np.full((len(part), most, 3), -1)
+            for row, k in enumerate(part):
+                rows[row, : len(prompts[k])] = [numbers(p) for p in prompts[k]]
+            asked = np.arange(most) < np.array([[len(prompts[k])] for k in part])
+            text = write(rows, asked)
+            ids, attention = (torch.from_numpy(x).to(device) for x in (text.input_ids, text.attention_mask))
+            logits, boxes = forward(normalize(pixels, mask), mask.long(), ids, attention)
+            tokens = logits.float().sigmoid()[..., : ids.shape[1]]
+            owner = torch.from_numpy(text.owner).to(device)[:, None]
+            scores = torch.stack([tokens.masked_fill(owner != p, -1).amax(-1) for p in range(most)], -1)
+            best, flat = scores.flatten(1).topk(min(TOP_K, scores[0].numel()))
+            query = flat.div(most, rounding_mode="floor")
+            chosen = boxes.float().gather(1, query[..., None].expand(-1, -1, 4)).cpu().numpy()
+            best, phrase = best.cpu().numpy(), (flat % most).cpu().numpy()
+            for row, k in enumerate(part):
+                height, width = scenes[k].image.shape[:2]
+                for (cx, cy, w, h), score, p in zip(
+                    chosen[row] * (width, height, width, height), best[row], phrase[row], strict=True
+                ):
+                    if score < 0:  # a phrase slot that this scene's prompt does not use
+                        continue
+                    results.append(
+                        {
+                            "image_id": k + 1,
+                            "category_id": index[prompts[k][p]] + 1,
+                            "bbox": [float(cx - w / 2), float(cy - h / 2), float(w), float(h)],
+                            "score": float(score),
+                        }
+                    )
+    return results
+
+
+def coco_truth(scenes: Sequence[Scene], categories: Sequence[Phrase]) -> dict:
+    """COCO document: one annotation for each object and category that names it."""
+    annotations = []
+    for k, scene in enumerate(scenes):
+        for item in scene.objects:
+            x0, y0, x1, y1 = item.box_xyxy
+            box = {"image_id": k + 1, "bbox": [x0, y0, x1 - x0, y1 - y0], "iscrowd": 0}
+            box["area"] = (x1 - x0) * (y1 - y0)
+            for number, phrase in enumerate(categories):
+                if phrase.matches(item):
+                    annotations.append({"id": len(annotations) + 1, "category_id": number + 1} | box)
+    sizes = [scene.image.shape for scene in scenes]
+    return {
+        "info": {},
+        "images": [{"id": k + 1, "height": size[0], "width": size[1]} for k, size in enumerate(sizes)],
+        "categories": [{"id": k + 1, "name": phrase.text()} for k, phrase in enumerate(categories)],
+        "annotations": annotations,
+    }
+
+
+def average_precision(
+    scenes: Sequence[Scene], categories: Sequence[Phrase], results: list[dict]
+) -> dict[str, object]:
+    """AP over IoU 0.50..0.95, AP50, AP75, AP by object size and per category (COCO's rules)."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO()
+        truth.dataset = coco_truth(scenes, categories)
+        truth.createIndex()
+        run = COCOeval(truth, truth.loadRes(results), "bbox")
+        run.evaluate()
+        run.accumulate()
+        run.summarize()
+    names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+    scores: dict[str, object] = {n: round(float(v), 4) for n, v in zip(names, run.stats[:6], strict=True)}
+    precision = run.eval["precision"][:, :, :, 0, 2]  # (IoU, recall, category), all sizes
+    scores["objects"] = len(truth.dataset["annotations"])
+    scores["per_phrase"] = {
+        phrase.text(): round(float(np.mean(precision[:, :, k])), 4)
+        for k, phrase in enumerate(categories)
+        if (precision[:, :, k] > -1).any()
+    }
+    return scores
+
+
+def evaluate(
+    forward: Forward, scenes: Sequence[Scene], device: torch.device, batch: int = 50
+) -> dict[str, dict[str, object]]:
+    """All three ways of asking; `held_out` also has the mean AP of its pairs of colour and of fill."""
+    found = {}
+    for name, (categories, prompts) in ways(scenes).items():
+        results = predict(forward, scenes, prompts, categories, device, batch)
+        found[name] = average_precision(scenes, categories, results)
+    each: dict = found["held_out"]["per_phrase"]  # type: ignore[assignment]
+    for name, phrases in (("ap_colors", HELD_OUT_COLORS), ("ap_fills", HELD_OUT_FILLS)):
+        values = [each[p.text()] for p in phrases if p.text() in each]
+        found["held_out"][name] = round(float(np.mean(values)), 4) if values else None
+    del found["colors"]["per_phrase"]  # 144 of them
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder with config.json and model.safetensors")
+    parser.add_argument("--scenes", type=int, default=500, help="number of held-out scenes")
+    parser.add_argument("--record", type=Path, help="JSON file that takes the result as held_out_scenes")
+    args = parser.parse_args()
+
+    import transformers
+
+    model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(args.folder).eval()
+    if model.dtype != torch.float32:
+        raise SystemExit(f"{args.folder} loads as {model.dtype}; its config must say float32")
+
+    def forward(pixels: Tensor, mask: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+        out = model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention)
+        return out.logits, out.pred_boxes
+
+    started = time.perf_counter()
+    scenes = draw_scenes(HELD_OUT_SEED, args.scenes)
+    scores: dict[str, object] = dict(evaluate(forward, scenes, torch.device("cpu"), batch=10))
+    scores |= {
+        "scenes": args.scenes,
+        "first_seed": HELD_OUT_SEED,
+        "device": "cpu, float32",
+        "seconds": round(time.perf_counter() - started, 1),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "command": (
+            f"PYTHONPATH=src python training/evaluate_phrases.py {args.folder.as_posix()}"
+            f" --scenes {args.scenes}"
+        ),
+    }
+    print(json.dumps(scores, indent=2))
+    if args.record:
+        record = json.loads(args.record.read_text(encoding="utf-8")) if args.record.exists() else {}
+        record["held_out_scenes"] = scores
+        partial = args.record.with_suffix(".partial")
+        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, args.record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Scenes for training the prompted detector: worker processes draw without end, a pool keeps the latest.
+
+Pictures keep their aspect ratio: they are drawn in a size of their own, resized as at run time and
+laid into the upper left corner of a landscape or a portrait canvas, so padding is trained as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import mmap
+import multiprocessing
+import os
+import queue
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from demo_data import MAX_OBJECTS
+from phrases_captions import draw_phrases, held_out, numbers, token_targets, write
+from phrases_loss import Targets
+from phrases_model import LONG_PX, MEAN, SHORT_PX, STD
+from PIL import Image
+from torch import Tensor
+
+from detrt.preprocess import shortest_edge_size
+from detrt.scenes import Scene, draw_scene
+from detrt.scenes_phrases import Phrase
+
+TRAIN_SEED = 2**45  # far from the seeds of validation, of held-out scenes and of written data sets
+CHUNK = 32
+CANVASES = ((SHORT_PX, LONG_PX), (LONG_PX, SHORT_PX))  # (height, width): landscape, portrait
+_BYTES = SHORT_PX * LONG_PX * 3
+
+
+def resize(image: np.ndarray) -> np.ndarray:
+    """(H, W, 3) uint8 to the size in which the model sees it, aspect ratio kept."""
+    height, width = shortest_edge_size(image.shape[:2], SHORT_PX, LONG_PX)
+    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
+
+
+def label_rows(scene: Scene) -> np.ndarray:
+    """(n, 7) float32 rows of colour, fill, shape and (cx, cy, w, h) in 0..1."""
+    height, width = scene.image.shape[:2]
+    rows = np.zeros((len(scene.objects), 7), dtype=np.float32)
+    for k, item in enumerate(scene.objects):
+        x0, y0, x1, y1 = item.box_xyxy
+        rows[k, :3] = numbers(Phrase(item.color, item.fill, item.label))
+        rows[k, 3:] = ((x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height)
+    return rows
+
+
+def draw_in(orientation: int, seed: int) -> Scene:
+    """The training scene of ``seed``: landscape (0) or portrait (1), sizes distributed as in `draw_scene`."""
+    rng = np.random.default_rng([seed, 1])
+    long_side = int(rng.integers(300, 641))
+    short_side = int(rng.integers(max(240, math.ceil(long_side * 9 / 16)), long_side + 1))
+    size = (short_side, long_side) if orientation == 0 else (long_side, short_side)
+    return draw_scene(seed, size_hw=size, max_objects=MAX_OBJECTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Memory that workers and trainer share: ``slots`` chunks of CHUNK scenes of one orientation."""
+
+    images: np.ndarray  # (slots, CHUNK, _BYTES) uint8
+    rows: np.ndarray  # (slots, CHUNK, MAX_OBJECTS, 7) float32
+    sizes: np.ndarray  # (slots, CHUNK, 3) int64: objects, height, width
+
+    @classmethod
+    def allocate(cls, slots: int) -> _Shared:
+        def block(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            return np.frombuffer(mmap.mmap(-1, size), dtype=dtype).reshape(shape)
+
+        return cls(
+            block((slots, CHUNK, _BYTES), np.uint8),
+            block((slots, CHUNK, MAX_OBJECTS, 7), np.float32),
+            block((slots, CHUNK, 3), np.int64),
+        )
+
+    def draw(self, slot: int, first_seed: int, orientation: int) -> None:
+        height, width = CANVASES[orientation]
+        for k in range(CHUNK):
+            scene = draw_in(orientation, first_seed + k)
+            small, rows = resize(scene.image), label_rows(scene)
+            canvas = self.images[slot, k].reshape(height, width, 3)
+            canvas[...] = 0
+            canvas[: small.shape[0], : small.shape[1]] = small
+            self.rows[slot, k, : len(rows)] = rows
+            self.sizes[slot, k] = (len(rows), *small.shape[:2])
+
+
+def _work(shared: _Shared, free: multiprocessing.Queue, ready: multiprocessing.Queue) -> None:
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    while os.getppid() == parent:  # ends with the trainer, also if that was killed
+        try:
+            slot, seed, orientation = free.get(timeout=2)
+        except queue.Empty:
+            continue
+        shared.draw(slot, seed, orientation)
+        ready.put((slot, orientation))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B pictures of one canvas (H, W) and their prompts of T tokens, on the model's device.
+
+    ``pixels`` (B, 3, H, W) normalised float32, zero in the padding; ``mask`` (B, H, W) int64;
+    ``input_ids`` and ``attention_mask`` (B, T) int64.
+    """
+
+    pixels: Tensor
+    mask: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Targets
+
+
+class _Half:
+    """The pool's scenes of one orientation: pictures on the device, labels on the host."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.images = torch.zeros((size, _BYTES), dtype=torch.uint8, device=device)
+        self.rows = np.zeros((size, MAX_OBJECTS, 7), np.float32)
+        self.sizes = np.zeros((size, 3), np.int64)
+        self.filled, self.position = 0, 0
+
+    def store(self, shared: _Shared, slot: int, pinned: bool) -> None:
+        at = slice(self.position, self.position + CHUNK)
+        self.images[at].copy_(torch.from_numpy(shared.images[slot]), non_blocking=pinned)
+        self.rows[at], self.sizes[at] = shared.rows[slot], shared.sizes[slot]
+        self.position = (self.position + CHUNK) % len(self.images)
+        self.filled = min(len(self.images), self.filled + CHUNK)
+
+
+class PhrasePool:
+    """The latest ``size`` scenes, renewed by ``workers`` processes; half landscape, half portrait.
+
+    Build it before anything touches the GPU: the workers are forked. ``workers`` 0 draws ``size``
+    scenes once, in this process.
+    """
+
+    def __init__(self, size: int, workers: int, seed: int, first_chunk: int = 0) -> None:
+        self.size, self.next_chunk = size, first_chunk
+        self._seed = TRAIN_SEED + seed * 2**34
+        self._workers: list[multiprocessing.Process] = []
+        self._in_flight: list[tuple[int, torch.cuda.Event]] = []
+        self._shared = _Shared.allocate(max(1, 4 * workers))
+        if workers:
+            context = multiprocessing.get_context("fork")
+            self._free, self._ready = context.Queue(), context.Queue()
+            for slot in range(4 * workers):
+                self._order(slot)
+            for _ in range(workers):
+                args = (self._shared, self._free, self._ready)
+                process = context.Process(target=_work, args=args, daemon=True)
+                process.start()
+                self._workers.append(process)
+
+    def _order(self, slot: int) -> None:
+        self._free.put((slot, self._seed + self.next_chunk * CHUNK, self.next_chunk % 2))
+        self.next_chunk += 1
+
+    @property
+    def filled(self) -> int:
+        return sum(half.filled for half in self._halves)
+
+    def to(self, device: torch.device, wait_for: int) -> None:
+        """Put the pool on ``device`` and wait until it holds ``wait_for`` scenes."""
+        self.device = device
+        half = -(-self.size // (2 * CHUNK)) * CHUNK
+        self._pinned = False
+        if device.type == "cuda":  # copies from other memory would wait for all work on the GPU
+            block = self._shared.images
+            self._pinned = torch.cuda.cudart().cudaHostRegister(block.ctypes.data, block.nbytes, 0) == 0
+        self._halves = (_Half(half, device), _Half(half, device))
+        if not self._workers:
+            for number in range(2 * half // CHUNK):
+                self._shared.draw(0, self._seed + number * CHUNK, number % 2)
+                self._halves[number % 2].store(self._shared, 0, False)
+            return
+        while self.filled < min(wait_for, 2 * half) or not all(h.filled for h in self._halves):
+            self.refresh(limit=1000)
+            time.sleep(0.02)
+
+    def refresh(self, limit: int = 8) -> None:
+        """Take in what the workers have finished, at most ``limit`` chunks; never waits for them."""
+        while self._in_flight and self._in_flight[0][1].query():
+            self._order(self._in_flight.pop(0)[0])
+        for _ in range(limit if self._workers else 0):
+            try:
+                slot, orientation = self._ready.get_nowait()
+            except queue.Empty:
+                return
+            self._halves[orientation].store(self._shared, slot, self._pinned)
+            if self._pinned:
+                event = torch.cuda.Event()
+                event.record()
+                self._in_flight.append((slot, event))
+            else:
+                self._order(slot)
+
+    def batch(self, size: int, rng: np.random.Generator, scale: float = 1.0, simple: float = 0.0) -> Batch:
+        """A batch of one orientation with new prompts; pictures are mirrored at random.
+
+        They are made smaller by ``scale``. ``simple``: see :func:`phrases_captions.draw_phrases`.
+        """
+        orientation = int(rng.integers(2))
+        half, (height, width) = self._halves[orientation], CANVASES[orientation]
+        pick = rng.integers(0, half.filled, size=size)
+        counts, (heights, widths) = half.sizes[pick, 0], half.sizes[pick, 1:].T
+        rows = half.rows[pick].copy()  # always as many columns: the same shapes in every step
+        flip = rng.random(size) < 0.5  # every shape is mirror symmetric
+        rows[..., 3] = np.where(flip[:, None], 1 - rows[..., 3], rows[..., 3])
+        objects = rows[..., :3].astype(np.int64)
+        prompts = write(*draw_phrases(objects, counts, rng, simple), rng, multiple=16)
+        tokens = token_targets(prompts, objects, counts)
+        named = tokens.any(-1)
+        pure = ~np.logical_or(*held_out(objects)) & (np.arange(MAX_OBJECTS) < counts[:, None])
+        order = np.argsort(~named, axis=1, kind="stable")  # named objects first, the others are background
+        total = named.sum(1)
+        images = np.arange(size)[:, None]
+        valid = np.arange(order.shape[1]) < total[:, None]
+
+        def there(x: np.ndarray) -> Tensor:
+            x = torch.from_numpy(np.ascontiguousarray(x))
+            return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+
+        targets = Targets(
+            there(rows[images, order, 3:]),
+            there(tokens[images, order].astype(np.float32)),
+            there(valid),
+            there(objects[images, order]),
+            there(pure[images, order]),
+        )
+        gain = there((1 + 0.16 * (rng.random((size, 1, 1, 1)) - 0.5)).astype(np.float32))
+        pixels = half.images[there(pick)].view(size, height, width, 3)
+        across = np.arange(width)[None]
+        across = np.where(flip[:, None] & (across < widths[:, None]), widths[:, None] - 1 - across, across)
+        pixels = pixels.gather(2, there(across)[:, None, :, None].expand(-1, height, -1, 3))
+        mask = _inside(there(heights), there(widths), height, width)
+        pixels = normalize(pixels, mask, gain)
+        if scale != 1:
+            height, width = round(height * scale), round(width * scale)
+            pixels = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
+            mask = _inside(there((heights * scale).round()), there((widths * scale).round()), height, width)
+            pixels = (pixels * mask[:, None]).contiguous()
+        return Batch(pixels, mask.long(), there(prompts.input_ids), there(prompts.attention_mask), targets)
+
+    def close(self) -> None:
+        for process in self._workers:
+            process.terminate()
+        self._workers = []
+
+
+def _inside(heights: Tensor, widths: Tensor, height: int, width: int) -> Tensor:
+    """(B, height, width) bool: the upper left ``heights`` x ``widths`` of each picture."""
+    rows = torch.arange(height, device=heights.device) < heights[:, None]
+    columns = torch.arange(width, device=widths.device) < widths[:, None]
+    return rows[:, :, None] & columns[:, None]
+
+
+@functools.lru_cache
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept, as a new tensor waits for the GPU."""
+    mean, std = (torch.tensor(x).view(3, 1, 1).to(device) for x in (MEAN, STD))
+    return mean, std
+
+
+def normalize(pixels: Tensor, mask: Tensor, gain: Tensor | float = 1.0) -> Tensor:
+    """(B, H, W, 3) uint8 and (B, H, W) bool to (B, 3, H, W) normalised float32, zero in the padding."""
+    mean, std = _mean_and_std(pixels.device)
+    scaled = (pixels.permute(0, 3, 1, 2).float() / 255 * gain).clamp(0, 1)
+    return ((scaled - mean) / std * mask[:, None]).contiguous()
+
+
+def stack(images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Resized pictures of one orientation on a canvas, (B, H, W, 3) uint8, and the (B, H, W) bool mask."""
+    wide = all(image.shape[1] >= image.shape[0] for image in images)
+    pixels = np.zeros((len(images), *CANVASES[0 if wide else 1], 3), np.uint8)
+    mask = np.zeros(pixels.shape[:3], bool)
+    for k, image in enumerate(images):
+        pixels[k, : image.shape[0], : image.shape[1]] = image
+        mask[k, : image.shape[0], : image.shape[1]] = True
+    return pixels, mask
