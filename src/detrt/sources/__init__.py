@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_MODEL_TYPE", "BY_NAME", "FAMILIES", "Family", "Source", "is_checkpoint_reference", "load_source"]
 
-EMBEDDED = {"embedded:shapes": Path(__file__).parent.parent / "default_model"}
+_DEFAULT = Path(__file__).parent.parent / "default_model"
+EMBEDDED = {"embedded:shapes": _DEFAULT, "embedded:phrases": _DEFAULT / "phrases"}
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
@@ -54,8 +55,8 @@ def load_source(
     """Load a checkpoint.
 
     ref: "hf:org/name" or "hf:org/name@revision" (Hugging Face hub), a folder in transformers format
-    (config.json and weights), "embedded:shapes" (the small detector that ships with detrt), or
-    "random:<family>" (full-size random weights, for measuring).
+    (config.json and weights), "embedded:shapes" and "embedded:phrases" (the small detectors that ship with detrt;
+    the second takes a prompt), or "random:<family>" (full-size random weights, for measuring).
     labels: a file with one class name a line, or JSON {"0": "name", ...}, instead of the checkpoint's.
     family: for ckpt:FILE, the family instead of the one that its keys tell; for a folder of a DEIMv2 with
     its own code, "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
