@@ -247,7 +247,10 @@ def _load_module(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         with _quiet(transformers):
-            config = transformers.AutoConfig.from_pretrained(folder, **options)
+            swin = timm_swin.timm_name(raw) is not None
+            config = (
+                timm_swin.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
+            )
             location: Path | None = folder
             loader: Any = transformers.AutoModelForObjectDetection
             if BY_MODEL_TYPE[raw["model_type"]].text:
@@ -257,9 +260,7 @@ def _load_module(
             state = None
             dilated = False
             backbone = getattr(config, "backbone_config", None)
-            timm_name = str(getattr(backbone, "backbone", ""))
-            if getattr(backbone, "model_type", "") == "timm_backbone" and raw["model_type"] == "omdet-turbo":
-                config = timm_swin.omdet_config(config, timm_name, ref)
+            if swin:
                 state, location = timm_swin.rename_state_dict(_read_state(folder)), None
                 loader = transformers.OmDetTurboForObjectDetection
             elif getattr(backbone, "model_type", "") == "timm_backbone":

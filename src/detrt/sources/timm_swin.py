@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 # name -> (channels, blocks per stage, heads per stage, window): Liu et al., arXiv:2103.14030, section 3.3
@@ -23,6 +25,7 @@ SWINS: dict[str, tuple[int, list[int], list[int], int]] = {
     "swin_base_patch4_window12_384": (128, [2, 2, 18, 2], [4, 8, 16, 32], 12),
 }
 _BACKBONE = "vision_backbone.vision_backbone."
+_SWIN = _BACKBONE + "swin."
 _LINES = (
     (r"patch_embed\.proj\.(\w+)", r"embeddings.patch_embeddings.projection.\1"),
     (r"patch_embed\.norm\.(\w+)", r"embeddings.norm.\1"),
@@ -41,31 +44,43 @@ _MERGE = re.compile(r"layers_(\d)\.downsample\.(\w+)\.(\w+)")
 _TABLES = re.compile(r"(relative_position_index|attn_mask)$")
 
 
-def omdet_config(config: Any, name: str, ref: str) -> Any:
+def timm_name(raw: Mapping[str, Any]) -> str | None:
+    """Name of the timm backbone that an OmDet-Turbo's config.json asks for, in its old form or its new one."""
+    backbone = raw.get("backbone_config")
+    if raw.get("model_type") != "omdet-turbo":
+        return None
+    if isinstance(backbone, dict):
+        return str(backbone.get("backbone")) if backbone.get("model_type") == "timm_backbone" else None
+    return str(raw.get("backbone") or "swin_tiny_patch4_window7_224")
+
+
+def omdet_config(raw: Mapping[str, Any], ref: str) -> Any:
     """The config of an OmDet-Turbo with transformers' own Swin instead of timm's, norms inside the backbone.
+
+    From the file and not from transformers' config, which asks the hub about timm's names.
 
     Raises:
         SourceError: a backbone that is not one of `SWINS`.
     """
-    from transformers import SwinConfig
+    from transformers import OmDetTurboConfig
 
-    name = name.split(".")[0]
+    name = str(timm_name(raw)).split(".")[0]
     if name not in SWINS:
         raise SourceError(
             f"the backbone of '{ref}' is timm's {name!r}; detrt reads {', '.join(SWINS)} without timm"
         )
     width, depths, heads, window = SWINS[name]
-    config.backbone_config = SwinConfig(
-        embed_dim=width,
-        depths=depths,
-        num_heads=heads,
-        window_size=window,
-        out_features=[f"stage{i + 1}" for i in (1, 2, 3)],
-        image_size=config.image_size,
-    )
-    config.timm_kwargs = {}
-    config.apply_layernorm_after_vision_backbone = False
-    return config
+    settings = {key: value for key, value in raw.items() if "backbone" not in key}
+    settings["backbone_config"] = {
+        "model_type": "swin",
+        "embed_dim": width,
+        "depths": depths,
+        "num_heads": heads,
+        "window_size": window,
+        "out_features": ["stage2", "stage3", "stage4"],
+        "image_size": raw.get("image_size", 640),
+    }
+    return OmDetTurboConfig.from_dict({**settings, "apply_layernorm_after_vision_backbone": False})
 
 
 def rename_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -78,8 +93,12 @@ def rename_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
             renamed[key] = tensor  # the module keeps its own, and does not use them
         elif key.startswith(_BACKBONE + "_backbone."):
             renamed.update(_backbone(key.removeprefix(_BACKBONE + "_backbone."), tensor))
-        elif not key.endswith("num_batches_tracked"):
+        else:
             renamed[key] = tensor
+    last = renamed.get(f"{_BACKBONE}hidden_states_norms.stage4.bias")
+    if last is not None:  # of the classifier that the library's Swin is cut from; nothing runs it
+        renamed[f"{_SWIN}layernorm.weight"] = last.new_ones(last.shape)
+        renamed[f"{_SWIN}layernorm.bias"] = last.new_zeros(last.shape)
     return renamed
 
 
@@ -89,12 +108,12 @@ def _backbone(key: str, tensor: Tensor) -> dict[str, Tensor]:
         return {}
     if stacked:
         stage, block, leaf = stacked.groups()
-        place = f"{_BACKBONE}encoder.layers.{stage}.blocks.{block}.attention."
+        place = f"{_SWIN}encoder.layers.{stage}.blocks.{block}.attention."
         return {f"{place}{n}_proj.{leaf}": part for n, part in zip("qkv", tensor.chunk(3), strict=True)}
     if merge:
         stage, part, leaf = merge.groups()
-        return {f"{_BACKBONE}encoder.layers.{int(stage) - 1}.downsample.{part}.{leaf}": tensor}
+        return {f"{_SWIN}encoder.layers.{int(stage) - 1}.downsample.{part}.{leaf}": tensor}
     for old, new in _LINES:
         if re.fullmatch(old, key):
-            return {_BACKBONE + re.sub(old, new, key): tensor}
+            return {_SWIN + re.sub(old, new, key): tensor}
     return {f"{_BACKBONE}_backbone.{key}": tensor}
