@@ -296,7 +296,7 @@ def under_timms_names(module):
         if key.startswith("vision_backbone.layer_norms."):
             continue
         if not key.startswith(head):
-            timm[key] = tensor
+            timm[key.replace("language_backbone.model.", "language_backbone.model.text_model.")] = tensor
             continue
         name = key.removeprefix(head).removeprefix("swin.")
         if "k_proj" in name or "v_proj" in name or name.startswith("layernorm."):

@@ -93,8 +93,8 @@ def rename_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
             renamed[key] = tensor  # the module keeps its own, and does not use them
         elif key.startswith(_BACKBONE + "_backbone."):
             renamed.update(_backbone(key.removeprefix(_BACKBONE + "_backbone."), tensor))
-        else:
-            renamed[key] = tensor
+        else:  # the text model was one level deeper in transformers 4
+            renamed[key.replace("language_backbone.model.text_model.", "language_backbone.model.")] = tensor
     last = renamed.get(f"{_BACKBONE}hidden_states_norms.stage4.bias")
     if last is not None:  # of the classifier that the library's Swin is cut from; nothing runs it
         renamed[f"{_SWIN}layernorm.weight"] = last.new_ones(last.shape)
