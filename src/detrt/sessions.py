@@ -117,7 +117,10 @@ def kind_of(ref: str | os.PathLike) -> str:
     if colon and scheme.isalpha() and len(scheme) > 1 and rest:
         return "checkpoint"
     if path.exists():
-        raise SessionError(f"'{text}' is not a model that detrt can run: expected .onnx, .engine or a folder")
+        raise SessionError(
+            f"'{text}' is not a model that detrt can run: expected .onnx, .engine or a folder; a checkpoint file is written "
+            f"ckpt:{text}"
+        )
     raise SessionError(
         f"there is no model '{text}'; give a bundle folder, an .onnx or .engine file, a checkpoint folder, "
         "hf:org/name or embedded:name"

@@ -90,7 +90,10 @@ def load_source(
         folder = Path(ref).expanduser()
         if not folder.is_dir():
             if folder.is_file():
-                raise SourceError(f"{ref!r} is a file; give the folder that holds config.json and the weights")
+                raise SourceError(
+                    f"{ref!r} is a file; give the folder that holds config.json and the weights, or ckpt:{ref} for a "
+                    "checkpoint file as its authors publish it"
+                )
             hint = f"write 'hf:{ref}' for the Hugging Face hub" if _HUB_ID.match(ref) else "give hf:<organisation>/<model>"
             raise SourceError(f"{ref!r} is not a folder; {hint}, a transformers checkpoint folder, or embedded:shapes")
     return load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
