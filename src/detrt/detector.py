@@ -113,6 +113,7 @@ class Detector:
         trust_remote_code: bool = False,
         family: str | None = None,
         labels: str | os.PathLike | None = None,
+        tokenizer: str | os.PathLike | None = None,
         **options: Any,
     ) -> Detector:
         """Open a bundle, ONNX file, engine or checkpoint; see `sessions.open_session` and `Detector`."""
@@ -128,6 +129,7 @@ class Detector:
             trust_remote_code=trust_remote_code,
             family=family,
             labels=labels,
+            tokenizer=tokenizer,
         )
         try:
             return cls(session, **options)

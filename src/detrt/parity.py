@@ -173,6 +173,7 @@ def verify(
     pictures: int = 0,
     labels: Path | str | None = None,
     family: str | None = None,
+    tokenizer: Path | str | None = None,
     prompt: str | Sequence[str] | Prompt | None = None,
     task: str = "",
     say: Callable[[str], None] | None = None,
@@ -187,6 +188,7 @@ def verify(
     batches: batches of that, instead of the profile's. divergence: search where the graphs part "auto"
     (when something fails), "always" or "never". pictures: keep so many of the worst for the report.
     labels: class names of a checkpoint whose bundle was built with names of its own; family: of a ckpt:FILE.
+    tokenizer: of a checkpoint that takes a prompt and has none.
         For the checkpoint that a bundle was made from, both are by default those that the bundle records.
     prompt, task: what models that take a prompt are asked for: a text, or a list of class names.
 
@@ -211,8 +213,9 @@ def verify(
                 raise SessionError("an open session does not say what it was made from; give a reference")
             reference = default_reference(candidate)
             family, labels = family or cand.options.get("family"), labels or cand.options.get("labels")
+            tokenizer = tokenizer or cand.options.get("tokenizer")
         like = model_spec(cand.session)
-        ref = open_side(reference, trust=trust_remote_code, like=like, labels=labels, family=family)
+        ref = open_side(reference, trust=trust_remote_code, like=like, labels=labels, family=family, tokenizer=tokenizer)
         sides.append(ref)
         ask(ref, prompt, task)
         facts = spec_differences(ref.session.spec, cand.session.spec) + text_differences(ref.session, cand.session)

@@ -29,6 +29,7 @@ def open_session(
     trust_remote_code: bool = False,
     family: str | None = None,
     labels: str | os.PathLike | None = None,
+    tokenizer: str | os.PathLike | None = None,
 ) -> Session:
     """Open a model for running.
 
@@ -40,7 +41,7 @@ def open_session(
         ("cuda:0", "cpu"); None is the back end's own default.
     spec: replaces the spec of an ONNX file.
     trust_remote_code: run Python code that comes with a checkpoint.
-    family, labels: for checkpoints, see `load_source`.
+    family, labels, tokenizer: for checkpoints, see `load_source`.
 
     A model that takes a prompt comes as a `PromptedSession`, with its text tower and its tokenizer from the
     same place.
@@ -57,7 +58,7 @@ def open_session(
         raise SpecError(
             f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own"
         )
-    for name, value in (("family", family), ("labels", labels)):
+    for name, value in (("family", family), ("labels", labels), ("tokenizer", tokenizer)):
         if value is not None and kind != "checkpoint":
             raise SpecError(
                 f"--{name} '{os.fspath(value)}' says how a checkpoint is read; '{os.fspath(ref)}' is "
@@ -86,6 +87,7 @@ def open_session(
         trust_remote_code=trust_remote_code,
         family=family,
         labels=None if labels is None else os.fspath(labels),
+        tokenizer=None if tokenizer is None else os.fspath(tokenizer),
     )
     session = open_torch(source, device=device or "cpu")
     session.note = "; ".join(source.notes)

@@ -76,8 +76,9 @@ def open_side(
     like: ModelSpec | None = None,
     labels: Path | str | None = None,
     family: str | None = None,
+    tokenizer: Path | str | None = None,
 ) -> Side:
-    """Open a reference, a Source or a session. labels, family: of a checkpoint, see `load_source`.
+    """Open a reference, a Source or a session. labels, family, tokenizer: of a checkpoint, see `load_source`.
 
     like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
     """
@@ -92,7 +93,9 @@ def open_side(
 
     source = model
     if isinstance(model, (str, Path)):
-        source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family)
+        source = load_source(
+            str(model), trust_remote_code=trust, labels=labels, family=family, tokenizer=tokenizer
+        )
     session = open_torch(source, spec=same_contract(source.spec, like) if like else None)
     return Side(session, source.provenance.source, source=source, owned=True)
 

@@ -77,6 +77,9 @@ def detect(
     labels: Annotated[
         Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Of a checkpoint that takes a prompt: tokenizer.json or vocab.txt.")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
     ] = False,
@@ -132,6 +135,7 @@ def detect(
         trust_remote_code=trust_remote_code,
         family=family,
         labels=labels,
+        tokenizer=tokenizer,
         threshold=threshold,
         batch_size=batch,
         size_hw=size_hw,
