@@ -185,10 +185,8 @@ def as_published(module):
         return key
 
     for key, tensor in state.items():
-        if (
-            ".swin.layernorm." in key
-            or (re.search(r"\.(k_proj|v_proj|key|value)\.\w+$", key)
-            and ".text_backbone." not in key)
+        if ".swin.layernorm." in key or (
+            re.search(r"\.(k_proj|v_proj|key|value)\.\w+$", key) and ".text_backbone." not in key
         ):
             continue
         swin, attention = re.search(r"\.attention\.q_proj\.(\w+)$", key), re.match(ATTENTIONS, key)
@@ -351,3 +349,33 @@ def test_omdet_turbo_with_timms_backbone(tiny, tmp_path, monkeypatch):
     with torch.no_grad():
         maps = [m.vision_backbone(torch.ones(1, 3, 64, 64)) for m in (want.module, found.module)]
     assert all(torch.equal(a, b) for a, b in zip(*maps, strict=True))
+
+
+def test_the_tokenizer_travels_from_every_command(published, tiny, tmp_path, capsys):
+    """An authors' file is opened, built and verified with the tokenizer that is given once."""
+    from PIL import Image
+
+    from detrt import Detector, ExportConfig, build, verify
+    from detrt.errors import SpecError
+
+    _, state = published
+    torch.save(state, tmp_path / "g.pth")
+    (tmp_path / "tokenizer.json").write_bytes(tiny("grounding_dino").tokenizer)
+    Image.new("RGB", (80, 60), "red").save(tmp_path / "red.png")
+    ref, words = f"ckpt:{tmp_path}/g.pth", tmp_path / "tokenizer.json"
+    choices = ExportConfig(height=64, width=96, msda="gridsample", check=False)
+    build(ref, tmp_path / "bundle", export=choices, engines=(), tokenizer=words)
+    manifest = json.loads((tmp_path / "bundle" / "detrt.json").read_text())
+    assert {f["kind"] for f in manifest["files"]} == {"onnx", "text", "tokenizer"}
+    assert manifest["provenance"]["options"]["tokenizer"] == str(words)
+    with Detector.open(ref, tokenizer=words, prompt="red cat.", threshold=0.0) as detector:
+        assert set(detector([tmp_path / "red.png"])[0].labels) == {"red cat"}
+    with pytest.raises(SpecError, match="--tokenizer .* says how a checkpoint is read"):
+        Detector.open(tmp_path / "bundle", tokenizer=words, prompt="red cat.")
+    # None: the checkpoint that the bundle was made from, with its tokenizer.
+    report = verify(None, tmp_path / "bundle", [tmp_path / "red.png"], prompt="red cat. star.")
+    assert report.worst_tensor < 1e-3
+    arguments = ["detect", ref, str(tmp_path / "red.png"), "--prompt", "red cat.", "--threshold", "0"]
+    assert main([*arguments, "--tokenizer", str(words)]) == 0
+    assert main(arguments) == 2
+    assert "--tokenizer FILE" in capsys.readouterr().err
