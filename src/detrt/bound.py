@@ -3,9 +3,9 @@
 `BoundSession` feeds the text with every batch of images and turns what comes back into the outputs of a model whose
 classes are the phrases, so that detect, verify, evaluate and whatever else runs a Session need not know about text.
 A list of names that is longer than the model takes is run in parts, and the boxes of the parts are put side by side. A
-part does not know the names of the others and names an object by the best of its own. So a box is left out where a
-better one of the same class overlaps it by more than `MERGE_IOU`, and, for models of which each query has one class,
-where a better one of another part covers the same place (`SAME_PLACE_IOU`).
+part does not know the names of the others and names an object by the best of its own. So, for models of which each
+query has one class, a box is left out where a better one of another part covers the same place (`SAME_PLACE_IOU`).
+No class is in two parts, so there is nothing to merge inside a class.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from .errors import PromptError, SessionError
 from .prompted import PromptedSession
 from .session import Feeds, Outputs, Session, TensorInfo, text_inputs
 from .spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PIXEL_VALUES, PRED_BOXES, SCORES, ModelSpec
-from .suppress import suppress
 from .text_decode import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
 from .tokens import Asked, Part, TokenPart
 
-MERGE_IOU = 0.7
 SAME_PLACE_IOU = 0.9
 
 
@@ -35,6 +33,7 @@ class BoundSession:
 
     asked: one prompt for all images, or one for each image of the batch that `run` gets.
     phrases: one of PHRASES; anything but "best" is for `found`, which then needs the token logits.
+    every_class: a query may have several classes, which average precision counts; not with decoding in the graph.
 
     `spec` is the model's without its text part, with the phrases as labels. Closing it closes the model.
 
@@ -42,7 +41,9 @@ class BoundSession:
         PromptError: phrases that this model or this prompt cannot have.
     """
 
-    def __init__(self, model: PromptedSession, asked: Sequence[Asked], *, phrases: str = "best") -> None:
+    def __init__(
+        self, model: PromptedSession, asked: Sequence[Asked], *, phrases: str = "best", every_class: bool = False
+    ) -> None:
         if phrases not in PHRASES:
             raise PromptError(f"phrases must be one of {', '.join(PHRASES)}; got {phrases!r}")
         if phrases != "best":
@@ -50,7 +51,7 @@ class BoundSession:
         if len(asked) > 1 and any(len(one.parts) > 1 for one in asked):
             raise PromptError("lists of class names that are asked for in parts cannot share a batch with other prompts")
         self.model, self.asked, self.phrases = model, tuple(asked), phrases
-        self.spec = _bound_spec(model.spec, self.asked)
+        self.spec = _bound_spec(model.spec, self.asked, every_class)
         texts = text_inputs(model.spec)
         self.inputs: tuple[TensorInfo, ...] = tuple(info for info in model.inputs if info.name not in texts)
         self.outputs: tuple[TensorInfo, ...] = _bound_outputs(model.outputs, self.spec)
@@ -175,9 +176,6 @@ class BoundSession:
                 part_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
                 order = order[_one_a_place(boxes[order], part_of[order], len(order))]
             boxes, scores, ids = boxes[order], scores[order], ids[order]
-            if len(runs) > 1:
-                stay, scores = suppress(boxes, scores, ids, replace(rule, nms="nms", nms_iou=MERGE_IOU))
-                boxes, ids = boxes[stay], ids[stay]
             kept = min(len(scores), rule.max_detections)
             merged[BOXES][image, :kept], merged[SCORES][image, :kept] = boxes[:kept], scores[:kept]
             merged[LABELS][image, :kept], merged[NUM_DETECTIONS][image] = ids[:kept], kept
@@ -224,14 +222,14 @@ def _check_tokens_way(model: PromptedSession, asked: Sequence[Asked], phrases: s
         raise PromptError(f"phrases {phrases!r} is for a prompt, not for a list of class names; use 'best'")
 
 
-def _bound_spec(spec: ModelSpec, asked: Sequence[Asked]) -> ModelSpec:
+def _bound_spec(spec: ModelSpec, asked: Sequence[Asked], every_class: bool) -> ModelSpec:
     rule, parts = spec.decode, len(asked[0].parts)
     classes = max(one.prompt.num_classes for one in asked)
     rule = replace(rule, num_classes=classes)
     if parts > 1 and not rule.in_graph:
         rule = replace(rule, num_queries=rule.num_queries * parts)
-        if rule.nms == "none":
-            rule = replace(rule, nms="nms", nms_iou=MERGE_IOU)
+    if every_class and not rule.in_graph:
+        rule = replace(rule, select="topk")
     # Labels belong to one prompt; with several, `named` gives them.
     labels = asked[0].prompt.names if len(asked) == 1 else {}
     return replace(spec, decode=rule, labels=labels, text=None)

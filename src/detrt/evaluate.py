@@ -109,10 +109,13 @@ def evaluate_coco(
 
 
 def asked_for_categories(session: Session, categories: list[dict[str, Any]]) -> Session:
-    """The session; a model that takes a prompt and has none is asked for the names of the categories, as a list."""
+    """The session; a model that takes a prompt and has none is asked for the names of the categories, as a list.
+
+    All pairs of a box and a name count, as in the published evaluation of Grounding DINO on COCO.
+    """
     if not isinstance(session, PromptedSession):
         return session
-    return session.bind([str(category["name"]).replace("_", " ") for category in categories])
+    return session.bind([str(category["name"]).replace("_", " ") for category in categories], every_class=True)
 
 
 def score_rows(

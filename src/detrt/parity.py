@@ -24,7 +24,7 @@ from .spec import PIXEL_VALUES
 from .verify_divergence import Divergence
 from .verify_models import Side, ask, default_reference, open_side, precision_of, spec_differences, text_differences
 from .verify_slots import another_size, padding_rows, shapes_to_run, slot_rows
-from .verify_tensors import can_force, forced_rows
+from .verify_tensors import can_force, decodes_alone, forced_rows
 
 if TYPE_CHECKING:
     from .sources import Source
@@ -278,6 +278,9 @@ def require(report: VerifyReport) -> None:
 
 
 def _tensor_rows(ref: Session, cand: Session, images: list[NDArray], notes: list[str]) -> list[dict[str, Any]]:
+    if decodes_alone(ref, cand):
+        notes.append("no tensor level: one side decodes in its graph, the plain model of a prompted checkpoint does not")
+        return []
     if not can_force(ref, cand):
         notes.append(f"no tensor level: the selections of {cand.backend} and {ref.backend} cannot be read and forced")
         return []

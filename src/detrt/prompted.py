@@ -117,12 +117,19 @@ class PromptedSession:
                 asked = self._asked.put(parsed, made)
         return asked
 
-    def bind(self, prompts: str | Sequence[str] | Prompt | Asked, *, task: str = "", phrases: str = "best") -> BoundSession:
-        """A session of fixed classes, the phrases of one prompt or of a list of class names."""
+    def bind(
+        self,
+        prompts: str | Sequence[str] | Prompt | Asked,
+        *,
+        task: str = "",
+        phrases: str = "best",
+        every_class: bool = False,
+    ) -> BoundSession:
+        """A session of fixed classes, the phrases of one prompt or of a list of class names; see `BoundSession`."""
         from .bound import BoundSession
 
         asked = prompts if isinstance(prompts, Asked) else self.ask(prompts, task)
-        return BoundSession(self, [asked], phrases=phrases)
+        return BoundSession(self, [asked], phrases=phrases, every_class=every_class)
 
     def with_parts(self, detector: Session, tower: Session | None) -> PromptedSession:
         """The same model run by other sessions, e.g. ones that round."""

@@ -49,9 +49,14 @@ def forced_rows(
 def can_force(ref: Session, cand: Session) -> bool:
     """Whether the candidate's selections can be read and given to the reference."""
     both = [detector_of(s) for s in (ref, cand)]
-    if any(s.spec.text is not None for s in both) and both[0].spec.decode.in_graph != both[1].spec.decode.in_graph:
-        return False  # the plain model of a prompted checkpoint does not decode
-    return all(_is_torch(s) or (isinstance(s, OnnxSession) and s.path is not None) for s in both)
+    known = all(_is_torch(s) or (isinstance(s, OnnxSession) and s.path is not None) for s in both)
+    return known and not decodes_alone(ref, cand)
+
+
+def decodes_alone(ref: Session, cand: Session) -> bool:
+    """Whether only one of two models that take a prompt decodes in its graph, so that they have other outputs."""
+    both = [detector_of(s).spec for s in (ref, cand)]
+    return any(spec.text is not None for spec in both) and both[0].decode.in_graph != both[1].decode.in_graph
 
 
 def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArray]]:

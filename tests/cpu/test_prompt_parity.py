@@ -68,6 +68,7 @@ def test_verify_with_a_prompt(both):
     names = {row["output"] for row in report.tensors}
     decoded = both[1].spec.decode.in_graph
     assert names == set() if decoded else {"logits", "pred_boxes"} <= names
+    assert any("one side decodes in its graph" in note for note in report.notes) == decoded
 
 
 def test_a_list_of_names(both):

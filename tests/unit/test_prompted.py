@@ -163,7 +163,7 @@ def test_parts_do_not_repeat_an_object(in_graph):
     """Every part finds the same two boxes, a third one lies apart, and each part has its own sureness."""
     spec = model_spec(text=text_spec(max_tokens=5), decode={"in_graph": in_graph})
     session = make_prompted(spec=spec)
-    corners = np.array([[0, 0, 60, 60], [0, 0, 60, 50], [100, 100, 160, 160]], np.float32)  # IoU 0.83 of the first two
+    corners = np.array([[0, 0, 60, 60], [0, 0, 60, 59], [100, 100, 160, 160]], np.float32)  # IoU 0.98 of the first two
     sure = iter([0.8, 0.9, 0.6])  # of "red", "blue" and "green"
 
     def run(feeds):
@@ -185,10 +185,22 @@ def test_parts_do_not_repeat_an_object(in_graph):
     bound = session.bind(["red", "blue", "green"])
     assert bound.parts == 3 and bound.spec.decode.max_detections == 3
     (found,) = Detector(bound, threshold=0.1)([np.zeros((200, 200, 3), np.uint8)])
-    # "blue" is the surest everywhere; its second box overlaps its first as one object does.
-    assert found.labels == ("blue", "blue")
-    np.testing.assert_allclose(found.scores, [0.9, 0.7], atol=1e-6)
-    np.testing.assert_allclose(found.boxes_xyxy, corners[[0, 2]], atol=1e-3)
+    # "blue" is the surest everywhere; that it finds two boxes on one place stays, as in a prompt.
+    assert found.labels == ("blue", "blue", "blue")
+    np.testing.assert_allclose(found.scores, [0.9, 0.8, 0.7], atol=1e-6)
+    np.testing.assert_allclose(found.boxes_xyxy, corners, atol=1e-3)
+
+
+def test_every_class_counts_for_average_precision():
+    session = make_prompted()
+    (best,) = Detector(session.bind(["red", "red cat", "blue"]), threshold=0.05)([RED_BLUE])
+    bound = session.bind(["red", "red cat", "blue"], every_class=True)
+    (every,) = Detector(bound, threshold=0.05)([RED_BLUE])
+    assert bound.spec.decode.select == "topk" and len(every) == bound.spec.decode.max_detections
+    assert "red cat" not in best.labels
+    assert sorted(every.labels) == ["blue", "red", "red cat"]  # the three best pairs
+    decoding = make_prompted(spec=model_spec(decode={"in_graph": True}))
+    assert decoding.bind("red.", every_class=True).spec.decode.select == "query"
 
 
 def test_lists_of_different_length_share_a_call():
