@@ -15,8 +15,9 @@ from dino_reference.weights import fill
 from detrt.errors import SourceError, SpecError
 from detrt.models.dino import Dino
 from detrt.sources.dino_keys import ALIAS, DERIVED, SPLIT_QKV, TRAINING, place
-from detrt.sources.original_dino import infer_config, recognise
+from detrt.sources.dino_sizes import infer_config
 from detrt.sources.original_dino import load as load_state
+from detrt.sources.original_dino import recognise
 
 KEYS = Path(__file__).resolve().parents[1] / "data" / "keys"
 LAYOUTS = {
