@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -241,6 +243,16 @@ def test_sessions_are_closed_when_a_part_is_missing(place, monkeypatch):
     assert len(closed) == 1
     with pytest.raises(Exception, match="fewer prompts"):
         Detector.open("gd")(["in/a.png"], prompts=[])
+
+
+def test_neither_torch_nor_transformers_is_loaded(place):
+    code = (
+        "import sys; from detrt import Detector\n"
+        "found, = Detector.open('gd', prompt='red. blue.')(['in/a.png'])\n"
+        "print(sorted(found.labels), [n for n in ('torch', 'transformers', 'onnx') if n in sys.modules])"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert out.strip() == "['blue', 'red'] []"
 
 
 def test_one_graph(place):

@@ -76,3 +76,25 @@ def test_a_list_of_names(both):
     found = [Detector(s, threshold=0.0, prompt=names)(pictures()[:1])[0] for s in both]
     assert set(found[1].class_ids.tolist()) <= {0, 2, 3} and found[1].phrase_spans is None
     np.testing.assert_allclose(found[1].scores, found[0].scores, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_the_trained_model_on_drawn_scenes(tmp_path):
+    """Five prompts on fifty scenes: the same detections."""
+    from detrt import ExportConfig, export_onnx, load_source
+    from detrt.scenes import draw_scene
+
+    source = load_source("embedded:phrases")
+    report = export_onnx(source, tmp_path / "model.onnx", ExportConfig(check=False))
+    images = [draw_scene(900_000 + i).image for i in range(50)]
+    prompts = [
+        "red circle. striped star. blue square.",
+        "a green triangle",
+        "checked hexagon. dotted heart. yellow ring. purple cross. white arrow.",
+        ["red circle", "blue star", "gradient square", "outlined triangle"],
+        "star. circle. square. triangle. ring. cross.",
+    ]
+    with open_session(report.path) as candidate, open_torch(source, spec=report.spec) as reference:
+        for prompt in prompts:
+            done = verify(reference, candidate, images, prompt=prompt, slots=False, batch_size=5)
+            assert done.passed and done.compared >= 250, done.failures
