@@ -34,7 +34,7 @@ def refused(cli, place, command, model, names, advice):
         ("random:nope", "random:nope", "write random:<name>"),
         ("embedded:nope", "embedded:nope", "allowed: embedded:shapes"),
         ("hf:only-one-part", "hf:only-one-part", "write hf:<organisation>/<model>"),
-        ("ckpt:x.pth", "ckpt:x.pth", "give a transformers folder"),
+        ("ckpt:x.pth", "ckpt:x.pth", "e.g. ckpt:detr-r50-e632da11.pth"),
         ("in/blue.png", "in/blue.png", "config.json|expected .onnx"),
     ],
 )
