@@ -39,6 +39,9 @@ KeepFp32 = Annotated[list[str] | None, typer.Option("--keep-fp32", help="Module 
 Budget = Annotated[str | None, typer.Option(help="With --precision auto: ap=POINTS of 100, or drift=NUMBER.")]
 Low = Annotated[str, typer.Option(help="With --precision auto: the type that as much as possible gets.")]
 MinShare = Annotated[float | None, typer.Option(help="Smallest share of MatMul and Conv in the low type, 0 to 1.")]
+QuantizeShare = Annotated[
+    float, typer.Option(help="With int8, fp8: smallest share of MatMul and Conv in 8 bits; beyond it noisy layers stay in 16.")
+]
 State = Annotated[Path | None, typer.Option(help="With --precision auto: file to go on from after a stop.")]
 Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout.")]
 
@@ -68,6 +71,7 @@ def build(
     budget: Budget = None,
     low: Low = "fp16",
     min_share: MinShare = None,
+    quantize_share: QuantizeShare = 0.75,
     state: State = None,
     optimization_level: Annotated[int, typer.Option(help="0 (fast build) to 5 (long search).")] = 3,
     workspace_mib: Annotated[int | None, typer.Option(help="Limit of the builder's scratch memory, MiB.")] = None,
@@ -129,6 +133,7 @@ def build(
         budget=budget,
         low=low,
         min_share=min_share,
+        quantize_share=quantize_share,
         state=state,
     )
     with show.progress() as step:
@@ -177,6 +182,7 @@ def export(
     budget: Budget = None,
     low: Low = "fp16",
     min_share: MinShare = None,
+    quantize_share: QuantizeShare = 0.75,
     state: State = None,
     check: Check = True,
     trust_remote_code: Trust = False,
@@ -224,6 +230,7 @@ def export(
         budget=budget,
         low=low,
         min_share=min_share,
+        quantize_share=quantize_share,
         state=state,
     )
     warnings = check_before(types, ())

@@ -81,6 +81,7 @@ def precision_config(
     budget: str | None,
     low: str,
     min_share: float | None,
+    quantize_share: float,
     state: Path | None,
 ) -> PrecisionConfig:
     """PrecisionConfig; --keep-fp32 may be repeated and takes several patterns with commas."""
@@ -94,6 +95,7 @@ def precision_config(
         budget=parse_budget(budget) if budget else None,
         low=low,
         min_share=min_share,
+        quantize_share=quantize_share,
         state=state,
     )
 

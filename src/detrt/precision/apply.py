@@ -20,6 +20,7 @@ from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
 from .calibrate import histograms, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
+from .noise import LayerNoise, correct_biases, leave_noisy, measure
 from .proof import FlopShare, check_share, flop_share, multiply_adds
 from .quantize import QuantPlan, insert_qdq, plan_quantization
 from .ranges import TensorRange, lost_in_fp16, scan
@@ -105,8 +106,14 @@ def apply_precision(
         raise GraphError(
             "the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)"
         )
-    rules = Rules(view, config.sixteen, config.keep_fp32, known.lost if config.sixteen == "fp16" else {})
+    lost = known.lost if config.sixteen == "fp16" else {}
+    rules = Rules(view, config.sixteen, config.keep_fp32, lost)
     plan = plan_quantization(view, rules, target) if target in ("int8", "fp8") else QuantPlan()
+    if plan.activations:
+        leave_noisy(plan, known.noise, counts, config.quantize_share)
+        if correct_biases(copy, plan, known.noise):  # new constants: the view must know them
+            view = GraphView(copy)
+            rules = Rules(view, config.sixteen, config.keep_fp32, lost)
     typing: Typing = retype(copy, rules, config.sixteen)
     quantized = insert_qdq(copy, plan, dict(known.thresholds), target) if plan.activations else 0
     _check(copy)
@@ -122,12 +129,14 @@ def apply_precision(
 
 @dataclass(slots=True)
 class Calibration:
-    """What images say about a graph: ranges, nodes that FP16 would break, thresholds of activations."""
+    """What images say about a graph: ranges, nodes that FP16 would break, thresholds of activations, and what
+    eight bits do to each layer."""
 
     images: int = 0
     ranges: dict[str, TensorRange] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, LayerNoise] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -164,6 +173,9 @@ def calibrate(
             name: threshold(counts[name], absmax[name], config.method, config.target, config.percentile)
             for name in absmax
         }
+        found.noise = measure(
+            model, spec, images, plan, found.thresholds, config.target, lambda done, all_: say(done / all_, "noise of layers")
+        )
     return found
 
 

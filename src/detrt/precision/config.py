@@ -37,6 +37,8 @@ class PrecisionConfig:
     margin: a tensor whose largest value on the calibration images exceeds 65504 / margin stays FP32.
     budget: (kind, allowed) for "auto": ("ap", points of 100) or ("drift", mean change of matched detections).
     low: what "auto" tries to give every block.
+    quantize_share: with int8 and fp8, the layers that lose most for their work stay in 16 bits, as long as so large
+        a share of MatMul and Conv operations is quantised; 1 quantises every layer that the rules allow.
     min_share: smallest share of MatMul and Conv operations in the low type; below it is a GateError.
         None: MIN_SHARE.
 
@@ -54,6 +56,7 @@ class PrecisionConfig:
     margin: float = 4.0
     budget: tuple[str, float] | None = None
     low: str = "fp16"
+    quantize_share: float = 0.75
     min_share: float | None = None
     state: Path | None = None
 
@@ -75,6 +78,8 @@ class PrecisionConfig:
             raise GraphError(f"the calibration percentile must be from 50 to 100; got {self.percentile}")
         if not 1.0 <= self.margin <= 1000.0:
             raise GraphError(f"the overflow margin must be from 1 to 1000; got {self.margin}")
+        if not 0.0 <= self.quantize_share <= 1.0:
+            raise GraphError(f"--quantize-share must be from 0 to 1; got {self.quantize_share}")
         if self.min_share is not None and not 0.0 <= self.min_share <= 1.0:
             raise GraphError(f"--min-share must be from 0 to 1; got {self.min_share}")
         if self.precision == "auto" and self.budget is None:

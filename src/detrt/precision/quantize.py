@@ -147,6 +147,18 @@ def weight_scales(weight: NDArray[np.float32], axis: int, low: str) -> NDArray[n
     return _half_up(exact)
 
 
+def activation_scale(threshold: float, low: str) -> NDArray[np.float16]:
+    """The FP16 scale that makes `threshold` the largest value of the type; rounded up."""
+    return _half_up(np.maximum(threshold / LARGEST[low], SMALLEST_SCALE))
+
+
+def rounded(values: NDArray, low: str) -> NDArray[np.float32]:
+    """Values in units of their scale, rounded and clipped to what the type has."""
+    if low == "int8":
+        return np.clip(np.rint(values), -127, 127).astype(np.float32)
+    return (np.sign(values) * round_fp8(np.abs(values))).astype(np.float32)
+
+
 def _half_up(values: NDArray) -> NDArray[np.float16]:
     rounded = np.asarray(values, np.float16)
     return np.where(rounded.astype(np.float64) < values, np.nextafter(rounded, np.float16(np.inf)), rounded)
@@ -169,9 +181,7 @@ def insert_qdq(model: onnx.ModelProto, plan: QuantPlan, thresholds: dict[str, fl
             name = node.input[0]
             if name not in pairs:
                 pairs[name] = f"{name}/{low}"
-                scale = _half_up(
-                    np.maximum(thresholds[plan.activations[node.name]] / LARGEST[low], SMALLEST_SCALE)
-                )
+                scale = activation_scale(thresholds[plan.activations[node.name]], low)
                 nodes += _activation_pair(graph, name, pairs[name], scale, low, node.name)
             axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
             key = (node.input[1], axis)
@@ -216,7 +226,7 @@ def _weight_pair(
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     scaled = weight / scale.astype(np.float32).reshape(shape)
     if low == "int8":
-        raw = np.clip(np.rint(scaled), -127, 127).astype(np.int8).tobytes()
+        raw = rounded(scaled, low).astype(np.int8).tobytes()
     else:
         raw = fp8_bits(scaled).tobytes()
     names = (f"{target}/q", f"{target}/scale", f"{target}/zero")

@@ -1,0 +1,189 @@
+"""What eight bits do to each layer alone: its noise, and the offset that they add to its channels.
+
+Both come from one pass of the FP32 graph over the calibration images. Every layer is computed twice on a seeded
+sample of its input, as it is and rounded, so that the cost does not grow with the size of the pictures.
+
+ - The offset is the mean error of each output channel; taking it out of the bias costs nothing at run time
+   (bias correction: Nagel et al., arXiv:1906.04721, section 4.2).
+ - The noise is the variance of the error over that of the result. It tells which layers to leave in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from ..images import ImageSource
+from ..spec import ModelSpec
+from .quantize import QuantPlan, activation_scale, rounded, weight_scales
+from .ranges import Progress, run_tensors
+from .view import GraphView, attribute
+
+SAMPLES = 192  # positions of an image that a layer is computed at
+LEFT = "eight bits cost it most for its share of the work"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNoise:
+    """noise: variance of the error over the variance of the result. offset: (channels,) mean error."""
+
+    noise: float
+    offset: NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class _Layer:
+    node: onnx.NodeProto
+    weight: NDArray[np.float32]  # (channels, inputs)
+    low: NDArray[np.float32]  # the same, rounded
+    kernel: tuple[int, ...]  # of a convolution, else empty
+    sums: NDArray[np.float64]  # (4, channels): result, result^2, error, error^2
+    count: int = 0
+
+
+def measure(
+    model: onnx.ModelProto,
+    spec: ModelSpec,
+    images: Sequence[ImageSource],
+    plan: QuantPlan,
+    thresholds: Mapping[str, float],
+    low: str,
+    progress: Progress | None = None,
+) -> dict[str, LayerNoise]:
+    """Node name -> noise and offset, for the layers of a plan; thresholds: see `insert_qdq`."""
+    view = GraphView(model)
+    by_name = {node.name: node for node in view.nodes}
+    layers = {name: _layer(view, by_name[name], low) for name in plan.activations}
+    readers: dict[str, list[str]] = {}
+    for name, tensor in plan.activations.items():
+        readers.setdefault(tensor, []).append(name)
+    generator = np.random.default_rng(0)
+
+    def visit(tensor: str, array: NDArray[np.float32]) -> None:
+        scale = float(activation_scale(thresholds[tensor], low))
+        for name in readers[tensor]:
+            layer = layers[name]
+            exact = _sample(layer, np.asarray(array, np.float32), generator)
+            result = exact @ layer.weight.T
+            error = rounded(exact / scale, low) * scale @ layer.low.T - result
+            layer.sums += [result.sum(0), (result**2).sum(0), error.sum(0), (error**2).sum(0)]
+            layer.count += len(exact)
+
+    run_tensors(model, spec, images, sorted(readers), visit, progress)
+    return {name: _result(layer) for name, layer in layers.items() if layer.count}
+
+
+def _layer(view: GraphView, node: onnx.NodeProto, low: str) -> _Layer:
+    weight = numpy_helper.to_array(view.constants[node.input[1]]).astype(np.float32)
+    kernel = weight.shape[2:] if node.op_type == "Conv" else ()
+    if node.op_type == "Conv":
+        weight = weight.reshape(len(weight), -1)
+    elif not attribute(node, "transB", 0):
+        weight = weight.T
+    scale = weight_scales(weight, 0, low).astype(np.float32)[:, None]
+    return _Layer(node, weight, rounded(weight / scale, low) * scale, kernel, np.zeros((4, len(weight))))
+
+
+def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
+    """What the layer's weights are multiplied with at some positions: (positions, inputs)."""
+
+    def choose(count: int) -> NDArray[np.int64]:
+        return generator.choice(count, SAMPLES, replace=False) if count > SAMPLES else np.arange(count)
+
+    if not layer.kernel:
+        x = x.reshape(-1, x.shape[-1])
+        return x[choose(len(x))]
+    node, (tall, wide) = layer.node, layer.kernel
+    strides, steps = attribute(node, "strides", [1, 1]), attribute(node, "dilations", [1, 1])
+    top, left, bottom, right = attribute(node, "pads", [0, 0, 0, 0])
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    rows = (x.shape[2] - steps[0] * (tall - 1) - 1) // strides[0] + 1
+    columns = (x.shape[3] - steps[1] * (wide - 1) - 1) // strides[1] + 1
+    image, rest = np.divmod(choose(len(x) * rows * columns), rows * columns)
+    row, column = np.divmod(rest, columns)
+    down = row[:, None] * strides[0] + np.arange(tall) * steps[0]  # (positions, tall)
+    along = column[:, None] * strides[1] + np.arange(wide) * steps[1]
+    found = x[image[:, None, None], :, down[:, :, None], along[:, None, :]]  # (positions, tall, wide, channels)
+    return found.transpose(0, 3, 1, 2).reshape(len(image), -1)
+
+
+def _result(layer: _Layer) -> LayerNoise:
+    mean, square, error, error_square = layer.sums / layer.count
+    signal = float((square - mean**2).sum())
+    noise = float((error_square - error**2).sum())
+    return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
+
+
+def leave_noisy(
+    plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], share: float
+) -> None:
+    """Take the layers with the most noise for their work out of a plan, in place, down to `share` of all work.
+
+    counts: node -> multiply-adds of every product of the graph; share: 0..1, 1 leaves the plan as it is.
+    """
+    total = sum(counts.values())
+    work = {name: counts.get(name, 0) / total for name in plan.activations} if total else {}
+    left = sum(work.values())
+    # The small number keeps a layer of hardly any work from being ranked by its rounding alone.
+    for name in sorted(work, key=lambda n: -noise[n].noise / (work[n] + 1e-4) if n in noise else 0.0):
+        if left - work[name] >= share and name in noise:
+            left -= work[name]
+            del plan.activations[name]
+            plan.left_out[name] = LEFT
+
+
+def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, LayerNoise]) -> int:
+    """Take the offsets out of the biases of an FP32 graph, in place; returns the number of corrected layers.
+
+    A product without a bias that could hold it (MatMul whose result no constant is added to) stays as it is.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    outputs = {output.name for output in model.graph.output}
+    done = 0
+    for node in model.graph.node:
+        if node.name not in plan.activations or node.name not in noise:
+            continue
+        offset = noise[node.name].offset
+        place = _bias_of(node, readers.get(node.output[0], []), node.output[0] in outputs, constants, len(offset))
+        if place is None:
+            continue
+        owner, position = place
+        held = owner.input[position] if position < len(owner.input) else ""
+        old = numpy_helper.to_array(constants[held]) if held else np.zeros(len(offset), np.float32)
+        name = f"{node.name}/corrected_bias"
+        model.graph.initializer.append(numpy_helper.from_array((old - offset).astype(np.float32), name))
+        if position < len(owner.input):
+            owner.input[position] = name
+        else:
+            owner.input.append(name)
+        done += 1
+    return done
+
+
+def _bias_of(
+    node: onnx.NodeProto,
+    after: list[onnx.NodeProto],
+    is_output: bool,
+    constants: Mapping[str, onnx.TensorProto],
+    channels: int,
+) -> tuple[onnx.NodeProto, int] | None:
+    """The node and the position of the input that holds a layer's bias, or could."""
+    fits: Callable[[str], bool] = lambda name: name in constants and list(constants[name].dims) == [channels]  # noqa: E731
+    if node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0:
+        return None
+    if node.op_type in ("Conv", "Gemm"):
+        if len(node.input) < 3 or not node.input[2] or fits(node.input[2]):
+            return node, 2
+        return None
+    if is_output or len(after) != 1 or after[0].op_type != "Add":
+        return None
+    return next(((after[0], p) for p, name in enumerate(after[0].input) if fits(name)), None)

@@ -1,0 +1,142 @@
+"""Noise and offset of quantised layers: the right numbers, the right layers left out, the right biases changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from precision_graphs import SPEC, model_of, node, pictures, pixel_model
+
+from detrt.onnx_session import OnnxSession
+from detrt.precision import PrecisionConfig
+from detrt.precision import noise as noise_module
+from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.emulate import emulate
+from detrt.precision.noise import LEFT, LayerNoise, correct_biases, leave_noisy, measure
+from detrt.precision.quantize import QuantPlan, activation_scale, rounded, weight_scales
+from detrt.precision.ranges import run_tensors
+
+FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul", "/backbone/body/Conv"
+
+
+def values_of(model, tensor):
+    """A tensor of a graph on all pictures."""
+    found = []
+    run_tensors(model, SPEC, pictures(), [tensor], lambda _, array: found.append(np.array(array)))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("low", ("int8", "fp8"))
+def test_noise_and_offset_are_those_of_the_formula(low):
+    model = pixel_model()
+    plan = QuantPlan({FC1: "normed"})
+    found = measure(model, SPEC, pictures(), plan, {"normed": 2.5}, low)[FC1]
+    weight = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "w1")
+    x = values_of(model, "normed").reshape(-1, 32).astype(np.float64)
+    scale, columns = float(activation_scale(2.5, low)), weight_scales(weight, 1, low).astype(np.float64)
+    error = rounded(x / scale, low) * scale @ (rounded(weight / columns, low) * columns) - x @ weight
+    np.testing.assert_allclose(found.offset, error.mean(0), atol=1e-5)
+    assert found.noise == pytest.approx(error.var(0).sum() / (x @ weight).var(0).sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attributes"),
+    [
+        ((1, 1), {}),
+        ((3, 3), {"pads": [1, 1, 1, 1]}),
+        ((3, 2), {"pads": [0, 1, 2, 1], "strides": [2, 3]}),
+        ((2, 3), {"dilations": [2, 3], "pads": [3, 3, 3, 3], "strides": [1, 2]}),
+    ],
+)
+def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch):
+    monkeypatch.setattr(noise_module, "SAMPLES", 10**6)
+    rng = np.random.default_rng(2)
+    weight = rng.normal(size=(8, 3, *kernel)).astype(np.float32)
+    conv = node("Conv", ["pixels", "w"], ["grid"], name="/c/Conv", **attributes)
+    model = model_of(
+        [node("Cast", ["pixel_values"], ["pixels"], name="/Cast", to=TensorProto.FLOAT), conv],
+        {"w": weight},
+        outputs=[("grid", TensorProto.FLOAT, ["n", "c", "h", "w"])],
+        spec=None,
+    )
+    layer = noise_module._layer(noise_module.GraphView(model), model.graph.node[1], "int8")
+    pixels = np.stack([p.transpose(2, 0, 1) for p in pictures()]).astype(np.float32)
+    got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
+    want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
+    np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1).reshape(-1, 8), rtol=1e-4, atol=1e-2)
+
+
+def test_the_noisiest_layers_for_their_work_stay_out():
+    names = "abcd"
+    plan = QuantPlan({n: "x" for n in names})
+    counts = {"a": 40, "b": 20, "c": 20, "d": 10, "not quantised": 10}
+    noise = {n: LayerNoise(v, np.zeros(1)) for n, v in zip(names, (0.04, 0.2, 0.002, 0.004), strict=True)}
+    leave_noisy(plan, noise, counts, 0.69)
+    assert set(plan.activations) == {"a", "c", "d"} and plan.left_out == {"b": LEFT}
+    leave_noisy(plan, noise, counts, 0.65)  # a is the next, but that would be too much; so is c
+    assert set(plan.activations) == {"a", "c", "d"}
+    whole = QuantPlan({n: "x" for n in names})
+    leave_noisy(whole, noise, counts, 1.0)
+    assert set(whole.activations) == set(names)
+
+
+@pytest.mark.parametrize("low", ("int8", "fp8"))
+def test_the_mean_error_of_a_channel_is_gone(low):
+    config = PrecisionConfig(low, calibration="x", min_share=0.0, quantize_share=1.0)
+    model = pixel_model()
+    known = calibrate(model, SPEC, config, pictures())
+    assert {BODY, FC1, FC2} <= set(known.noise)
+    want = values_of(model, "grid2")
+
+    def mean_error(calibration):
+        typed, _ = apply_precision(model, SPEC, config, pictures(), known=calibration)
+        found = values_of(emulate(typed), "grid2") - want
+        return np.abs(found.mean((0, 2, 3))).mean()
+
+    corrected = mean_error(known)
+    known.noise = {name: LayerNoise(one.noise, one.offset * 0) for name, one in known.noise.items()}
+    # What is left comes from the FP16 stem in front of it.
+    assert corrected < 0.3 * mean_error(known)
+
+
+def test_a_bias_that_others_read_is_copied_and_products_without_one_stay():
+    weight = np.eye(8, dtype=np.float32)
+    nodes = [
+        node("Cast", ["pixel_values"], ["x"], name="/Cast", to=TensorProto.FLOAT),
+        node("MatMul", ["x", "w"], ["a"], name="/a/MatMul"),
+        node("Add", ["bias", "a"], ["b"], name="/a/Add"),
+        node("MatMul", ["b", "w"], ["c"], name="/c/MatMul"),
+        node("Mul", ["c", "bias"], ["logits"], name="/Mul"),
+        node("Identity", ["b"], ["pred_boxes"], name="/Identity"),
+    ]
+    outputs = [(n, TensorProto.FLOAT, ["batch", 3, 8, 8]) for n in ("logits", "pred_boxes")]
+    model = model_of(
+        nodes,
+        {"w": weight, "bias": np.arange(8, dtype=np.float32)},
+        outputs=outputs,
+        inputs=[("pixel_values", TensorProto.UINT8, ["batch", 3, 8, 8])],
+        spec=None,
+    )
+    plan = QuantPlan({"/a/MatMul": "x", "/c/MatMul": "b"})
+    noise = {n: LayerNoise(0.1, np.full(8, 0.5, np.float32)) for n in plan.activations}
+    assert correct_biases(model, plan, noise) == 1
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    np.testing.assert_allclose(values["bias"], np.arange(8))
+    add, mul = model.graph.node[2], model.graph.node[4]
+    assert list(mul.input) == ["c", "bias"]
+    np.testing.assert_allclose(values[add.input[0]], np.arange(8) - 0.5)
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_quantised_graphs_run_with_corrected_biases():
+    config = PrecisionConfig("int8", calibration="x", quantize_share=1.0)
+    typed, report = apply_precision(pixel_model(), SPEC, config, pictures())
+    assert report.share.of("int8") >= 0.7
+    assert sum("/corrected_bias" in t.name for t in typed.graph.initializer) >= 1
+    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
+    outputs = OnnxSession(typed.SerializeToString(), SPEC).run(feeds)
+    assert all(np.isfinite(array).all() for array in outputs.values())

@@ -1,0 +1,151 @@
+"""AP of a typed graph against its FP32 graph, on a CPU with every stored value rounded to its type.
+
+    python training/measure_precision.py FOLDER CHECKPOINT int8 fp8 ...
+
+FOLDER holds `annotations/instances_{val,train}2017.json` and the pictures in `val2017/` and `train2017/`; the training
+pictures are the calibration. CHECKPOINT is any reference that `detrt export` takes. Small sets resolve little: a box that
+changes places with one of equal score moves AP by 0.01. So the pictures of both sets are also taken together, each as it
+is and mirrored, and the same is done for FP32 on pixels that were changed by -1, 0 or 1 at random (`--noise`), which
+shows what a change that no eye sees does to the figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from detrt import ExportConfig, export_onnx, graph, load_source
+from detrt.detector import Detector
+from detrt.onnx_session import OnnxSession
+from detrt.precision import PrecisionConfig
+from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.emulate import emulate
+
+SETS = ("val", "train")
+
+
+def read(folder: Path) -> tuple[COCO, list[np.ndarray], dict[str, list[int]]]:
+    """Annotations and pictures of both sets, every picture followed by its mirror image; set -> image ids."""
+    data: dict = {"images": [], "annotations": [], "categories": []}
+    pictures: list[np.ndarray] = []
+    ids: dict[str, list[int]] = {name: [] for name in (*SETS, "both, mirrored")}
+    for name in SETS:
+        found = json.loads((folder / f"annotations/instances_{name}2017.json").read_text("utf-8"))
+        data["categories"] = found["categories"]
+        for entry in found["images"]:
+            picture = np.asarray(Image.open(folder / f"{name}2017" / entry["file_name"]).convert("RGB"))
+            boxes = [a for a in found["annotations"] if a["image_id"] == entry["id"]]
+            for mirrored in (False, True):
+                image_id = len(data["images"]) + 1
+                data["images"].append({"id": image_id, "height": entry["height"], "width": entry["width"]})
+                for box in boxes:
+                    x, y, width, height = box["bbox"]
+                    left = entry["width"] - x - width if mirrored else x
+                    data["annotations"].append(
+                        {
+                            **{k: box[k] for k in ("category_id", "area", "iscrowd")},
+                            "id": len(data["annotations"]) + 1,
+                            "image_id": image_id,
+                            "bbox": [left, y, width, height],
+                        }
+                    )
+                pictures.append(np.ascontiguousarray(picture[:, ::-1]) if mirrored else picture)
+                ids["both, mirrored"].append(image_id)
+                if not mirrored:
+                    ids[name].append(image_id)
+    coco = COCO()
+    coco.dataset = data
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco, pictures, ids
+
+
+def scores(
+    model: bytes, spec, coco: COCO, pictures: list[np.ndarray], ids: dict[str, list[int]]
+) -> dict[str, float]:
+    """Set -> AP."""
+    categories = {c["name"]: c["id"] for c in coco.dataset["categories"]}
+    rows = []
+    with Detector(OnnxSession(model, spec), threshold=0.0) as detector:
+        for image_id, found in enumerate(detector.stream(pictures), start=1):
+            for (x0, y0, x1, y1), score, label in zip(
+                found.boxes_xyxy.tolist(), found.scores.tolist(), found.labels, strict=True
+            ):
+                box = [x0, y0, x1 - x0, y1 - y0]
+                rows.append(
+                    {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": score}
+                )
+    result = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = coco.loadRes(rows)
+        for name, chosen in ids.items():
+            evaluation = COCOeval(coco, found, "bbox")
+            evaluation.params.imgIds = chosen
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+            result[name] = float(evaluation.stats[0])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("checkpoint")
+    parser.add_argument("precision", nargs="*")
+    parser.add_argument("--noise", type=int, default=0, help="repeats of FP32 on changed pixels")
+    parser.add_argument("--quantize-share", type=float, default=0.75)
+    parser.add_argument("--trust-remote-code", action="store_true")
+    args = parser.parse_args()
+    coco, pictures, ids = read(args.folder)
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "model.onnx"
+        source = load_source(args.checkpoint, trust_remote_code=args.trust_remote_code)
+        export_onnx(source, path, ExportConfig(check=False))
+        model, spec = graph.load(path), graph.read_spec(path)
+    exact = scores(model.SerializeToString(), spec, coco, pictures, ids)
+    print(json.dumps({"precision": "fp32", "AP": exact}), flush=True)
+    generator = np.random.default_rng(0)
+    for _ in range(args.noise):
+        changed = [
+            np.clip(p.astype(np.int16) + generator.integers(-1, 2, p.shape), 0, 255).astype(np.uint8)
+            for p in pictures
+        ]
+        found = scores(model.SerializeToString(), spec, coco, changed, ids)
+        print(
+            json.dumps({"precision": "fp32, pixels +-1", "change": {n: found[n] - exact[n] for n in ids}}),
+            flush=True,
+        )
+    images = sorted((args.folder / "train2017").glob("*.jpg"))
+    for precision in args.precision:
+        config = PrecisionConfig(precision, calibration=args.folder, quantize_share=args.quantize_share)
+        known = None if precision == "bf16" else calibrate(model, spec, config, images)
+        typed, report = apply_precision(model, spec, config, images, known=known)
+        found = scores(emulate(typed).SerializeToString(), spec, coco, pictures, ids)
+        print(
+            json.dumps(
+                {
+                    "precision": precision,
+                    "AP": found,
+                    "change": {n: round(found[n] - exact[n], 4) for n in ids},
+                    "share": report.share.of(precision),
+                    "quantized": report.quantized,
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
