@@ -193,3 +193,9 @@ def test_ended_and_module_path():
         explain.module_path("/model/encoder/layers.0/self_attn/MatMul") == "model.encoder.layers.0.self_attn"
     )
     assert explain.module_path("node_12") == "" and explain.module_path("") == ""
+
+
+def test_remarks_that_differ_in_the_node_only_are_shown_once():
+    remarks = [f"/backbone/stages.{i}/Reshape_{i}: dimension at position {i} might be zero" for i in range(4)]
+    assert explain.alike_once([*remarks, "another"]) == [f"{remarks[0]} (and 3 alike)", "another"]
+    assert len(explain.alike_once(["x" * 5000])[0]) < 600

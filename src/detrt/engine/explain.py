@@ -211,6 +211,17 @@ def ended(return_code: int, log_tail: str) -> str:
     return "\n".join([cause, *(f"  {_short(line)}" for line in tail)])
 
 
+def alike_once(messages: Sequence[str]) -> list[str]:
+    """Remarks that differ in the node or in numbers only, once each; says how many more there were. Cut to a line."""
+    groups: dict[str, list[str]] = {}
+    for message in messages:
+        alike = re.sub(r"\d+", "0", re.sub(r"^\S*/\S*: ", "", message))
+        groups.setdefault(alike, []).append(message)
+    return [
+        _short(first) + (f" (and {len(more)} alike)" if more else "") for first, *more in groups.values()
+    ]
+
+
 def _hint(hints: Sequence[tuple[str, str]], text: str) -> str | None:
     return next((hint for pattern, hint in hints if re.search(pattern, text)), None)
 

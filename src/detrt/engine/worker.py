@@ -88,7 +88,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
         layer_types = _layer_types(network)
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
-    warnings = [text for text in messages.warnings if "Int64 binding" not in text]
+    warnings = explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     return {
         "tensorrt_version": trt.version,
         "compute_capabilities": list(sms),
