@@ -80,13 +80,14 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
         EngineError: an axis that detrt does not know is symbolic, or a choice does not fit the graph
             or the model.
     """
+    axes = (*_SIZES, *(_TEXT_AXES if spec.text is not None else ()))
     unknown = []
     for tensor in inputs:
         known = _AXES.get(tensor.name, _OTHER_AXES)
         unknown += [
             f"'{tensor.name}' axis {axis}"
             for axis, length in enumerate(tensor.shape)
-            if length < 0 and axis not in known
+            if length < 0 and known.get(axis) not in axes
         ]
     if unknown:
         raise EngineError(

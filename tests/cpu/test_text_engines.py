@@ -1,0 +1,145 @@
+"""Engines of prompted models: profiles of the axes of a prompt, and builds of both graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from detrt import EngineConfig, ExportConfig, build
+from detrt.engine.profiles import NetworkTensor, check_shapes, plan_profile
+from detrt.errors import EngineError, ExportError, SessionError, SpecError
+from detrt.export.contract import contract, exported_spec, tower_contract
+from detrt.precision import PrecisionConfig
+
+
+def network(infos):
+    return [
+        NetworkTensor(i.name, i.dtype, tuple(-1 if isinstance(s, str) else s for s in i.shape)) for i in infos
+    ]
+
+
+def shapes(profile, name):
+    return [profile[name][point] for point in ("min", "opt", "max")]
+
+
+def test_profile_of_phrases(tiny):
+    spec = exported_spec(tiny("grounding_dino"), ExportConfig(decode="graph"))
+    found = plan_profile(network(contract(spec)[0]), EngineConfig(batch=(1, 2, 4)), spec)
+    assert shapes(found, "text_features") == [[1, 4, 32], [2, 32, 32], [4, 256, 32]]
+    assert shapes(found, "text_self_mask") == [[1, 4, 4], [2, 32, 32], [4, 256, 256]]
+    assert shapes(found, "phrase_mask") == [[1, 1, 4], [2, 8, 32], [4, 128, 256]]
+    assert shapes(found, "pixel_mask") == [[1, 200, 200], [2, 800, 1067], [4, 1333, 1333]]
+    tower = plan_profile(network(tower_contract(spec)[0]), EngineConfig(batch=(1, 2, 4)), spec)
+    assert shapes(tower, "input_ids") == [[1, 4], [2, 32], [4, 256]]
+
+
+def test_profile_of_class_names(tiny):
+    spec = exported_spec(tiny("omdet_turbo"), ExportConfig())
+    found = plan_profile(network(contract(spec)[0]), EngineConfig(), spec)
+    assert shapes(found, "class_mask") == [[1, 1], [1, 16], [8, 1000]]
+    assert shapes(found, "task_features") == [[1, 4, 24], [1, 32, 24], [8, 77, 24]]
+    # The tower's batch is names, whatever the batch of images.
+    tower = plan_profile(network(tower_contract(spec)[0]), EngineConfig(batch=(1, 1, 2)), spec)
+    assert shapes(tower, "input_ids") == [[1, 4], [16, 32], [64, 77]]
+
+
+def test_a_short_limit_bounds_the_profile(tiny):
+    spec = exported_spec(tiny("grounding_dino"), ExportConfig())
+    spec = replace(spec, text=replace(spec.text, max_tokens=20))
+    found = plan_profile(network(tower_contract(spec)[0]), EngineConfig(), spec)
+    assert shapes(found, "input_ids") == [[1, 4], [1, 20], [8, 20]]
+
+
+def test_a_fixed_number_of_tokens_is_kept(tiny):
+    spec = exported_spec(tiny("grounding_dino"), ExportConfig())
+    inputs = [
+        NetworkTensor("input_ids", "int64", (-1, 12)),
+        NetworkTensor("attention_mask", "int64", (-1, 12)),
+    ]
+    assert shapes(plan_profile(inputs, EngineConfig(), spec), "input_ids") == [[1, 12], [1, 12], [8, 12]]
+
+
+def test_text_axes_need_a_text_part(tiny):
+    spec = replace(exported_spec(tiny("grounding_dino"), ExportConfig()), text=None)
+    with pytest.raises(EngineError, match="'input_ids' axis 1"):
+        plan_profile([NetworkTensor("input_ids", "int64", (-1, -1))], EngineConfig(), spec)
+
+
+def test_a_prompt_outside_the_profile_is_named():
+    profile = {"input_ids": ((1, 4), (1, 32), (8, 256))}
+    with pytest.raises(
+        SessionError, match=r"has tokens 300; this engine takes 4 to 256 .give a prompt with fewer tokens"
+    ):
+        check_shapes({"input_ids": (1, 300)}, profile)
+
+
+def test_a_bundle_has_every_file_and_kind(tiny, tmp_path):
+    report = build("random:omdet_turbo/tiny", tmp_path / "b", engines=(), export=ExportConfig(check=False))
+    kinds = {"model.onnx": "onnx", "text.onnx": "text", "tokenizer.json": "tokenizer"}
+    assert {f.path: f.kind for f in report.bundle.files} == kinds
+    again = build(tmp_path / "b" / "model.onnx", tmp_path / "c", engines=())
+    assert {f.path: (f.kind, f.sha256) for f in again.bundle.files} == {
+        f.path: (f.kind, f.sha256) for f in report.bundle.files
+    }
+    with pytest.raises(SpecError, match="which has its own beside it"):
+        build(
+            tmp_path / "b" / "model.onnx",
+            tmp_path / "d",
+            engines=(),
+            tokenizer=tmp_path / "b" / "tokenizer.json",
+        )
+    for name in ("text.onnx", "tokenizer.json"):
+        kept = (tmp_path / "b" / name).read_bytes()
+        (tmp_path / "b" / name).unlink()
+        with pytest.raises(SpecError, match=f"needs '{name}' beside it"):
+            build(tmp_path / "b" / "model.onnx", tmp_path / "d", engines=())
+        (tmp_path / "b" / name).write_bytes(kept)
+    assert not (tmp_path / "d").exists()
+
+
+def test_calibration_is_refused(tmp_path):
+    from PIL import Image
+
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "pictures" / "black.png")
+    types = PrecisionConfig(precision="fp16", calibration=tmp_path / "pictures")
+    with pytest.raises(ExportError, match="not done yet for models that take a prompt"):
+        build(
+            "random:omdet_turbo/tiny",
+            tmp_path / "b",
+            engines=(),
+            precision=types,
+            export=ExportConfig(check=False),
+        )
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("name", ["grounding_dino", "omdet_turbo"])
+def test_the_tower_builds(name, tiny, tmp_path):
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    from detrt import graph
+    from detrt.engine import build_engine
+    from detrt.export.text import _traced_tower
+
+    source = tiny(name)
+    spec = exported_spec(source, ExportConfig())
+    graph.save(_traced_tower(source, spec, ExportConfig()), tmp_path / "text.onnx")
+    built = build_engine(tmp_path / "text.onnx", tmp_path / "text.engine", EngineConfig(sms=(89,)), spec)
+    assert built.facts.precision == "fp32" and built.facts.layers > 100
+    assert {tensor["name"] for tensor in built.facts.inputs} == {"input_ids", "attention_mask"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grounding_dino", "mm_grounding_dino", "omdet_turbo"])
+@pytest.mark.parametrize("choices", [{}, {"decode": "graph", "msda": "gridsample"}], ids=str)
+def test_both_graphs_build(name, choices, tmp_path):
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    config = EngineConfig(sms=(89,), height=(64, 128, 256), width=(64, 128, 256))
+    export = ExportConfig(check=False, **choices)
+    report = build(f"random:{name}/tiny", tmp_path / "b", engines=(config,), export=export)
+    found = {f.kind: f.path for f in report.bundle.files}
+    assert found["engine"] == "model.tensorrt-rtx-sm89.engine"
+    assert found["text-engine"] == "text.tensorrt-rtx-sm89.engine"
