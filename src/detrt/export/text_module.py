@@ -19,8 +19,8 @@ class TextExportModule(ExportModule):
     """A prompted detector with the input and output contract of its spec; see `detrt.export.contract`.
 
     With `spec.text.tower` empty it takes token ids, and runs the text tower itself. Returns
-    (logits, pred_boxes) with a logit for each token or class, or (boxes, scores, labels, num_detections), where a label is the
-    number of a phrase or of a class.
+    (logits, pred_boxes) with a logit for each token or class, or (boxes, scores, labels, num_detections),
+    where a label is the number of a phrase or of a class.
     """
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:

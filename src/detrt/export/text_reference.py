@@ -1,4 +1,4 @@
-"""What exports of prompted models are compared with: the plain transformers model under detrt's tensor names."""
+"""What exports of prompted models are compared with: transformers' own model under detrt's tensor names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StockTextModule(ExportModule):
         return logits.masked_fill(attention[:, None, :] == 0, PADDED_LOGIT), outputs.pred_boxes
 
     def _classes(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Image by image where the counts differ: in the library, padded classes take part in the selection."""
+        """Image by image where counts differ: in the library, padded classes take part in the selection."""
         model: Any = self.model
         features, task, seen = (feeds[name] for name in text_inputs(self.spec) if name != CLASS_MASK)
         counts = feeds[CLASS_MASK].sum(1).tolist()

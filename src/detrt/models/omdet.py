@@ -1,7 +1,7 @@
 """OmDet-Turbo (Zhao et al., arXiv:2403.06892) on tensors alone: the CLIP text tower and the detector.
 
 Both work on the weights of transformers' `OmDetTurboForObjectDetection`, whose own forward keeps Python
-caches of prompts, loops over images and bakes sizes into tables. The function is the same with one difference: an
+caches of prompts, loops over images and bakes sizes into tables. The function is the same but for this: an
 image that asks for fewer classes than its neighbours in the batch gets what it gets alone. The published code
 pads with zeros, which go through a projection with a bias and then compete in the query selection; here
 `class_mask` takes them out.
@@ -154,7 +154,7 @@ class OmDetDetector(nn.Module):
     def _select(
         self, vision: Tensor, shapes: list[tuple[Any, Any]], class_features: Tensor, classes: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Queries (batch, queries, d) and their boxes: the places that are most like any class of the image."""
+        """Queries (batch, queries, d) and their boxes: the places most like any class of the image."""
         decoder: Any = self.decoder
         anchors = torch.cat([_anchors(shape, level) for level, shape in enumerate(shapes)], 0)
         inside = ((anchors > 0.01) & (anchors < 0.99)).all(-1, keepdim=True)

@@ -43,8 +43,8 @@ def text_spec(
     rows = int(config.text_config.vocab_size)
     if size > rows:
         raise SourceError(
-            f"the tokenizer of '{ref}' has {size} ids, and the model knows {rows}; it is another model's. Give the "
-            "right one with --tokenizer FILE"
+            f"the tokenizer of '{ref}' has {size} ids, and the model knows {rows}; it is another model's. "
+            "Give the right one with --tokenizer FILE"
         )
     queries = int(config.num_queries)
     pad = tokenizers.pad_id(tokenizer)
@@ -53,8 +53,8 @@ def text_spec(
         found = [vocabulary.get(word) for word in SEPARATORS]
         if found != wanted:
             raise SourceError(
-                f"the tokenizer of '{ref}' gives {', '.join(SEPARATORS)} the ids {found}, and the model splits "
-                f"prompts at {wanted}; it is another model's. Give the right one with --tokenizer FILE"
+                f"the tokenizer of '{ref}' gives {', '.join(SEPARATORS)} the ids {found}, and the model "
+                f"splits prompts at {wanted}; it is another model's. Give the right one with --tokenizer FILE"
             )
         longest = min(int(config.max_text_len), int(config.text_config.max_position_embeddings))
         text = TextSpec("tokens", longest, int(config.d_model), pad, tuple(wanted))

@@ -45,7 +45,7 @@ _TABLES = re.compile(r"(relative_position_index|attn_mask)$")
 
 
 def timm_name(raw: Mapping[str, Any]) -> str | None:
-    """Name of the timm backbone that an OmDet-Turbo's config.json asks for, in its old form or its new one."""
+    """Name of the timm backbone that an OmDet-Turbo's config.json asks for, in its old or its new form."""
     backbone = raw.get("backbone_config")
     if raw.get("model_type") != "omdet-turbo":
         return None

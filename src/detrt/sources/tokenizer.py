@@ -51,7 +51,7 @@ def read_tokenizer(given: Path | str | None, folder: Path | None, ref: str) -> b
     if folder is not None and any((folder / name).is_file() for name in _OTHERS):
         return _from_transformers(folder, ref)
     raise SourceError(
-        f"'{ref}' comes without its tokenizer, and cannot read a prompt; give the one that it was trained with: "
+        f"'{ref}' comes without its tokenizer, and cannot read a prompt; give the one it was trained with: "
         f"--tokenizer FILE (a {FILE} or a {VOCABULARY}; for Grounding DINO that of "
         "google-bert/bert-base-uncased)"
     )

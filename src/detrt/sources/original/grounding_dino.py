@@ -129,7 +129,7 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
     if "transformer.tgt_embed.weight" not in shapes:
-        raise SourceError(f"'{shapes.ref}' is a Grounding DINO without learned queries, which was not published")
+        raise SourceError(f"'{shapes.ref}' has no learned queries, as every published Grounding DINO has")
     levels = shapes.size("transformer.level_embed")
     points = shapes.size("transformer.encoder.layers.0.self_attn.attention_weights.weight")
     in_decoder = shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight")
