@@ -25,6 +25,7 @@ def demo(
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
     show.table(f"embedded:shapes -> {output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     print(f"look at {report.picture}; the same in JSON: {output / 'detections.jsonl'}")
+    print(f"look at {report.prompted}: each phrase asked for is a pair that the training never named together")
     print(
         "This small detector knows only the drawn scenes of detrt.scenes. For the things of everyday photographs, "
         "with the network:\n  detrt build hf:PekingU/rtdetr_v2_r18vd -o coco && detrt detect coco photo.jpg --save-dir runs"
