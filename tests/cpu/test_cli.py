@@ -191,10 +191,13 @@ def test_bench_refuses(cli, arguments, names, advice):
 def test_demo(cli, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     out = cli("demo", "-o", tmp_path / "demo", "--sm", "89").out
-    for stage in ("load", "export", "check", "engine tensorrt-rtx-sm89", "verify", "detect"):
-        assert stage in out
+    stages = ("load", "export", "check", "engine tensorrt-rtx-sm89", "verify", "detect", "prompted: detect")
+    assert all(stage in out for stage in stages)
+    for phrase in ("purple ring", "black square", "white letter A", "striped crescent", "dotted circle"):
+        assert phrase in out
+    assert "green star" not in out  # it was asked for, and is not there
     names = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert {"detrt.json", "model.onnx", "picture.png", "annotated.png", "detections.jsonl"} <= names
+    assert {"detrt.json", "model.onnx", "picture.png", "annotated.png", "detections.jsonl", "phrases", "prompted.png"} <= names
     found = json.loads((tmp_path / "demo/detections.jsonl").read_text())
     assert found["detections"] and all(row["score"] > 0.5 for row in found["detections"])
 

@@ -116,7 +116,7 @@ def test_external_weights_travel(cli, place):
         (["--msda", "gridsample"], "--msda gridsample"),
         (["--decode", "graph"], "--decode graph"),
         (["--max-detections", "5"], "--max-detections 5"),
-        (["--score-threshold", "0.5"], "--score-threshold 0.5"),
+        (["--score-threshold", "0.5", "--decode", "graph"], "--decode graph"),
         (["--no-normalize"], "--no-normalize"),
         (["--input-dtype", "float32"], "--input-dtype float32"),
         (["--no-mask", "--size", "64"], "--no-mask"),

@@ -66,7 +66,9 @@ def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch)
     layer = noise_module._layer(noise_module.GraphView(model), model.graph.node[1], "int8")
     pixels = np.stack([p.transpose(2, 0, 1) for p in pictures()]).astype(np.float32)
     got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
-    want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
+    want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[
+        0
+    ]  # (images, 8, h, w)
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1).reshape(-1, 8), rtol=1e-4, atol=1e-2)
 
 
