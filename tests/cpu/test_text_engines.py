@@ -143,3 +143,27 @@ def test_both_graphs_build(name, choices, tmp_path):
     found = {f.kind: f.path for f in report.bundle.files}
     assert found["engine"] == "model.tensorrt-rtx-sm89.engine"
     assert found["text-engine"] == "text.tensorrt-rtx-sm89.engine"
+
+
+def test_a_low_precision_without_images(tmp_path):
+    """FP16 needs no images; the tower stays as it is, and the detector still says the same to two digits."""
+    import numpy as np
+    from PIL import Image
+
+    from detrt import Detector
+
+    Image.effect_noise((90, 70), 60).convert("RGB").save(tmp_path / "noise.png")
+    choices = ExportConfig(height=64, width=96, check=False)
+    found = []
+    for name in ("fp32", "fp16"):
+        report = build(
+            "random:grounding_dino/tiny",
+            tmp_path / name,
+            engines=(),
+            precision=PrecisionConfig(precision=name),
+            export=choices,
+        )
+        with Detector.open(tmp_path / name, prompt="red cat. star.", threshold=0.0) as detector:
+            found.append(np.sort(detector([tmp_path / "noise.png"])[0].scores))
+    assert report.bundle.spec.text is not None
+    np.testing.assert_allclose(found[0], found[1], atol=0.02)

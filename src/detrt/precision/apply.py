@@ -14,6 +14,7 @@ import onnx
 
 from .. import files
 from ..errors import GraphError
+from ..export.contract import contract
 from ..images import ImageSource
 from ..session import Feeds
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
@@ -27,6 +28,7 @@ from .ranges import TensorRange, lost_in_fp16, scan
 from .rules import Rules
 from .view import GraphView, matches
 
+_USUAL = {"tokens": 32, "classes": 16, "phrases": 8}
 # progress(fraction 0..1 or None, what is being done)
 Progress = Callable[[float | None, str], None]
 
@@ -180,13 +182,16 @@ def calibrate(
 
 
 def blank_feeds(spec: ModelSpec) -> Feeds:
-    """One empty image of the model's usual size."""
+    """One empty image of the model's usual size, and of a prompted model a prompt of the usual length."""
     height, width = spec.input.size_hw
     feeds = {PIXEL_VALUES: np.zeros((1, 3, height, width), spec.input.dtype)}
     if spec.input.mask:
         feeds[PIXEL_MASK] = np.ones((1, height, width), np.int64)
     if spec.decode.in_graph:
         feeds[TARGET_SIZES] = np.array([[height, width]], np.int64)
+    for info in contract(spec)[0] if spec.text is not None else ():
+        shape = [_USUAL.get(side, 1) if isinstance(side, str) else side for side in info.shape]
+        feeds.setdefault(info.name, np.ones(shape, info.dtype))
     return feeds
 
 
