@@ -6,7 +6,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ def exported(tiny, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("exports")
 
-    @lru_cache(maxsize=None)
+    @cache
     def make(name: str, **choices):
         words = [name, *(f"{k}-{v}" for k, v in sorted(choices.items()))]
         return export_onnx(tiny(name), folder / ("_".join(words) + ".onnx"), ExportConfig(**choices))

@@ -78,9 +78,7 @@ def match(logits: Tensor, boxes: Tensor, targets: Targets) -> Tensor:
     return torch.from_numpy(found).to(logits.device)
 
 
-def set_loss(
-    logits: Tensor, boxes: Tensor, matched: Tensor, targets: Targets, boxes_total: float
-) -> dict[str, Tensor]:
+def set_loss(logits: Tensor, boxes: Tensor, matched: Tensor, targets: Targets, boxes_total: float) -> dict[str, Tensor]:
     """Weighted losses, summed over S sets.
 
     ``logits`` (S, B, N, C), ``boxes`` (S, B, N, 4), ``matched`` (S, B, M) int64 (see

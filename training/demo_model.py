@@ -115,9 +115,7 @@ def run_in_bf16(module: nn.Module) -> None:
     module.forward = forward  # type: ignore[method-assign]
 
 
-def save_model(
-    state: dict[str, torch.Tensor], config: RTDetrV2Config, folder: str | os.PathLike[str]
-) -> Path:
+def save_model(state: dict[str, torch.Tensor], config: RTDetrV2Config, folder: str | os.PathLike[str]) -> Path:
     """Write config, preprocessor and weights so that ``from_pretrained`` loads them.
 
     Matrices and kernels are stored as float16, vectors (biases, norms and their statistics)

@@ -81,9 +81,7 @@ def coco_truth(scenes: list[Scene]) -> dict:
             )
     return {
         "info": {},
-        "images": [
-            {"id": k + 1, "height": s.image.shape[0], "width": s.image.shape[1]} for k, s in enumerate(scenes)
-        ],
+        "images": [{"id": k + 1, "height": s.image.shape[0], "width": s.image.shape[1]} for k, s in enumerate(scenes)],
         "categories": [{"id": k + 1, "name": name} for k, name in enumerate(CLASSES)],
         "annotations": annotations,
     }
@@ -103,9 +101,7 @@ def average_precision(scenes: list[Scene], results: list[dict]) -> dict[str, obj
         run.accumulate()
         run.summarize()
     names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-    scores: dict[str, object] = {
-        name: round(float(v), 4) for name, v in zip(names, run.stats[:6], strict=True)
-    }
+    scores: dict[str, object] = {name: round(float(v), 4) for name, v in zip(names, run.stats[:6], strict=True)}
     precision = run.eval["precision"][:, :, :, 0, 2]  # (IoU, recall, class), all sizes
     scores["per_class"] = {
         name: round(float(np.mean(precision[:, :, k][precision[:, :, k] > -1])), 4)
@@ -143,10 +139,7 @@ def main() -> None:
         "seconds": round(time.perf_counter() - started, 1),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "command": (
-            f"PYTHONPATH=src python training/evaluate_demo_detector.py {args.folder.as_posix()}"
-            f" --scenes {args.scenes}"
-        ),
+        "command": (f"PYTHONPATH=src python training/evaluate_demo_detector.py {args.folder.as_posix()} --scenes {args.scenes}"),
     }
     print(json.dumps(scores, indent=2))
     if args.record:

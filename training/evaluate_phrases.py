@@ -148,9 +148,7 @@ def coco_truth(scenes: Sequence[Scene], categories: Sequence[Phrase]) -> dict:
     }
 
 
-def average_precision(
-    scenes: Sequence[Scene], categories: Sequence[Phrase], results: list[dict]
-) -> dict[str, object]:
+def average_precision(scenes: Sequence[Scene], categories: Sequence[Phrase], results: list[dict]) -> dict[str, object]:
     """AP over IoU 0.50..0.95, AP50, AP75, AP by object size and per category (COCO's rules)."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -175,9 +173,7 @@ def average_precision(
     return scores
 
 
-def evaluate(
-    forward: Forward, scenes: Sequence[Scene], device: torch.device, batch: int = 50
-) -> dict[str, dict[str, object]]:
+def evaluate(forward: Forward, scenes: Sequence[Scene], device: torch.device, batch: int = 50) -> dict[str, dict[str, object]]:
     """All three ways of asking; `held_out` also has the mean AP of its pairs of colour and of fill."""
     found = {}
     for name, (categories, prompts) in ways(scenes).items():
@@ -218,10 +214,7 @@ def main() -> None:
         "seconds": round(time.perf_counter() - started, 1),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "command": (
-            f"PYTHONPATH=src python training/evaluate_phrases.py {args.folder.as_posix()}"
-            f" --scenes {args.scenes}"
-        ),
+        "command": (f"PYTHONPATH=src python training/evaluate_phrases.py {args.folder.as_posix()} --scenes {args.scenes}"),
     }
     print(json.dumps(scores, indent=2))
     if args.record:

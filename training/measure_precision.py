@@ -69,9 +69,7 @@ def read(folder: Path) -> tuple[COCO, list[np.ndarray], dict[str, list[int]]]:
     return coco, pictures, ids
 
 
-def scores(
-    model: bytes, spec, coco: COCO, pictures: list[np.ndarray], ids: dict[str, list[int]]
-) -> dict[str, float]:
+def scores(model: bytes, spec, coco: COCO, pictures: list[np.ndarray], ids: dict[str, list[int]]) -> dict[str, float]:
     """Set -> AP."""
     categories = {c["name"]: c["id"] for c in coco.dataset["categories"]}
     rows = []
@@ -81,9 +79,7 @@ def scores(
                 found.boxes_xyxy.tolist(), found.scores.tolist(), found.labels, strict=True
             ):
                 box = [x0, y0, x1 - x0, y1 - y0]
-                rows.append(
-                    {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": score}
-                )
+                rows.append({"image_id": image_id, "category_id": categories[label], "bbox": box, "score": score})
     result = {}
     with contextlib.redirect_stdout(io.StringIO()):
         found = coco.loadRes(rows)
@@ -98,9 +94,7 @@ def scores(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("checkpoint")
     parser.add_argument("precision", nargs="*")
@@ -118,10 +112,7 @@ def main() -> None:
     print(json.dumps({"precision": "fp32", "AP": exact}), flush=True)
     generator = np.random.default_rng(0)
     for _ in range(args.noise):
-        changed = [
-            np.clip(p.astype(np.int16) + generator.integers(-1, 2, p.shape), 0, 255).astype(np.uint8)
-            for p in pictures
-        ]
+        changed = [np.clip(p.astype(np.int16) + generator.integers(-1, 2, p.shape), 0, 255).astype(np.uint8) for p in pictures]
         found = scores(model.SerializeToString(), spec, coco, changed, ids)
         print(
             json.dumps({"precision": "fp32, pixels +-1", "change": {n: found[n] - exact[n] for n in ids}}),

@@ -126,9 +126,7 @@ def draw_phrases(
     return phrases, np.arange(most) < lengths[:, None]
 
 
-def write(
-    phrases: np.ndarray, asked: np.ndarray, rng: np.random.Generator | None = None, multiple: int = 1
-) -> Prompts:
+def write(phrases: np.ndarray, asked: np.ndarray, rng: np.random.Generator | None = None, multiple: int = 1) -> Prompts:
     """Tokens of the prompts; with ``rng`` with articles, other nouns and other orders of the words.
 
     Without it they are those of ``Phrase.text``. The number of tokens is padded to a ``multiple``.

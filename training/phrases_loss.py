@@ -89,9 +89,7 @@ def repeat_targets(targets: Targets, times: int, each: bool = False) -> Targets:
     return Targets(*(again(getattr(targets, field.name)) for field in fields(targets)))
 
 
-def set_loss(
-    logits: Tensor, boxes: Tensor, matched: Tensor, targets: Targets, token_mask: Tensor
-) -> dict[str, Tensor]:
+def set_loss(logits: Tensor, boxes: Tensor, matched: Tensor, targets: Targets, token_mask: Tensor) -> dict[str, Tensor]:
     """Weighted losses, summed over S layers.
 
     ``logits`` (S, B, N, T), ``boxes`` (S, B, N, 4), ``matched`` (S, B, M) int64, ``token_mask`` (B, T)

@@ -68,9 +68,7 @@ def vocabulary() -> dict[str, int]:
     unused = (k for k in range(max(taken)) if k not in taken)
     table |= {f"[unused{i}]": k for i, k in enumerate(unused)}
     if (table["."], table["?"]) != (1012, 1029):
-        raise RuntimeError(
-            f"'.' is {table['.']} and '?' is {table['?']} in the vocabulary, not 1012 and 1029"
-        )
+        raise RuntimeError(f"'.' is {table['.']} and '?' is {table['?']} in the vocabulary, not 1012 and 1029")
     return dict(sorted(table.items(), key=lambda item: item[1]))
 
 
@@ -288,9 +286,7 @@ def forward(
         kind = torch.bfloat16 if pixels.is_cuda else torch.float32
         flat = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], 1).to(kind)
         flat_mask = torch.cat([m.flatten(1) for m in masks], 1)
-        place = torch.cat(
-            [p.flatten(2).transpose(1, 2) + core.level_embed[k] for k, p in enumerate(places)], 1
-        ).to(kind)
+        place = torch.cat([p.flatten(2).transpose(1, 2) + core.level_embed[k] for k, p in enumerate(places)], 1).to(kind)
         sizes, starts = _grids(tuple(shapes), pixels.device)
         ratios = torch.stack([core.get_valid_ratio(m) for m in masks], 1)
         encoded = core.encoder(

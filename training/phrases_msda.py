@@ -111,9 +111,7 @@ if triton is not None:
                 c, at_c, in_c = _corner(value, row, ix, iy + 1, width, height, heads, head, depth, ok)
                 d, at_d, in_d = _corner(value, row, ix + 1, iy + 1, width, height, heads, head, depth, ok)
                 gw = g * w[:, None]
-                tl.atomic_add(
-                    grad_value + at_a, gw * ((1 - fx) * (1 - fy))[:, None], mask=in_a, sem="relaxed"
-                )
+                tl.atomic_add(grad_value + at_a, gw * ((1 - fx) * (1 - fy))[:, None], mask=in_a, sem="relaxed")
                 tl.atomic_add(grad_value + at_b, gw * (fx * (1 - fy))[:, None], mask=in_b, sem="relaxed")
                 tl.atomic_add(grad_value + at_c, gw * ((1 - fx) * fy)[:, None], mask=in_c, sem="relaxed")
                 tl.atomic_add(grad_value + at_d, gw * (fx * fy)[:, None], mask=in_d, sem="relaxed")
@@ -122,9 +120,7 @@ if triton is not None:
                 mixed = (sa * (1 - fx) + sb * fx) * (1 - fy) + (sc * (1 - fx) + sd * fx) * fy
                 tl.store(grad_weights + s, mixed, mask=ok)
                 tl.store(grad_places + 2 * s, w * width * ((sb - sa) * (1 - fy) + (sd - sc) * fy), mask=ok)
-                tl.store(
-                    grad_places + 2 * s + 1, w * height * ((sc - sa) * (1 - fx) + (sd - sb) * fx), mask=ok
-                )
+                tl.store(grad_places + 2 * s + 1, w * height * ((sc - sa) * (1 - fx) + (sd - sb) * fx), mask=ok)
 
 
 class _Sample(torch.autograd.Function):
@@ -182,9 +178,7 @@ class FusedSampling(nn.Module):
         attention_weights: Tensor,
         im2col_step: int,
     ) -> Tensor:
-        out = _Sample.apply(
-            value, sampling_locations, attention_weights, value_spatial_shapes, level_start_index
-        )
+        out = _Sample.apply(value, sampling_locations, attention_weights, value_spatial_shapes, level_start_index)
         return out.flatten(2)
 
 

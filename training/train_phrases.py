@@ -263,11 +263,7 @@ def train(args: argparse.Namespace) -> Trainer:
     rng = np.random.default_rng([args.seed, progress.step])
     torch.manual_seed(args.seed + progress.step)
     clock, saved = time.perf_counter(), progress.seconds
-    while (
-        progress.seconds < 60 * args.minutes
-        and progress.step < args.steps
-        and time.perf_counter() - STARTED < args.stop_after
-    ):
+    while progress.seconds < 60 * args.minutes and progress.step < args.steps and time.perf_counter() - STARTED < args.stop_after:
         pool.refresh()
         progress.next_chunk = pool.next_chunk
         small = trainer.done() < SMALL_SHARE
@@ -290,9 +286,7 @@ def train(args: argparse.Namespace) -> Trainer:
         due = (len(progress.validation) + 1) / args.validations * 60 * args.minutes
         if progress.seconds >= due and len(progress.validation) < args.validations - 1:
             point = trainer.validate(scenes)
-            point = {
-                way: {k: v for k, v in found.items() if k != "per_phrase"} for way, found in point.items()
-            }
+            point = {way: {k: v for k, v in found.items() if k != "per_phrase"} for way, found in point.items()}
             point |= {"step": progress.step, "minute": round(progress.seconds / 60, 2), "scenes": len(scenes)}
             progress.validation.append(point)
             print(json.dumps(point), flush=True)
@@ -315,9 +309,7 @@ def train(args: argparse.Namespace) -> Trainer:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=12.0, help="training time")
-    parser.add_argument(
-        "--stop-after", type=float, default=math.inf, help="seconds that this process may train"
-    )
+    parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds that this process may train")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--record", type=Path, help="JSON record (default: OUT/demo_phrases.json)")

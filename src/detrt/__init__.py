@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .pipeline import build
     from .bundle import Bundle
     from .compare import Gate
     from .detections import Detections
@@ -17,10 +16,11 @@ if TYPE_CHECKING:
     from .engine import EngineConfig, TensorRTSession, build_engine
     from .errors import DetrtError
     from .export import ExportConfig, export_onnx
+    from .parity import VerifyReport, verify
+    from .pipeline import build
     from .sessions import open_session
     from .sources import load_source
     from .spec import DecodeSpec, InputSpec, ModelSpec
-    from .parity import VerifyReport, verify
 
 _HOMES = {
     "Bundle": "bundle",
@@ -65,6 +65,7 @@ __all__ = [
     "verify",
 ]
 
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
@@ -76,6 +77,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'detrt' has no attribute {name!r}")
+
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -69,7 +69,7 @@ class Latency:
 
 def bench_models(
     models: list[str],
-    config: BenchConfig = BenchConfig(),  # noqa: B008 - frozen
+    config: BenchConfig = BenchConfig(),
     *,
     trust_remote_code: bool = False,
     progress: Callable[[str, float | None, str], None] | None = None,
@@ -261,15 +261,11 @@ def _processor() -> str:
 def _in_child(model: str, config: BenchConfig, trust_remote_code: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="detrt-bench-") as folder:
         request = {"model": model, "config": asdict(config), "folder": folder, "trust": trust_remote_code}
-        process = subprocess.run(
-            [sys.executable, "-m", "detrt.bench", json.dumps(request)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.run([sys.executable, "-m", "detrt.bench", json.dumps(request)], capture_output=True, text=True)
         if process.returncode == 2:
             raise SessionError(process.stderr.strip().removeprefix("detrt: "))
         if process.returncode == -signal.SIGKILL:
-            raise SessionError(
-                f"measuring '{model}' was killed, most likely for want of memory; use a smaller batch or size"
-            )
+            raise SessionError(f"measuring '{model}' was killed, most likely for want of memory; use a smaller batch or size")
         if process.returncode != 0:
             tail = " ".join(process.stderr.strip().splitlines()[-3:])
             raise SessionError(f"measuring '{model}' failed (exit code {process.returncode}): {tail}")

@@ -74,9 +74,7 @@ class EngineFacts:
             raise SpecError(f"engine facts are not complete: {error}") from None
         _check_types("engine facts", facts, _ENGINE_TYPES)
         if not all(type(c) is int and c > 0 for c in facts.compute_capabilities):
-            raise SpecError(
-                f"engine facts: compute_capabilities must be numbers such as 89; got {facts.compute_capabilities}"
-            )
+            raise SpecError(f"engine facts: compute_capabilities must be numbers such as 89; got {facts.compute_capabilities}")
         object.__setattr__(facts, "compute_capabilities", tuple(facts.compute_capabilities))
         for name in ("inputs", "outputs"):
             object.__setattr__(facts, name, tuple(getattr(facts, name)))

@@ -31,8 +31,7 @@ from .spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, Mod
 from .suppress import suppress
 
 _OVERFLOW = (
-    "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint "
-    "if it happens there too"
+    "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint if it happens there too"
 )
 
 
@@ -125,9 +124,7 @@ def _read_raw(
     return rows
 
 
-def checked_raw(
-    outputs: Mapping[str, NDArray], images: int, queries: int, *, columns: int | None
-) -> tuple[NDArray, NDArray]:
+def checked_raw(outputs: Mapping[str, NDArray], images: int, queries: int, *, columns: int | None) -> tuple[NDArray, NDArray]:
     """`logits` (images, queries, columns) and `pred_boxes` (images, queries, 4); columns None: any number.
 
     Raises:
@@ -158,9 +155,7 @@ def _read_decoded(
             raise SessionError(f"the model returned {NUM_DETECTIONS} = {count}; it must be from 0 to {k}")
         row = image_boxes[:count], image_scores[:count], ids[:count].astype(np.int64)
         if not (np.isfinite(row[0]).all() and np.isfinite(row[1]).all()):
-            raise SessionError(
-                f"the model returned NaN or infinite values in '{BOXES}' or '{SCORES}': {_OVERFLOW}"
-            )
+            raise SessionError(f"the model returned NaN or infinite values in '{BOXES}' or '{SCORES}': {_OVERFLOW}")
         rows.append(row)
     return rows
 

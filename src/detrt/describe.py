@@ -94,7 +94,11 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         "decode": f"{rule.activation}, {rule.select}, {rule.max_detections} of {rule.num_queries} queries"
         + (", in the graph" if rule.in_graph else "")
         + (f", scores from {rule.score_threshold:g}" if rule.score_threshold else ""),
-        **({"nms": f"{rule.nms}, IoU {rule.nms_iou:g}" + (", in the graph" if rule.nms_in_graph else "")} if rule.nms != "none" else {}),
+        **(
+            {"nms": f"{rule.nms}, IoU {rule.nms_iou:g}" + (", in the graph" if rule.nms_in_graph else "")}
+            if rule.nms != "none"
+            else {}
+        ),
         **_finds(spec),
     }
 

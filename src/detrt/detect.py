@@ -110,15 +110,11 @@ class AnnotatedCopies:
         self.every = every
         sources = {Path(os.path.abspath(source.path)): source for source in inputs}
         root = os.path.commonpath([path.parent for path in sources]) if sources else ""
-        self._paths = {
-            source: self.folder / _copy_name(path.relative_to(root), source.kind)
-            for path, source in sources.items()
-        }
+        self._paths = {source: self.folder / _copy_name(path.relative_to(root), source.kind) for path, source in sources.items()}
         for source, target in self._paths.items():
             if Path(os.path.abspath(target)) in sources:
                 raise OutputError(
-                    f"the annotated copy of '{source.path}' would replace the input '{target}'; "
-                    "give another --save-dir"
+                    f"the annotated copy of '{source.path}' would replace the input '{target}'; give another --save-dir"
                 )
         self._stack = contextlib.ExitStack()
         self._video: Input | None = None
@@ -170,11 +166,7 @@ def outside_of(folder: Path | str, inputs: Sequence[Input], named: Sequence[str]
     """
     inside = Path(os.path.abspath(folder))
     explicit = {Path(name) for name in named}
-    kept = [
-        source
-        for source in inputs
-        if source.path in explicit or inside not in Path(os.path.abspath(source.path)).parents
-    ]
+    kept = [source for source in inputs if source.path in explicit or inside not in Path(os.path.abspath(source.path)).parents]
     if not kept:
         raise ImageError(f"all inputs lie in the output folder '{folder}'; give another --save-dir")
     return kept

@@ -98,9 +98,7 @@ class Detections:
                 "score": round(float(score), 6),
                 "box_xyxy": [round(float(v), 3) for v in box],
             }
-            for label, class_id, score, box in zip(
-                self.labels, self.class_ids, self.scores, self.boxes_xyxy, strict=True
-            )
+            for label, class_id, score, box in zip(self.labels, self.class_ids, self.scores, self.boxes_xyxy, strict=True)
         ]
         for row, span in zip(rows, self.phrase_spans or (), strict=False):
             row["phrase_span"] = list(span)
@@ -118,9 +116,7 @@ class Detections:
             if category is not None:
                 x0, y0, x1, y1 = (float(v) for v in box)
                 bbox = [round(v, 3) for v in (x0, y0, x1 - x0, y1 - y0)]
-                rows.append(
-                    {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(float(score), 6)}
-                )
+                rows.append({"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(float(score), 6)})
         return rows
 
     def to_supervision(self) -> supervision.Detections:

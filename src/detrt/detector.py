@@ -137,9 +137,7 @@ class Detector:
             session.close()
             raise
 
-    def __call__(
-        self, images: Sequence[ImageSource], prompts: Sequence[Prompts] | None = None
-    ) -> list[Detections]:
+    def __call__(self, images: Sequence[ImageSource], prompts: Sequence[Prompts] | None = None) -> list[Detections]:
         """Detect in every image; the result has the same length and order.
 
         images: arrays (H, W, 3) uint8 RGB, or anything that `load_image` takes. prompts: one for each image,
@@ -150,14 +148,10 @@ class Detector:
             PromptError: no prompt for a model that takes one, or a bad one.
         """
         if isinstance(images, (str, bytes, os.PathLike, np.ndarray)) or not isinstance(images, Iterable):
-            raise TypeError(
-                f"give a list of images, also for one: detector([image]); got {type(images).__name__}"
-            )
+            raise TypeError(f"give a list of images, also for one: detector([image]); got {type(images).__name__}")
         return list(self.stream(images, prompts))
 
-    def stream(
-        self, images: Iterable[ImageSource], prompts: Iterable[Prompts] | None = None
-    ) -> Iterator[Detections]:
+    def stream(self, images: Iterable[ImageSource], prompts: Iterable[Prompts] | None = None) -> Iterator[Detections]:
         """Detect in images as they come, in order; holds one batch of images in memory. prompts: see `__call__`."""
         source, asked = iter(images), self._asked(prompts)
         while chunk := [load_image(image) for image in itertools.islice(source, self.batch_size)]:

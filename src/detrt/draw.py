@@ -20,10 +20,7 @@ RGB = tuple[int, int, int]
 Box = tuple[int, int, int, int]
 
 # Far apart from their neighbours in hue and all bright enough to be seen on a dark picture.
-_PALETTE = (
-    "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 "
-    "ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
-)
+_PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
 _TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (towards this grey, so far)
 _LONGEST = 100  # letters of a class name; more would not fit into a picture
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
@@ -137,9 +134,7 @@ def _font(size: int, path: str | None) -> ImageFont.FreeTypeFont | ImageFont.Ima
     try:
         return ImageFont.truetype(path, size)
     except OSError as error:
-        raise ImageError(
-            f"'{path}' cannot be read as a font: {error}; give a TrueType or OpenType file"
-        ) from None
+        raise ImageError(f"'{path}' cannot be read as a font: {error}; give a TrueType or OpenType file") from None
 
 
 def _to_ascii(text: str) -> str:

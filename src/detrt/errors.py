@@ -1,17 +1,17 @@
 """The exception tree of detrt. Only these leave the public functions for bad input.
 
-    DetrtError                 exit code 2
-    ├── SourceError            a checkpoint, its config or its family
-    ├── SpecError              a ModelSpec, its JSON or its labels
-    ├── ExportError            PyTorch -> ONNX
-    ├── GraphError             an ONNX file or a pass over it
-    ├── EngineError            ONNX -> TensorRT engine, or a wrong or stale engine
-    ├── SessionError           running a model
-    ├── PromptError            what to look for: a prompt, a list of class names
-    ├── ImageError             an image, a video or a list of them
-    ├── OutputError            a place that cannot be written
-    ├── MissingPackageError    an optional package that is not installed
-    └── GateError              exit code 3: the work was done, and the result failed its check
+DetrtError                 exit code 2
+├── SourceError            a checkpoint, its config or its family
+├── SpecError              a ModelSpec, its JSON or its labels
+├── ExportError            PyTorch -> ONNX
+├── GraphError             an ONNX file or a pass over it
+├── EngineError            ONNX -> TensorRT engine, or a wrong or stale engine
+├── SessionError           running a model
+├── PromptError            what to look for: a prompt, a list of class names
+├── ImageError             an image, a video or a list of them
+├── OutputError            a place that cannot be written
+├── MissingPackageError    an optional package that is not installed
+└── GateError              exit code 3: the work was done, and the result failed its check
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class OutputError(DetrtError):
 
 class MissingPackageError(DetrtError):
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(
-            f"{purpose} needs the package '{package}', which is not installed; run: pip install 'detrt[{extra}]'"
-        )
+        super().__init__(f"{purpose} needs the package '{package}', which is not installed; run: pip install 'detrt[{extra}]'")
         self.package = package
         self.extra = extra
 

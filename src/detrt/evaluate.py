@@ -103,9 +103,7 @@ def evaluate_coco(
     seconds = time.perf_counter() - start
 
     metrics, per_class = score_rows(data, rows)
-    return EvalReport(
-        metrics, per_class, len(files), len(rows), without_class(data, categories.values()), seconds
-    )
+    return EvalReport(metrics, per_class, len(files), len(rows), without_class(data, categories.values()), seconds)
 
 
 def asked_for_categories(session: Session, categories: list[dict[str, Any]]) -> Session:

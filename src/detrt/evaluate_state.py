@@ -131,9 +131,7 @@ def evaluate_results(results: Path | str, coco_json: Path | str, *, limit: int |
     start = time.perf_counter()
     metrics, per_class = score_rows(data, rows)
     found = {row["category_id"] for row in rows}
-    report = EvalReport(
-        metrics, per_class, len(known), len(rows), without_class(data, found), time.perf_counter() - start
-    )
+    report = EvalReport(metrics, per_class, len(known), len(rows), without_class(data, found), time.perf_counter() - start)
     return Evaluation(report, rows)
 
 
@@ -170,9 +168,7 @@ def read_state(path: Path, header: dict[str, Any]) -> dict[Any, list[Row]]:
         raise OutputError(f"'{path}' is not a state file of detrt eval; give another --resume FILE")
     other = [f"{key} {lines[0].get(key)!r}, now {value!r}" for key, value in header.items() if lines[0].get(key) != value]
     if other:
-        raise OutputError(
-            f"'{path}' belongs to another run ({'; '.join(other)}); give another --resume FILE or delete it"
-        )
+        raise OutputError(f"'{path}' belongs to another run ({'; '.join(other)}); give another --resume FILE or delete it")
     return {line["image_id"]: line["rows"] for line in lines[1:]}
 
 
@@ -226,7 +222,7 @@ def _appender(
             with open(path, "r+b") as file:
                 file.truncate(raw.rfind(b"\n") + 1)
         fresh = not path.exists() or path.stat().st_size == 0
-        file = stack.enter_context(open(path, "a", encoding="utf-8"))
+        file = stack.enter_context(path.open("a", encoding="utf-8"))
         if fresh:
             file.write(json.dumps(header) + "\n")
             file.flush()

@@ -80,9 +80,7 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[
             raise ImageError("the image is empty (0 bytes); give the content of an image file")
         return _open(io.BytesIO(data), f"the image ({len(data)} bytes)", max_pixels)
     if not isinstance(source, (str, os.PathLike)):
-        raise ImageError(
-            f"an image must be a path, bytes, a PIL image or a NumPy array; got {type(source).__name__}"
-        )
+        raise ImageError(f"an image must be a path, bytes, a PIL image or a NumPy array; got {type(source).__name__}")
     path = _existing_file(source)
     try:
         with open(path, "rb") as file:
@@ -97,9 +95,7 @@ def _existing_file(source: str | os.PathLike) -> Path:
         if not os.fspath(source):
             raise ImageError("the image path is '' (empty); give the path of an image file")
         if path.is_dir():
-            raise ImageError(
-                f"'{path}' is a folder, not an image; use expand_inputs to list the images in it"
-            )
+            raise ImageError(f"'{path}' is a folder, not an image; use expand_inputs to list the images in it")
         if not path.exists():
             raise ImageError(_missing(str(source)))
         if path.stat().st_size == 0 and path.is_file():
@@ -123,9 +119,7 @@ def _open(file: object, name: str, max_pixels: int) -> NDArray[np.uint8]:
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
     except Image.DecompressionBombError as error:
-        raise ImageError(
-            f"{name} is too large: {error}; allowed are {max_pixels} pixels. Make it smaller"
-        ) from None
+        raise ImageError(f"{name} is too large: {error}; allowed are {max_pixels} pixels. Make it smaller") from None
     except Exception as error:  # a hostile header makes Pillow's parsers raise nearly anything
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
     with image:
@@ -144,8 +138,7 @@ def _from_pil(image: Image.Image, name: str, max_pixels: int) -> NDArray[np.uint
         raise ImageError(f"{name} has no pixels: {width}x{height}")
     if width * height > max_pixels:
         raise ImageError(
-            f"{name} is too large: {width}x{height} = {width * height} pixels; allowed are {max_pixels}. "
-            "Make it smaller"
+            f"{name} is too large: {width}x{height} = {width * height} pixels; allowed are {max_pixels}. Make it smaller"
         )
     try:
         with warnings.catch_warnings():
@@ -168,9 +161,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         # Some formats hand 16-bit grey over as 32-bit whole numbers; beyond that there is no agreed range.
         if image.mode == "F" or values.min() < 0 or values.max() > 65535:
             kind = "floating point" if image.mode == "F" else "32-bit"
-            raise ImageError(
-                f"{name} has {kind} pixels, which have no agreed range; save it with 8 or 16 bits"
-            )
+            raise ImageError(f"{name} has {kind} pixels, which have no agreed range; save it with 8 or 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA").convert("RGB")  # P to RGB directly warns and may shift a colour
@@ -250,8 +241,7 @@ def _sorted_media(path: Path, paths, what: str) -> list[Path]:
     media = [p for p in paths if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not media:
         raise ImageError(
-            f"the {what} '{path}' has no images or videos; known suffixes: "
-            f"{' '.join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES))}"
+            f"the {what} '{path}' has no images or videos; known suffixes: {' '.join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES))}"
         )
     return sorted(media, key=natural_key)
 

@@ -69,9 +69,7 @@ class OnnxSession:
         except ImportError:
             raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
         self.path = None if isinstance(model, bytes) else Path(model)
-        self.name = (
-            f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
-        )
+        self.name = f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
         providers, self.backend = _providers(provider, onnxruntime.get_available_providers())
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
@@ -255,10 +253,7 @@ def _tensor_info(node: Any) -> TensorInfo:
     dtype = _DTYPES.get(match[1]) if match else None
     if dtype is None:
         raise SessionError(f"tensor '{node.name}' has the type {node.type}, which no detector uses")
-    shape = tuple(
-        axis if isinstance(axis, (int, str)) else f"{node.name}_{index}"
-        for index, axis in enumerate(node.shape)
-    )
+    shape = tuple(axis if isinstance(axis, (int, str)) else f"{node.name}_{index}" for index, axis in enumerate(node.shape))
     return TensorInfo(node.name, dtype, shape)
 
 
@@ -269,17 +264,11 @@ def _load_error(name: str, error: Exception) -> SessionError:
             f"{name} has nodes detrt::{match[1]}, which only detrt's own passes and plugins know; "
             "lower them to standard operators first (detrt export does, unless told not to)"
         )
-    if re.search(
-        r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED", text, re.IGNORECASE
-    ):
+    if re.search(r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED", text, re.IGNORECASE):
         return SessionError(f"{name} needs operators that this ONNX Runtime does not have: {text}")
     if "protobuf" in text.lower() or "INVALID_PROTOBUF" in text:
-        return SessionError(
-            f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again"
-        )
-    return SessionError(
-        f"{name} cannot be loaded; export it again, or copy it again with the weights that lie beside it: {text}"
-    )
+        return SessionError(f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again")
+    return SessionError(f"{name} cannot be loaded; export it again, or copy it again with the weights that lie beside it: {text}")
 
 
 def _short(error: Exception) -> str:

@@ -171,9 +171,7 @@ class CocoImages:
             if found is not None:
                 return found
         what = "several images" if self._ids.get(parts[-1:], 0) is None else "no image"
-        raise OutputError(
-            f"'{self.path}' has {what} with the file name '{PurePath(image).name}'; got '{image}'"
-        )
+        raise OutputError(f"'{self.path}' has {what} with the file name '{PurePath(image).name}'; got '{image}'")
 
     def category_ids(self, spec: ModelSpec) -> Mapping[int, int]:
         """Class id -> category id, by name; old VOC names of COCO classes count as the new ones."""
@@ -201,9 +199,7 @@ def check_stdout_once(paths: Sequence[str | os.PathLike | None]) -> None:
     named = [os.fspath(path) for path in paths if path is not None]
     twice = sorted({path for path in named if named.count(path) > 1})
     if twice:
-        raise OutputError(
-            f"{len(twice)} output name given twice: {', '.join(twice)}; give each output its own"
-        )
+        raise OutputError(f"{len(twice)} output name given twice: {', '.join(twice)}; give each output its own")
 
 
 @contextlib.contextmanager

@@ -90,14 +90,14 @@ def build(
     if is_onnx:
         _refuse_export_choices(model, export, labels, family, tokenizer)
     elif (Path(model) / MANIFEST).is_file():
-        raise SourceError(
-            f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'"
-        )
+        raise SourceError(f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'")
     with _new_folder(Path(output)) as folder:
         if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
         else:
-            spec, provenance = _export(str(model), folder, export, engines, trust_remote_code, (labels, family, tokenizer), stages, say)
+            spec, provenance = _export(
+                str(model), folder, export, engines, trust_remote_code, (labels, family, tokenizer), stages, say
+            )
         if spec.text is not None:
             refuse_calibration(precision)
         if precision.precision != "fp32":
@@ -207,9 +207,7 @@ def _export(
     start = time.perf_counter()
     say("load", None, ref)
     labels, family, tokenizer = names
-    source = load_source(
-        ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer
-    )
+    source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
     for engine in engines:
         for name in ("height", "width"):
             sides = getattr(engine, name)
@@ -314,9 +312,7 @@ def _new_folder(output: Path) -> Iterator[Path]:
             "give a folder of its own with -o, such as -o bundle"
         )
     if place.is_dir() and any(place.iterdir()) and not (place / MANIFEST).is_file():
-        raise OutputError(
-            f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o"
-        )
+        raise OutputError(f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o")
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with files.making_parents(place):

@@ -48,9 +48,7 @@ class PreparedBatch:
     resized_sizes_hw: tuple[SizeHW, ...]
 
 
-def preprocess(
-    images: Sequence[NDArray[np.uint8]], spec: ModelSpec, *, size_hw: SizeHW | None = None
-) -> PreparedBatch:
+def preprocess(images: Sequence[NDArray[np.uint8]], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> PreparedBatch:
     """Resize, normalise and pad a batch of (H, W, 3) uint8 RGB images.
 
     size_hw: another input size than the spec's, for models with symbolic height and width. A model
@@ -87,9 +85,7 @@ def preprocess(
     return PreparedBatch(feeds, originals, resized)
 
 
-def group_by_size(
-    sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeHW | None = None
-) -> list[list[int]]:
+def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> list[list[int]]:
     """Split images into groups that may share a batch: lists of indices, by first appearance.
 
     One group for all, except for models that keep the aspect ratio and have no mask.
@@ -136,18 +132,14 @@ def resized_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None =
     else:
         assert given.shortest_edge is not None  # InputSpec holds this
         tall_first = needs_equal_sizes(given)
-        height, width = shortest_edge_size(
-            original_hw, given.shortest_edge, given.longest_edge, tall_first=tall_first
-        )
+        height, width = shortest_edge_size(original_hw, given.shortest_edge, given.longest_edge, tall_first=tall_first)
     if needs_equal_sizes(given):
         multiple = given.multiple_of
         height, width = (max(multiple, side - side % multiple) for side in (height, width))
     return height, width
 
 
-def shortest_edge_size(
-    original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False
-) -> SizeHW:
+def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:
     """The rule of transformers' `get_size_with_aspect_ratio`, number for number.
 
     Double precision, `round` to even, products from left to right and truncation are part of the

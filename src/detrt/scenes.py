@@ -177,9 +177,7 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
-def _choose_objects(
-    rng: np.random.Generator, picture: Image.Image, max_objects: int
-) -> list[tuple[Sprite, SceneObject]]:
+def _choose_objects(rng: np.random.Generator, picture: Image.Image, max_objects: int) -> list[tuple[Sprite, SceneObject]]:
     """Objects from front to back; the frontmost is fixed first, so visibility is final."""
     width, height = picture.size
     if max_objects == 0 or rng.random() < 0.02:
@@ -239,9 +237,7 @@ def _find_spot(
     return (cx, cy), spot
 
 
-def _choose_color(
-    rng: np.random.Generator, behind: np.ndarray, avoid: set[str]
-) -> tuple[str, tuple[int, int, int]]:
+def _choose_color(rng: np.random.Generator, behind: np.ndarray, avoid: set[str]) -> tuple[str, tuple[int, int, int]]:
     """A named colour that stands out from ``behind`` ((3,) float RGB) and its neighbours."""
     names = tuple(COLORS)
     for _ in range(10):
@@ -318,8 +314,7 @@ def write_dataset(
         raise ValueError(f"seed must be an integer from 0 to {2**20 - 1}, got {seed!r}")
     if folder.exists() and not folder.is_dir():
         raise ValueError(
-            f"cannot write a data set to {folder}: a file of that name exists; "
-            "give another folder or move the file away"
+            f"cannot write a data set to {folder}: a file of that name exists; give another folder or move the file away"
         )
     if folder.is_dir() and any(folder.iterdir()):
         held = sum(1 for _ in folder.iterdir())

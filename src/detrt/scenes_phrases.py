@@ -58,21 +58,17 @@ class Phrase:
 
     def matches(self, item: SceneObject) -> bool:
         """Whether every attribute that the phrase names is the object's."""
-        return (
-            self.color in ("", item.color) and self.fill in ("", item.fill) and self.shape in ("", item.label)
-        )
+        return self.color in ("", item.color) and self.fill in ("", item.fill) and self.shape in ("", item.label)
 
 
 def _held_out() -> tuple[tuple[Phrase, ...], tuple[Phrase, ...]]:
     """Every colour and every shape once, and every fill once with six different shapes."""
     rng = np.random.default_rng(_HELD_OUT_SEED)
     colors = tuple(
-        Phrase(color=color, shape=CLASSES[k])
-        for color, k in zip(COLOR_NAMES, rng.permutation(len(CLASSES)), strict=True)
+        Phrase(color=color, shape=CLASSES[k]) for color, k in zip(COLOR_NAMES, rng.permutation(len(CLASSES)), strict=True)
     )
     fills = tuple(
-        Phrase(fill=fill, shape=CLASSES[k])
-        for fill, k in zip(FILLS, rng.permutation(len(CLASSES))[: len(FILLS)], strict=True)
+        Phrase(fill=fill, shape=CLASSES[k]) for fill, k in zip(FILLS, rng.permutation(len(CLASSES))[: len(FILLS)], strict=True)
     )
     return colors, fills
 
@@ -196,9 +192,7 @@ def write_phrase_dataset(
         return [k for k, phrase in enumerate(phrases) if phrase.matches(item)]
 
     names = [phrase.text().lower() for phrase in phrases]
-    return write_dataset(
-        folder, count, seed=seed, progress=progress, categories=names, categories_of=categories_of
-    )
+    return write_dataset(folder, count, seed=seed, progress=progress, categories=names, categories_of=categories_of)
 
 
 def parity_set(scenes: int = 50, prompts: int = 5) -> list[tuple[Scene, tuple[Caption, ...]]]:
@@ -211,9 +205,7 @@ def parity_set(scenes: int = 50, prompts: int = 5) -> list[tuple[Scene, tuple[Ca
     for k in range(scenes):
         scene = draw_scene(PARITY_SEED + k)
         captions = tuple(
-            caption_scene(
-                scene, k * prompts + j, phrases=lengths[j % len(lengths)], held_out=j == prompts - 1
-            )
+            caption_scene(scene, k * prompts + j, phrases=lengths[j % len(lengths)], held_out=j == prompts - 1)
             for j in range(prompts)
         )
         found.append((scene, captions))

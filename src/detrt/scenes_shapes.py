@@ -170,18 +170,12 @@ def silhouette(
     rim_width = max(2, round(0.13 * min(size_wh) * scale))
     for adds, polygon in placed:
         # Rounded to 1/64 of a fine pixel, so that the last bit of sin/cos never decides.
-        points = [
-            (round((x - left) * scale * 64) / 64 - 0.5, round((y - top) * scale * 64) / 64 - 0.5)
-            for x, y in polygon
-        ]
+        points = [(round((x - left) * scale * 64) / 64 - 0.5, round((y - top) * scale * 64) / 64 - 0.5) for x, y in polygon]
         draw.polygon(points, fill=255 if adds else 0)
         draw_rim.line([*points, points[0], points[1]], fill=255, width=rim_width)
     extent = fine.getbbox()
     if extent is None:
-        raise RuntimeError(
-            f"the silhouette of {name!r} came out empty at size {size_wh} px; "
-            "sizes of at least 4 px are drawn"
-        )
+        raise RuntimeError(f"the silhouette of {name!r} came out empty at size {size_wh} px; sizes of at least 4 px are drawn")
     box = (
         left + extent[0] / scale,
         top + extent[1] / scale,

@@ -95,14 +95,11 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Feeds) -> None:
                 expected = lengths.setdefault(expected, actual)
             if expected != actual:
                 raise SessionError(
-                    f"input '{info.name}' must have shape {info.shape}; got {array.shape} "
-                    f"(axis {axis} must be {expected})"
+                    f"input '{info.name}' must have shape {info.shape}; got {array.shape} (axis {axis} must be {expected})"
                 )
 
 
-def check_spec(
-    name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]
-) -> None:
+def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> None:
     """Compare the tensors of a model with what its spec promises; more outputs than that are fine.
 
     A model with a text part may be its detector or its text tower.
@@ -125,16 +122,12 @@ def check_spec(
         return
     pixels = inputs[has_in.index(PIXEL_VALUES)]
     if pixels.dtype != spec.input.dtype:
-        raise SpecError(
-            f"{name} takes '{PIXEL_VALUES}' as {pixels.dtype}, its spec says {spec.input.dtype}; "
-            "give the right spec"
-        )
+        raise SpecError(f"{name} takes '{PIXEL_VALUES}' as {pixels.dtype}, its spec says {spec.input.dtype}; give the right spec")
     fixed = pixels.shape[2:]
     for axis, side in zip(("height", "width"), fixed, strict=False):
         if isinstance(side, int) and not spec.input.dynamic and side != getattr(spec.input, axis):
             raise SpecError(
-                f"{name} takes images of {axis} {side}, its spec says {getattr(spec.input, axis)}; "
-                "give the right spec"
+                f"{name} takes images of {axis} {side}, its spec says {getattr(spec.input, axis)}; give the right spec"
             )
 
 

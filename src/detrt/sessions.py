@@ -55,9 +55,7 @@ def open_session(
     kind = kind_of(ref)
     _check_backend(ref, kind, backend)
     if spec is not None and kind not in ("onnx", "bundle"):
-        raise SpecError(
-            f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own"
-        )
+        raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
     for name, value in (("family", family), ("labels", labels), ("tokenizer", tokenizer)):
         if value is not None and kind != "checkpoint":
             raise SpecError(
@@ -108,9 +106,7 @@ def kind_of(ref: str | os.PathLike) -> str:
             return "bundle"
         if (path / "config.json").is_file():
             return "checkpoint"
-        raise SessionError(
-            f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint)"
-        )
+        raise SessionError(f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint)")
     if suffix == ".onnx":
         return "onnx"
     if suffix in (".engine", ".plan", ".trt"):
@@ -138,10 +134,7 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     }[kind]
     if backend != "auto" and backend not in runs:
         hint = "; turn it into a bundle first with: detrt build" if kind == "checkpoint" else ""
-        raise SessionError(
-            f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; "
-            f"got backend {backend!r}{hint}"
-        )
+        raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
 
 
 def _open_engine(path: Path, device: str | None) -> Session:
@@ -174,20 +167,14 @@ def _open_bundle(
             return _with_text_of(bundle, session, backend, provider, device, threads, entry)
     if backend == "tensorrt":
         why = "; ".join(reasons) or "it holds no engine"
-        raise EngineError(
-            f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build"
-        )
+        raise EngineError(f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build")
     models = bundle.of_kind("onnx")
     if not models:
         why = f" ({'; '.join(reasons)})" if reasons else ""
-        raise SessionError(
-            f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again"
-        )
+        raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
     onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
     if reasons:
-        onnx.note = (
-            "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
-        )
+        onnx.note = "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
     elif engines == [] and backend == "auto" and not bundle.of_kind("engine"):
         onnx.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
@@ -224,9 +211,7 @@ def _with_text_of(
             except (EngineError, MissingPackageError, SessionError) as error:
                 why = f"{entry.path}: {error}"
         if engine is not None and backend == "tensorrt":
-            raise EngineError(
-                f"no engine of the text tower in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
-            )
+            raise EngineError(f"no engine of the text tower in '{bundle.folder}' can run here: {why}. Build it with: detrt build")
         path = _only(bundle, "text", text.tower)
         opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
         prompted = PromptedSession(session, tokenizer, opened[-1])

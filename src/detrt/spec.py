@@ -186,9 +186,7 @@ class DecodeSpec:
         )
         for name in ("nms_iou", "nms_min_score", "score_threshold"):
             value = getattr(self, name)
-            _check(
-                _is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}"
-            )
+            _check(_is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

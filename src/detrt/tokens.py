@@ -227,9 +227,7 @@ def same_tokens(a: Sequence[Asked], b: Sequence[Asked]) -> bool:
     def rows(asked: Sequence[Asked]) -> list[list[int]]:
         parts = [part for one in asked for part in one.parts]
         return [
-            ids.tolist()
-            for part in parts
-            for ids in ((part.ids,) if isinstance(part, TokenPart) else (*part.names, part.task))
+            ids.tolist() for part in parts for ids in ((part.ids,) if isinstance(part, TokenPart) else (*part.names, part.task))
         ]
 
     return rows(a) == rows(b)

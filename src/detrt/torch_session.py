@@ -58,9 +58,7 @@ class TorchSession:
         SessionError: a device that is not there.
     """
 
-    def __init__(
-        self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, part: str = "detector"
-    ) -> None:
+    def __init__(self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, part: str = "detector") -> None:
         try:
             self._device = torch.device(device)
             if self._device.type == "cuda" and not torch.cuda.is_available():

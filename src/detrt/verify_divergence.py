@@ -282,9 +282,7 @@ def _step_errors(
         yield name, (1.0, text) if wrong > allowed else (0.0, "")
 
 
-def _roots(
-    view: GraphView, errors: Mapping[str, tuple[float, str]], limit: float, named: GraphView
-) -> list[TensorError]:
+def _roots(view: GraphView, errors: Mapping[str, tuple[float, str]], limit: float, named: GraphView) -> list[TensorError]:
     """Diverged tensors that are computed from none; lost values first, then by depth."""
 
     def before(name: str) -> float:
@@ -311,9 +309,7 @@ def _roots(
     return sorted(roots, key=lambda root: (np.isfinite(root.error), root.depth))
 
 
-def layer_errors(
-    view: GraphView, errors: Mapping[str, tuple[float, str]], named: GraphView | None = None
-) -> list[LayerError]:
+def layer_errors(view: GraphView, errors: Mapping[str, tuple[float, str]], named: GraphView | None = None) -> list[LayerError]:
     """Errors by module path, in the order of the deepest tensor."""
     modules: dict[str, list[tuple[int, float]]] = {}
     for name, (error, _) in errors.items():

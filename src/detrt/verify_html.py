@@ -120,7 +120,9 @@ def _detections(report: VerifyReport) -> str:
     names = report.names or [f"image {i}" for i in range(len(report.images))]
     for name, m in zip(names, report.images, strict=True):
         paired = m.compared - m.missing
-        rows.append((os.path.basename(name), *map(str, (m.compared, paired, m.missing, m.extra)), f"{m.box_px:.4f}", f"{m.score:.2e}"))
+        rows.append(
+            (os.path.basename(name), *map(str, (m.compared, paired, m.missing, m.extra)), f"{m.box_px:.4f}", f"{m.score:.2e}")
+        )
     head = ("image", "compared", "matched", "missing", "extra", "box, px", "score")
     table = _table(head, rows[:_ROWS], right=range(1, 7))
     more = f"<p>{len(rows) - _ROWS} more images are in the JSON report.</p>" if len(rows) > _ROWS else ""
@@ -130,7 +132,9 @@ def _detections(report: VerifyReport) -> str:
 
 def _picture(picture: Picture) -> str:
     m = picture.matched
-    caption = f"{os.path.basename(picture.name)}: {m.compared} compared, {m.missing} missing, {m.extra} extra, box {m.box_px:.3f} px"
+    caption = (
+        f"{os.path.basename(picture.name)}: {m.compared} compared, {m.missing} missing, {m.extra} extra, box {m.box_px:.3f} px"
+    )
     floor = 0.3
     sides = (("reference", picture.reference), ("candidate", picture.candidate))
     shown = "".join(
@@ -164,7 +168,9 @@ def _ap(ap: dict[str, Any]) -> str:
 def _tensors(report: VerifyReport) -> str:
     parts = []
     if report.tensors:
-        rows = [(r["output"], f"{r['batch']} x {r['height']} x {r['width']}", _number(r["error"]), r["text"]) for r in report.tensors]
+        rows = [
+            (r["output"], f"{r['batch']} x {r['height']} x {r['width']}", _number(r["error"]), r["text"]) for r in report.tensors
+        ]
         parts.append(_table(("output", "batch, height, width", "relative error", ""), rows, right=(2,)))
     if report.slots:
         cells = []
@@ -190,7 +196,9 @@ def _precision_map(found: dict[str, dict[str, int]]) -> str:
             total[kind] = total.get(kind, 0) + count
     every = sum(total.values())
     legend = "".join(
-        f'<span class="key"><i class="{kind}"></i>{kind} {total[kind]} ({total[kind] / every:.0%})</span>' for kind in _TYPES if kind in total
+        f'<span class="key"><i class="{kind}"></i>{kind} {total[kind]} ({total[kind] / every:.0%})</span>'
+        for kind in _TYPES
+        if kind in total
     )
     rows = []
     for name, counts in list(groups.items())[:_ROWS]:

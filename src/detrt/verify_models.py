@@ -93,9 +93,7 @@ def open_side(
 
     source = model
     if isinstance(model, (str, Path)):
-        source = load_source(
-            str(model), trust_remote_code=trust, labels=labels, family=family, tokenizer=tokenizer
-        )
+        source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family, tokenizer=tokenizer)
     session = open_torch(source, spec=same_contract(source.spec, like) if like else None)
     return Side(session, source.provenance.source, source=source, owned=True)
 
@@ -291,5 +289,3 @@ def _graph_of(session: Session) -> Path | None:
         if files.sha256_of(model) == facts.onnx_sha256:
             return model
     return None
-
-

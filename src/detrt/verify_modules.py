@@ -109,9 +109,7 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
     return _result(None, found, "max", TOLERANCES["fp32"])
 
 
-def _nearest(
-    array: NDArray, names: Sequence[str], tensors: Any, metric: str
-) -> tuple[float, str, str] | None:
+def _nearest(array: NDArray, names: Sequence[str], tensors: Any, metric: str) -> tuple[float, str, str] | None:
     same = [(*_error(array, tensors[name], metric), name) for name in names if tensors[name].shape == array.shape]
     return min(same, key=lambda row: row[0]) if same else None
 
@@ -124,17 +122,13 @@ def _scope(view: GraphView, name: str) -> str:
     return view.module_of(view.producer[name])
 
 
-def _result(
-    view: GraphView | None, found: dict[str, tuple[float, str, str]], metric: str, limit: float
-) -> Divergence:
+def _result(view: GraphView | None, found: dict[str, tuple[float, str, str]], metric: str, limit: float) -> Divergence:
     order = {path: i + 1 for i, path in enumerate(found)}
     if view is not None:
         order = {path: view.depth.get(name, 0) for path, (_, _, name) in found.items()}
     layers = tuple(sorted((LayerError(p, e, e, order[p], 1) for p, (e, _, _) in found.items()), key=lambda row: row.depth))
     # Of modules that end at one depth the innermost is meant: its parent returns the same tensor.
-    bad = sorted(
-        (path for path, (error, _, _) in found.items() if not error <= limit), key=lambda p: (order[p], -p.count("."))
-    )
+    bad = sorted((path for path, (error, _, _) in found.items() if not error <= limit), key=lambda p: (order[p], -p.count(".")))
     while not bad and limit > 2e-6 and metric == "max":
         limit /= 10
         bad = sorted((p for p, (e, _, _) in found.items() if not e <= limit), key=lambda p: (order[p], -p.count(".")))

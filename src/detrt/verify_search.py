@@ -78,9 +78,7 @@ def _search(
         from .verify_modules import search_modules
 
         return search_modules(view, cand.session, ref.session, spec, feeds, precision=precision), notes
-    found = search(
-        view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph)
-    )
+    found = search(view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph))
     if isinstance(cand.session, OnnxSession):
         return found, notes
     if found.first is not None and found.first.error > report.gate.tensor:

@@ -113,9 +113,7 @@ def slot_feeds(session: Session, images: Sequence[NDArray[np.uint8]], batch: int
     return preprocess(_different(images, batch, session), session.spec, size_hw=_size(session, size_hw)).feeds
 
 
-def _compare(
-    session: Session, alone: Outputs, together: Outputs, slot: int, size_hw: SizeHW, gate: Gate
-) -> tuple[float, bool]:
+def _compare(session: Session, alone: Outputs, together: Outputs, slot: int, size_hw: SizeHW, gate: Gate) -> tuple[float, bool]:
     error = max(relative_error(alone[name][0], together[name][slot]) for name in alone)
     if error <= gate.tensor:
         return error, True

@@ -37,7 +37,9 @@ def error_plot(found: Divergence) -> str:
     for row in found.layers:
         bad = "bad" if not row.error <= found.tolerance else "good"
         title = escape(f"{row.module or '(outside the model)'}: {row.error:.3g}")
-        parts.append(f'<circle class="{bad}" cx="{x(row.depth):.1f}" cy="{y(row.error):.1f}" r="3.2"><title>{title}</title></circle>')
+        parts.append(
+            f'<circle class="{bad}" cx="{x(row.depth):.1f}" cy="{y(row.error):.1f}" r="3.2"><title>{title}</title></circle>'
+        )
     if found.first is not None:
         at = x(min(found.first.depth, deepest))
         side = "end" if at > _WIDTH * 0.6 else "start"

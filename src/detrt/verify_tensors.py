@@ -69,7 +69,6 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
         return outputs, [indices.cpu().numpy() for indices in chosen]
     from . import graph
     from .graph.clean import topk_outputs, with_outputs
-
     from .graph.rounded import has_low, rounded
     from .graph.view import GraphView
 

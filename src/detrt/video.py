@@ -127,14 +127,10 @@ def _opened(path: Path) -> Iterator[tuple]:
                 raise ImageError(f"'{path}' has no video stream")
             stream = container.streams.video[0]
             if stream.width * stream.height > MAX_PIXELS:
-                raise ImageError(
-                    f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels"
-                )
+                raise ImageError(f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels")
             yield container, stream
     except av.FFmpegError as error:
-        raise ImageError(
-            f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off"
-        ) from error
+        raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off") from error
 
 
 def _upright(frame) -> NDArray[np.uint8]:

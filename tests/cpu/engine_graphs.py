@@ -11,16 +11,14 @@ import pytest
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 onnx = pytest.importorskip("onnx", reason="needs detrt[export]: the tests write small ONNX files")
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper
 
 rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="needs detrt[rtx]: builds real engines"
 )
 EDGE = ModelSpec(
     "detr",
-    InputSpec(
-        "shortest_edge", 64, 96, shortest_edge=64, longest_edge=120, mask=True, dynamic=True, multiple_of=16
-    ),
+    InputSpec("shortest_edge", 64, 96, shortest_edge=64, longest_edge=120, mask=True, dynamic=True, multiple_of=16),
     DecodeSpec("softmax", "query", 2, 2, 2),
     {0: "a"},
 )
@@ -41,9 +39,7 @@ def save(path: Path, nodes, inputs, outputs, initialisers=(), opset=17, **option
     return path
 
 
-def detector(
-    path: Path, batch="batch", height="height", width="width", kind=TensorProto.FLOAT, mask=True, **options
-) -> Path:
+def detector(path: Path, batch="batch", height="height", width="width", kind=TensorProto.FLOAT, mask=True, **options) -> Path:
     """uint8 pixels, an int64 mask and int64 target sizes in; a convolution, a matrix product, an int64 "
     "output."""
     rng = np.random.default_rng(0)
@@ -63,11 +59,7 @@ def detector(
     outputs = [("logits", TensorProto.FLOAT, [batch, 5]), ("labels", TensorProto.INT64, [batch, 2])]
     if mask:
         inputs.append(("pixel_mask", TensorProto.INT64, [batch, height, width]))
-        nodes.append(
-            helper.make_node(
-                "ReduceMax", ["pixel_mask"], ["top"], name="/post/ReduceMax", axes=[1, 2], keepdims=0
-            )
-        )
+        nodes.append(helper.make_node("ReduceMax", ["pixel_mask"], ["top"], name="/post/ReduceMax", axes=[1, 2], keepdims=0))
         outputs.append(("top", TensorProto.INT64, [batch]))
     weights = [
         ("w1", rng.normal(size=(64, 3, 16, 16)).astype(dtype)),
@@ -76,9 +68,7 @@ def detector(
     return save(path, nodes, inputs, outputs, weights, **options)
 
 
-def one_node(
-    path: Path, operator: str, shape=("batch", 3, 8, 8), out=("batch", 3, 8, 8), **attributes
-) -> Path:
+def one_node(path: Path, operator: str, shape=("batch", 3, 8, 8), out=("batch", 3, 8, 8), **attributes) -> Path:
     name = attributes.pop("name", f"/model/decoder/layers.0/{operator}")
     node = helper.make_node(operator, ["pixel_values"], ["logits"], name=name, **attributes)
     return save(

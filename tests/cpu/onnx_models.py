@@ -17,9 +17,7 @@ def make_spec(**changes) -> ModelSpec:
     return ModelSpec("test", InputSpec(**given), decode, {0: "red", 1: "green", 2: "blue"})
 
 
-def make_model(
-    spec: ModelSpec | None, *, batch: int | str = "batch", node: str = "", domain: str = ""
-) -> bytes:
+def make_model(spec: ModelSpec | None, *, batch: int | str = "batch", node: str = "", domain: str = "") -> bytes:
     """logits of class c = mean of colour channel c / 51 - 2.5, for every query; boxes are constant.
 
     spec: goes into the metadata; None leaves it out. node, domain: an extra node on the logits.

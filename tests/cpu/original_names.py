@@ -14,20 +14,11 @@ WORD = r"(weight|bias|running_mean|running_var)"
 RESNET = [
     (r"^model\.backbone\.model\.embedder\.embedder\.convolution", "backbone.0.body.conv1"),
     (r"^model\.backbone\.model\.embedder\.embedder\.normalization", "backbone.0.body.bn1"),
-    *(
-        (rf"^model\.backbone\.model\.encoder\.stages\.{s}\.layers", f"backbone.0.body.layer{s + 1}")
-        for s in range(4)
-    ),
+    *((rf"^model\.backbone\.model\.encoder\.stages\.{s}\.layers", f"backbone.0.body.layer{s + 1}") for s in range(4)),
     (r"^(backbone\.0\.body\.layer\d\.\d+)\.shortcut\.convolution", r"\1.downsample.0"),
     (r"^(backbone\.0\.body\.layer\d\.\d+)\.shortcut\.normalization", r"\1.downsample.1"),
-    *(
-        (rf"^(backbone\.0\.body\.layer\d\.\d+)\.layer\.{i}\.convolution", rf"\1.conv{i + 1}")
-        for i in range(3)
-    ),
-    *(
-        (rf"^(backbone\.0\.body\.layer\d\.\d+)\.layer\.{i}\.normalization", rf"\1.bn{i + 1}")
-        for i in range(3)
-    ),
+    *((rf"^(backbone\.0\.body\.layer\d\.\d+)\.layer\.{i}\.convolution", rf"\1.conv{i + 1}") for i in range(3)),
+    *((rf"^(backbone\.0\.body\.layer\d\.\d+)\.layer\.{i}\.normalization", rf"\1.bn{i + 1}") for i in range(3)),
 ]
 DETR = [
     *RESNET,
@@ -83,18 +74,12 @@ HYBRID = [
     (r"^model\.encoder\.", "encoder."),
 ]
 PRESNET = [
-    *(
-        (rf"^model\.backbone\.model\.embedder\.embedder\.{i}\.", f"backbone.conv1.conv1_{i + 1}.")
-        for i in range(3)
-    ),
+    *((rf"^model\.backbone\.model\.embedder\.embedder\.{i}\.", f"backbone.conv1.conv1_{i + 1}.") for i in range(3)),
     (r"^model\.backbone\.model\.encoder\.stages\.(\d)\.layers\.(\d+)", r"backbone.res_layers.\1.blocks.\2"),
     (r"^(backbone\.res_layers.*)\.shortcut\.1\.convolution", r"\1.short.conv.conv"),
     (r"^(backbone\.res_layers.*)\.shortcut\.1\.normalization", r"\1.short.conv.norm"),
     (r"^(backbone\.res_layers.*)\.shortcut\.", r"\1.short."),
-    *(
-        (rf"^(backbone\.res_layers.*)\.layer\.{i}\.", rf"\1.branch2{letter}.")
-        for i, letter in enumerate("abc")
-    ),
+    *((rf"^(backbone\.res_layers.*)\.layer\.{i}\.", rf"\1.branch2{letter}.") for i, letter in enumerate("abc")),
     (r"^(backbone\..*)\.convolution\.", r"\1.conv."),
     (r"^(backbone\..*)\.normalization\.", r"\1.norm."),
 ]
@@ -153,13 +138,8 @@ VIT = [
     (r"^(backbone\.dinov3\..*)\.attention\.", r"\1.attn."),
     (r"\.layer_scale([12])\.lambda1", r".ls\1.gamma"),
 ]
-MLP = [
-    (rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}") for old, new in (("up", "fc1"), ("down", "fc2"))
-]
-SWIGLU = [
-    (rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}")
-    for old, new in (("gate", "w1"), ("up", "w2"), ("down", "w3"))
-]
+MLP = [(rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}") for old, new in (("up", "fc1"), ("down", "fc2"))]
+SWIGLU = [(rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}") for old, new in (("gate", "w1"), ("up", "w2"), ("down", "w3"))]
 RF_DETR = [
     (r"^model\.backbone\.backbone\.", "backbone.0.encoder.encoder."),
     (r"\.attention\.q_proj", ".attention.attention.query"),

@@ -76,9 +76,9 @@ def test_odd_pictures_are_read(cli, place):
     Image.new("L", (24, 16), 255).save(odd / "grey.png")
     rows = cli(*DETECT, "odd", "--json", "-", "-q", "-t", "0.7").lines
     found = {Path(row["image"]).stem: {d["label"] for d in row["detections"]} for row in rows}
-    assert {name: found[name] for name in ("cmyk", "palette", "transparent", "pixel")} == dict.fromkeys(
-        ("cmyk", "palette", "transparent", "pixel"), {"blue"}
-    )
+    assert {name: found[name] for name in ("cmyk", "palette", "transparent", "pixel")} == {
+        key: {"blue"} for key in ("cmyk", "palette", "transparent", "pixel")
+    }
     assert found["deep"] == found["grey"] == {"red", "green", "blue"}  # white
     pixel = next(row for row in rows if row["image"].endswith("pixel.png"))
     assert all(0 <= v <= 1 for d in pixel["detections"] for v in d["box_xyxy"])

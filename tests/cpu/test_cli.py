@@ -203,7 +203,7 @@ def test_demo(cli, tmp_path):
 
 
 @has_demo_model
-def test_demo_refuses(cli, place):  # noqa: F811 - the fixture
+def test_demo_refuses(cli, place):
     cli.refused("demo", "-o", "in", names="'in'", advice="give a new or empty folder")
     cli.refused("demo", "--sm", "99", names="99", advice="Type for example --sm")
     assert sorted(os.listdir(place)) == ["bundle", "in", "model.onnx"]

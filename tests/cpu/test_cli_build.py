@@ -234,9 +234,7 @@ def test_verify_fails_with_3(cli, place):
 
 def test_verify_reads_every_image(cli, place):
     (place / "in" / "cut.png").write_bytes((place / "in/blue.png").read_bytes()[:60])
-    cli.refused(
-        "verify", "bundle", "--against", "model.onnx", "--images", "in", names="in/cut.png", advice="damaged|copy"
-    )
+    cli.refused("verify", "bundle", "--against", "model.onnx", "--images", "in", names="in/cut.png", advice="damaged|copy")
     shutil.rmtree(place / "in")
     (place / "in").mkdir()
     cli.refused("verify", "bundle", "--against", "model.onnx", "--images", "in", names="'in'", advice="known suffixes")

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from detrt.decode import decode  # noqa: E402
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec  # noqa: E402
+from detrt.decode import decode
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 SIZES = [(480, 640), (333, 77), (1080, 1920)]
 # name: processor, activation, selection, number of boxes of q queries
@@ -46,9 +46,7 @@ def test_equal(name, queries, classes, threshold):
         logits = np.stack([rng.permutation(steps) for _ in SIZES]).reshape(3, queries, columns)
     boxes = rng.uniform(0, 1, (3, queries, 4)).astype(np.float32)
     outputs = SimpleNamespace(logits=torch.from_numpy(logits), pred_boxes=torch.from_numpy(boxes))
-    expected = processor(name).post_process_object_detection(
-        outputs, threshold=threshold, target_sizes=torch.tensor(SIZES)
-    )
+    expected = processor(name).post_process_object_detection(outputs, threshold=threshold, target_sizes=torch.tensor(SIZES))
     spec = ModelSpec(
         "test",
         InputSpec("stretch", 8, 8),

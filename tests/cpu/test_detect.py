@@ -118,11 +118,7 @@ def test_all_outputs(folder):
     run("model.onnx", "in", *arguments)
     found = lines((folder / "o.jsonl").read_text())
     assert (folder / "o.jsonl").read_text() == (folder / "out/detections.jsonl").read_text()
-    assert (
-        len(list(csv.DictReader((folder / "o.csv").open())))
-        == sum(len(row["detections"]) for row in found)
-        == 6
-    )
+    assert len(list(csv.DictReader((folder / "o.csv").open()))) == sum(len(row["detections"]) for row in found) == 6
     assert {row["image_id"] for row in json.loads((folder / "o.json").read_text())} == {1, 3, 4}
     copies = sorted(p.relative_to(folder / "out").as_posix() for p in (folder / "out").rglob("*.*"))
     assert copies == ["detections.jsonl", "img10.png", "img2.png", "sub/a.gif.png", "sub/b.jpg"]
@@ -138,9 +134,7 @@ def test_no_draw(folder):
 
 
 def test_classes_and_count(folder):
-    result, _ = run(
-        "model.onnx", "in/img2.png", "--classes", "Red, blue", "--max-detections", 1, "--json", "-"
-    )
+    result, _ = run("model.onnx", "in/img2.png", "--classes", "Red, blue", "--max-detections", 1, "--json", "-")
     assert [d["label"] for d in lines(result.stdout)[0]["detections"]] == ["blue"]
     _, error = run("model.onnx", "in", "--classes", "horse", code=2)
     assert "'horse'" in error
@@ -212,9 +206,7 @@ def test_bad_model(folder):
 
 
 def test_parse_size():
-    assert (
-        parse_size("480x640") == (480, 640) and parse_size("640") == (640, 640) and parse_size(None) is None
-    )
+    assert parse_size("480x640") == (480, 640) and parse_size("640") == (640, 640) and parse_size(None) is None
     for text in ("", "x", "-5", "1x2x3", "12.5", "999999"):
         with pytest.raises(SpecError, match="--size"):
             parse_size(text)
@@ -349,12 +341,8 @@ def test_same_detections_as_the_authors():
         picture = Image.open(path).convert("RGB")
         small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR), np.float32) / 255
         size = np.array([picture.size])  # width, height
-        labels, boxes, scores = authors.run(
-            None, {"images": small.transpose(2, 0, 1)[None], "orig_target_sizes": size}
-        )
+        labels, boxes, scores = authors.run(None, {"images": small.transpose(2, 0, 1)[None], "orig_target_sizes": size})
         keep = np.argsort(-scores[0], kind="stable")[: (scores[0] > 0.3).sum()]
         np.testing.assert_array_equal(found.class_ids, labels[0][keep])
         np.testing.assert_allclose(found.scores, scores[0][keep], atol=5e-3)
-        np.testing.assert_allclose(
-            found.boxes_xyxy, np.clip(boxes[0][keep], 0, [*size[0], *size[0]]), atol=0.2
-        )
+        np.testing.assert_allclose(found.boxes_xyxy, np.clip(boxes[0][keep], 0, [*size[0], *size[0]]), atol=0.2)

@@ -73,9 +73,7 @@ def test_what_lies_under_the_padding_does_not_matter(name, exported):
     feeds = example_feeds(session.spec, 3, ODD, seed=4)
     clean = session.run(feeds)
     noise = np.random.default_rng(0).integers(0, 256, feeds[PIXEL_VALUES].shape).astype(np.uint8)
-    dirty = session.run(
-        {**feeds, PIXEL_VALUES: np.where(feeds[PIXEL_MASK][:, None] == 1, feeds[PIXEL_VALUES], noise)}
-    )
+    dirty = session.run({**feeds, PIXEL_VALUES: np.where(feeds[PIXEL_MASK][:, None] == 1, feeds[PIXEL_VALUES], noise)})
     for output in clean:
         np.testing.assert_array_equal(dirty[output], clean[output])
 
@@ -95,9 +93,7 @@ def test_a_picture_does_not_see_the_others_of_its_batch(name, tiny):
 
 def test_masks_of_levels_are_nearest_cells():
     for height in (20, 33, 57, 800, 801, 1333):
-        mask = (torch.rand(2, height, height + 3, generator=torch.Generator().manual_seed(height)) > 0.5).to(
-            torch.int64
-        )
+        mask = (torch.rand(2, height, height + 3, generator=torch.Generator().manual_seed(height)) > 0.5).to(torch.int64)
         sides = [(height, height + 3)]
         for _ in range(6):
             sides.append(((sides[-1][0] + 1) // 2, sides[-1][1] // 2 + 1))

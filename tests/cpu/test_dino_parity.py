@@ -187,9 +187,7 @@ def test_mmdetection_names_hold_the_same_model():
     layout, facts, stages, levels = CASES["co_dino-swin"]
     state = state_of(layout, facts, stages, levels)
     expected = load(state, variant=layout)[0].state_dict()
-    backbone = {
-        k: unfold_order(v) if "downsample" in k and k.startswith("backbone") else v for k, v in state.items()
-    }
+    backbone = {k: unfold_order(v) if "downsample" in k and k.startswith("backbone") else v for k, v in state.items()}
     backbone = {
         **{k: v for k, v in backbone.items() if not k.startswith("backbone.")},
         **renamed({k: v for k, v in backbone.items() if k.startswith("backbone.")}, MMDET_SWIN),

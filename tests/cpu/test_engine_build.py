@@ -71,9 +71,7 @@ def test_the_caller_never_loads_tensorrt(tmp_path):
         f"ModelSpec.from_json({FIXED.to_json()!r}))\n"
         "print([m for m in ('tensorrt_rtx_bindings', 'torch', 'onnx', 'onnxruntime') if m in sys.modules])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.stdout == "[]\n" and done.stderr == ""
 
 
@@ -81,9 +79,7 @@ def test_the_caller_never_loads_tensorrt(tmp_path):
 def test_turing_needs_fp16(tmp_path):
     with pytest.raises(EngineError) as caught:
         build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(sms=(75, 89)), EDGE)
-    assert "Leave 75 out" in str(caught.value) and "module model.encoder.layers.0.self_attn" in str(
-        caught.value
-    )
+    assert "Leave 75 out" in str(caught.value) and "module model.encoder.layers.0.self_attn" in str(caught.value)
     half = detector(tmp_path / "half.onnx", kind=TensorProto.FLOAT16)
     built = build_engine(half, tmp_path / "half.engine", EngineConfig(sms=(75, 89)), EDGE)
     assert built.facts.precision == "fp16+fp32" and built.facts.compute_capabilities == (75, 89)

@@ -15,9 +15,7 @@ from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 EDGE = ModelSpec(
     "detr",
-    InputSpec(
-        "shortest_edge", 64, 96, shortest_edge=64, longest_edge=120, mask=True, dynamic=True, multiple_of=16
-    ),
+    InputSpec("shortest_edge", 64, 96, shortest_edge=64, longest_edge=120, mask=True, dynamic=True, multiple_of=16),
     DecodeSpec("softmax", "query", 2, 2, 2),
     {0: "a"},
 )
@@ -189,9 +187,7 @@ def test_build_failure_gives_a_next_step(logged, advice):
 def test_ended_and_module_path():
     assert "SIGSEGV" in explain.ended(-11, "") and "memory" in explain.ended(-9, "")
     assert "exit code 3" in explain.ended(3, "last words") and "last words" in explain.ended(3, "last words")
-    assert (
-        explain.module_path("/model/encoder/layers.0/self_attn/MatMul") == "model.encoder.layers.0.self_attn"
-    )
+    assert explain.module_path("/model/encoder/layers.0/self_attn/MatMul") == "model.encoder.layers.0.self_attn"
     assert explain.module_path("node_12") == "" and explain.module_path("") == ""
 
 

@@ -41,14 +41,10 @@ def test_a_crash_of_the_builder_is_a_message(tmp_path, monkeypatch, code, part):
 @rtx
 def test_timeout_ends_the_builder(tmp_path, monkeypatch):
     pid_file = tmp_path / "pid"
-    worker(
-        monkeypatch, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    )
+    worker(monkeypatch, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
     started = time.monotonic()
     with pytest.raises(EngineError, match=r"longer than 0\.7 seconds"):
-        build_engine(
-            detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(timeout_seconds=0.7), EDGE
-        )
+        build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(timeout_seconds=0.7), EDGE)
     assert time.monotonic() - started < 10
     assert not alive(int(pid_file.read_text()))
     assert left_over(tmp_path) == ["m.onnx", "pid"]

@@ -150,7 +150,9 @@ def test_bad_input_is_exit_code_2(arguments, words, data, capsys, monkeypatch):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '[{"image_id": 10}]', '[{"image_id": 99, "category_id": 5, "bbox": [0,0,1,1], "score": 1}]'])
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '[{"image_id": 10}]', '[{"image_id": 99, "category_id": 5, "bbox": [0,0,1,1], "score": 1}]']
+)
 def test_damaged_results_are_refused(text, data):
     (data / "results.json").write_text(text)
     with pytest.raises(ImageError, match="results"):

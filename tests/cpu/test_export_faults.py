@@ -39,7 +39,7 @@ def scale_one_weight(model):
 def bake_batch(model):
     """The first Reshape with a computed shape gets the traced batch of 2 in place of the symbol."""
     nodes = model.graph.node
-    for index, node in enumerate(nodes):
+    for node in nodes:
         made = next((n for n in nodes if node.op_type == "Reshape" and node.input[1] in n.output), None)
         if made is not None and made.op_type == "Concat":
             batch = numpy_helper.from_array(np.array([2], np.int64), "baked")

@@ -94,9 +94,7 @@ def test_cut_off_file(tmp_path, keep):
         OnnxSession(path)
 
 
-@pytest.mark.parametrize(
-    "noise", [b"hello world", b"\0" * 1000, b"PK\3\4" + b"x" * 99], ids=["text", "zeros", "zip"]
-)
+@pytest.mark.parametrize("noise", [b"hello world", b"\0" * 1000, b"PK\3\4" + b"x" * 99], ids=["text", "zeros", "zip"])
 def test_not_onnx(noise):
     with pytest.raises((SessionError, SpecError)) as caught:
         OnnxSession(noise)
@@ -175,9 +173,7 @@ def test_spec_of_another_model():
 def test_foreign_file():
     with pytest.raises(SpecError, match=r"'images', 'orig_target_sizes'"):
         OnnxSession(AUTHORS)
-    with pytest.raises(
-        SpecError, match=r"\['labels', 'boxes', 'scores'\]; its spec promises \['pixel_values'\]"
-    ):
+    with pytest.raises(SpecError, match=r"\['labels', 'boxes', 'scores'\]; its spec promises \['pixel_values'\]"):
         OnnxSession(AUTHORS, SPEC)
 
 
@@ -235,9 +231,7 @@ def bundle(tmp_path):
             file = tmp_path / f"model.{kind}"
             file.write_bytes(onnx if kind == "onnx" else b"engine")
             digest = files.sha256_of(file)
-            rows.append(
-                BundleFile(kind, file.name, digest, file.stat().st_size, facts if kind == "engine" else None)
-            )
+            rows.append(BundleFile(kind, file.name, digest, file.stat().st_size, facts if kind == "engine" else None))
         Bundle(tmp_path, SPEC, Provenance("x"), tuple(rows)).save()
         return tmp_path
 

@@ -112,12 +112,7 @@ def test_detect_takes_names_for_a_checkpoint_only(bundle, files):
 def test_nms_in_the_graph_by_option(files, tmp_path):
     reference = f"ckpt:{files}/seven.pth"
     names = ("--labels", files / "names.txt", "--size", "64", "--no-check")
-    assert (
-        run(
-            "export", reference, "-o", tmp_path / "m.onnx", *names, "--decode", "graph", "--nms", "graph-hard"
-        ).code
-        == 0
-    )
+    assert run("export", reference, "-o", tmp_path / "m.onnx", *names, "--decode", "graph", "--nms", "graph-hard").code == 0
     shown = json.loads(run("info", tmp_path / "m.onnx", "--json", "-").out)
     assert shown["nms"] == "nms, IoU 0.8, in the graph" and shown["operators"]["NonMaxSuppression"] == 1
     wrong = run("export", reference, "-o", tmp_path / "n.onnx", *names, "--nms", "graph")
@@ -176,9 +171,7 @@ def test_bad_files_leave_nothing_behind(command, make, words, files, tmp_path):
     assert not [entry for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize(
-    "command", (("build", "-o", "x"), ("detect", "a.jpg"), ("info",), ("verify", "--images", "a.jpg"))
-)
+@pytest.mark.parametrize("command", (("build", "-o", "x"), ("detect", "a.jpg"), ("info",), ("verify", "--images", "a.jpg")))
 def test_a_wrong_family_is_refused_everywhere(command, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jpg").write_bytes(sorted((files / "scenes" / "images").iterdir())[0].read_bytes())
@@ -190,9 +183,6 @@ def test_a_wrong_family_is_refused_everywhere(command, files, tmp_path, monkeypa
 
 
 def test_which_families_have_original_files():
-    rows = {
-        row["family"]: row["original files"]
-        for row in json.loads(run("info", "--families", "--json", "-").out)
-    }
+    rows = {row["family"]: row["original files"] for row in json.loads(run("info", "--families", "--json", "-").out)}
     assert rows["detr"] == ["facebookresearch DETR", "facebookresearch DETR, DC5"] and rows["yolos"] == []
     assert rows["co_dino"] == ["Sense-X Co-DETR", "mmdetection CO-DETR"]

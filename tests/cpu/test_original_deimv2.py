@@ -47,7 +47,7 @@ def as_file(real_data, tmp_path):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_folder_runs_without_its_code(size, real_data, authors, images):  # noqa: F811
+def test_the_folder_runs_without_its_code(size, real_data, authors, images):
     own = load_source(str(real_data / "checkpoints" / f"deimv2-{size}-coco"), family="deimv2-upstream")
     assert type(own.module).__module__ == "detrt.models.deimv2"
     with Detector(TorchSession(own), threshold=0.0, batch_size=5) as detector:
@@ -55,7 +55,7 @@ def test_the_folder_runs_without_its_code(size, real_data, authors, images):  # 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_original_file_is_the_authors_graph(size, as_file, authors, images, tmp_path):  # noqa: F811
+def test_the_original_file_is_the_authors_graph(size, as_file, authors, images, tmp_path):
     own = load_source(f"ckpt:{as_file(size)}")
     assert (own.spec.input.height, own.spec.input.normalize_in_graph) == (SIZES[size], True)
     path = export_onnx(own, tmp_path / "model.onnx", ExportConfig()).path

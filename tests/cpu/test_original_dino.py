@@ -72,14 +72,10 @@ def test_every_published_key_has_one_place(name):
     config = infer_config(state, LAYOUTS[name])
     with torch.device("meta"):
         model = Dino(config).state_dict()
-    wanted = {
-        key: tuple(value.shape) for key, value in model.items() if not key.endswith("num_batches_tracked")
-    }
+    wanted = {key: tuple(value.shape) for key, value in model.items() if not key.endswith("num_batches_tracked")}
     filled, kinds = {}, {TRAINING: [], DERIVED: [], ALIAS: []}
     for key, value in state.items():
-        spot = place(
-            key, LAYOUTS[name], last_head=config.decoder_layers, backbone_levels=len(config.out_stages)
-        )
+        spot = place(key, LAYOUTS[name], last_head=config.decoder_layers, backbone_levels=len(config.out_stages))
         assert spot is not None, key
         if spot.kind:
             kinds[spot.kind].append(key)
@@ -93,9 +89,7 @@ def test_every_published_key_has_one_place(name):
     assert set(filled) == set(wanted)
     prefixes = ("label_enc", "dn_query", "rpn_head", "roi_head", "bbox_head.0.", "query_head.", "backbone.")
     assert all(key.startswith(prefixes) for key in kinds[TRAINING])
-    assert not any(
-        word in key for key in kinds[TRAINING] for word in ("branches", "encoder", "decoder", "enc_output")
-    )
+    assert not any(word in key for key in kinds[TRAINING] for word in ("branches", "encoder", "decoder", "enc_output"))
     if "co_dino" in name:
         count = 42 if "vit" in name else 32  # the box head of ViT models has four convolutions with norms
         assert sum(key.startswith(("rpn_head", "roi_head", "bbox_head")) for key in kinds[TRAINING]) == count
@@ -133,9 +127,7 @@ def test_small_files_load_whole(layout, small):
     assert sorted(key for part in parts for key in part) == sorted(small[layout])
     assert spec.decode.num_classes == 7 and spec.decode.num_queries == 20 and spec.input.mask
     assert family.name == spec.family == ("co_dino" if layout == "co_dino" else "dino")
-    assert (spec.decode.nms, spec.decode.nms_iou) == (
-        ("soft_nms", 0.8) if layout == "co_dino" else ("none", 0.8)
-    )
+    assert (spec.decode.nms, spec.decode.nms_iou) == (("soft_nms", 0.8) if layout == "co_dino" else ("none", 0.8))
     assert not model.training and not any(p.requires_grad for p in model.parameters())
     assert any("sizes from tensor shapes: classes=7" in line for line in report.lines())
     assert not any(torch.equal(p, torch.zeros_like(p)) for p in model.parameters())

@@ -121,14 +121,8 @@ def test_detr_with_masks_quantises_the_layers_and_not_the_mask(low_file):
     made = {output: n for n in model.graph.node for output in n.output}
     kinds = element_types(model)
     assert any(n.op_type == "Where" for n in model.graph.node)
-    readers = [
-        n
-        for n in model.graph.node
-        if any(i in made and made[i].op_type == "DequantizeLinear" for i in n.input)
-    ]
-    assert {n.op_type for n in readers} <= {"Conv", "MatMul", "Gemm"} and len(
-        readers
-    ) == report.quantized > 10
+    readers = [n for n in model.graph.node if any(i in made and made[i].op_type == "DequantizeLinear" for i in n.input)]
+    assert {n.op_type for n in readers} <= {"Conv", "MatMul", "Gemm"} and len(readers) == report.quantized > 10
     stored = {i for n in model.graph.node if n.op_type == "DequantizeLinear" for i in (n.input[0], n.input[2])}
     eight_bits = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT8 and t.dims}
     assert eight_bits and eight_bits <= stored  # no quantised constant outside a DequantizeLinear
@@ -148,9 +142,7 @@ def test_detr_with_masks_quantises_the_layers_and_not_the_mask(low_file):
 def test_heads_and_deformable_attention_are_not_quantised(name, low_file):
     _, report = low_file(name, "int8")
     reasons = dict(report.left_out)
-    heads = [
-        n for n in reasons if "bbox" in n or "class" in n or "score_head" in n or n.startswith("/layers.")
-    ]
+    heads = [n for n in reasons if "bbox" in n or "class" in n or "score_head" in n or n.startswith("/layers.")]
     assert heads and all("output" in reasons[n] or "coordinates" in reasons[n] for n in heads)
     if name != "detr":
         text = " ".join(reasons.values())
@@ -175,9 +167,7 @@ def test_quantised_values_are_those_of_the_formula(precision):
 
 def test_fp8_bits_are_those_of_ml_dtypes():
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    values = np.concatenate([np.linspace(-448, 448, 4001), np.logspace(-6, 2, 999), [0.0, -0.0]]).astype(
-        np.float32
-    )
+    values = np.concatenate([np.linspace(-448, 448, 4001), np.logspace(-6, 2, 999), [0.0, -0.0]]).astype(np.float32)
     np.testing.assert_array_equal(fp8_bits(values), values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
 
 
@@ -207,9 +197,7 @@ def test_gpus_without_the_type_are_refused():
     rtx_default, ada = EngineConfig(), EngineConfig(sms=(89, 120))
     with pytest.raises(EngineError, match=r"fp8 does not run on compute capability 80, 86.*--sm 89,120,121"):
         check_capability("fp8", [rtx_default])
-    with pytest.raises(
-        EngineError, match=r"bf16 does not run on compute capability 75.*--precision fp16 or int8"
-    ):
+    with pytest.raises(EngineError, match=r"bf16 does not run on compute capability 75.*--precision fp16 or int8"):
         check_capability("bf16", [EngineConfig(sms=(75,))])
     assert check_capability("fp8", [ada]) == [] == check_capability("fp16", [rtx_default])
     assert "matrix products only" in check_capability("int8", [ada])[0]
@@ -221,9 +209,7 @@ def test_calibration_images_are_found(tmp_path, photos):
     (tmp_path / "annotations").mkdir()
     (tmp_path / "val2017").symlink_to(photos)
     file = tmp_path / "annotations" / "instances_val2017.json"
-    file.write_text(
-        json.dumps({"images": [{"id": 1, "file_name": "2.png"}], "annotations": [], "categories": []})
-    )
+    file.write_text(json.dumps({"images": [{"id": 1, "file_name": "2.png"}], "annotations": [], "categories": []}))
     names, coco = find(file, 9)
     assert names == [tmp_path / "val2017" / "2.png"] and coco == file
     for place, message in (
@@ -247,9 +233,7 @@ def test_a_bundle_records_its_precision(photos, tmp_path):
     ranges = json.loads(bundle.checked_path(bundle.of_kind("ranges")[0]).read_text())
     assert ranges["images"] == 3 and all(row["absmax"] >= 0 for row in ranges["tensors"].values())
     with pytest.raises(GateError, match=r"of the MatMul and Conv operations are in fp16"):
-        build(
-            "random:yolos/tiny", tmp_path / "c", engines=(), precision=replace(config, keep_fp32=("vit.encoder",))
-        )
+        build("random:yolos/tiny", tmp_path / "c", engines=(), precision=replace(config, keep_fp32=("vit.encoder",)))
     assert not (tmp_path / "c").exists()
 
 

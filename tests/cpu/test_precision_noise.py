@@ -66,22 +66,20 @@ def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch)
     layer = noise_module._layer(noise_module.GraphView(model), model.graph.node[1], "int8")
     pixels = np.stack([p.transpose(2, 0, 1) for p in pictures()]).astype(np.float32)
     got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
-    want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[
-        0
-    ]  # (images, 8, h, w)
+    want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1).reshape(-1, 8), rtol=1e-4, atol=1e-2)
 
 
 def test_the_noisiest_layers_for_their_work_stay_out():
     names = "abcd"
-    plan = QuantPlan({n: "x" for n in names})
+    plan = QuantPlan(dict.fromkeys(names, "x"))
     counts = {"a": 40, "b": 20, "c": 20, "d": 10, "not quantised": 10}
     noise = {n: LayerNoise(v, np.zeros(1)) for n, v in zip(names, (0.04, 0.2, 0.002, 0.004), strict=True)}
     leave_noisy(plan, noise, counts, 0.69)
     assert set(plan.activations) == {"a", "c", "d"} and plan.left_out == {"b": LEFT}
     leave_noisy(plan, noise, counts, 0.65)  # a is the next, but that would be too much; so is c
     assert set(plan.activations) == {"a", "c", "d"}
-    whole = QuantPlan({n: "x" for n in names})
+    whole = QuantPlan(dict.fromkeys(names, "x"))
     leave_noisy(whole, noise, counts, 1.0)
     assert set(whole.activations) == set(names)
 

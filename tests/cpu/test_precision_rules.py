@@ -92,9 +92,7 @@ def test_a_mask_of_finfo_min_stays_finite():
         }
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(
-            emulate(low).SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(emulate(low).SerializeToString(), providers=["CPUExecutionProvider"])
         assert np.isfinite(session.run(None, feeds)[0]).all()
 
 
@@ -116,9 +114,7 @@ def test_infinite_anchors_survive_in_fp32():
     kept = {t.name: numpy_helper.to_array(t) for t in low.graph.initializer}["anchors"]
     np.testing.assert_array_equal(kept, anchors)
     assert done.fills == 0 and kinds_by_node(low)["/box/Add"] == F32
-    boxes = OnnxSession(low.SerializeToString(), SPEC).run(
-        {"pixel_values": np.zeros((1, 3, 16, 16), np.uint8)}
-    )["pred_boxes"]
+    boxes = OnnxSession(low.SerializeToString(), SPEC).run({"pixel_values": np.zeros((1, 3, 16, 16), np.uint8)})["pred_boxes"]
     assert boxes[0, 3].tolist() == boxes[0, 5].tolist() == [1.0] * 4
 
 
@@ -138,9 +134,7 @@ def test_no_cast_is_wasted(name, precision, exported):
         assert source != target, cast.name
         before = made.get(cast.input[0])
         if source in floats and target in floats:  # no chain of two float casts
-            assert before is None or before.op_type != "Cast" or kinds[before.input[0]] not in floats, (
-                cast.name
-            )
+            assert before is None or before.op_type != "Cast" or kinds[before.input[0]] not in floats, cast.name
     largest = max(low.graph.initializer, key=lambda t: len(t.raw_data))
     assert largest.data_type == (F16 if precision == "fp16" else BF16)
     assert {n.op_type for n in low.graph.node if n.name in done.kept}.isdisjoint({"Conv"})

@@ -11,12 +11,12 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
 
-from transformers.image_transforms import get_size_with_aspect_ratio  # noqa: E402
-from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos  # noqa: E402
+from transformers.image_transforms import get_size_with_aspect_ratio
+from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
-from detrt.images import load_image  # noqa: E402
-from detrt.preprocess import preprocess, resized_size, shortest_edge_size  # noqa: E402
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec  # noqa: E402
+from detrt.images import load_image
+from detrt.preprocess import preprocess, resized_size, shortest_edge_size
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 OWN = {"dtype": "float32", "normalize_in_graph": False}

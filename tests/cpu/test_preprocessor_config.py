@@ -20,7 +20,11 @@ CASES = {
         None,
         {"resize": "shortest_edge", "shortest_edge": 800, "longest_edge": 1333, "mean": IMAGENET_MEAN, "std": IMAGENET_STD},
     ),
-    "missing file, rt_detr": ("rt_detr", None, {"resize": "stretch", "height": 640, "width": 640, "mean": (0, 0, 0), "std": (1, 1, 1)}),
+    "missing file, rt_detr": (
+        "rt_detr",
+        None,
+        {"resize": "stretch", "height": 640, "width": 640, "mean": (0, 0, 0), "std": (1, 1, 1)},
+    ),
     "missing file, rf_detr": ("rf_detr", None, {"resize": "stretch", "height": 112, "dynamic": False, "mean": IMAGENET_MEAN}),
     "empty file": ("rt_detr", {}, {"height": 640, "rescale": 1 / 255, "resample": "bilinear"}),
     "nulls": ("rt_detr", {"size": None, "resample": None, "image_mean": None, "rescale_factor": None}, {"height": 640}),
@@ -35,7 +39,11 @@ CASES = {
         {"size": {"shortest_edge": 480, "longest_edge": 600}},
         {"shortest_edge": 480, "longest_edge": 600, "height": 480, "width": 600},
     ),
-    "height and width": ("rt_detr_v2", {"size": {"height": 320, "width": 416}}, {"resize": "stretch", "height": 320, "width": 416}),
+    "height and width": (
+        "rt_detr_v2",
+        {"size": {"height": 320, "width": 416}},
+        {"resize": "stretch", "height": 320, "width": 416},
+    ),
     "rounded up to the multiple": ("rt_detr", {"size": {"height": 330, "width": 641}}, {"height": 352, "width": 672}),
     "a DETR of fixed size": ("detr", {"size": {"height": 320, "width": 320}}, {"resize": "stretch", "mask": True}),
     "edges for a family of fixed size": (
@@ -43,7 +51,11 @@ CASES = {
         {"size": {"shortest_edge": 500, "longest_edge": 900}},
         {"resize": "stretch", "height": 504, "width": 504, "dynamic": False},
     ),
-    "yolos": ("yolos", {"size": {"shortest_edge": 512, "longest_edge": 864}}, {"shortest_edge": 512, "mask": False, "multiple_of": 16}),
+    "yolos": (
+        "yolos",
+        {"size": {"shortest_edge": 512, "longest_edge": 864}},
+        {"shortest_edge": 512, "mask": False, "multiple_of": 16},
+    ),
     "no normalisation": ("detr", {"do_normalize": False}, {"mean": (0, 0, 0), "std": (1, 1, 1)}),
     "normalisation of its own": (
         "rt_detr",
@@ -51,7 +63,11 @@ CASES = {
         {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)},
     ),
     "no rescale": ("detr", {"do_rescale": False}, {"rescale": 1.0}),
-    "another rescale and filter": ("detr", {"rescale_factor": 1 / 127.5, "resample": 3}, {"rescale": 1 / 127.5, "resample": "bicubic"}),
+    "another rescale and filter": (
+        "detr",
+        {"rescale_factor": 1 / 127.5, "resample": 3},
+        {"rescale": 1 / 127.5, "resample": "bicubic"},
+    ),
 }
 
 

@@ -72,8 +72,9 @@ def test_restores_after_an_exception(name, rewrite, tiny):
 def test_restores_when_a_later_rewrite_is_refused(tiny):
     source = tiny("rt_detr")
     before = patched_state(source)
-    with pytest.raises(ExportError, match="'frozen_positions' has no place"), rewrites(
-        source.module, ["msda", "frozen_positions"]
+    with (
+        pytest.raises(ExportError, match="'frozen_positions' has no place"),
+        rewrites(source.module, ["msda", "frozen_positions"]),
     ):
         pytest.fail("the block must not run")
     assert patched_state(source) == before

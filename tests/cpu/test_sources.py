@@ -141,7 +141,10 @@ DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
     "damaged config": (lambda f: (f / "config.json").write_text('{"model_type": '), r"config\.json' is not readable JSON"),
     "config of no model": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json' has no model_type"),
-    "unknown model_type": (lambda f: edit_json(f / "config.json", model_type="bert"), "'bert', which detrt does not know.*rt_detr_v2"),
+    "unknown model_type": (
+        lambda f: edit_json(f / "config.json", model_type="bert"),
+        "'bert', which detrt does not know.*rt_detr_v2",
+    ),
     "wrong type in the config": (lambda f: edit_json(f / "config.json", num_queries="many"), "num_queries.*'many'"),
     "impossible config": (lambda f: edit_json(f / "config.json", d_model=-8), "cannot be loaded"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"has no weights; expected one of model\.safetensors"),

@@ -69,9 +69,7 @@ class Pair:
 
     def feeds(self, batch, size, tokens, seed=0):
         self.ids = example_ids(self.source, batch, tokens, seed)
-        return image_feeds(self.spec, batch, size, seed) | text_feeds(
-            self.source, self.spec, self.ids, self.encode
-        )
+        return image_feeds(self.spec, batch, size, seed) | text_feeds(self.source, self.spec, self.ids, self.encode)
 
     def expected(self, feeds, got):
         plain = {**feeds, **token_feeds(self.ids, self.spec)} if PIXEL_MASK in self.stock.names else feeds
@@ -152,10 +150,7 @@ def test_an_image_in_a_batch_gets_what_it_gets_alone(name, pairs):
     real = int(feeds.get("attention_mask", feeds.get(CLASS_MASK))[1].sum())
     task = int(feeds["task_mask"][1].sum()) if name == "omdet" else real
     limits = {"task_features": task, "task_mask": task}
-    alone = {
-        n: a[1:2] if n in ("pixel_values", PIXEL_MASK) else a[1:2, : limits.get(n, real)]
-        for n, a in feeds.items()
-    }
+    alone = {n: a[1:2] if n in ("pixel_values", PIXEL_MASK) else a[1:2, : limits.get(n, real)] for n, a in feeds.items()}
     if name == "grounding":
         alone["text_self_mask"] = alone["text_self_mask"][:, :, :real]
     single = pair.session.run(alone)
@@ -200,9 +195,7 @@ def test_decoding_in_the_graph_gives_the_best_phrase_of_each_query(pairs):
         # Score of a phrase: the largest of its tokens'.
         scores = np.stack(
             [
-                probabilities[image][:, mask > 0].max(1)
-                if mask.any()
-                else np.zeros(pair.spec.decode.num_queries)
+                probabilities[image][:, mask > 0].max(1) if mask.any() else np.zeros(pair.spec.decode.num_queries)
                 for mask in feeds[PHRASE_MASK][image]
             ],
             1,
@@ -229,14 +222,7 @@ def test_a_phrase_without_tokens_scores_nothing():
 def test_raw_outputs_decode_outside(pairs):
     pair = pairs("omdet")
     found = pair.session.run(pair.feeds(1, (96, 128), 8))
-    assert (
-        len(
-            decode(
-                {n: found[n] for n in (LOGITS, PRED_BOXES)}, pair.spec.with_decode(num_classes=3), [(96, 128)]
-            )
-        )
-        == 1
-    )
+    assert len(decode({n: found[n] for n in (LOGITS, PRED_BOXES)}, pair.spec.with_decode(num_classes=3), [(96, 128)])) == 1
 
 
 @pytest.mark.parametrize(
@@ -277,9 +263,7 @@ def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_full_size_equals_the_library(tmp_path):
     source = load_source("random:grounding_dino")
-    pair = Pair(
-        source, export_onnx(source, tmp_path / "model.onnx", ExportConfig(msda="gridsample", check=False))
-    )
+    pair = Pair(source, export_onnx(source, tmp_path / "model.onnx", ExportConfig(msda="gridsample", check=False)))
     feeds = pair.feeds(1, (800, 1200), 12)
     got = pair.session.run(feeds)
     for output, want in zip((LOGITS, PRED_BOXES), pair.expected(feeds, got), strict=True):

@@ -88,9 +88,7 @@ def test_a_prompt_with_its_final_stop_does_not_depend_on_padding():
 def test_the_library_must_not_add_the_mask_to_the_scores():
     """Why the loader chooses BERT's attention: transformers' eager one adds True as 1 and hides nothing."""
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=1100, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24
-    )
+    config = BertConfig(vocab_size=1100, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
     bert = BertModel(config, add_pooling_layer=False).eval()
     for layer in bert.encoder.layer:  # scores of the size that trained models have
         layer.attention.self.query.weight.data.normal_()

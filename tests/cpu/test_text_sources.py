@@ -44,10 +44,7 @@ def folder(tiny, tmp_path_factory):
 def test_a_folder_gives_the_same_model(name, folder, tiny):
     want, found = tiny(name), load_source(str(folder(name)))
     assert found.spec.text == want.spec.text and found.spec.decode == want.spec.decode
-    assert (
-        Tokenizer.from_str(found.tokenizer.decode()).get_vocab()
-        == Tokenizer.from_str(want.tokenizer.decode()).get_vocab()
-    )
+    assert Tokenizer.from_str(found.tokenizer.decode()).get_vocab() == Tokenizer.from_str(want.tokenizer.decode()).get_vocab()
     state = found.module.state_dict()
     for key, tensor in want.module.state_dict().items():
         assert torch.equal(state[key], tensor), key
@@ -108,9 +105,7 @@ def test_damaged_tokenizers(content, name, message, tmp_path):
 def test_the_tokenizer_of_another_model(tmp_path):
     other = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, ".": 4, "?": 5}
     bert_tokenizer(other).save(str(tmp_path / "a.json"))
-    with pytest.raises(
-        SourceError, match=r"the ids \[2, 3, 4, 5\], and the model splits prompts at \[101, 102"
-    ):
+    with pytest.raises(SourceError, match=r"the ids \[2, 3, 4, 5\], and the model splits prompts at \[101, 102"):
         load_source("random:grounding_dino/tiny", tokenizer=tmp_path / "a.json")
     bert_tokenizer({**other, "far": 99999}).save(str(tmp_path / "b.json"))
     with pytest.raises(SourceError, match="has 100000 ids, and the model knows 1200"):
@@ -119,9 +114,7 @@ def test_the_tokenizer_of_another_model(tmp_path):
 
 def test_choices_of_the_other_kind_of_model(tmp_path):
     (tmp_path / "names.txt").write_text("one\n")
-    with pytest.raises(
-        SourceError, match="cannot be given for Grounding DINO: it finds what a prompt asks for"
-    ):
+    with pytest.raises(SourceError, match="cannot be given for Grounding DINO: it finds what a prompt asks for"):
         load_source("random:grounding_dino/tiny", labels=tmp_path / "names.txt")
     with pytest.raises(SourceError, match="takes no prompt"):
         load_source("random:detr/tiny", tokenizer=tmp_path / "names.txt")
@@ -135,10 +128,7 @@ IDEA = [
     ),
     (r"^model\.backbone\.conv_encoder\.model\.swin\.embeddings\.norm", "backbone.0.patch_embed.norm"),
     (r"^model\.backbone\.conv_encoder\.model\.swin\.encoder\.layers", "backbone.0.layers"),
-    *(
-        (rf"^model\.backbone\.conv_encoder\.model\.hidden_states_norms\.stage{i + 1}", f"backbone.0.norm{i}")
-        for i in range(4)
-    ),
+    *((rf"^model\.backbone\.conv_encoder\.model\.hidden_states_norms\.stage{i + 1}", f"backbone.0.norm{i}") for i in range(4)),
     (r"\.attention\.relative_position_bias\.", ".attn."),
     (r"\.attention\.o_proj\.", ".attn.proj."),
     (r"\.layernorm_before\.", ".norm1."),
@@ -185,9 +175,7 @@ def as_published(module):
         return key
 
     for key, tensor in state.items():
-        if ".swin.layernorm." in key or (
-            re.search(r"\.(k_proj|v_proj|key|value)\.\w+$", key) and ".text_backbone." not in key
-        ):
+        if ".swin.layernorm." in key or (re.search(r"\.(k_proj|v_proj|key|value)\.\w+$", key) and ".text_backbone." not in key):
             continue
         swin, attention = re.search(r"\.attention\.q_proj\.(\w+)$", key), re.match(ATTENTIONS, key)
         if swin:
@@ -250,9 +238,7 @@ def test_faults_of_the_authors_file(published, tiny, tmp_path, capsys):
     assert "--tokenizer FILE" in capsys.readouterr().err
     key = "transformer.encoder.fusion_layers.1.attn.l_proj.weight"
     half = {k: v for k, v in state.items() if k != key}
-    with pytest.raises(
-        SourceError, match=r"1 missing \(e.g. model.encoder.layers.1.fusion_layer.attn.text_proj"
-    ):
+    with pytest.raises(SourceError, match=r"1 missing \(e.g. model.encoder.layers.1.fusion_layer.attn.text_proj"):
         loading(half, tokenizer=tmp_path)
     with pytest.raises(SourceError, match=r"1 unexpected \(e.g. transformer.more.weight\)"):
         loading({**state, "transformer.more.weight": torch.zeros(2)}, tokenizer=tmp_path)
@@ -270,14 +256,10 @@ def test_every_key_of_the_published_files_has_its_place(name):
     data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))
     assert data["source"].startswith("https://github.com/IDEA-Research/GroundingDINO @ ")
     with torch.device("meta"):
-        state = {
-            key: torch.zeros([int(s) for s in shape.split("x") if s]) for key, shape in data["keys"].items()
-        }
+        state = {key: torch.zeros([int(s) for s in shape.split("x") if s]) for key, shape in data["keys"].items()}
         assert recognise(state) == "grounding_dino"
         shapes, report = Shapes(state, name), LoadReport()
-        module = original._build(
-            BY_NAME["grounding_dino"], "", grounding_dino.settings(shapes, {}, "", report), name
-        )
+        module = original._build(BY_NAME["grounding_dino"], "", grounding_dino.settings(shapes, {}, "", report), name)
     extra = grounding_dino.values(shapes)
     renamed = rename({**state, **extra}, grounding_dino.TABLE, grounding_dino.TRAINING_ONLY, report)
     assert set(report.used) - set(extra) | set(report.training_only) == set(state)
@@ -332,13 +314,9 @@ def test_omdet_turbo_with_timms_backbone(tiny, tmp_path, monkeypatch):
     config |= {"backbone_config": None, "backbone": "swin_test", "use_timm_backbone": True}
     config |= {"apply_layernorm_after_vision_backbone": True, "backbone_kwargs": {"out_indices": [1, 2, 3]}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(
-        {k: t.contiguous() for k, t in under_timms_names(want.module).items()}, tmp_path / "model.safetensors"
-    )
+    save_file({k: t.contiguous() for k, t in under_timms_names(want.module).items()}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_bytes(want.tokenizer)
-    with pytest.raises(
-        SourceError, match=r"backbone of .* is timm's 'swin_test'; detrt reads swin_tiny_patch4"
-    ):
+    with pytest.raises(SourceError, match=r"backbone of .* is timm's 'swin_test'; detrt reads swin_tiny_patch4"):
         load_source(str(tmp_path))
     monkeypatch.setitem(timm_swin.SWINS, "swin_test", (16, [2, 2, 2, 2], [1, 2, 4, 8], 4))
     found = load_source(str(tmp_path))

@@ -57,7 +57,10 @@ def test_every_key_has_its_place(name):
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("model.backbone.conv_encoder.model.conv1.weight", "model.backbone.conv_encoder.model.embedder.embedder.convolution.weight"),
+        (
+            "model.backbone.conv_encoder.model.conv1.weight",
+            "model.backbone.conv_encoder.model.embedder.embedder.convolution.weight",
+        ),
         ("backbone.model.layer4.2.bn3.bias", "backbone.model.encoder.stages.3.layers.2.layer.2.normalization.bias"),
         ("model.encoder.layers.0.fc1.weight", "model.encoder.layers.0.fc1.weight"),
         ("model.backbone.model.layer5.0.conv1.weight", "model.backbone.model.layer5.0.conv1.weight"),

@@ -125,9 +125,7 @@ def test_no_training_prompt_holds_a_held_out_pair(scenes):
         for row in write(phrases, asked, rng, multiple=16).input_ids:
             for words in tokenizer.decode(row.tolist()).split("."):
                 seen.update(words.split())
-                assert not [
-                    pair for pair in pairs if pair[0] in words.split() and f" {pair[1]}" in f" {words}"
-                ]
+                assert not [pair for pair in pairs if pair[0] in words.split() and f" {pair[1]}" in f" {words}"]
     assert {"red", "striped", "hexagon", "thing", "an", "the"} <= seen
 
 
@@ -148,9 +146,7 @@ def test_forward_is_that_of_the_stock_class(model, batch):
     torch.testing.assert_close(ours.logits[-1][real], theirs.logits[..., :tokens][real])
     torch.testing.assert_close(ours.boxes[-1], theirs.pred_boxes)
     see, places = sub_sentences(batch.input_ids, model.model.special_tokens)
-    wanted = stock.generate_masks_with_special_tokens_and_transfer_map(
-        batch.input_ids, model.model.special_tokens
-    )
+    wanted = stock.generate_masks_with_special_tokens_and_transfer_map(batch.input_ids, model.model.special_tokens)
     assert torch.equal(see, wanted[0]) and torch.equal(places, wanted[1])
 
 
@@ -185,9 +181,7 @@ def test_a_few_steps_lower_the_loss_of_one_batch(batch):
     for step in range(9):
         torch.manual_seed(0)  # the same noise in every step
         noise = noised_boxes(batch.targets, model.config.num_queries)
-        out = forward(
-            model, batch.pixels, batch.mask, batch.input_ids, batch.attention_mask, noise.boxes, noise.hidden
-        )
+        out = forward(model, batch.pixels, batch.mask, batch.input_ids, batch.attention_mask, noise.boxes, noise.hidden)
         losses = detection_loss(out, batch.targets, noise, batch.attention_mask.float(), heads)
         total = torch.stack(list(losses.values())).sum()
         totals.append(float(total.detach()))
@@ -197,9 +191,7 @@ def test_a_few_steps_lower_the_loss_of_one_batch(batch):
         optimizer.step()
         if step == 0:
             without = {n for n, p in model.named_parameters() if p.grad is None}
-            assert without == {
-                f"model.backbone.conv_encoder.model.swin.layernorm.{n}" for n in ("weight", "bias")
-            }
+            assert without == {f"model.backbone.conv_encoder.model.swin.layernorm.{n}" for n in ("weight", "bias")}
     assert all(np.isfinite(totals)) and totals[-1] < 0.9 * totals[0], totals
 
 

@@ -53,9 +53,7 @@ OWN = {"session.py": {"context": {"shapes", "generation", "native"}}}
 
 @pytest.fixture(scope="module")
 def bindings():
-    return pytest.importorskip(
-        "tensorrt_rtx_bindings", reason="needs detrt[rtx]: the real bindings are compared"
-    )
+    return pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]: the real bindings are compared")
 
 
 def uses(path: Path):
@@ -120,9 +118,7 @@ def test_every_used_name_and_call_exists(bindings):
                 overloads = signatures(attribute)
                 positional, keywords = len(call.args), {keyword.arg for keyword in call.keywords}
                 if not any(accepts(overload, positional, keywords) for overload in overloads):
-                    wrong.append(
-                        f"{where}: {owner}.{name} takes {overloads}, called with {positional} and {keywords}"
-                    )
+                    wrong.append(f"{where}: {owner}.{name} takes {overloads}, called with {positional} and {keywords}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -164,9 +160,7 @@ def test_the_fake_invents_nothing(bindings, cls):
         ours, theirs = getattr(cls, name), getattr(real, name)
         if inspect.isfunction(ours):
             parameters = [p.name for p in list(inspect.signature(ours).parameters.values())[1:]]
-            assert parameters in [[n for n, _ in overload] for overload in signatures(theirs)], (
-                f"{cls.__name__}.{name}"
-            )
+            assert parameters in [[n for n, _ in overload] for overload in signatures(theirs)], f"{cls.__name__}.{name}"
         else:
             assert isinstance(theirs, property), f"{cls.__name__}.{name} is a method in the real bindings"
 

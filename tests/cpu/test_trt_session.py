@@ -80,9 +80,7 @@ def test_run_equals_the_function_for_changing_shapes(tmp_path, target):
     assert isinstance(session, Session)
     assert session.backend == target and session.max_batch == 4
     assert session.inputs == INPUTS
-    for step, shape in enumerate(
-        [(1, 64, 96), (4, 128, 128), (1, 64, 96), (2, 32, 128), (1, 64, 96), (1, 64, 96)]
-    ):
+    for step, shape in enumerate([(1, 64, 96), (4, 128, 128), (1, 64, 96), (2, 32, 128), (1, 64, 96), (1, 64, 96)]):
         given = feeds(*shape, seed=step)
         got = session.run(given)
         for name, expected in model(given).items():
@@ -243,9 +241,7 @@ def test_out_of_gpu_memory_leaves_a_session_that_works(tmp_path):
 
 
 def test_a_failing_model_is_a_session_error(tmp_path):
-    session, _ = open_fake(
-        write(tmp_path), function=lambda given: {**model(given), "logits": np.zeros((1, 1))}
-    )
+    session, _ = open_fake(write(tmp_path), function=lambda given: {**model(given), "logits": np.zeros((1, 1))})
     with pytest.raises(SessionError, match="shape"):
         session.run(feeds())
 
@@ -273,9 +269,7 @@ def test_refusals(tmp_path, changes, options, parts):
 
 
 def test_version_compatible_engines_run_on_newer_versions_only(tmp_path):
-    path = write(
-        tmp_path, target="tensorrt", tensorrt_version="10.9.0.34", options={"version_compatible": True}
-    )
+    path = write(tmp_path, target="tensorrt", tensorrt_version="10.9.0.34", options={"version_compatible": True})
     open_fake(path, "tensorrt", version="11.1.0.2")[0].close()
     with pytest.raises(EngineError, match="newer"):
         open_fake(path, "tensorrt", version="10.3.0")

@@ -11,15 +11,15 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from PIL import Image  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
-from detrt import graph  # noqa: E402
-from detrt.cli import main  # noqa: E402
-from detrt.graph.view import GraphView  # noqa: E402
-from detrt.parity import verify  # noqa: E402
-from detrt.scenes import draw_scene  # noqa: E402
-from detrt.spec import ModelSpec  # noqa: E402
+from detrt import graph
+from detrt.cli import main
+from detrt.graph.view import GraphView
+from detrt.parity import verify
+from detrt.scenes import draw_scene
+from detrt.spec import ModelSpec
 
 CHOICES = {"height": 128, "width": 128, "check": False}
 

@@ -86,7 +86,15 @@ def test_page_is_whole_escaped_and_self_contained(exported, scaled, images):
     assert len(parsed.links) == 4  # two pictures, two sides
     assert parsed.tags.count("svg") == 2
     assert module in text and "first divergence" in text
-    for title in ("Verdict", "Where the graphs part", "Detections", "Pictures", "Tensors and batch slots", "Precision map", "Environment"):
+    for title in (
+        "Verdict",
+        "Where the graphs part",
+        "Detections",
+        "Pictures",
+        "Tensors and batch slots",
+        "Precision map",
+        "Environment",
+    ):
         assert f"<h2>{title}" in text
     assert "prefers-color-scheme:dark" in text
     assert len(text) < 2_000_000
@@ -140,9 +148,7 @@ def test_ground_truth_gives_the_ap_of_both(exported, tiny, tmp_path, images):
     truth = {"images": entries, "annotations": boxes, "categories": [{"id": 1, "name": name}]}
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     good = exported("rt_detr_v2", **CHOICES).path
-    report = verify(
-        tiny("rt_detr_v2"), good, sorted(tmp_path.glob("*.png")), ground_truth=tmp_path / "truth.json", slots=False
-    )
+    report = verify(tiny("rt_detr_v2"), good, sorted(tmp_path.glob("*.png")), ground_truth=tmp_path / "truth.json", slots=False)
     assert report.ap["images"] == 3 and report.ap_loss == pytest.approx(0, abs=1e-3)
     assert set(report.ap["reference"]) == set(report.ap["candidate"]) and "APsmall" in report.ap["reference"]
 

@@ -105,9 +105,7 @@ def preprocess_cases() -> list[dict]:
             InputSpec("shortest_edge", 8, 12, mask=True, **edge, **own),
             [(6, 9), (10, 5)],
         ),
-        preprocess_case(
-            "shortest-edge-no-mask", InputSpec("shortest_edge", 8, 12, multiple_of=4, **edge), [(6, 9)]
-        ),
+        preprocess_case("shortest-edge-no-mask", InputSpec("shortest_edge", 8, 12, multiple_of=4, **edge), [(6, 9)]),
         preprocess_case("shortest-edge-thin", masked, [(1, 40)]),
         preprocess_case("shortest-edge-other-size", masked, [(6, 9)], size_hw=(8, 8)),
         preprocess_case("fit", InputSpec("fit", 6, 6, mask=True), [(9, 7), (3, 8)]),

@@ -79,9 +79,7 @@ def measure(ref: str, val, pictures) -> dict:
     scan = pictures[:2] if random else pictures[:16]
     known = calibrate(model, spec, PrecisionConfig("fp16", calibration=val[1]), scan)
     for precision in ("fp32", "fp16", "bf16"):
-        typed, done = apply_precision(
-            model, spec, PrecisionConfig(precision, min_share=0.0), scan, known=known
-        )
+        typed, done = apply_precision(model, spec, PrecisionConfig(precision, min_share=0.0), scan, known=known)
         row[f"{precision} share"] = round(done.share.of(precision), 4)
         session = Session(typed, like)
         if random:
@@ -98,9 +96,7 @@ def measure(ref: str, val, pictures) -> dict:
                 if ref.startswith("embedded:")
                 else [val, (Path(str(val[0]).replace("val", "train")), pictures[0].parent)]
             )
-            row[precision] = [
-                round(evaluate_coco(session, *s, batch_size=10).metrics["AP"] or 0.0, 5) for s in sets
-            ]
+            row[precision] = [round(evaluate_coco(session, *s, batch_size=10).metrics["AP"] or 0.0, 5) for s in sets]
     if known.lost:
         row["kept by the scan"] = len(known.lost)
     return row

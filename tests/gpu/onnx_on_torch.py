@@ -24,9 +24,7 @@ class TorchGraph:
     def __init__(self, model: onnx.ModelProto, device: str = "cpu") -> None:
         self.graph, self.device = model.graph, device
         self.constants = {t.name: self._tensor(t) for t in model.graph.initializer}
-        self.attributes = [
-            {a.name: helper.get_attribute_value(a) for a in n.attribute} for n in model.graph.node
-        ]
+        self.attributes = [{a.name: helper.get_attribute_value(a) for a in n.attribute} for n in model.graph.node]
         self.last: dict[str, int] = {}
         for index, node in enumerate(model.graph.node):
             for name in node.input:
@@ -44,17 +42,13 @@ class TorchGraph:
     @torch.inference_mode()
     def run(self, feeds: dict[str, np.ndarray], more: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
         values = dict(self.constants)
-        values |= {
-            name: torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for name, a in feeds.items()
-        }
+        values |= {name: torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for name, a in feeds.items()}
         wanted = {o.name for o in self.graph.output} | set(more)
         found = {}
         for index, node in enumerate(self.graph.node):
             inputs = [values[name] if name else None for name in node.input]
             made = _run(node.op_type, inputs, self.attributes[index], len(node.output), self.device)
-            for name, value in zip(
-                node.output, made if isinstance(made, (list, tuple)) else [made], strict=False
-            ):
+            for name, value in zip(node.output, made if isinstance(made, (list, tuple)) else [made], strict=False):
                 values[name] = value
                 if name in wanted:
                     found[name] = (value.float() if value.is_floating_point() else value).cpu().numpy()
@@ -96,11 +90,7 @@ def _run(op, x, a, outputs, device):  # one operator a branch: a table of the ON
         return _ONE[op](x[0])
     if op == "Div":
         left, right = _same_place(x[0], x[1])
-        return (
-            torch.div(left, right)
-            if left.is_floating_point()
-            else torch.div(left, right, rounding_mode="trunc")
-        )
+        return torch.div(left, right) if left.is_floating_point() else torch.div(left, right, rounding_mode="trunc")
     if op == "Cast":
         return x[0].to(KIND[a["to"]])
     if op == "Shape":
@@ -159,9 +149,7 @@ def _run(op, x, a, outputs, device):  # one operator a branch: a table of the ON
     if op == "ConstantOfShape":
         proto = a.get("value")
         value = float(np.asarray(numpy_helper.to_array(proto)).astype(np.float64).item()) if proto else 0.0
-        return torch.full(
-            _ints(x[0]), value, dtype=KIND[proto.data_type if proto else TensorProto.FLOAT], device=device
-        )
+        return torch.full(_ints(x[0]), value, dtype=KIND[proto.data_type if proto else TensorProto.FLOAT], device=device)
     if op == "ScatterND":
         out, index = x[0].clone().to(x[2].device), x[1].to(x[2].device)
         out[tuple(index.unbind(-1))] = x[2]
@@ -195,9 +183,7 @@ def _run(op, x, a, outputs, device):  # one operator a branch: a table of the ON
         if pads[:rank] != pads[rank:]:
             x[0], pads = F.pad(x[0], [pads[1], pads[3], pads[0], pads[2]]), [0] * 4
         bias = x[2] if len(x) > 2 else None
-        return F.conv2d(
-            x[0], x[1], bias, a.get("strides", 1), pads[:rank], a.get("dilations", 1), a.get("group", 1)
-        )
+        return F.conv2d(x[0], x[1], bias, a.get("strides", 1), pads[:rank], a.get("dilations", 1), a.get("group", 1))
     if op in ("MaxPool", "AveragePool"):
         pads = a.get("pads", [0] * 4)
         value = -torch.inf if op == "MaxPool" else 0.0
@@ -217,11 +203,7 @@ def _run(op, x, a, outputs, device):  # one operator a branch: a table of the ON
             x[0],
             order,
             mode,
-            **(
-                {"value": float(x[2]) if len(x) > 2 and x[2] is not None else 0.0}
-                if mode == "constant"
-                else {}
-            ),
+            **({"value": float(x[2]) if len(x) > 2 and x[2] is not None else 0.0} if mode == "constant" else {}),
         )
     if op == "Resize":
         size = (

@@ -144,7 +144,7 @@ def test_no_circles():
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, f"a circle: {' -> '.join([*trail[trail.index(module):], module])}"
+        assert module not in trail, f"a circle: {' -> '.join([*trail[trail.index(module) :], module])}"
         if module not in done:
             for target in sorted(graph[module]):
                 visit(target, (*trail, module))

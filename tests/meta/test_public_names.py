@@ -41,7 +41,7 @@ def test_types_for_checkers_are_the_same_names():
     tree = ast.parse(Path(detrt.__file__).read_text("utf-8"))
     block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
     seen = {alias.name: node.module for node in block.body for alias in node.names}
-    assert seen == {name: home for name, home in detrt._HOMES.items()}
+    assert seen == dict(detrt._HOMES.items())
 
 
 def test_import_loads_nothing_heavy():

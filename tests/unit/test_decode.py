@@ -36,9 +36,7 @@ def test_topk_order_labels_and_pixels():
 
 
 def test_ties_keep_the_flat_order():
-    (found,) = decode(
-        outputs(np.zeros((4, 3))), make_spec(decode={"max_detections": 7}), [(8, 8)], threshold=0.1
-    )
+    (found,) = decode(outputs(np.zeros((4, 3))), make_spec(decode={"max_detections": 7}), [(8, 8)], threshold=0.1)
     assert found.class_ids.tolist() == [0, 1, 2, 0, 1, 2, 0]
     spec = make_spec(decode={"select": "query", "max_detections": 4})
     (found,) = decode(outputs(np.zeros((4, 3))), spec, [(8, 8)], threshold=0.1)
@@ -73,9 +71,7 @@ def test_threshold_is_exclusive_and_cut_comes_before_classes():
     assert decode(outputs(rows), make_spec(), [(8, 8)], class_ids=[])[0].labels == ()
     assert decode(outputs(rows), make_spec(), [(8, 8)], max_detections=1)[0].labels == ("cat",)
     assert len(decode(outputs(rows), make_spec(), [(8, 8)], threshold=1.0)[0]) == 0
-    assert (
-        len(decode(outputs(rows), make_spec(decode={"max_detections": 12}), [(8, 8)], threshold=0)[0]) == 12
-    )
+    assert len(decode(outputs(rows), make_spec(decode={"max_detections": 12}), [(8, 8)], threshold=0)[0]) == 12
 
 
 def test_boxes_are_clipped():
@@ -101,9 +97,7 @@ def test_sigmoid_and_softmax_do_not_overflow():
     with np.errstate(all="raise", under="ignore"):
         x = np.array([-1e4, -80, 0, 80, 1e4], np.float32)
         np.testing.assert_allclose(sigmoid(x), [0, 1.8e-35, 0.5, 1, 1], rtol=0.01)
-        np.testing.assert_allclose(
-            softmax(np.array([[1e4, 1e4], [-1e4, 0]], np.float32)), [[0.5, 0.5], [0, 1]]
-        )
+        np.testing.assert_allclose(softmax(np.array([[1e4, 1e4], [-1e4, 0]], np.float32)), [[0.5, 0.5], [0, 1]])
 
 
 def test_several_images_have_their_own_size():
@@ -173,9 +167,7 @@ def test_bad_outputs(values, sizes, words):
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize(
-    "options", [{"threshold": 1.5}, {"threshold": -0.1}, {"threshold": np.nan}, {"max_detections": 0}]
-)
+@pytest.mark.parametrize("options", [{"threshold": 1.5}, {"threshold": -0.1}, {"threshold": np.nan}, {"max_detections": 0}])
 def test_bad_options(options):
     with pytest.raises(ValueError, match=str(next(iter(options.values())))):
         decode(outputs(np.zeros((4, 3))), make_spec(), [(8, 8)], **options)

@@ -76,9 +76,7 @@ def test_to_list_and_coco():
 def test_box_forms_and_iou():
     boxes = np.array([[5, 10, 10, 20]], np.float32)
     assert cxcywh_to_xyxy(boxes).tolist() == [[0, 0, 10, 20]]
-    iou = box_iou(
-        np.array([[0, 0, 10, 10], [3, 3, 3, 3]]), np.array([[0, 0, 10, 5], [20, 20, 30, 30], [3, 3, 3, 3]])
-    )
+    iou = box_iou(np.array([[0, 0, 10, 10], [3, 3, 3, 3]]), np.array([[0, 0, 10, 5], [20, 20, 30, 30], [3, 3, 3, 3]]))
     np.testing.assert_allclose(iou, [[0.5, 0, 0], [0, 0, 0]])
     assert box_iou(np.zeros((0, 4)), np.zeros((2, 4))).shape == (0, 2)
 

@@ -65,9 +65,7 @@ def test_all_kinds_of_images(tmp_path):
 def test_batches(max_batch, batch, batch_size, expected):
     log = []
     session = make_session(make_spec(), max_batch=max_batch, batch=batch, log=log)
-    found = Detector(session, threshold=0.01, batch_size=batch_size)(
-        [red(8, 12, v) for v in (50, 60, 70, 80, 90)]
-    )
+    found = Detector(session, threshold=0.01, batch_size=batch_size)([red(8, 12, v) for v in (50, 60, 70, 80, 90)])
     assert reds(found) == [50, 60, 70, 80, 90]
     assert [shape[0] for shape in log] == expected
 
@@ -101,8 +99,7 @@ def test_a_session_of_one_size_decides_the_size():
     log = []
     free = make_session(spec, log=log)
     inputs = tuple(
-        TensorInfo(i.name, i.dtype, tuple({"height": 16, "width": 32}.get(a, a) for a in i.shape))
-        for i in free.inputs
+        TensorInfo(i.name, i.dtype, tuple({"height": 16, "width": 32}.get(a, a) for a in i.shape)) for i in free.inputs
     )
     session = FakeSession(spec, inputs, free.outputs, free._function)
     assert reds(Detector(session, threshold=0.01)([red(100, 100, 77)])) == [77] and log == [(1, 3, 16, 32)]
@@ -130,18 +127,14 @@ def test_threshold_classes_and_count():
         Detector(make_session(make_spec()), classes=["horse"])
 
 
-@pytest.mark.parametrize(
-    "options", [{"threshold": 2}, {"batch_size": 0}, {"max_detections": -1}, {"threshold": -0.5}]
-)
+@pytest.mark.parametrize("options", [{"threshold": 2}, {"batch_size": 0}, {"max_detections": -1}, {"threshold": -0.5}])
 def test_bad_options(options):
     name, value = next(iter(options.items()))
     with pytest.raises(ValueError, match=rf"{name}.*{value}"):
         Detector(make_session(make_spec()), **options)
 
 
-@pytest.mark.parametrize(
-    "images", ["a.jpg", b"data", np.zeros((4, 4, 3), np.uint8), 5], ids=lambda v: type(v).__name__
-)
+@pytest.mark.parametrize("images", ["a.jpg", b"data", np.zeros((4, 4, 3), np.uint8), 5], ids=lambda v: type(v).__name__)
 def test_one_image_must_be_in_a_list(images):
     with pytest.raises(TypeError, match=type(images).__name__):
         Detector(make_session(make_spec()))(images)
@@ -199,9 +192,7 @@ def test_check_spec():
     spec = make_spec(mask=True)
     session = make_session(spec)
     check_spec("m", spec, session.inputs, session.outputs)
-    with pytest.raises(
-        SpecError, match=r"m has the inputs \['pixel_values', 'pixel_mask'\].*\['pixel_values'\]"
-    ):
+    with pytest.raises(SpecError, match=r"m has the inputs \['pixel_values', 'pixel_mask'\].*\['pixel_values'\]"):
         check_spec("m", make_spec(), session.inputs, session.outputs)
     with pytest.raises(SpecError, match="num_detections"):
         check_spec("m", make_spec(mask=True, decode={"in_graph": True}), session.inputs, session.outputs)

@@ -44,9 +44,7 @@ def test_any_size(size):
     assert np.asarray(picture).any()
 
 
-@pytest.mark.parametrize(
-    "label", ["人", "naïve café", "", "a\nb\tc", "x" * 500, "😀", "\udc80", "<b>[red]"], ids=ascii
-)
+@pytest.mark.parametrize("label", ["人", "naïve café", "", "a\nb\tc", "x" * 500, "😀", "\udc80", "<b>[red]"], ids=ascii)
 def test_any_label(label):
     draw_detections(np.zeros((60, 80, 3), np.uint8), found([[5, 20, 70, 50]], (60, 80), [label]))
 

@@ -83,7 +83,11 @@ BROKEN = {
         ImageError,
         "unknown image_id 5",
     ),
-    "image that is not there": ({**GOOD, "images": [*GOOD["images"], {"id": 1, "file_name": "gone.png"}]}, ImageError, r"1 of 3 .*gone\.png"),
+    "image that is not there": (
+        {**GOOD, "images": [*GOOD["images"], {"id": 1, "file_name": "gone.png"}]},
+        ImageError,
+        r"1 of 3 .*gone\.png",
+    ),
     "other classes": ({**GOOD, "categories": [{"id": 90, "name": "sun"}]}, SpecError, "'cat', 'dog', 'bird'.*'sun'"),
 }
 

@@ -129,9 +129,7 @@ def test_coco_with_truth(tmp_path, truth):
     path = tmp_path / "out.json"
     with coco_writer(path, SPEC, CocoImages(truth)) as write:
         write(RECORDS[0])
-    assert json.loads(path.read_text()) == [
-        {"image_id": 40, "category_id": 18, "bbox": [1.0, 2.0, 4.0, 7.0], "score": 0.75}
-    ]
+    assert json.loads(path.read_text()) == [{"image_id": 40, "category_id": 18, "bbox": [1.0, 2.0, 4.0, 7.0], "score": 0.75}]
 
 
 def test_coco_ids(truth):
@@ -147,9 +145,7 @@ def test_coco_ids(truth):
         images.category_ids(make_spec(labels={0: "cow"}))
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "[]", "{}", '{"images": [{"id": 1}], "categories": []}', '{"images": 3}']
-)
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"images": [{"id": 1}], "categories": []}', '{"images": 3}'])
 def test_bad_truth(tmp_path, text):
     path = tmp_path / "truth.json"
     if text is not None:
@@ -158,9 +154,7 @@ def test_bad_truth(tmp_path, text):
         CocoImages(path)
 
 
-@pytest.mark.parametrize(
-    "kind", [jsonl_writer, csv_writer, lambda p: coco_writer(p, SPEC)], ids=["jsonl", "csv", "coco"]
-)
+@pytest.mark.parametrize("kind", [jsonl_writer, csv_writer, lambda p: coco_writer(p, SPEC)], ids=["jsonl", "csv", "coco"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")], ids=repr)
 def test_failure_leaves_nothing(tmp_path, kind, error):
     with pytest.raises(type(error)), kind(tmp_path / "out") as write:

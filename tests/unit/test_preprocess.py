@@ -160,9 +160,7 @@ def test_group_by_size():
 
 
 def test_other_size():
-    assert preprocess([picture(9, 9)], make_spec(dynamic=True), size_hw=(4, 6)).feeds["pixel_values"].shape[
-        2:
-    ] == (4, 6)
+    assert preprocess([picture(9, 9)], make_spec(dynamic=True), size_hw=(4, 6)).feeds["pixel_values"].shape[2:] == (4, 6)
     masked = make_spec(**SHORTEST, mask=True, multiple_of=32)
     batch = preprocess([picture(10, 20)], masked, size_hw=(32, 32))
     assert batch.resized_sizes_hw == ((16, 32),) and batch.feeds["pixel_values"].shape == (1, 3, 32, 32)

@@ -28,13 +28,8 @@ def test_same_seed_gives_the_same_scene_and_another_seed_another() -> None:
 
 
 def test_a_fresh_interpreter_draws_the_same_picture() -> None:
-    code = (
-        "import zlib; from detrt.scenes import draw_scene; print(zlib.crc32(draw_scene(11).image.tobytes()))"
-    )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
+    code = "import zlib; from detrt.scenes import draw_scene; print(zlib.crc32(draw_scene(11).image.tobytes()))"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert runs[0] == runs[1] != ""
 
 
@@ -154,9 +149,7 @@ def test_a_covered_object_is_neither_labelled_nor_drawn(monkeypatch: pytest.Monk
 
 def test_dataset_is_valid_coco(tmp_path) -> None:
     calls: list[tuple[int, int]] = []
-    folder = write_dataset(
-        tmp_path / "set", 6, seed=5, progress=lambda done, total: calls.append((done, total))
-    )
+    folder = write_dataset(tmp_path / "set", 6, seed=5, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(k, 6) for k in range(1, 7)]
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     document = json.loads((folder / "annotations.json").read_text(encoding="utf-8"))

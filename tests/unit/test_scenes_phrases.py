@@ -73,12 +73,8 @@ def test_unknown_words_are_refused(words, message) -> None:
 
 def test_a_phrase_names_what_has_all_its_attributes() -> None:
     item = SceneObject(CLASSES.index("star"), "star", "red", "dotted", (0, 0, 9, 9), 1.0)
-    assert all(
-        p.matches(item) for p in (Phrase("red"), Phrase("red", "dotted", "star"), Phrase(shape="star"))
-    )
-    assert not any(
-        p.matches(item) for p in (Phrase("blue"), Phrase("red", "plain"), Phrase("red", "", "circle"))
-    )
+    assert all(p.matches(item) for p in (Phrase("red"), Phrase("red", "dotted", "star"), Phrase(shape="star")))
+    assert not any(p.matches(item) for p in (Phrase("blue"), Phrase("red", "plain"), Phrase("red", "", "circle")))
 
 
 def test_captions_are_seeded_mixed_and_free_of_held_out_pairs(scenes) -> None:
@@ -118,8 +114,7 @@ def test_phrase_dataset_has_the_same_pictures_and_one_annotation_for_each_phrase
     two = write_phrase_dataset(tmp_path / "c", 3, seed=5, phrases=[Phrase(shape="star"), Phrase(color="red")])
     found = json.loads((two / "annotations.json").read_text("utf-8"))["annotations"]
     wanted = sum(
-        (i["category_id"] == CLASSES.index("star") + 1) + (i["attributes"]["color"] == "red")
-        for i in old["annotations"]
+        (i["category_id"] == CLASSES.index("star") + 1) + (i["attributes"]["color"] == "red") for i in old["annotations"]
     )
     assert len(found) == wanted
     with pytest.raises(ValueError, match="different from each other"):

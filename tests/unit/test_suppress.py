@@ -56,9 +56,7 @@ def crowd(seed=0, count=60):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "spec", (rule(nms="nms", nms_iou=0.5), rule(nms="soft_nms"), rule(nms="soft_nms", nms_iou=0.3)), ids=str
-)
+@pytest.mark.parametrize("spec", (rule(nms="nms", nms_iou=0.5), rule(nms="soft_nms"), rule(nms="soft_nms", nms_iou=0.3)), ids=str)
 def test_equals_the_loop(spec, seed):
     boxes, scores, ids = crowd(seed)
     stay, left = suppress(boxes, scores, ids, spec)
@@ -79,16 +77,12 @@ def test_none_and_nothing():
 
 def test_boxes_without_area_suppress_nothing():
     boxes = np.zeros((3, 4), np.float32)
-    stay, _ = suppress(
-        boxes, np.array([0.9, 0.8, 0.7], np.float32), np.zeros(3, int), rule(nms="nms", nms_iou=0.1)
-    )
+    stay, _ = suppress(boxes, np.array([0.9, 0.8, 0.7], np.float32), np.zeros(3, int), rule(nms="nms", nms_iou=0.1))
     assert stay.tolist() == [0, 1, 2]
 
 
 def spec_of(**changes):
-    return ModelSpec(
-        "co_dino", InputSpec("stretch", 64, 64), DecodeSpec("sigmoid", "topk", 4, 2, 3, **changes), {}
-    )
+    return ModelSpec("co_dino", InputSpec("stretch", 64, 64), DecodeSpec("sigmoid", "topk", 4, 2, 3, **changes), {})
 
 
 def test_decode_looks_at_as_many_candidates_as_queries_and_keeps_max_detections():

@@ -53,9 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         with _stop_cleanly():
-            result = app(
-                arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False
-            )
+            result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
         print(f"detrt: {error}", file=sys.stderr)

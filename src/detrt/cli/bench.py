@@ -20,7 +20,9 @@ def bench(
     fixed: Annotated[bool, typer.Option("--fixed/--symbolic", help="Fix the size in the graph, or keep it symbolic.")] = False,
     engine: Annotated[bool, typer.Option("--engine/--no-engine", help="Also build a TensorRT-RTX engine.")] = True,
     torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Also time the plain transformers model.")] = True,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
+    ] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="All figures to this file; - is stdout.")] = None,
 ) -> None:
     """Measure checkpoints: parameters, nodes, times, sizes, memory, and latency against transformers."""
@@ -51,7 +53,9 @@ def bench(
     machine = report["machine"]
     versions = machine["versions"]
     named = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "onnxruntime") if name in versions)
-    print(f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}; batch {batch}, medians of {repeats} runs")
+    print(
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}; batch {batch}, medians of {repeats} runs"
+    )
     show.table("", COLUMNS, [_row(row) for row in report["rows"]], right=range(1, len(COLUMNS)))
 
 

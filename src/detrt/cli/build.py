@@ -11,8 +11,15 @@ import typer
 from .. import files
 from ..errors import DetrtError, SourceError
 
-Model = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or an .onnx file with its spec.")]
-Checkpoint = Annotated[str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes or random:FAMILY.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or an .onnx file with its spec."
+    ),
+]
+Checkpoint = Annotated[
+    str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes or random:FAMILY.")
+]
 Opset = Annotated[int, typer.Option(help="ONNX opset, 17 to 20.")]
 Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample.")]
 Size = Annotated[str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH.")]
@@ -27,15 +34,27 @@ Mask = Annotated[bool, typer.Option("--mask/--no-mask", help="Keep the padding m
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Compare with PyTorch at shapes that were not traced.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
 Labels = Annotated[Path | None, typer.Option(help="Class names: a text file, one a line, or JSON.")]
-Family = Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell; deimv2-upstream for a DEIMv2 folder.")]
-Nms = Annotated[str, typer.Option(help="Boxes that overlap: checkpoint (its own rule), none, hard; in the graph: graph, graph-hard.")]
-Tokenizer = Annotated[Path | None, typer.Option(help="Of a model that takes a prompt: tokenizer.json, vocab.txt, or a folder with one.")]
-SingleGraph = Annotated[bool, typer.Option("--single-graph", help="Of a model that takes a prompt: one graph that takes token ids.")]
+Family = Annotated[
+    str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell; deimv2-upstream for a DEIMv2 folder.")
+]
+Nms = Annotated[
+    str, typer.Option(help="Boxes that overlap: checkpoint (its own rule), none, hard; in the graph: graph, graph-hard.")
+]
+Tokenizer = Annotated[
+    Path | None, typer.Option(help="Of a model that takes a prompt: tokenizer.json, vocab.txt, or a folder with one.")
+]
+SingleGraph = Annotated[
+    bool, typer.Option("--single-graph", help="Of a model that takes a prompt: one graph that takes token ids.")
+]
 Precision = Annotated[str, typer.Option(help="Types of the graph: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs --budget).")]
-Calibration = Annotated[Path | None, typer.Option(help="Folder of images or COCO file: ranges for fp16, scales for int8 and fp8.")]
+Calibration = Annotated[
+    Path | None, typer.Option(help="Folder of images or COCO file: ranges for fp16, scales for int8 and fp8.")
+]
 CalibrationImages = Annotated[int, typer.Option(help="Use at most so many of them.")]
 Method = Annotated[str, typer.Option("--calibration-method", help="auto, entropy, percentile, mse or minmax.")]
-KeepFp32 = Annotated[list[str] | None, typer.Option("--keep-fp32", help="Module paths or patterns that stay FP32: decoder.layers.5,*bbox*.")]
+KeepFp32 = Annotated[
+    list[str] | None, typer.Option("--keep-fp32", help="Module paths or patterns that stay FP32: decoder.layers.5,*bbox*.")
+]
 Budget = Annotated[str | None, typer.Option(help="With --precision auto: ap=POINTS of 100, or drift=NUMBER.")]
 Low = Annotated[str, typer.Option(help="With --precision auto: the type that as much as possible gets.")]
 MinShare = Annotated[float | None, typer.Option(help="Smallest share of MatMul and Conv in the low type, 0 to 1.")]
@@ -238,9 +257,7 @@ def export(
     files.check_place(path)
     with show.progress() as step:
         step("load", None, model)
-        source = load_source(
-            model, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer
-        )
+        source = load_source(model, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
         if source.spec.text is not None:
             refuse_calibration(types)
         report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
@@ -267,7 +284,9 @@ def export(
         show.write_json(data, json_file)
     if json_file != "-":
         verdict = f"equal to PyTorch: {report.worst:.1e} relative" if report.errors else "not checked"
-        print(f"{path}: {source.family.title}, {report.summary.nodes} nodes, opset {report.summary.opset}, {report.seconds:.1f} s; {verdict}")
+        print(
+            f"{path}: {source.family.title}, {report.summary.nodes} nodes, opset {report.summary.opset}, {report.seconds:.1f} s; {verdict}"
+        )
         if typed:
             print(f"  precision {typed.precision}: {typed.verdict}")
         for kind, tensors in (("in", report.summary.inputs), ("out", report.summary.outputs)):

@@ -122,7 +122,9 @@ def engine_configs(
         if name == NO_ENGINE:
             continue
         if name not in ("tensorrt-rtx", "tensorrt"):
-            raise EngineError(f"--target must be tensorrt-rtx, tensorrt or onnx (no engine), or several with commas; got {name!r}")
+            raise EngineError(
+                f"--target must be tensorrt-rtx, tensorrt or onnx (no engine), or several with commas; got {name!r}"
+            )
         configs.append(
             EngineConfig(
                 target=name,

@@ -23,17 +23,11 @@ if TYPE_CHECKING:
 def detect(
     model: Annotated[
         str,
-        typer.Argument(
-            help="Bundle folder, .onnx, .engine, checkpoint folder, hf:org/name, ckpt:FILE or embedded:name."
-        ),
+        typer.Argument(help="Bundle folder, .onnx, .engine, checkpoint folder, hf:org/name, ckpt:FILE or embedded:name."),
     ],
-    inputs: Annotated[
-        list[str], typer.Argument(help="Images, videos, folders (searched at any depth), patterns.")
-    ],
+    inputs: Annotated[list[str], typer.Argument(help="Images, videos, folders (searched at any depth), patterns.")],
     threshold: Annotated[float, typer.Option("--threshold", "-t", help="Keep scores above it.")] = 0.5,
-    classes: Annotated[
-        str | None, typer.Option(help="Keep these classes: names or ids, with commas.")
-    ] = None,
+    classes: Annotated[str | None, typer.Option(help="Keep these classes: names or ids, with commas.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help="What to find, for models that take a prompt: 'a cat. a remote control.'")
     ] = None,
@@ -45,21 +39,13 @@ def detect(
     phrases: Annotated[
         str, typer.Option(help="Name a box by its best phrase (best), or by tokens as published (tokens, tokens-of-best).")
     ] = "best",
-    text_threshold: Annotated[
-        float | None, typer.Option(help="Of --phrases tokens: tokens with scores above it (0.25).")
-    ] = None,
+    text_threshold: Annotated[float | None, typer.Option(help="Of --phrases tokens: tokens with scores above it (0.25).")] = None,
     max_detections: Annotated[int | None, typer.Option(help="Keep at most so many in an image.")] = None,
-    save_dir: Annotated[
-        Path | None, typer.Option(help="Folder for annotated copies and detections.jsonl.")
-    ] = None,
+    save_dir: Annotated[Path | None, typer.Option(help="Folder for annotated copies and detections.jsonl.")] = None,
     draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Annotated copies in --save-dir.")] = True,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="JSON lines to this file; - is stdout.")
-    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="JSON lines to this file; - is stdout.")] = None,
     csv_file: Annotated[str | None, typer.Option("--csv", help="CSV to this file; - is stdout.")] = None,
-    coco_file: Annotated[
-        str | None, typer.Option("--coco", help="COCO results to this file; - is stdout.")
-    ] = None,
+    coco_file: Annotated[str | None, typer.Option("--coco", help="COCO results to this file; - is stdout.")] = None,
     coco_images: Annotated[
         Path | None, typer.Option(help="COCO annotations that give --coco its image and category ids.")
     ] = None,
@@ -70,25 +56,17 @@ def detect(
     provider: Annotated[str, typer.Option(help="ONNX Runtime: cpu, cuda or cuda:1.")] = "cpu",
     device: Annotated[str | None, typer.Option(help="TensorRT, PyTorch: cuda:0, cpu.")] = None,
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime: threads.")] = None,
-    spec_file: Annotated[
-        Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")
-    ] = None,
+    spec_file: Annotated[Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")
-    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Of a checkpoint that takes a prompt: tokenizer.json or vocab.txt.")
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
     ] = False,
-    font: Annotated[
-        Path | None, typer.Option(help="TrueType font for class names that are not ASCII.")
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad/--strict", help="Go on after an unreadable image, or stop.")
-    ] = True,
+    font: Annotated[Path | None, typer.Option(help="TrueType font for class names that are not ASCII.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad/--strict", help="Go on after an unreadable image, or stop.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, lines or summary.")] = False,
 ) -> None:
     """Find objects in images and videos.
@@ -157,9 +135,7 @@ def detect(
         detector.check_prompt()
         if getattr(detector.session, "note", ""):
             _say(console, f"note: {detector.session.note}", "yellow")
-        writers = [
-            stack.enter_context(outputs.jsonl_writer(path)) for path in (jsonl, json_file) if path is not None
-        ]
+        writers = [stack.enter_context(outputs.jsonl_writer(path)) for path in (jsonl, json_file) if path is not None]
         if csv_file is not None:
             writers.append(stack.enter_context(outputs.csv_writer(csv_file)))
         if coco_file is not None:

@@ -61,7 +61,9 @@ def doctor(json_file: Json = None) -> None:
         f"{machine['disk_free_gib']} GiB free here"
     )
     for gpu in found.gpus:
-        print(f"GPU: {gpu['name']}, compute capability {gpu['compute_cap']}, driver {gpu['driver_version']}, {gpu['memory.total']}")
+        print(
+            f"GPU: {gpu['name']}, compute capability {gpu['compute_cap']}, driver {gpu['driver_version']}, {gpu['memory.total']}"
+        )
     if not found.gpus:
         print("GPU: none found (nvidia-smi does not answer)")
     rows = [("yes" if t.works else "no", t.name, t.detail) for t in found.targets]

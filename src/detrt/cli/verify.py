@@ -12,9 +12,13 @@ import typer
 def verify(
     candidate: Annotated[str, typer.Argument(help="Bundle, .onnx, .engine or checkpoint to check.")],
     images: Annotated[list[str], typer.Option(help="Images or folders; repeat for several.")],
-    against: Annotated[str | None, typer.Option(help="The reference; default: the checkpoint that the bundle was made from.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The reference; default: the checkpoint that the bundle was made from.")
+    ] = None,
     ground_truth: Annotated[Path | None, typer.Option(help="COCO annotations of the images: compare the AP as well.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Take the gates of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Take the gates of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own.")
+    ] = None,
     threshold: Annotated[float | None, typer.Option(help="Compare detections with at least this score (0.3).")] = None,
     box_px: Annotated[float | None, typer.Option(help="Largest allowed difference of a box side, pixels.")] = None,
     score: Annotated[float | None, typer.Option(help="Largest allowed difference of a score.")] = None,
@@ -23,18 +27,26 @@ def verify(
     unmatched: Annotated[float | None, typer.Option(help="Share of detections that may have no partner.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images a run.")] = 2,
-    batches: Annotated[str | None, typer.Option(help="Batches whose slots are checked, e.g. 1,4,8; default: the profile's.")] = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Batches whose slots are checked, e.g. 1,4,8; default: the profile's.")
+    ] = None,
     divergence: Annotated[str, typer.Option(help="Search where the graphs part: auto (on failure), always or never.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
     pictures: Annotated[int, typer.Option(min=0, max=50, help="Pictures in the report, the worst first.")] = 6,
-    tokenizer: Annotated[Path | None, typer.Option(help="Of a checkpoint that takes a prompt: tokenizer.json or vocab.txt.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="Class names that the bundle was built with, if not the checkpoint's.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Of a checkpoint that takes a prompt: tokenizer.json or vocab.txt.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Class names that the bundle was built with, if not the checkpoint's.")
+    ] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
     prompt: Annotated[str | None, typer.Option(help="What to find, for models that take a prompt: 'a cat. a dog.'")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Text file with the prompt.")] = None,
     classes_from: Annotated[Path | None, typer.Option(help="Text file of class names, one a line, as the prompt.")] = None,
     task: Annotated[str, typer.Option(help="Sentence for models that take one; default: 'Detect NAMES.'")] = "",
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
+    ] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
 ) -> None:
     """Compare two models on real images: tensors, batch slots, detections, AP. Exit code 3 if they differ."""

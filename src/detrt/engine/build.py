@@ -77,13 +77,9 @@ def build_engine(
 
         spec = read_spec(model_onnx)
     if output.is_dir():
-        raise OutputError(
-            f"cannot write '{output}': a folder has that name; give a file, such as model.engine"
-        )
+        raise OutputError(f"cannot write '{output}': a folder has that name; give a file, such as model.engine")
     if output.resolve() == model_onnx.resolve():
-        raise OutputError(
-            f"cannot write '{output}': it is the ONNX file that is read; give another output path"
-        )
+        raise OutputError(f"cannot write '{output}': it is the ONNX file that is read; give another output path")
     sha256 = files.sha256_of(model_onnx)
     with files.writing(output) as temporary:
         # An output that cannot be written is known before the build, not after it. The file goes again at
@@ -92,9 +88,7 @@ def build_engine(
         temporary.unlink()
         answer = _run_worker(model_onnx, temporary, config, spec, progress)
         if not temporary.is_file() or temporary.stat().st_size != answer["size"]:
-            raise EngineError(
-                f"the engine for '{output}' was not written whole; free disk space and build it again"
-            )
+            raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
     facts = EngineFacts(
         target=config.target,
         tensorrt_version=answer["tensorrt_version"],

@@ -68,15 +68,11 @@ class EngineConfig:
                 object.__setattr__(self, name, _checked_triple(name, value, limit))
         if not _is_whole(self.optimization_level) or not 0 <= self.optimization_level <= 5:
             raise EngineError(
-                f"optimization_level must be a whole number from 0 to 5; got {self.optimization_level!r}; "
-                "3 is the usual one"
+                f"optimization_level must be a whole number from 0 to 5; got {self.optimization_level!r}; 3 is the usual one"
             )
-        if self.workspace_mib is not None and not (
-            _is_whole(self.workspace_mib) and 1 <= self.workspace_mib <= 1 << 20
-        ):
+        if self.workspace_mib is not None and not (_is_whole(self.workspace_mib) and 1 <= self.workspace_mib <= 1 << 20):
             raise EngineError(
-                f"workspace_mib must be a whole number of MiB from 1 to {1 << 20}, or left out; got "
-                f"{self.workspace_mib!r}"
+                f"workspace_mib must be a whole number of MiB from 1 to {1 << 20}, or left out; got {self.workspace_mib!r}"
             )
         if self.timeout_seconds is not None and not (
             isinstance(self.timeout_seconds, (int, float))
@@ -84,10 +80,7 @@ class EngineConfig:
             and math.isfinite(self.timeout_seconds)
             and self.timeout_seconds > 0
         ):
-            raise EngineError(
-                "timeout_seconds must be a positive number of seconds, or left out; got "
-                f"{self.timeout_seconds!r}"
-            )
+            raise EngineError(f"timeout_seconds must be a positive number of seconds, or left out; got {self.timeout_seconds!r}")
         if self.timing_cache is not None:
             object.__setattr__(self, "timing_cache", Path(self.timing_cache))
         if self.hardware_compatibility not in HARDWARE_COMPATIBILITIES:
@@ -138,9 +131,7 @@ class EngineConfig:
         """
         unknown = sorted(set(data) - {f.name for f in fields(cls)})
         if unknown:
-            raise EngineError(
-                f"engine choices have unknown fields {unknown}; allowed: {[f.name for f in fields(cls)]}"
-            )
+            raise EngineError(f"engine choices have unknown fields {unknown}; allowed: {[f.name for f in fields(cls)]}")
         return cls(**data)
 
 

@@ -63,9 +63,7 @@ class Cuda:
         return name.decode("utf-8", "replace").rstrip("\0") if isinstance(name, bytes) else str(name)
 
     def _attribute(self, attribute: Any, device: int) -> int:
-        return int(
-            self._checked("cudaDeviceGetAttribute", self._runtime.cudaDeviceGetAttribute(attribute, device))
-        )
+        return int(self._checked("cudaDeviceGetAttribute", self._runtime.cudaDeviceGetAttribute(attribute, device)))
 
     def alloc(self, nbytes: int) -> int:
         """Device memory; the address is a multiple of 256."""

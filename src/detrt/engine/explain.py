@@ -32,8 +32,7 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"MSDeformAttn|ms_deform_attn|MultiscaleDeformableAttn",
-        "the graph still holds deformable attention as one node. Lower it: export with --msda gridsample "
-        "or --msda gather",
+        "the graph still holds deformable attention as one node. Lower it: export with --msda gridsample or --msda gather",
     ),
     (
         r"[Pp]lugin not found|[Pp]lugin creator|getPluginCreator|not found in plugin registry",
@@ -63,8 +62,7 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
 _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"Turing \(SM75\)",
-        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of --sm, or convert the model to "
-        "FP16 first",
+        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of --sm, or convert the model to FP16 first",
     ),
     (
         r"within workspace limit",
@@ -72,18 +70,15 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Quantized constant .* only allowed before DQ",
-        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only "
-        "Conv, Gemm and MatMul",
+        "the quantised graph holds a quantised value that no DequantizeLinear follows. Quantise only Conv, Gemm and MatMul",
     ),
     (
         r"invalid shape profile|min <= common <= max",
-        "two axes with one name have different sizes. Export the model again with a name of its own for "
-        "each axis",
+        "two axes with one name have different sizes. Export the model again with a name of its own for each axis",
     ),
     (
         r"libnvinfer_lean",
-        "a version compatible engine needs the lean runtime library, which is not installed. Leave "
-        "version_compatible out",
+        "a version compatible engine needs the lean runtime library, which is not installed. Leave version_compatible out",
     ),
     (
         _NO_DEVICE,
@@ -109,8 +104,7 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Network must have at least one output",
-        "the file holds no network: it is empty, truncated, or not an ONNX model. Export or download it "
-        "again",
+        "the file holds no network: it is empty, truncated, or not an ONNX model. Export or download it again",
     ),
     (
         r"compute ?[Cc]apability|Unsupported SM|not supported on .*SM",
@@ -143,15 +137,12 @@ def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequenc
         lines += [f"  {_short(text)}" for text in logged[:_SHOWN]] or ["  the parser gave no reason"]
     text = " ".join(f"{fault.operator} {fault.description}" for fault in faults) or " ".join(logged)
     if (hint := _hint(_PARSE_HINTS, text)) is None:
-        operators = sorted(
-            {fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator}
-        )
+        operators = sorted({fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator})
         hint = (
             f"TensorRT has no importer for {', '.join(operators)} as it is used here. Replace it at "
             "export; for deformable attention use --msda gather"
             if operators
-            else "export the model again with opset 17; if the node is part of deformable attention, with "
-            "--msda gather"
+            else "export the model again with opset 17; if the node is part of deformable attention, with --msda gather"
         )
     return "\n".join([*lines, f"  {hint}"])
 
@@ -183,9 +174,7 @@ def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
     lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
     lines += [f"  {_short(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
     hint = _hint(_BUILD_HINTS, text) if re.search(r"[Mm]emory", text) else None
-    return "\n".join(
-        [*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"]
-    )
+    return "\n".join([*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"])
 
 
 def ended(return_code: int, log_tail: str) -> str:
@@ -217,9 +206,7 @@ def alike_once(messages: Sequence[str]) -> list[str]:
     for message in messages:
         alike = re.sub(r"\d+", "0", re.sub(r"^\S*/\S*: ", "", message))
         groups.setdefault(alike, []).append(message)
-    return [
-        _short(first) + (f" (and {len(more)} alike)" if more else "") for first, *more in groups.values()
-    ]
+    return [_short(first) + (f" (and {len(more)} alike)" if more else "") for first, *more in groups.values()]
 
 
 def _hint(hints: Sequence[tuple[str, str]], text: str) -> str | None:

@@ -41,16 +41,12 @@ def fake_engine_bytes(
     data = {
         "inputs": [[info.name, info.dtype, list(info.shape)] for info in inputs],
         "outputs": [[info.name, info.dtype, list(info.shape)] for info in outputs],
-        "profile": {
-            name: [list(shapes[point]) for point in ("min", "opt", "max")] for name, shapes in profile.items()
-        },
+        "profile": {name: [list(shapes[point]) for point in ("min", "opt", "max")] for name, shapes in profile.items()},
     }
     return _MAGIC + json.dumps(data).encode()
 
 
-def fake_trt(
-    target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], version: str = "1.7.1.116"
-) -> Trt:
+def fake_trt(target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], version: str = "1.7.1.116") -> Trt:
     """A Trt whose engines compute `function`; open engines with `fake_engine_bytes`."""
     module = SimpleNamespace(__version__=version, ILogger=ILogger, IOutputAllocator=IOutputAllocator)
     for enum in (DataType, TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy):
@@ -65,13 +61,9 @@ def fake_trt(
 DataType = Enum("DataType", [*NUMPY_DTYPES, "BF16", "FP8", "INT4", "FP4"])
 TensorIOMode = Enum("TensorIOMode", ["NONE", "INPUT", "OUTPUT"])
 TensorLocation = Enum("TensorLocation", ["DEVICE", "HOST"])
-ExecutionContextAllocationStrategy = Enum(
-    "ExecutionContextAllocationStrategy", ["STATIC", "ON_PROFILE_CHANGE", "USER_MANAGED"]
-)
+ExecutionContextAllocationStrategy = Enum("ExecutionContextAllocationStrategy", ["STATIC", "ON_PROFILE_CHANGE", "USER_MANAGED"])
 CudaGraphStrategy = Enum("CudaGraphStrategy", ["DISABLED", "WHOLE_GRAPH_CAPTURE"])
-DynamicShapesKernelSpecializationStrategy = Enum(
-    "DynamicShapesKernelSpecializationStrategy", ["LAZY", "EAGER", "NONE"]
-)
+DynamicShapesKernelSpecializationStrategy = Enum("DynamicShapesKernelSpecializationStrategy", ["LAZY", "EAGER", "NONE"])
 
 
 class ILogger:
@@ -109,9 +101,7 @@ class Runtime:
 
 
 class ICudaEngine:
-    def __init__(
-        self, data: Any, logger: ILogger, cuda: FakeCuda, function: Callable[[Feeds], Outputs]
-    ) -> None:
+    def __init__(self, data: Any, logger: ILogger, cuda: FakeCuda, function: Callable[[Feeds], Outputs]) -> None:
         self._inputs = {name: (dtype, shape) for name, dtype, shape in data["inputs"]}
         self._tensors = self._inputs | {name: (dtype, shape) for name, dtype, shape in data["outputs"]}
         self._profile = data["profile"]
@@ -149,9 +139,7 @@ class ICudaEngine:
     def create_runtime_config(self) -> IRuntimeConfig:
         return IRuntimeConfig()
 
-    def create_execution_context(
-        self, strategy: Any = ExecutionContextAllocationStrategy.STATIC
-    ) -> IExecutionContext:
+    def create_execution_context(self, strategy: Any = ExecutionContextAllocationStrategy.STATIC) -> IExecutionContext:
         # One parameter under two names in the library's overloads: a strategy, or an IRuntimeConfig.
         self._contexts += 1
         return IExecutionContext(self, strategy, first=self._contexts == 1)
@@ -228,15 +216,8 @@ class IExecutionContext:
             return self._shapes.get(name, self._engine.get_tensor_shape(name))
         lengths: dict[str, int] = {}
         for given, shape in self._shapes.items():
-            lengths |= {
-                axis: n
-                for axis, n in zip(self._engine._inputs[given][1], shape, strict=True)
-                if isinstance(axis, str)
-            }
-        return tuple(
-            lengths.get(axis, -1) if isinstance(axis, str) else axis
-            for axis in self._engine._tensors[name][1]
-        )
+            lengths |= {axis: n for axis, n in zip(self._engine._inputs[given][1], shape, strict=True) if isinstance(axis, str)}
+        return tuple(lengths.get(axis, -1) if isinstance(axis, str) else axis for axis in self._engine._tensors[name][1])
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._addresses[name] = memory
@@ -253,37 +234,27 @@ class IExecutionContext:
             return self._fail("enqueueV3: no device memory is set")
         missing = [n for n in engine._tensors if n not in self._addresses and n not in self._allocators]
         if missing or self.infer_shapes():
-            return self._fail(
-                f"enqueueV3: the address or shape is not set for {missing or self.infer_shapes()}"
-            )
+            return self._fail(f"enqueueV3: the address or shape is not set for {missing or self.infer_shapes()}")
         # By value: a recorded run keeps them, whatever the context is set to later.
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         dynamic = {name: self._allocators[name] for name in self._allocators if name not in addresses}
-        expected = {
-            name: self.get_tensor_shape(name) for name in engine._tensors if name not in engine._inputs
-        }
+        expected = {name: self.get_tensor_shape(name) for name in engine._tensors if name not in engine._inputs}
 
         def compute() -> None:
             feeds = {}
             for name, (dtype, _) in engine._inputs.items():
                 nbytes = int(np.prod(shapes[name], dtype=np.int64)) * np.dtype(dtype).itemsize
-                feeds[name] = (
-                    cuda.memory("device", addresses[name], nbytes).view(dtype).reshape(shapes[name]).copy()
-                )
+                feeds[name] = cuda.memory("device", addresses[name], nbytes).view(dtype).reshape(shapes[name]).copy()
             results = engine._function(feeds)
             for name, shape in expected.items():
                 array = np.ascontiguousarray(results[name], engine._tensors[name][0])
                 if name in dynamic:
-                    address = dynamic[name].reallocate_output_async(
-                        name, 0, max(1, array.nbytes), 256, stream_handle
-                    )
+                    address = dynamic[name].reallocate_output_async(name, 0, max(1, array.nbytes), 256, stream_handle)
                     dynamic[name].notify_shape(name, array.shape)
                 elif array.shape == shape:
                     address = addresses[name]
                 else:
-                    raise SessionError(
-                        f"fake: output '{name}' has shape {array.shape}; the engine says {shape}"
-                    )
+                    raise SessionError(f"fake: output '{name}' has shape {array.shape}; the engine says {shape}")
                 cuda.memory("device", address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
         cuda.enqueue(compute, stream_handle)

@@ -51,9 +51,7 @@ class FakeCuda:
     def alloc(self, nbytes: int) -> int:
         held = sum(block.size for block in self._blocks["device"].values())
         if held + nbytes > self._limit:
-            raise SessionError(
-                f"the GPU is out of memory (fake: {nbytes} bytes over a limit of {self._limit})"
-            )
+            raise SessionError(f"the GPU is out of memory (fake: {nbytes} bytes over a limit of {self._limit})")
         return self._new_block("device", nbytes)
 
     def free(self, address: int) -> None:

@@ -31,8 +31,7 @@ def device_index(device: str | int) -> int:
 def check_target(engine: Path, facts: EngineFacts) -> str:
     if facts.target not in TARGETS:
         raise EngineError(
-            f"'{engine}' was built for the target {facts.target!r}; this detrt knows {', '.join(TARGETS)}; "
-            f"{_REBUILD}"
+            f"'{engine}' was built for the target {facts.target!r}; this detrt knows {', '.join(TARGETS)}; {_REBUILD}"
         )
     return facts.target
 

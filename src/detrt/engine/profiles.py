@@ -107,17 +107,12 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
         shapes: dict[str, list[int]] = {}
         for index, point in enumerate(("min", "opt", "max")):
             # A static axis keeps its own length even on an input that detrt does not know.
-            shapes[point] = [
-                lengths[known[axis]][index] if length < 0 else length
-                for axis, length in enumerate(tensor.shape)
-            ]
+            shapes[point] = [lengths[known[axis]][index] if length < 0 else length for axis, length in enumerate(tensor.shape)]
         profile[tensor.name] = shapes
     return profile
 
 
-def check_shapes(
-    shapes: Mapping[str, Sequence[int]], profile: Mapping[str, tuple[tuple[int, ...], ...]]
-) -> None:
+def check_shapes(shapes: Mapping[str, Sequence[int]], profile: Mapping[str, tuple[tuple[int, ...], ...]]) -> None:
     """Compare the shapes of a run with the (min, opt, max) shapes that an engine was built for.
 
     Raises:
@@ -156,9 +151,7 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
         length, owner = next(iter(static.items()))
         if len(static) > 1:
             found = ", ".join(f"'{name}' {value}" for value, name in static.items())
-            raise EngineError(
-                f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again"
-            )
+            raise EngineError(f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again")
         if chosen is not None and chosen != (length, length, length):
             raise EngineError(
                 f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. "

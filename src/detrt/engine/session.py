@@ -88,9 +88,7 @@ class TensorRTSession:
         if max_shapes < 1:
             raise EngineError(f"max_shapes must be at least 1; got {max_shapes}")
         if specialization not in SPECIALIZATIONS:
-            raise EngineError(
-                f"specialization must be one of {', '.join(SPECIALIZATIONS)}; got {specialization!r}"
-            )
+            raise EngineError(f"specialization must be one of {', '.join(SPECIALIZATIONS)}; got {specialization!r}")
         self._lock = threading.RLock()
         self._closing = contextlib.ExitStack()
         self._device = opening.device_index(device)
@@ -153,8 +151,7 @@ class TensorRTSession:
             dtype = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
             native = tuple(engine.get_tensor_shape(name))
             shape: list[int | str] = [
-                axis if length < 0 else length
-                for axis, length in zip(axis_names(name, len(native)), native, strict=True)
+                axis if length < 0 else length for axis, length in zip(axis_names(name, len(native)), native, strict=True)
             ]
             if engine.get_tensor_mode(name) == module.TensorIOMode.INPUT:
                 shapes = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, 0))
@@ -167,18 +164,14 @@ class TensorRTSession:
             else:
                 outputs.append(TensorInfo(name, dtype, tuple(shape)))
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.max_batch: int | None = min(
-            (int(shapes[2][0]) for shapes in self.profile.values() if shapes[2]), default=None
-        )
+        self.max_batch: int | None = min((int(shapes[2][0]) for shapes in self.profile.values() if shapes[2]), default=None)
 
     def _rtx_context(self, specialization: str) -> Any:
         """TensorRT-RTX compiles kernels on the device; how is decided before the context is made."""
         module = self._trt.module
         runtime_config = self._engine.create_runtime_config()
         strategies = module.CudaGraphStrategy
-        runtime_config.cuda_graph_strategy = (
-            strategies.DISABLED if self.graph_note else strategies.WHOLE_GRAPH_CAPTURE
-        )
+        runtime_config.cuda_graph_strategy = strategies.DISABLED if self.graph_note else strategies.WHOLE_GRAPH_CAPTURE
         known = module.DynamicShapesKernelSpecializationStrategy.__members__
         runtime_config.dynamic_shapes_kernel_specialization_strategy = known[specialization.upper()]
         if self._cache_path is not None:
@@ -194,9 +187,7 @@ class TensorRTSession:
         """TensorRT: a context for each combination of shapes, since a recorded graph belongs to the state of
         its context. They share one scratch memory, as only one runs at a time."""
         module, engine = self._trt.module, self._engine
-        context = self._checked_context(
-            engine.create_execution_context(module.ExecutionContextAllocationStrategy.USER_MANAGED)
-        )
+        context = self._checked_context(engine.create_execution_context(module.ExecutionContextAllocationStrategy.USER_MANAGED))
         nbytes = int(engine.device_memory_size_v2)
         if not self._scratch:
             self._scratch = self._cuda.alloc(max(1, nbytes))
@@ -239,9 +230,7 @@ class TensorRTSession:
     def _takes(self) -> tuple[TensorInfo, ...]:
         """Inputs with every profiled axis symbolic: lengths are the profile's business, whose errors say "
         "more."""
-        return tuple(
-            TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs
-        )
+        return tuple(TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs)
 
     def _plan(self, shapes: Shapes) -> _Plan:
         plan = self._plans.get(shapes)
@@ -262,17 +251,11 @@ class TensorRTSession:
         context.shapes = None
         for info, shape in zip(self.inputs, shapes, strict=True):
             if not native.set_input_shape(info.name, shape):
-                raise SessionError(
-                    f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again"
-                )
+                raise SessionError(f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again")
         if missing := native.infer_shapes():
-            raise SessionError(
-                f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set"
-            )
+            raise SessionError(f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set")
         plan.outputs = {info.name: tuple(native.get_tensor_shape(info.name)) for info in self.outputs}
-        sizes = {
-            info.name: nbytes_of(shape, info.dtype) for info, shape in zip(self.inputs, shapes, strict=True)
-        }
+        sizes = {info.name: nbytes_of(shape, info.dtype) for info, shape in zip(self.inputs, shapes, strict=True)}
         for info in self.outputs:
             if min(plan.outputs[info.name], default=0) >= 0:
                 sizes[info.name] = nbytes_of(plan.outputs[info.name], info.dtype)
@@ -353,10 +336,7 @@ class TensorRTSession:
         for info in self.outputs:
             self._buffers[info.name].start_download(nbytes_of(shapes[info.name], info.dtype), self._stream)
         cuda.synchronize(self._stream)
-        return {
-            info.name: self._buffers[info.name].downloaded(shapes[info.name], info.dtype)
-            for info in self.outputs
-        }
+        return {info.name: self._buffers[info.name].downloaded(shapes[info.name], info.dtype) for info in self.outputs}
 
     def save_runtime_cache(self) -> None:
         """Write the kernels that TensorRT-RTX compiled so far to `runtime_cache`, atomically.

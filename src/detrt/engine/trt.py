@@ -120,9 +120,7 @@ class Trt:
         builder_config.num_compute_capabilities = len(sms)
         for index, sm in enumerate(sms):
             if not builder_config.set_compute_capability(known[f"SM{sm}"], index):
-                raise EngineError(
-                    f"TensorRT-RTX {self.version} refused compute capability {sm}; leave it out of --sm"
-                )
+                raise EngineError(f"TensorRT-RTX {self.version} refused compute capability {sm}; leave it out of --sm")
 
     def set_hardware_compatibility(self, builder_config: Any, level: str) -> None:
         """Raises EngineError where this version does not have the level."""
@@ -130,9 +128,7 @@ class Trt:
         known = module.HardwareCompatibilityLevel.__members__
         if level.upper() not in known:
             allowed = ", ".join(name.lower() for name in known)
-            raise EngineError(
-                f"TensorRT {self.version} has no hardware_compatibility {level!r}; allowed: {allowed}"
-            )
+            raise EngineError(f"TensorRT {self.version} has no hardware_compatibility {level!r}; allowed: {allowed}")
         builder_config.hardware_compatibility_level = known[level.upper()]
 
     def numpy_dtype(self, data_type: Any, tensor_name: str) -> str:
@@ -198,8 +194,7 @@ def load_trt(target: str) -> Trt:
             if version_tuple(version)[: len(oldest)] < oldest:
                 wanted = ".".join(map(str, oldest))
                 raise EngineError(
-                    f"detrt needs {name} {wanted} or newer; installed: {version}; run: pip install -U "
-                    f"'detrt[{extra}]'"
+                    f"detrt needs {name} {wanted} or newer; installed: {version}; run: pip install -U 'detrt[{extra}]'"
                 )
             _loaded[target] = Trt(module, version, target)
         return _loaded[target]
@@ -237,9 +232,7 @@ def _make_progress_monitor(module: Any, report: Callable[[float, str], None]) ->
 
         def fraction_of(self, name: str) -> float:
             _, steps, done = self.phases[name]
-            inside = [
-                self.fraction_of(child) for child, (parent, *_) in self.phases.items() if parent == name
-            ]
+            inside = [self.fraction_of(child) for child, (parent, *_) in self.phases.items() if parent == name]
             return min(1.0, (done + (max(inside) if inside else 0.0)) / max(1, steps))
 
         def tell(self, phase: str) -> None:
@@ -275,9 +268,7 @@ def _make_output_allocator(module: Any, reallocate: Callable[[int], int]) -> Any
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             return reallocate(size)
 
-        def reallocate_output_async(
-            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
-        ) -> int:
+        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
             return reallocate(size)
 
         def notify_shape(self, tensor_name: str, shape: Any) -> None:

@@ -145,10 +145,7 @@ def _tensors(network: Any) -> tuple[list[NetworkTensor], list[NetworkTensor]]:
 
 
 def _described(tensor: NetworkTensor) -> dict[str, Any]:
-    shape = [
-        name or -1 if length < 0 else length
-        for length, name in zip(tensor.shape, tensor.dimensions, strict=True)
-    ]
+    shape = [name or -1 if length < 0 else length for length, name in zip(tensor.shape, tensor.dimensions, strict=True)]
     return {
         "name": tensor.name,
         "dtype": NUMPY_DTYPES.get(tensor.dtype, tensor.dtype.lower()),
@@ -156,9 +153,7 @@ def _described(tensor: NetworkTensor) -> dict[str, Any]:
     }
 
 
-def _builder_config(
-    trt: Trt, builder: Any, config: EngineConfig, profile: Profile, sms: tuple[int, ...]
-) -> Any:
+def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profile, sms: tuple[int, ...]) -> Any:
     module = trt.module
     builder_config = builder.create_builder_config()
     optimization_profile = builder.create_optimization_profile()
@@ -185,9 +180,7 @@ def _builder_config(
 def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:
     """A setter with a wrong value only logs an error, and the build goes on without it."""
     if messages.errors:
-        raise EngineError(
-            f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5])
-        )
+        raise EngineError(f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5]))
 
 
 def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
@@ -203,10 +196,7 @@ def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
     if timing_cache is not None and builder_config.set_timing_cache(timing_cache, False):
         return []
     builder_config.set_timing_cache(builder_config.create_timing_cache(b""), False)
-    return [
-        f"the timing cache '{config.timing_cache}' belongs to another GPU or TensorRT version; it was "
-        "started anew"
-    ]
+    return [f"the timing cache '{config.timing_cache}' belongs to another GPU or TensorRT version; it was started anew"]
 
 
 def _save_timing_cache(builder_config: Any, config: EngineConfig) -> None:

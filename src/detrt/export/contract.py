@@ -48,9 +48,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
             if value % multiple:
                 lower, upper = value // multiple * multiple, -(-value // multiple) * multiple
                 near = " or ".join(str(v) for v in dict.fromkeys((lower, upper)) if v)
-                raise ExportError(
-                    f"{family.title} takes a {side} that is a multiple of {multiple}; got {value}, try {near}"
-                )
+                raise ExportError(f"{family.title} takes a {side} that is a multiple of {multiple}; got {value}, try {near}")
         # A padding mask keeps the aspect ratio exact inside a fixed size; without one the image is stretched.
         keeps_aspect = spec.input.resize == "shortest_edge" and spec.input.mask and config.mask
         changes |= {

@@ -15,7 +15,7 @@ from .rewrites import REWRITES, find, fingerprint
 
 
 def collect() -> dict[str, str]:
-    """"modeling_module:place" -> fingerprint, for every rewrite of every family."""
+    """ "modeling_module:place" -> fingerprint, for every rewrite of every family."""
     found = {}
     for family in FAMILIES:
         package = family.model_type.replace("-", "_")

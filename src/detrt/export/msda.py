@@ -83,9 +83,7 @@ def _fake(
 ms_deform_attn = torch.ops.detrt.ms_deform_attn
 
 
-def onnx_symbolic(
-    g: Any, value: Any, shapes: Any, locations: Any, weights: Any, points_per_level: Any, discrete: Any
-) -> Any:
+def onnx_symbolic(g: Any, value: Any, shapes: Any, locations: Any, weights: Any, points_per_level: Any, discrete: Any) -> Any:
     """TorchScript symbolic: one node `detrt.MSDeformAttn`; see `detrt.graph.msda` for what becomes of it."""
     from torch.onnx import symbolic_helper
 

@@ -28,9 +28,7 @@ def reference(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
                 best, left = left[0], left[1:]
                 rows.append(torch.stack([torch.tensor(image), torch.tensor(label), best]))
                 a, b = boxes[image, best], boxes[image, left]
-                inner = (
-                    (torch.minimum(a[2:], b[:, 2:]) - torch.maximum(a[:2], b[:, :2])).clamp(min=0).prod(-1)
-                )
+                inner = (torch.minimum(a[2:], b[:, 2:]) - torch.maximum(a[:2], b[:, :2])).clamp(min=0).prod(-1)
                 union = (a[2:] - a[:2]).prod() + (b[:, 2:] - b[:, :2]).prod(-1) - inner
                 left = left[~(inner > iou * union)]
     return torch.stack(rows) if rows else torch.zeros(0, 3, dtype=torch.int64)
@@ -46,9 +44,7 @@ def onnx_symbolic(g: Any, boxes: Any, scores: Any, iou: Any) -> Any:
     from torch.onnx import symbolic_helper
 
     limit = g.op("Constant", value_t=torch.tensor([2**31 - 1], dtype=torch.int64))
-    overlap = g.op(
-        "Constant", value_t=torch.tensor([symbolic_helper._parse_arg(iou, "f")], dtype=torch.float32)
-    )
+    overlap = g.op("Constant", value_t=torch.tensor([symbolic_helper._parse_arg(iou, "f")], dtype=torch.float32))
     least = g.op("Constant", value_t=torch.tensor([0.0], dtype=torch.float32))
     return g.op("NonMaxSuppression", boxes, scores, limit, overlap, least)
 
@@ -60,7 +56,5 @@ def surviving(boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, iou: 
     """
     of_class = labels.unsqueeze(1) == torch.arange(classes, device=labels.device).view(1, -1, 1)
     chosen = torch.ops.detrt.nms_select(boxes, scores.unsqueeze(1) * of_class.to(scores.dtype), iou)
-    keep = torch.zeros_like(scores).index_put(
-        (chosen[:, 0], chosen[:, 2]), torch.ones((), dtype=scores.dtype)
-    )
+    keep = torch.zeros_like(scores).index_put((chosen[:, 0], chosen[:, 2]), torch.ones((), dtype=scores.dtype))
     return scores * keep

@@ -95,9 +95,7 @@ def export_onnx(
     return ExportReport(path, spec, summarise(model), seconds, errors)
 
 
-def finish(
-    model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Mapping[str, Sequence[int | str]]
-) -> Any:
+def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Mapping[str, Sequence[int | str]]) -> Any:
     """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: their shapes."""
     constants_to_initializers(model)
     lowered = lower_msda(model, config.lowering)

@@ -125,9 +125,7 @@ def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch
         if type(child).__name__.endswith("Dinov2Embeddings") and hasattr(child, "interpolate_pos_encoding"):
             original, tables = child.interpolate_pos_encoding, {}
 
-            def frozen(
-                embeddings: Tensor, height: Any, width: Any, original: Any = original, tables: dict = tables
-            ) -> Tensor:
+            def frozen(embeddings: Tensor, height: Any, width: Any, original: Any = original, tables: dict = tables) -> Tensor:
                 size = (int(height), int(width))
                 if size not in tables:
                     if torch.jit.is_tracing():

@@ -45,9 +45,7 @@ CHECKS = ((1, False, 6), (3, True, 17))
 Tower = Callable[[NDArray, NDArray], Mapping[str, NDArray]]
 
 
-def export_text(
-    source: Source, path: Path, spec: ModelSpec, config: ExportConfig, say: Callable[[str], None]
-) -> ExportReport:
+def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfig, say: Callable[[str], None]) -> ExportReport:
     """`export_onnx` for a source with a text part; `spec` is that of the graph.
 
     Raises:
@@ -58,9 +56,7 @@ def export_text(
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
     if path.name in (text.tower, text.tokenizer):
-        raise ExportError(
-            f"'{path.name}' is the name of the {text.tower and 'text tower'} beside the model; give another"
-        )
+        raise ExportError(f"'{path.name}' is the name of the {text.tower and 'text tower'} beside the model; give another")
     start = time.perf_counter()
     tower = None
     if text.tower:
@@ -103,9 +99,7 @@ def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, 
     ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
     feeds |= text_feeds(source, spec, ids, tower_in_torch(source, spec))
     arrays = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
-    traced = trace_tensors(
-        module, arrays, _axes((*inputs, *outputs)), source.module, source.family.rewrites, config.opset
-    )
+    traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, source.family.rewrites, config.opset)
     return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
 
 
@@ -179,9 +173,7 @@ def check_text_export(
             want = _stock(stock, module, plain, [got[name] for name in selections])
             for name, expected in zip(module.output_names, want, strict=True):
                 if expected.shape != got[name].shape:
-                    raise ExportError(
-                        f"output '{name}' has shape {got[name].shape}, PyTorch gives {expected.shape}"
-                    )
+                    raise ExportError(f"output '{name}' has shape {got[name].shape}, PyTorch gives {expected.shape}")
                 row = {"batch": batch, "height": size[0], "width": size[1], "tokens": tokens, "output": name}
                 yield {**row, "error": relative_error(*unpadded(expected, got[name], feeds, name))}
     finally:
@@ -190,9 +182,7 @@ def check_text_export(
             towers.close()
 
 
-def _stock(
-    stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]
-) -> list[NDArray]:
+def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]) -> list[NDArray]:
     """Outputs of the library's model with the graph's selections, image by image where it has no batches."""
     batch = len(feeds[PIXEL_VALUES])
     rows = [slice(None)] if stock.kind == "tokens" else [slice(i, i + 1) for i in range(batch)]
@@ -207,9 +197,7 @@ def _stock(
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
-def unpadded(
-    expected: NDArray, got: NDArray, feeds: Mapping[str, NDArray], name: str
-) -> tuple[NDArray, NDArray]:
+def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, NDArray], name: str) -> tuple[NDArray, NDArray]:
     """Both without the columns of padding, whose -10000 would be the scale that errors are compared with.
 
     They must be equal there, or nothing is.

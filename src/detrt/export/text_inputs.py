@@ -43,9 +43,7 @@ def _phrases(rng: Any, words: list[int], length: int, separators: tuple[int, ...
     while len(prompt) < length - 2:
         # Mostly full stops, now and then a question mark.
         stop = since == phrase
-        prompt.append(
-            stops[int(rng.random() < 0.2) % len(stops)] if stop else words[len(prompt) % len(words)]
-        )
+        prompt.append(stops[int(rng.random() < 0.2) % len(stops)] if stop else words[len(prompt) % len(words)])
         since, phrase = (0, 1 + int(rng.integers(3))) if stop else (since + 1, phrase)
     if prompt[-1] in stops:
         prompt[-1] = words[0]

@@ -42,9 +42,7 @@ class StockTextModule(ExportModule):
         if self.kind == "classes":
             return self._classes(pixels, feeds)
         ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
-        outputs = self.model(
-            pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True
-        )
+        outputs = self.model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
         # The library pads to its longest prompt, with infinity.
         logits = outputs.logits[:, :, : ids.shape[1]]
         return logits.masked_fill(attention[:, None, :] == 0, PADDED_LOGIT), outputs.pred_boxes
@@ -86,8 +84,6 @@ class StockTower(torch.nn.Module):
         self.model = source.module.language_backbone
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.model(input_ids, mask=torch.ones_like(attention_mask), encode_type="task")[
-            0
-        ].transpose(0, 1)
+        features = self.model(input_ids, mask=torch.ones_like(attention_mask), encode_type="task")[0].transpose(0, 1)
         names = self.model(input_ids, encode_type="class")
         return features * attention_mask.unsqueeze(-1).to(features.dtype), names

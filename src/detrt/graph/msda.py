@@ -178,12 +178,17 @@ def _gather(call: _Call) -> None:
         x0, y0 = b.op("Floor", x), b.op("Floor", y)
         x1, y1 = b.op("Add", x0, one), b.op("Add", y0, one)
         fx, fy = b.op("Sub", x, x0), b.op("Sub", y, y0)
-        clamped = {name: inside(c, last) for name, c, last in (
-            ("x0", x0, last_x), ("x1", x1, last_x), ("y0", y0, last_y), ("y1", y1, last_y))}
+        clamped = {
+            name: inside(c, last)
+            for name, c, last in (("x0", x0, last_x), ("x1", x1, last_x), ("y0", y0, last_y), ("y1", y1, last_y))
+        }
         # A corner outside the level weighs nothing: it is inside exactly where the clamp left it alone.
         share = {}
         for name, cell, fraction in (
-            ("x0", x0, b.op("Sub", one, fx)), ("x1", x1, fx), ("y0", y0, b.op("Sub", one, fy)), ("y1", y1, fy)
+            ("x0", x0, b.op("Sub", one, fx)),
+            ("x1", x1, fx),
+            ("y0", y0, b.op("Sub", one, fy)),
+            ("y1", y1, fy),
         ):
             valid = b.op("Cast", b.op("Equal", cell, clamped[name]), to=onnx.TensorProto.FLOAT)
             share[name] = b.op("Mul", fraction, valid)

@@ -39,8 +39,7 @@ def summarise(model: onnx.ModelProto) -> GraphSummary:
         elements += count
         size += count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     operators = Counter(
-        f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-        for node in model.graph.node
+        f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type for node in model.graph.node
     )
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
     return GraphSummary(

@@ -25,9 +25,7 @@ _NAMES = {
     TensorProto.FLOAT8E4M3FN: "fp8",
 }
 # Where a value jumps: rounding may send two equal computations to two sides of the step.
-_STEPS = frozenset(
-    ("Floor", "Ceil", "Round", "ArgMax", "ArgMin", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-)
+_STEPS = frozenset(("Floor", "Ceil", "Round", "ArgMax", "ArgMin", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _SHAPES = ("Shape", "Size")
 # The leaf of a node's name: an operator, perhaps numbered ("MatMul_3", "Unsqueeze.2").
 _WRAPPER = re.compile(r"^/?(.*)/[^/]+$")
@@ -105,7 +103,7 @@ class GraphView:
 
 
 def module_path(name: str) -> str:
-    """"/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" at the top.
+    """ "/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" at the top.
 
     A trace writes the members of a Sequential as "layer/layer.0"; the checkpoint's key is "layer.0".
     """
@@ -134,9 +132,7 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
         if len(tensor.raw_data) <= 4096:
             light.graph.initializer.append(tensor)
         else:
-            light.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     for value in graph.output:
         copy = light.graph.output.add(name=value.name)
         copy.type.tensor_type.elem_type = value.type.tensor_type.elem_type
@@ -174,7 +170,7 @@ def precision_map(view: GraphView) -> dict[str, dict[str, int]]:
 
 
 def precision_of(view: GraphView) -> str:
-    """"fp32", "fp16", "bf16", "int8" or "fp8": the lowest type that a tenth of the heavy nodes compute in."""
+    """ "fp32", "fp16", "bf16", "int8" or "fp8": the lowest type that a tenth of the heavy nodes compute in."""
     heavy = [n for n in view.model.graph.node if n.op_type in ("Conv", "MatMul", "Gemm", "ConvTranspose")]
     counts = Counter(node_type(view, node) for node in heavy)
     for kind in ("fp8", "int8", "bf16", "fp16"):

@@ -5,6 +5,7 @@ Masks are 1 (True) for the image and 0 for padding everywhere here.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -39,17 +40,13 @@ def level_masks(mask: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
 def _nearest(size: int, cells: int, device: torch.device) -> Tensor:
     """(cells,) int64: the place among `size` pixels that stands for each cell."""
     places = torch.arange(cells, device=device).to(torch.float32)
-    step = torch.as_tensor(size, device=device).to(torch.float32) / torch.as_tensor(cells, device=device).to(
-        torch.float32
-    )
+    step = torch.as_tensor(size, device=device).to(torch.float32) / torch.as_tensor(cells, device=device).to(torch.float32)
     return torch.minimum((places * step).to(torch.int64), torch.as_tensor(size, device=device) - 1)
 
 
 def valid_sides(masks: Sequence[Tensor]) -> Tensor:
     """(batch, levels, 2) float32: cells of the image along x and y of each level."""
-    return torch.stack([torch.stack([m[:, 0].sum(1), m[:, :, 0].sum(1)], -1) for m in masks], 1).to(
-        torch.float32
-    )
+    return torch.stack([torch.stack([m[:, 0].sum(1), m[:, :, 0].sum(1)], -1) for m in masks], 1).to(torch.float32)
 
 
 def cell_centres(shape_of: Tensor) -> Tensor:
@@ -112,9 +109,7 @@ class DeformableAttention(nn.Module):
         self.value_proj = nn.Linear(dim, dim)
         self.output_proj = nn.Linear(dim, dim)
 
-    def forward(
-        self, query: Tensor, reference: Tensor, value: Tensor, keep: Tensor, shapes: Tensor
-    ) -> Tensor:
+    def forward(self, query: Tensor, reference: Tensor, value: Tensor, keep: Tensor, shapes: Tensor) -> Tensor:
         heads, levels, points = self.heads, self.levels, self.points
         batch, queries = query.shape[0], query.shape[1]
         value = (self.value_proj(value) * keep).unflatten(-1, (heads, self.dim // heads))
@@ -180,9 +175,7 @@ class DecoderLayer(nn.Module):
         self.linear1, self.linear2 = nn.Linear(dim, ffn), nn.Linear(ffn, dim)
         self.norm3 = nn.LayerNorm(dim)
 
-    def forward(
-        self, x: Tensor, position: Tensor, reference: Tensor, memory: Tensor, keep: Tensor, shapes: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor, reference: Tensor, memory: Tensor, keep: Tensor, shapes: Tensor) -> Tensor:
         """x, position: (batch, queries, dim). reference: (batch, queries, levels, 4)."""
         x = self.norm1(x + self.self_attn(x, position))
         x = self.norm2(x + self.cross_attn(x + position, reference, memory, keep, shapes))
@@ -194,7 +187,7 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:

@@ -53,9 +53,7 @@ class PublishedDecoder(stock.Deimv2Decoder):
             )
             if index == 0:
                 anchor = (self.pre_bbox_head(hidden) + stock.inverse_sigmoid(start)).sigmoid()
-            step = self.bbox_embed[index](
-                hidden if previous is None else hidden + previous
-            )  # (b, q, 4 (bins + 1))
+            step = self.bbox_embed[index](hidden if previous is None else hidden + previous)  # (b, q, 4 (bins + 1))
             edges = step if edges is None else edges + step
             boxes = stock.distance2bbox(anchor, self.integral(edges, bins), self.reg_scale)
             previous = hidden

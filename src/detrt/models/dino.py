@@ -104,8 +104,7 @@ class Encoder(nn.Module):
     def __init__(self, config: DinoConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            EncoderLayer(config.dim, config.ffn, config.levels, config.points)
-            for _ in range(config.encoder_layers)
+            EncoderLayer(config.dim, config.ffn, config.levels, config.points) for _ in range(config.encoder_layers)
         )
 
 
@@ -113,8 +112,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DinoConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            DecoderLayer(config.dim, config.ffn, config.levels, config.points)
-            for _ in range(config.decoder_layers)
+            DecoderLayer(config.dim, config.ffn, config.levels, config.points) for _ in range(config.decoder_layers)
         )
         self.norm = nn.LayerNorm(config.dim)
         self.ref_point_head = MLP([2 * config.dim, config.dim, config.dim])
@@ -149,9 +147,7 @@ class Dino(nn.Module):
         if config.backbone == "vit":
             self.neck: nn.Module = SimplePyramid(config.width, dim)
         else:
-            self.neck = ChannelMapper(
-                self.backbone.channels, dim, config.levels, bias=config.conv_bias, groups=config.groups
-            )
+            self.neck = ChannelMapper(self.backbone.channels, dim, config.levels, bias=config.conv_bias, groups=config.groups)
         self.level_embed = nn.Parameter(torch.zeros(config.levels, dim))
         self.encoder = Encoder(config)
         self.enc_output = nn.Linear(dim, dim)
@@ -186,9 +182,7 @@ class Dino(nn.Module):
         weight = keep.to(memory.dtype)
         for layer in self.encoder.layers:
             memory = layer(memory, position, reference, weight, shapes)
-        boxes = torch.cat(
-            [torch.cat([c, torch.full_like(c, 0.05 * 2.0**i)], -1) for i, c in enumerate(centres)], 1
-        )
+        boxes = torch.cat([torch.cat([c, torch.full_like(c, 0.05 * 2.0**i)], -1) for i, c in enumerate(centres)], 1)
         inside = ((boxes > 0.01) & (boxes < 0.99)).to(torch.int64).amin(-1, keepdim=True) > 0
         usable = inside & keep
         # The clamp changes no usable box; it keeps the logarithm of the others finite.
@@ -201,9 +195,7 @@ class Dino(nn.Module):
 
         Returns anchors (batch, queries, 4) in 0..1 and the chosen tokens (batch, queries).
         """
-        tokens = self.enc_output_norm(
-            self.enc_output(encoded.memory * encoded.usable.to(encoded.memory.dtype))
-        )
+        tokens = self.enc_output_norm(self.enc_output(encoded.memory * encoded.usable.to(encoded.memory.dtype)))
         best = self.class_heads[-1](tokens).amax(-1)
         chosen = torch.topk(best, self.config.queries, dim=1).indices
         index = chosen.unsqueeze(-1)

@@ -58,9 +58,7 @@ class RopeAttention(vit.DINOv3ViTAttention):
         cosine, sine = position_embeddings
         first = 1 + self.config.num_register_tokens
         query, key = (
-            torch.cat(
-                [x[:, :, :first], x[:, :, first:] * cosine + vit.rotate_half(x[:, :, first:]) * sine], dim=2
-            )
+            torch.cat([x[:, :, :first], x[:, :, first:] * cosine + vit.rotate_half(x[:, :, first:]) * sine], dim=2)
             for x in (query, key)
         )
         weights = (query @ key.transpose(2, 3) * self.scaling).softmax(dim=-1)
@@ -70,9 +68,7 @@ class RopeAttention(vit.DINOv3ViTAttention):
 class Layers(vit.DINOv3ViTEncoder):
     """All layers; the states in front of the first and behind each of them."""
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any = None, **options: Any
-    ) -> BaseModelOutput:
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **options: Any) -> BaseModelOutput:
         states = [hidden_states]
         for layer in self.layer:
             states.append(layer(states[-1], position_embeddings=position_embeddings))

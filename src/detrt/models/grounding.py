@@ -102,9 +102,7 @@ class GroundingText(nn.Module):
         if kind != "bert":
             raise ExportError(f"the text model is {kind!r}; detrt exports Grounding DINO with BERT only")
         self.bert, self.projection = model.text_backbone, model.text_projection
-        self.register_buffer(
-            "separators", torch.tensor(list(separators), dtype=torch.int64), persistent=False
-        )
+        self.register_buffer("separators", torch.tensor(list(separators), dtype=torch.int64), persistent=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mask, position_ids = sub_sentences(input_ids, self.separators)
@@ -121,9 +119,7 @@ class GroundingText(nn.Module):
 def _bert_layer(layer: Any, x: Tensor, bias: Tensor) -> Tensor:
     own = layer.attention.self
     heads, dim = own.num_attention_heads, own.attention_head_size
-    query, key, value = (
-        linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.query, own.key, own.value)
-    )
+    query, key, value = (linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.query, own.key, own.value))
     weights = (query @ key.transpose(-1, -2) * dim**-0.5 + bias).softmax(-1)
     x = layer.attention.output((weights @ value).transpose(1, 2).flatten(2), x)
     return layer.output(layer.intermediate(x), x)
@@ -144,13 +140,9 @@ class GroundingDetector(nn.Module):
         config: Any = detector.config
         for name, wanted in (("two_stage", True), ("embedding_init_target", True), ("query_dim", 4)):
             if getattr(config, name, wanted) != wanted:
-                raise ExportError(
-                    f"a Grounding DINO with {name} = {getattr(config, name)!r}; detrt exports {wanted!r}"
-                )
+                raise ExportError(f"a Grounding DINO with {name} = {getattr(config, name)!r}; detrt exports {wanted!r}")
         if config.position_embedding_type != "sine":
-            raise ExportError(
-                f"position_embedding_type {config.position_embedding_type!r}; detrt exports 'sine'"
-            )
+            raise ExportError(f"position_embedding_type {config.position_embedding_type!r}; detrt exports 'sine'")
         model: Any = detector.model
         self.width, self.queries = int(config.d_model), int(config.num_queries)
         self.temperature = float(config.positional_embedding_temperature)
@@ -181,9 +173,7 @@ class GroundingDetector(nn.Module):
         valid = torch.cat([mask.flatten(1) for mask in masks], 1) > 0
         positions = torch.cat([self._position(mask, i) for i, mask in enumerate(masks)], 1)
         ratios = torch.stack([_valid_ratio(mask) for mask in masks], 1)
-        sizes = torch.stack(
-            [torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes]
-        )
+        sizes = torch.stack([torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes])
         places = {"spatial_shapes": sizes, "spatial_shapes_list": shapes, "level_start_index": None}
         tokens = attention_mask > 0
 
@@ -228,9 +218,7 @@ class GroundingDetector(nn.Module):
         x = parts[1].unsqueeze(1).expand(-1, height, -1, -1)
         return torch.cat([y, x], -1).flatten(1, 2) + self.level_embed[level]
 
-    def _select(
-        self, vision: Tensor, text: Tensor, masks: list[Tensor], valid: Tensor, tokens: Tensor
-    ) -> Tensor:
+    def _select(self, vision: Tensor, text: Tensor, masks: list[Tensor], valid: Tensor, tokens: Tensor) -> Tensor:
         """(batch, queries, 4): boxes of the places that look most like any token (section 3.2)."""
         proposals = torch.cat([_proposals(mask, level) for level, mask in enumerate(masks)], 1)
         inside = ((proposals > 0.01) & (proposals < 0.99)).all(-1) & valid
@@ -260,9 +248,7 @@ class GroundingDetector(nn.Module):
         last = len(self.decoder.layers) - 1
         for index, layer in enumerate(self.decoder.layers):
             references = boxes.unsqueeze(2) * scale
-            position = self.decoder.reference_points_head(
-                sine_embedding(references[:, :, 0], self.width // 2)
-            )
+            position = self.decoder.reference_points_head(sine_embedding(references[:, :, 0], self.width // 2))
             x = layer(
                 hidden_states=x,
                 position_embeddings=position,
@@ -340,9 +326,7 @@ def fuse(layer: Any, vision: Tensor, text: Tensor, valid: Tensor, tokens: Tensor
 
 def _enhance(layer: Any, x: Tensor, bias: Tensor, position: Tensor) -> Tensor:
     place = x + position
-    x = layer.layer_norm_before(
-        x + layer.self_attn(queries=place, keys=place, values=x, attention_mask=bias)[0]
-    )
+    x = layer.layer_norm_before(x + layer.self_attn(queries=place, keys=place, values=x, attention_mask=bias)[0])
     return layer.layer_norm_after(x + layer.fc2(layer.activation(layer.fc1(x))))
 
 

@@ -28,14 +28,11 @@ class ChannelMapper(nn.Module):
     DETR, appendix A.2). bias: of the convolutions; IDEA-Research's DINO has it, mmdetection has not.
     """
 
-    def __init__(
-        self, channels: Sequence[int], dim: int, levels: int, *, bias: bool, groups: int = GROUPS
-    ) -> None:
+    def __init__(self, channels: Sequence[int], dim: int, levels: int, *, bias: bool, groups: int = GROUPS) -> None:
         super().__init__()
         self.convs = nn.ModuleList(ConvNorm(c, dim, 1, 1, bias=bias, groups=groups) for c in channels)
         self.extra_convs = nn.ModuleList(
-            ConvNorm(dim if i else channels[-1], dim, 3, 2, bias=bias, groups=groups)
-            for i in range(levels - len(channels))
+            ConvNorm(dim if i else channels[-1], dim, 3, 2, bias=bias, groups=groups) for i in range(levels - len(channels))
         )
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:

@@ -51,10 +51,7 @@ class OmDetText(nn.Module):
 
 def _clip_attention(own: Any, x: Tensor, bias: Tensor) -> Tensor:
     heads, dim = own.num_heads, own.head_dim
-    query, key, value = (
-        linear(x).unflatten(-1, (heads, dim)).transpose(1, 2)
-        for linear in (own.q_proj, own.k_proj, own.v_proj)
-    )
+    query, key, value = (linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.q_proj, own.k_proj, own.v_proj))
     weights = (query @ key.transpose(-1, -2) * dim**-0.5 + bias).softmax(-1)
     return own.out_proj((weights @ value).transpose(1, 2).flatten(2))
 
@@ -73,9 +70,7 @@ class OmDetDetector(nn.Module):
         super().__init__()
         config: Any = detector.config
         if config.apply_layernorm_after_vision_backbone:
-            raise ExportError(
-                "an OmDet-Turbo with norms outside of its backbone; load it with detrt's loader"
-            )
+            raise ExportError("an OmDet-Turbo with norms outside of its backbone; load it with detrt's loader")
         if config.eval_size is not None:
             raise ExportError("an OmDet-Turbo with eval_size, for which the published code has no positions")
         vision: Any = detector.vision_backbone
@@ -94,13 +89,9 @@ class OmDetDetector(nn.Module):
         decoder: Any = self.decoder
         classes = class_mask > 0
         maps = self._fuse(self.backbone(pixels))
-        maps = [
-            project(found) for project, found in zip(decoder.channel_projection_layers, maps, strict=True)
-        ]
+        maps = [project(found) for project, found in zip(decoder.channel_projection_layers, maps, strict=True)]
         shapes = [(found.shape[2], found.shape[3]) for found in maps]
-        sizes = torch.stack(
-            [torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes]
-        )
+        sizes = torch.stack([torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes])
         vision = torch.cat([found.flatten(2).transpose(1, 2) for found in maps], 1)
         x, boxes = self._select(vision, shapes, class_features, classes)
 
@@ -125,16 +116,12 @@ class OmDetDetector(nn.Module):
             )
             boxes = (decoder.decoder_bbox_head[index](x) + inverse_sigmoid(boxes)).sigmoid()
         logits = self._similarity(x, decoder.decoder_class_head[last](class_features))
-        return torch.where(
-            classes.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)
-        ), boxes
+        return torch.where(classes.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
 
     def _fuse(self, maps: list[Tensor]) -> list[Tensor]:
         """The efficient encoder: attention on chosen maps, then top-down and bottom-up fusion."""
         encoder: Any = self.encoder
-        maps = [
-            project(found) for project, found in zip(encoder.channel_projection_layers, maps, strict=True)
-        ]
+        maps = [project(found) for project, found in zip(encoder.channel_projection_layers, maps, strict=True)]
         for attention, index in zip(encoder.encoder, encoder.encoder_projection_indices, strict=True):
             found = maps[index]
             position = _wide_first_positions(found, encoder.positional_encoding_temperature)
@@ -195,9 +182,7 @@ def _wide_first_positions(found: Tensor, temperature: float) -> Tensor:
     """
     width = found.shape[1] // 4
     rates = 1.0 / temperature ** (torch.arange(width, dtype=torch.float32, device=found.device) / width)
-    across, down = (
-        torch.arange(side, device=found.device).to(torch.float32) for side in (found.shape[3], found.shape[2])
-    )
+    across, down = (torch.arange(side, device=found.device).to(torch.float32) for side in (found.shape[3], found.shape[2]))
     across, down = torch.meshgrid(across, down, indexing="ij")
     x, y = (side.flatten().unsqueeze(-1) * rates for side in (across, down))
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], -1).unsqueeze(0)
@@ -205,10 +190,7 @@ def _wide_first_positions(found: Tensor, temperature: float) -> Tensor:
 
 def _anchors(shape: tuple[Any, Any], level: int) -> Tensor:
     """(h * w, 4) cxcywh: a box of 0.05 * 2^level around every cell."""
-    y, x = (
-        (torch.arange(side).to(torch.float32) + 0.5) / torch.as_tensor(side, dtype=torch.float32)
-        for side in shape
-    )
+    y, x = ((torch.arange(side).to(torch.float32) + 0.5) / torch.as_tensor(side, dtype=torch.float32) for side in shape)
     y, x = torch.meshgrid(y, x, indexing="ij")
     centres = torch.stack([x.flatten(), y.flatten()], -1)
     return torch.cat([centres, torch.full_like(centres, 0.05 * 2.0**level)], -1)

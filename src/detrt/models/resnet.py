@@ -24,9 +24,7 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(out)
         self.downsample = None
         if stride != 1 or channels != out:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)

@@ -41,9 +41,7 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x: (batch * windows, tokens, dim). mask: (windows, tokens, tokens), added, or None."""
         tokens, dim = self.window**2, self.qkv.in_features
-        q, k, v = (
-            self.qkv(x).reshape(-1, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        )
+        q, k, v = self.qkv(x).reshape(-1, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         attention = (q * (dim // self.heads) ** -0.5) @ k.transpose(-2, -1)
         bias = self.relative_position_bias_table[self.relative_position_index.flatten()]
         attention = attention + bias.view(tokens, tokens, self.heads).permute(2, 0, 1).unsqueeze(0)
@@ -95,9 +93,7 @@ def shift_mask(height: Any, width: Any, window: int) -> Tensor:
     for side in (height, width):
         padded = side + (-side) % window
         place = torch.arange(padded)
-        regions.append(
-            (place >= padded - window).to(torch.int64) + (place >= padded - window // 2).to(torch.int64)
-        )
+        regions.append((place >= padded - window).to(torch.int64) + (place >= padded - window // 2).to(torch.int64))
     rows, columns = regions
     grid = rows[:, None] * 3 + columns[None, :]
     grid = grid.view(rows.shape[0] // window, window, columns.shape[0] // window, window)
@@ -123,9 +119,7 @@ class SwinStage(nn.Module):
     def __init__(self, dim: int, depth: int, heads: int, window: int, ffn: int, merge: bool) -> None:
         super().__init__()
         self.window = window
-        self.blocks = nn.ModuleList(
-            SwinBlock(dim, heads, window, window // 2 if i % 2 else 0, ffn) for i in range(depth)
-        )
+        self.blocks = nn.ModuleList(SwinBlock(dim, heads, window, window // 2 if i % 2 else 0, ffn) for i in range(depth))
         self.downsample = PatchMerging(dim) if merge else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,8 +152,7 @@ class Swin(nn.Module):
         self.patch_norm = nn.LayerNorm(dim)
         last = len(depths) - 1
         self.stages = nn.ModuleList(
-            SwinStage(dim * 2**i, depth, heads[i], window, ratio * dim * 2**i, merge=i < last)
-            for i, depth in enumerate(depths)
+            SwinStage(dim * 2**i, depth, heads[i], window, ratio * dim * 2**i, merge=i < last) for i, depth in enumerate(depths)
         )
         self.norms = nn.ModuleDict({str(i): nn.LayerNorm(dim * 2**i) for i in self.out_stages})
 

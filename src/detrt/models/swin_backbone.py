@@ -26,9 +26,7 @@ def from_transformers_swin(backbone: Any) -> Swin:
     wrong = {name: getattr(config, name) for name, value in facts.items() if getattr(config, name) != value}
     ratio = float(config.mlp_ratio)
     if wrong or ratio != int(ratio):
-        raise ExportError(
-            f"a Swin backbone with {wrong or {'mlp_ratio': ratio}}; detrt exports those with {facts}"
-        )
+        raise ExportError(f"a Swin backbone with {wrong or {'mlp_ratio': ratio}}; detrt exports those with {facts}")
     stages = [int(name.removeprefix("stage")) - 1 for name in backbone.out_features]
     with torch.device("meta"):
         swin = Swin(config.embed_dim, config.depths, config.num_heads, config.window_size, stages, int(ratio))

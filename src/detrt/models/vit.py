@@ -72,8 +72,7 @@ class RopeAttention(nn.Module):
         """x: (groups, tokens, dim). angles: see `rope`, for one group."""
         head_dim = x.shape[-1] // self.heads
         q, k, v = (
-            layer(x).unflatten(-1, (self.heads, head_dim)).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
+            layer(x).unflatten(-1, (self.heads, head_dim)).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = turn(q, *angles), turn(k, *angles)
         weights = (q * head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
@@ -143,9 +142,7 @@ class Vit(nn.Module):
         self.channels, self.head_dim, self.side = [dim], dim // heads, isqrt(positions - 1)
         self.patch = nn.Conv2d(3, dim, patch, patch)
         self.position = nn.Parameter(torch.zeros(1, positions, dim))
-        self.blocks = nn.ModuleList(
-            VitBlock(dim, heads, hidden, window if i in windowed else 0) for i in range(depth)
-        )
+        self.blocks = nn.ModuleList(VitBlock(dim, heads, hidden, window if i in windowed else 0) for i in range(depth))
         self.out_norm = nn.LayerNorm(dim)
         cosine, sine = rope(window, window, self.head_dim)
         self.register_buffer("window_cosine", cosine, persistent=False)
@@ -195,9 +192,7 @@ class SimplePyramid(nn.Module):
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
         half, quarter, last = channels // 2, channels // 4, (dim, dim, 3, 1)
-        self.p2 = _stack(
-            "up", (channels, half, 3, 1), "up", (half, quarter, 3, 1), (quarter, dim, 1, 1), last
-        )
+        self.p2 = _stack("up", (channels, half, 3, 1), "up", (half, quarter, 3, 1), (quarter, dim, 1, 1), last)
         self.p3 = _stack("up", (channels, half, 3, 1), (half, dim, 1, 1), last)
         self.p4 = _stack((channels, dim, 1, 1), last)
         self.p5 = _stack("down", (channels, dim, 1, 1), last)

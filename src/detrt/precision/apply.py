@@ -105,9 +105,7 @@ def apply_precision(
     say(None, f"types: {target}")
     view = GraphView(copy)
     if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.kinds.values()):
-        raise GraphError(
-            "the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)"
-        )
+        raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)")
     lost = known.lost if config.sixteen == "fp16" else {}
     rules = Rules(view, config.sixteen, config.keep_fp32, lost)
     plan = plan_quantization(view, rules, target) if target in ("int8", "fp8") else QuantPlan()
@@ -158,9 +156,7 @@ def calibrate(
     say = progress or (lambda fraction, text: None)
     if not len(images):
         if config.target in ("int8", "fp8"):
-            raise GraphError(
-                f"{config.target} needs calibration images; give --calibration DIR or a COCO file"
-            )
+            raise GraphError(f"{config.target} needs calibration images; give --calibration DIR or a COCO file")
         missing = "no --calibration was given, so no tensor was checked for overflow; check the result with detrt verify"
         return Calibration(warnings=(missing,) if config.target == "fp16" else ())
     ranges = scan(model, spec, images, lambda done, all_: say(done / all_, "ranges"))
@@ -172,8 +168,7 @@ def calibrate(
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.activations.values()}
         counts = histograms(model, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"))
         found.thresholds = {
-            name: threshold(counts[name], absmax[name], config.method, config.target, config.percentile)
-            for name in absmax
+            name: threshold(counts[name], absmax[name], config.method, config.target, config.percentile) for name in absmax
         }
         found.noise = measure(
             model, spec, images, plan, found.thresholds, config.target, lambda done, all_: say(done / all_, "noise of layers")

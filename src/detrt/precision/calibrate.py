@@ -42,9 +42,7 @@ def histograms(
     return counts
 
 
-def threshold(
-    counts: NDArray[np.int64], absmax: float, method: str, low: str, percentile: float = 99.99
-) -> float:
+def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: str, percentile: float = 99.99) -> float:
     """The |x| that becomes the largest value of the low type; what is above it is clipped.
 
     counts: (BINS,) of |x| up to absmax. low: "int8" or "fp8".
@@ -55,9 +53,7 @@ def threshold(
     if method == "auto":
         method = "mse"
     if method == "entropy" and low == "fp8":
-        raise GraphError(
-            "entropy calibration measures equal steps, which FP8 does not have; choose mse, percentile or minmax"
-        )
+        raise GraphError("entropy calibration measures equal steps, which FP8 does not have; choose mse, percentile or minmax")
     if absmax <= 0 or counts.sum() == 0:
         return max(absmax, 1.0)
     if method == "minmax":

@@ -146,9 +146,7 @@ class _Retyper:
         if index in self.rules.coordinates:
             return
         for position, name in enumerate(node.input):
-            array = (
-                self.view.array(name) if name in self.view.constants and self.view.is_float(name) else None
-            )
+            array = self.view.array(name) if name in self.view.constants and self.view.is_float(name) else None
             if array is None or not _is_fill(array) or position in fixed_inputs(node):
                 continue
             clamped = f"{name}/fill"
@@ -161,11 +159,7 @@ class _Retyper:
             node.input[position] = clamped
         if node.op_type == "ConstantOfShape":
             for entry in node.attribute:
-                if (
-                    entry.name == "value"
-                    and entry.t.data_type == FLOAT
-                    and _is_fill(numpy_helper.to_array(entry.t))
-                ):
+                if entry.name == "value" and entry.t.data_type == FLOAT and _is_fill(numpy_helper.to_array(entry.t)):
                     entry.t.CopyFrom(numpy_helper.from_array(_clamped(numpy_helper.to_array(entry.t))))
                     self.done.fills += 1
 
@@ -176,9 +170,7 @@ class _Retyper:
                 continue
             index = self.view.producer[name]
             inner = f"{name}/{self.precision}"
-            cast = helper.make_node(
-                "Cast", [inner], [name], name=f"{self.view.nodes[index].name}/Cast_fp32", to=FLOAT
-            )
+            cast = helper.make_node("Cast", [inner], [name], name=f"{self.view.nodes[index].name}/Cast_fp32", to=FLOAT)
             for node in self.view.nodes:
                 for position, read in enumerate(node.input):
                     if read == name:
@@ -212,9 +204,7 @@ def to_tensor(array: np.ndarray, name: str, precision: str) -> TensorProto:
     limit = LARGEST[precision]
     finite = np.isfinite(array)
     if precision == "fp16" and (np.abs(array[finite]) > limit).any():
-        raise GraphError(
-            f"constant '{name}' holds values beyond {limit:g}, which FP16 cannot; keep its layer in FP32"
-        )
+        raise GraphError(f"constant '{name}' holds values beyond {limit:g}, which FP16 cannot; keep its layer in FP32")
     if precision == "fp16":
         return numpy_helper.from_array(np.ascontiguousarray(array.astype(np.float16)), name)
     return helper.make_tensor(name, BF16, array.shape, bf16_bits(array).tobytes(), raw=True)

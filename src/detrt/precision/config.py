@@ -134,9 +134,7 @@ def parse_budget(text: str) -> tuple[str, float]:
     try:
         return kind.strip(), float(number)
     except ValueError:
-        raise GraphError(
-            f"--budget must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}"
-        ) from None
+        raise GraphError(f"--budget must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}") from None
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -46,9 +46,7 @@ def emulate(model: onnx.ModelProto) -> onnx.ModelProto:
             tensor.CopyFrom(numpy_helper.from_array(_float32(tensor), tensor.name))
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        kind = next(
-            (kinds[n] for p, n in enumerate(node.input) if n in kinds and p not in fixed_inputs(node)), 0
-        )
+        kind = next((kinds[n] for p, n in enumerate(node.input) if n in kinds and p not in fixed_inputs(node)), 0)
         moves = node.op_type in MOVEMENT
         for entry in node.attribute:
             if node.op_type == "Cast" and entry.name == "to":
@@ -78,16 +76,8 @@ def emulate(model: onnx.ModelProto) -> onnx.ModelProto:
             if name:
                 exact, rounded = f"{name}/exact", f"{name}/bits"
                 node.output[position] = exact
-                nodes.append(
-                    helper.make_node(
-                        "Cast", [exact], [rounded], name=f"{node.name}/round_{position}", to=kind
-                    )
-                )
-                nodes.append(
-                    helper.make_node(
-                        "Cast", [rounded], [name], name=f"{node.name}/widen_{position}", to=FLOAT
-                    )
-                )
+                nodes.append(helper.make_node("Cast", [exact], [rounded], name=f"{node.name}/round_{position}", to=kind))
+                nodes.append(helper.make_node("Cast", [rounded], [name], name=f"{node.name}/widen_{position}", to=FLOAT))
     replace_nodes(copy, nodes)
     del graph.value_info[:]
     return copy
@@ -97,14 +87,10 @@ def needs_emulation(model: onnx.ModelProto) -> bool:
     """Whether a graph holds BF16 or FP8, which ONNX Runtime does not run on a CPU."""
     if any(t.data_type in (BF16, _FP8) for t in model.graph.initializer):
         return True
-    return any(
-        a.name == "to" and a.i == BF16 for n in model.graph.node if n.op_type == "Cast" for a in n.attribute
-    )
+    return any(a.name == "to" and a.i == BF16 for n in model.graph.node if n.op_type == "Cast" for a in n.attribute)
 
 
-def _fp8(
-    graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, TensorProto]
-) -> list[onnx.NodeProto]:
+def _fp8(graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, TensorProto]) -> list[onnx.NodeProto]:
     """FP8 Q and DQ as a division or product and a Cast: ONNX Runtime moves FP8 pairs over nodes that refuse them."""
     source, scale, output = node.input[0], node.input[1], node.output[0]
     inner = f"{output}/fp8"

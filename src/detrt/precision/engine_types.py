@@ -25,11 +25,7 @@ def check_engine(facts: EngineFacts, config: PrecisionConfig) -> None:
     extra = [kind for kind in _LOW - wanted if types.get(kind)]
     if missing or extra:
         text = ", ".join(f"{kind} {count}" for kind, count in types.items())
-        fault = (
-            f"has no {', '.join(sorted(missing))} layer"
-            if missing
-            else f"also has {', '.join(sorted(extra))} layers"
-        )
+        fault = f"has no {', '.join(sorted(missing))} layer" if missing else f"also has {', '.join(sorted(extra))} layers"
         raise GateError(
             f"--precision {config.precision} was asked for, but the engine {fault} (layer outputs by type: {text}); "
             "build it again from the checkpoint with the --precision that you want"

@@ -22,21 +22,15 @@ def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
         if not found:
-            raise ImageError(
-                f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})"
-            )
+            raise ImageError(f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
         return _spread(found, limit), None
     if not path.is_file():
-        raise ImageError(
-            f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json"
-        )
+        raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
     try:
         data = json.loads(path.read_text("utf-8"))
         names = [str(image["file_name"]) for image in data["images"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ImageError(
-            f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images"
-        ) from None
+        raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
     folder = images_of(path, names)
     return _spread([folder / name for name in names], limit), path
 
@@ -48,11 +42,7 @@ def images_of(path: Path, names: Sequence[str]) -> Path:
         ImageError: no known place has all of them.
     """
     kind = path.stem.rpartition("_")[2]
-    places = [
-        base / sub
-        for base in (path.parent, path.parent.parent)
-        for sub in ("", "images", kind, f"images/{kind}")
-    ]
+    places = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
     for place in places:
         if names and all((place / name).is_file() for name in names):
             return place

@@ -108,9 +108,7 @@ def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generato
     row, column = np.divmod(rest, columns)
     down = row[:, None] * strides[0] + np.arange(tall) * steps[0]  # (positions, tall)
     along = column[:, None] * strides[1] + np.arange(wide) * steps[1]
-    found = x[
-        image[:, None, None], :, down[:, :, None], along[:, None, :]
-    ]  # (positions, tall, wide, channels)
+    found = x[image[:, None, None], :, down[:, :, None], along[:, None, :]]  # (positions, tall, wide, channels)
     return found.transpose(0, 3, 1, 2).reshape(len(image), -1)
 
 
@@ -121,9 +119,7 @@ def _result(layer: _Layer) -> LayerNoise:
     return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
 
 
-def leave_noisy(
-    plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], share: float
-) -> None:
+def leave_noisy(plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], share: float) -> None:
     """Take the layers with the most noise for their work out of a plan, in place, down to `share` of all work.
 
     counts: node -> multiply-adds of every product of the graph; share: 0..1, 1 leaves the plan as it is.
@@ -155,9 +151,7 @@ def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, 
         if node.name not in plan.activations or node.name not in noise:
             continue
         offset = noise[node.name].offset
-        place = _bias_of(
-            node, readers.get(node.output[0], []), node.output[0] in outputs, constants, len(offset)
-        )
+        place = _bias_of(node, readers.get(node.output[0], []), node.output[0] in outputs, constants, len(offset))
         if place is None:
             continue
         owner, position = place

@@ -81,9 +81,7 @@ def check_share(share: FlopShare, config: PrecisionConfig) -> None:
     if target == "fp32":
         other = {k: v for k, v in share.shares.items() if k not in ("fp32", "fp64")}
         if other:
-            raise GateError(
-                f"--precision {config.precision} was asked for, but the graph also computes in {_text(other)}"
-            )
+            raise GateError(f"--precision {config.precision} was asked for, but the graph also computes in {_text(other)}")
         return
     got = share.of(target)
     if got < config.required_share:

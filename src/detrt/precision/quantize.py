@@ -49,11 +49,7 @@ def plan_quantization(view: GraphView, rules: Rules, low: str) -> QuantPlan:
         before = len(heads)
         for i in layers:
             found = reached[i]
-            if (
-                i not in heads
-                and found
-                and all(t == "exact" or (t.isdecimal() and int(t) in heads) for t in found)
-            ):
+            if i not in heads and found and all(t == "exact" or (t.isdecimal() and int(t) in heads) for t in found):
                 heads.add(i)
         grown = len(heads) > before
     for i in layers:
@@ -125,15 +121,9 @@ def _reached(view: GraphView, rules: Rules, start: int) -> set[str]:
                 found.add("sampled")
             elif _is_layer(view, node):
                 found.add(str(index))
-            elif node.op_type in ("Add", "Sub") and not any(
-                n in view.constants or n in seen for n in node.input if n != name
-            ):
+            elif node.op_type in ("Add", "Sub") and not any(n in view.constants or n in seen for n in node.input if n != name):
                 found.add("sum")
-            elif (
-                node.op_type in ELEMENTWISE
-                or node.op_type in MOVEMENT
-                or node.op_type in ("Erf", "Gelu", "HardSigmoid")
-            ):
+            elif node.op_type in ELEMENTWISE or node.op_type in MOVEMENT or node.op_type in ("Erf", "Gelu", "HardSigmoid"):
                 todo += node.output
             else:
                 found.add("norm")
@@ -232,9 +222,7 @@ def _weight_pair(
     names = (f"{target}/q", f"{target}/scale", f"{target}/zero")
     graph.initializer.append(helper.make_tensor(names[0], ZERO_TYPE[low], weight.shape, raw, raw=True))
     graph.initializer.append(numpy_helper.from_array(scale, names[1]))
-    graph.initializer.append(
-        helper.make_tensor(names[2], ZERO_TYPE[low], [len(scale)], bytes(len(scale)), raw=True)
-    )
+    graph.initializer.append(helper.make_tensor(names[2], ZERO_TYPE[low], [len(scale)], bytes(len(scale)), raw=True))
     return helper.make_node("DequantizeLinear", list(names), [target], name=f"{layer}/Weight", axis=axis)
 
 

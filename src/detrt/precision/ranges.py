@@ -29,7 +29,20 @@ SOFTMAX_LIMIT = 128.0
 
 # Operators whose result holds values of their first input and nothing else.
 _MOVES = frozenset(
-    "Reshape Transpose Slice Gather GatherElements Unsqueeze Squeeze Expand Tile Split Flatten Identity".split()
+    [
+        "Reshape",
+        "Transpose",
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "Unsqueeze",
+        "Squeeze",
+        "Expand",
+        "Tile",
+        "Split",
+        "Flatten",
+        "Identity",
+    ]
 )
 
 Progress = Callable[[int, int], None]
@@ -173,16 +186,10 @@ def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float)
                 found[node.name] = f"overflow: values up to {top:.4g} in '{name}', over 65504 / {margin:g}"
             elif 0.0 < top < least:
                 found.setdefault(node.name, f"underflow: no value above {top:.2g} in '{name}'")
-        if (
-            node.op_type == "Softmax"
-            and node.input[0] in ranges
-            and ranges[node.input[0]].absmax > SOFTMAX_LIMIT
-        ):
+        if node.op_type == "Softmax" and node.input[0] in ranges and ranges[node.input[0]].absmax > SOFTMAX_LIMIT:
             top = ranges[node.input[0]].absmax
             for name in _score_nodes(view, node):
-                found.setdefault(
-                    name, f"softmax of values up to {top:.4g}, which FP16 rounds to steps of {_step(top):g}"
-                )
+                found.setdefault(name, f"softmax of values up to {top:.4g}, which FP16 rounds to steps of {_step(top):g}")
     return found
 
 

@@ -187,11 +187,7 @@ class Rules:
     def _constant_is_lost(self, node: onnx.NodeProto) -> bool:
         """A small constant (an epsilon), or one so large that it is neither a value nor a fill."""
         for position, name in enumerate(node.input):
-            if (
-                name not in self.view.constants
-                or not self.view.is_float(name)
-                or position in fixed_inputs(node)
-            ):
+            if name not in self.view.constants or not self.view.is_float(name) or position in fixed_inputs(node):
                 continue
             values = np.abs(self.view.array(name)).reshape(-1)
             values = values[np.isfinite(values) & (values > 0)]
@@ -220,11 +216,7 @@ class Rules:
             seen.add(name)
             index = view.producer[name]
             node = view.nodes[index]
-            if (
-                node.op_type in BARRIER
-                or (node.op_type in GEMM and not is_dot(view, node))
-                or is_bias(view, node)
-            ):
+            if node.op_type in BARRIER or (node.op_type in GEMM and not is_dot(view, node)) or is_bias(view, node):
                 continue
             if not self._moves(node):
                 self.keep[index] = "coordinates or scores: " + _DECIDED
@@ -238,9 +230,7 @@ class Rules:
         for index, node in enumerate(view.nodes):
             inputs = view.float_inputs(node)
             if index in self.keep or node.op_type in WIDE or node.op_type == "Cast":
-                is_exact = (
-                    index in self.keep or node.op_type in WIDE or (not inputs and self._from_input(node))
-                )
+                is_exact = index in self.keep or node.op_type in WIDE or (not inputs and self._from_input(node))
             elif node.op_type in ELEMENTWISE or self._moves(node):
                 is_exact = bool(inputs) and all(name in exact for name in inputs)
                 if is_exact and not self._moves(node):

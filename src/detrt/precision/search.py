@@ -111,9 +111,7 @@ class Search:
         self.images, self.calibration, self.coco = images, calibration, coco
         self.kind, self.allowed = config.budget or ("drift", 0.0)
         if self.kind == "ap" and coco is None:
-            raise GraphError(
-                "--budget ap=... needs the truth: give a COCO file to --calibration, or --budget drift=0.01"
-            )
+            raise GraphError("--budget ap=... needs the truth: give a COCO file to --calibration, or --budget drift=0.01")
         self.say = progress or (lambda fraction, text: None)
         self.blocks = blocks_of(model)
         self.key = self._digest()
@@ -218,14 +216,8 @@ class Search:
 
     def _digest(self) -> str:
         digest = hashlib.sha256(self.model.SerializeToString())
-        choices = {
-            k: v for k, v in self.config.to_dict().items() if k not in ("state", "budget", "min_share")
-        }
-        digest.update(
-            json.dumps(
-                [choices, [str(i) if isinstance(i, (str, Path)) else "" for i in self.images]]
-            ).encode()
-        )
+        choices = {k: v for k, v in self.config.to_dict().items() if k not in ("state", "budget", "min_share")}
+        digest.update(json.dumps([choices, [str(i) if isinstance(i, (str, Path)) else "" for i in self.images]]).encode())
         return digest.hexdigest()
 
     def _load(self) -> dict[str, float]:
@@ -238,9 +230,7 @@ class Search:
                 return {}  # another model, other images or choices: measured anew
             return {str(name): float(value) for name, value in data["measured"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise GraphError(
-                f"the state file '{path}' is damaged ({error!r}); delete it, or give another --state"
-            ) from None
+            raise GraphError(f"the state file '{path}' is damaged ({error!r}); delete it, or give another --state") from None
 
     def _save(self) -> None:
         if self.config.state is not None:
@@ -254,11 +244,7 @@ def drift(reference: Detections, candidate: Detections) -> float:
     if not len(order):
         return 0.0
     total, used = 0.0, set()
-    overlaps = (
-        box_iou(reference.boxes_xyxy[order], candidate.boxes_xyxy)
-        if len(candidate)
-        else np.zeros((len(order), 0))
-    )
+    overlaps = box_iou(reference.boxes_xyxy[order], candidate.boxes_xyxy) if len(candidate) else np.zeros((len(order), 0))
     for row, index in enumerate(order):
         costs = np.where(
             candidate.class_ids == reference.class_ids[index],

@@ -39,9 +39,7 @@ def convert_file(
     model = graph.load(path)
     unknown = blocks_matching(model, config.keep_fp32)
     if unknown:
-        paths = sorted(
-            {node.name.strip("/").split("/")[0] for node in model.graph.node if "/" in node.name.strip("/")}
-        )
+        paths = sorted({node.name.strip("/").split("/")[0] for node in model.graph.node if "/" in node.name.strip("/")})
         raise GraphError(
             f"--keep-fp32 {', '.join(unknown)} fits no layer of this graph; its paths start with {', '.join(paths[:8])}; "
             "see the names with: detrt info"

@@ -44,9 +44,7 @@ class GraphView:
         self.readers: dict[str, list[tuple[int, int]]] = {}
         for index, node in enumerate(self.nodes):
             if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
-                raise GraphError(
-                    f"node '{node.name}' ({node.op_type}) holds a graph of its own; its types are not changed"
-                )
+                raise GraphError(f"node '{node.name}' ({node.op_type}) holds a graph of its own; its types are not changed")
             for name in node.output:
                 self.producer[name] = index
             for position, name in enumerate(node.input):
@@ -89,8 +87,7 @@ def matches(node: str, patterns: Iterable[str]) -> bool:
     path = module_path(node)
     full = node.strip("/").replace("/", ".")
     return any(
-        path == p or path.startswith(p + ".") or fnmatch.fnmatchcase(path, p) or fnmatch.fnmatchcase(full, p)
-        for p in patterns
+        path == p or path.startswith(p + ".") or fnmatch.fnmatchcase(path, p) or fnmatch.fnmatchcase(full, p) for p in patterns
     )
 
 
@@ -108,18 +105,14 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
     light.graph.name = "types"
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) > 4096:
-            light.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             light.graph.initializer.append(tensor)
     inferred = onnx.shape_inference.infer_shapes(light)
     kinds = {t.name: t.data_type for t in model.graph.initializer}
     for values in (inferred.graph.input, inferred.graph.output, inferred.graph.value_info):
         kinds |= {value.name: value.type.tensor_type.elem_type for value in values}
-    unknown = [
-        n.output[0] for n in model.graph.node if n.output and n.output[0] and not kinds.get(n.output[0])
-    ]
+    unknown = [n.output[0] for n in model.graph.node if n.output and n.output[0] and not kinds.get(n.output[0])]
     if unknown:
         raise GraphError(
             f"the types of {len(unknown)} tensors cannot be inferred, e.g. '{unknown[0]}'; export the model with detrt export"
@@ -149,15 +142,11 @@ def set_opset(model: onnx.ModelProto, version: int) -> None:
         if old < 18 <= version and node.op_type == "Split" and len(node.input) < 2:
             node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
         if old < 20 <= version and node.op_type == "GridSample":
-            mode = {b"bilinear": "linear", b"bicubic": "cubic"}.get(
-                attribute(node, "mode", b"bilinear"), "nearest"
-            )
+            mode = {b"bilinear": "linear", b"bicubic": "cubic"}.get(attribute(node, "mode", b"bilinear"), "nearest")
             _drop_attribute(node, "mode")
             node.attribute.append(onnx.helper.make_attribute("mode", mode))
         if old < 21 <= version and node.op_type == "GroupNormalization":
-            raise GraphError(
-                f"node '{node.name}' (GroupNormalization) means something else since opset 21; export again"
-            )
+            raise GraphError(f"node '{node.name}' (GroupNormalization) means something else since opset 21; export again")
     entry.version = version
     # The file format of an opset; onnxruntime and TensorRT refuse newer operators in older ones.
     model.ir_version = max(model.ir_version, {19: 9, 20: 9, 21: 10, 22: 10}.get(version, 8))

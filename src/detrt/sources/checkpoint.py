@@ -74,9 +74,7 @@ def load_checkpoint(
     _transformers()
     path = Path(ref.removeprefix("ckpt:")).expanduser()
     if family is not None and family not in family_names():
-        raise SourceError(
-            f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(family_names())}"
-        )
+        raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(family_names())}")
     file = read_state(path, ref)
     for start, what in _RELATIVES:
         if any(key.startswith(start) for key in file.tensors):
@@ -91,9 +89,7 @@ def load_checkpoint(
         from .tokenizer import read_tokenizer
 
         if family is not None and _told(file.tensors) in OTHERS:
-            raise SourceError(
-                f"'{ref}' has the keys of a DINO and not of {family}: it is another family; leave --family out"
-            )
+            raise SourceError(f"'{ref}' has the keys of a DINO and not of {family}: it is another family; leave --family out")
         # Before seconds of building a model, not after them.
         row = BY_NAME[FORMATS[variant][1]]
         refuse_text_choices(row, labels, tokenizer)
@@ -122,9 +118,7 @@ def _provenance(module: nn.Module, ref: str, path: Path) -> Provenance:
     )
 
 
-def _prompted(
-    module: nn.Module, family: Family, words: bytes, report: LoadReport, ref: str, path: Path
-) -> Source:
+def _prompted(module: nn.Module, family: Family, words: bytes, report: LoadReport, ref: str, path: Path) -> Source:
     """The Source of a model that takes a prompt; its tokenizer is not in the file."""
     from . import Source
     from .hub import _check_finite
@@ -175,14 +169,10 @@ def _load_dino(
         raise SourceError(
             f"'{path}' is not a {BY_NAME[family].title} checkpoint by its keys: it is another family; leave --family out"
         )
-    return original_dino.load(
-        dict(file.tensors), variant=layout, labels=labels, stored=file.labels, name=path.stem
-    )
+    return original_dino.load(dict(file.tensors), variant=layout, labels=labels, stored=file.labels, name=path.stem)
 
 
-def _spec(
-    module: Any, family: Family, labels: Path | str | None, stored: Any, report: Any, ref: str
-) -> ModelSpec:
+def _spec(module: Any, family: Family, labels: Path | str | None, stored: Any, report: Any, ref: str) -> ModelSpec:
     from .hub import make_spec
     from .label_sets import choose
     from .preprocessor import read_input_spec

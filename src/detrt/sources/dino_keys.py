@@ -29,9 +29,7 @@ def _transformer(prefix: str, encoder: str, decoder: str) -> list[Rule]:
     """Rules for mmdetection's transformer layers; encoder and decoder name their attentions differently."""
     self_attn, cross_attn = decoder.split(",")
     ffn = "ffns\\.0" if "attentions" in encoder else "ffn"
-    rules: list[Rule] = [
-        (rf"{prefix}encoder\.layers\.(\d+)\.{encoder}\.{_MSDA}", r"encoder.layers.\1.self_attn.\2.\3", "")
-    ]
+    rules: list[Rule] = [(rf"{prefix}encoder\.layers\.(\d+)\.{encoder}\.{_MSDA}", r"encoder.layers.\1.self_attn.\2.\3", "")]
     for part in ("encoder", "decoder"):
         rules += [
             (
@@ -77,10 +75,7 @@ def _transformer(prefix: str, encoder: str, decoder: str) -> list[Rule]:
 def _branches(prefix: str) -> list[Rule]:
     rules: list[Rule] = [(rf"{prefix}cls_branches\.(\d+)\.{_LEAF}", r"class_heads.\1.\2", "")]
     # Every second module is a ReLU.
-    return rules + [
-        (rf"{prefix}reg_branches\.(\d+)\.{2 * i}\.{_LEAF}", rf"box_heads.\1.layers.{i}.\2", "")
-        for i in range(3)
-    ]
+    return rules + [(rf"{prefix}reg_branches\.(\d+)\.{2 * i}\.{_LEAF}", rf"box_heads.\1.layers.{i}.\2", "") for i in range(3)]
 
 
 _MMDET_NECK: list[Rule] = [
@@ -249,10 +244,7 @@ RULES: dict[str, list[Rule]] = {
     "dino-mmdet": [*_BACKBONES, *_DINO_MMDET],
     "co_dino": [*_BACKBONES, *_VIT, *_CO_DINO],
 }
-_COMPILED = {
-    name: [(re.compile(pattern), target, how) for pattern, target, how in rules]
-    for name, rules in RULES.items()
-}
+_COMPILED = {name: [(re.compile(pattern), target, how) for pattern, target, how in rules] for name, rules in RULES.items()}
 
 # Keys that only one layout has.
 MARKS = {

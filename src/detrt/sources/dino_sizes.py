@@ -91,9 +91,7 @@ def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, obj
                 "depths": depths,
                 "out_stages": _stages(channels, 4 * width),
             }
-    patch = next(
-        (k for k in state if re.fullmatch(r"backbone\.(?:0\.)?patch_embed\.proj(?:ection)?\.weight", k)), None
-    )
+    patch = next((k for k in state if re.fullmatch(r"backbone\.(?:0\.)?patch_embed\.proj(?:ection)?\.weight", k)), None)
     if patch is None:
         raise SourceError(
             "the checkpoint has no ResNet stem ('backbone.conv1.weight') and no Swin patch embedding "
@@ -105,9 +103,7 @@ def _backbone(state: Mapping[str, Tensor], channels: list[int]) -> dict[str, obj
     stages = re.escape(f"{root}{part}.")
     depths = tuple(_count(state, rf"{stages}{i}\.blocks\.(\d+)\.") for i in range(4))
     inside = "attn.w_msa" if part == "stages" else "attn"
-    tables = [
-        _shape(state, f"{root}{part}.{i}.blocks.0.{inside}.relative_position_bias_table", 2) for i in range(4)
-    ]
+    tables = [_shape(state, f"{root}{part}.{i}.blocks.0.{inside}.relative_position_bias_table", 2) for i in range(4)]
     side = isqrt(tables[0][0])
     if side * side != tables[0][0] or side % 2 == 0:
         raise SourceError(f"a relative position table of {tables[0][0]} rows belongs to no square window")
@@ -152,17 +148,13 @@ def _stages(channels: list[int], first: int) -> tuple[int, ...]:
     known = [first * 2**i for i in range(4)]
     wrong = [c for c in channels if c not in known]
     if wrong or not channels:
-        raise SourceError(
-            f"the neck reads maps of {channels} channels, but the backbone's stages have {known}"
-        )
+        raise SourceError(f"the neck reads maps of {channels} channels, but the backbone's stages have {known}")
     return tuple(known.index(c) for c in channels)
 
 
 def _shape(state: Mapping[str, Tensor], key: str, rank: int) -> tuple[int, ...]:
     if key not in state:
-        raise SourceError(
-            f"the checkpoint lacks '{key}', which tells the size of the model; it is incomplete"
-        )
+        raise SourceError(f"the checkpoint lacks '{key}', which tells the size of the model; it is incomplete")
     shape = tuple(state[key].shape)
     if len(shape) != rank:
         raise SourceError(f"'{key}' has shape {shape}; it must have {rank} axes")
@@ -174,7 +166,5 @@ def _count(state: Mapping[str, Tensor], pattern: str) -> int:
     compiled = re.compile(pattern)
     found = [int(match[1]) for match in map(compiled.match, state) if match]
     if not found:
-        raise SourceError(
-            f"the checkpoint has no keys like '{pattern}'; it is incomplete or of another model"
-        )
+        raise SourceError(f"the checkpoint has no keys like '{pattern}'; it is incomplete or of another model")
     return 1 + max(found)

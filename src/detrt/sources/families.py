@@ -178,7 +178,14 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 # Detectors that transformers does not have (`detrt.models`): original checkpoint files only.
-_DINO_FACTS = {"mask": True, "shortest_edge": True, "activation": "sigmoid", "select": "topk", "max_detections": 300, "deformable": True}
+_DINO_FACTS = {
+    "mask": True,
+    "shortest_edge": True,
+    "activation": "sigmoid",
+    "select": "topk",
+    "max_detections": 300,
+    "deformable": True,
+}
 OWN_FAMILIES: tuple[Family, ...] = (
     Family(name="dino", model_type="", title="DINO", example="", **_DINO_FACTS),  # type: ignore[arg-type]
     Family(name="co_dino", model_type="", title="Co-DINO", example="", **_DINO_FACTS),  # type: ignore[arg-type]

@@ -83,7 +83,6 @@ def load_folder(
 ) -> Source:
     """Load a folder in transformers format. See `load_source` for the arguments and errors."""
     from . import Source
-
     from .tokenizer import read_tokenizer
 
     config = read_config(folder)
@@ -159,8 +158,7 @@ def family_of(config: dict[str, Any], ref: str) -> Family:
     if model_type not in BY_MODEL_TYPE:
         known = ", ".join(f.model_type for f in FAMILIES)
         raise SourceError(
-            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} "
-            "(see: detrt info --families)"
+            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
         )
     return BY_MODEL_TYPE[model_type]
 
@@ -234,9 +232,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def _load_module(
-    folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False
-) -> nn.Module:
+def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False) -> nn.Module:
     transformers = _transformers()
     import torch
     from huggingface_hub.errors import StrictDataclassError
@@ -248,9 +244,7 @@ def _load_module(
     try:
         with _quiet(transformers):
             swin = timm_swin.timm_name(raw) is not None
-            config = (
-                timm_swin.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
-            )
+            config = timm_swin.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
             loader: Any = transformers.AutoModelForObjectDetection
             if BY_MODEL_TYPE[raw["model_type"]].text:
@@ -265,9 +259,7 @@ def _load_module(
                 loader = transformers.OmDetTurboForObjectDetection
             elif getattr(backbone, "model_type", "") == "timm_backbone":
                 native = timm_resnet.resnet_config(backbone.to_dict())
-                config.backbone_config = transformers.ResNetConfig(
-                    **{k: v for k, v in native.items() if k != "model_type"}
-                )
+                config.backbone_config = transformers.ResNetConfig(**{k: v for k, v in native.items() if k != "model_type"})
                 state, location = timm_resnet.rename_state_dict(_read_state(folder)), None
                 # The Auto class looks for files even where it is given the weights.
                 loader = transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING[type(config)]

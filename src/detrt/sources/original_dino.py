@@ -176,9 +176,7 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
     import torch
 
     targets = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    wanted = set(module.state_dict()) - {
-        key for key in module.state_dict() if key.endswith("num_batches_tracked")
-    }
+    wanted = set(module.state_dict()) - {key for key in module.state_dict() if key.endswith("num_batches_tracked")}
     used, training, derived, aliases, unexpected, misshapen = [], [], [], [], [], []
     filled: dict[str, str] = {}
     for key, tensor in state.items():
@@ -189,20 +187,12 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], layout: str, config: D
             training.append(key)
         elif spot.target.startswith("ROPE."):
             if not _is_rope(tensor, spot.target.removeprefix("ROPE.")):
-                raise SourceError(
-                    f"'{key}' is no table of the rotary positions that this model has; it is damaged or of another"
-                )
+                raise SourceError(f"'{key}' is no table of the rotary positions that this model has; it is damaged or of another")
             derived.append(key)
         elif spot.kind in (DERIVED, ALIAS):
             other = targets.get(spot.target) if spot.kind == DERIVED else state.get(spot.target)
-            if (
-                other is None
-                or other.shape != tensor.shape
-                or not torch.equal(other.to(tensor.dtype), tensor)
-            ):
-                raise SourceError(
-                    f"'{key}' differs from what it must equal ('{spot.target}'); the checkpoint is damaged"
-                )
+            if other is None or other.shape != tensor.shape or not torch.equal(other.to(tensor.dtype), tensor):
+                raise SourceError(f"'{key}' differs from what it must equal ('{spot.target}'); the checkpoint is damaged")
             (derived if spot.kind == DERIVED else aliases).append(key)
         else:
             for target, part in _parts(spot.target, tensor, spot.transform):

@@ -223,7 +223,9 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     name, _, size = ref.removeprefix("random:").partition("/")
     names = [*MODELS, *random_dino.MODELS, *random_text.MODELS]
     if name not in names or size not in ("", "tiny"):
-        raise SourceError(f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}")
+        raise SourceError(
+            f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}"
+        )
     if name in random_text.MODELS:
         return random_text.load_random_text(ref, labels=labels, tokenizer=tokenizer)
     if tokenizer is not None:

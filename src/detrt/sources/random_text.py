@@ -157,20 +157,14 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def load_random_text(
-    ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None
-) -> Source:
+def load_random_text(ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None) -> Source:
     """A Source for `random:<name>` or `random:<name>/tiny` with a name of `MODELS`."""
     name, _, size = ref.removeprefix("random:").partition("/")
     family_name, full, tiny = MODELS[name]
     family = BY_NAME[family_name]
     refuse_text_choices(family, labels, None)
     settings = {**deepcopy(full), **(deepcopy(tiny) if size == "tiny" else {})}
-    words = (
-        read_tokenizer(tokenizer, None, ref)
-        if tokenizer is not None
-        else small_tokenizer(family, settings["text_config"])
-    )
+    words = read_tokenizer(tokenizer, None, ref) if tokenizer is not None else small_tokenizer(family, settings["text_config"])
     module = build(family, settings, settle=size != "tiny")
     spec = text_spec(family, module, read_input_spec(Path("."), family, module.config), words, ref)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
@@ -200,9 +194,7 @@ def small_tokenizer(family: Family, text_config: dict[str, Any]) -> bytes:
         model = library().models.WordPiece(vocabulary | dict(ends), unk_token="[UNK]")
         made = library().Tokenizer(model)
         made.normalizer, made.pre_tokenizer = _bert_parts()
-        made.post_processor = processors.TemplateProcessing(
-            single="<|startoftext|> $A <|endoftext|>", special_tokens=ends
-        )
+        made.post_processor = processors.TemplateProcessing(single="<|startoftext|> $A <|endoftext|>", special_tokens=ends)
         made.add_special_tokens([name for name, _ in ends])
     return made.to_str().encode()
 
@@ -225,9 +217,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
     config = CONFIG_MAPPING[family.model_type](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        module = AutoModelForZeroShotObjectDetection.from_config(
-            config, dtype=torch.float32, attn_implementation="eager"
-        )
+        module = AutoModelForZeroShotObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
         for child in module.modules():
             if isinstance(child, (torch.nn.Conv2d, torch.nn.Linear)):
@@ -239,9 +229,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
                 parameter.data *= 0.2
             elif name.endswith(("_param", "text_projection")):
                 # Fusion is scaled by 1e-4 at the start of training, and the projection may be empty memory.
-                parameter.data.normal_(
-                    0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator
-                )
+                parameter.data.normal_(0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator)
             elif (parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())) or moves:
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         for name, buffer in module.named_buffers():

@@ -33,9 +33,7 @@ _DAMAGE = (
     MemoryError,
 )
 _PREFIXES = ("module.", "_orig_mod.")
-_QUANTISED = re.compile(
-    r"(zero_point|_packed_params|weight_fake_quant|qweight|qzeros|weight_scale|SCB)(\.|$)"
-)
+_QUANTISED = re.compile(r"(zero_point|_packed_params|weight_fake_quant|qweight|qzeros|weight_scale|SCB)(\.|$)")
 # How torch words a global that it will not import, or a call that it will not make.
 _REFUSED_GLOBAL = re.compile(
     r"(?:Unsupported global: GLOBAL|Unsupported class|Trying to load unsupported GLOBAL|"
@@ -66,23 +64,17 @@ def read_state(path: Path, ref: str) -> StateFile:
             run), quantised tensors, or no state dict in it.
     """
     if _SHARD.search(path.name):
-        raise SourceError(
-            f"'{ref}' is one shard of a checkpoint (or its index); join the shards into one file first"
-        )
+        raise SourceError(f"'{ref}' is one shard of a checkpoint (or its index); join the shards into one file first")
     if not path.is_file():
         kind = "a folder; give the file in it" if path.is_dir() else "not there"
         raise SourceError(f"'{ref}': the file '{path}' is {kind}, e.g. ckpt:detr-r50-e632da11.pth")
     if path.suffix not in SUFFIXES:
-        raise SourceError(
-            f"'{ref}' ends with '{path.suffix}'; checkpoint files end with one of {', '.join(SUFFIXES)}"
-        )
+        raise SourceError(f"'{ref}' ends with '{path.suffix}'; checkpoint files end with one of {', '.join(SUFFIXES)}")
     if path.stat().st_size == 0:
         raise SourceError(f"'{ref}' is an empty file; download it again")
     loaded = _read_safetensors(path, ref) if path.suffix == ".safetensors" else _read_pickle(path, ref)
     if not isinstance(loaded, Mapping):
-        raise SourceError(
-            f"'{ref}' holds a {type(loaded).__name__}, not a state dict; save model.state_dict() instead"
-        )
+        raise SourceError(f"'{ref}' holds a {type(loaded).__name__}, not a state dict; save model.state_dict() instead")
     tensors, weights = _choose(loaded, ref)
     args = _args(loaded)
     found = StateFile(tensors, weights, args, _labels(loaded, args))
@@ -122,14 +114,10 @@ def _read_pickle(path: Path, ref: str) -> Any:
     except pickle.UnpicklingError as error:
         text = str(error)
         named = _REFUSED_GLOBAL.search(text)
-        if named is None and not re.search(
-            r"nsupported (global|class)|not an allowed global", text, re.IGNORECASE
-        ):
+        if named is None and not re.search(r"nsupported (global|class)|not an allowed global", text, re.IGNORECASE):
             raise SourceError(f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(text)}") from None
         what = named[1] if named else _short(text)
-        hint = (
-            "save a plain state dict with the authors' code: torch.save({'model': model.state_dict()}, path)"
-        )
+        hint = "save a plain state dict with the authors' code: torch.save({'model': model.state_dict()}, path)"
         if what.split(".")[0] in ("mmengine", "mmcv", "mmdet"):
             hint = "it is a setting of the trainer, not a weight; save checkpoint['state_dict'] alone, and give that file"
         raise SourceError(
@@ -157,20 +145,14 @@ def _choose(loaded: Mapping[Any, Any], ref: str) -> tuple[dict[str, Tensor], str
     tensors = _tensors(loaded)
     if not tensors:
         keys = ", ".join(map(str, list(loaded)[:6])) or "nothing"
-        raise SourceError(
-            f"'{ref}' holds no state dict: its keys are {keys}; expected one of {', '.join((*_EMA, *_PLAIN))}"
-        )
+        raise SourceError(f"'{ref}' holds no state dict: its keys are {keys}; expected one of {', '.join((*_EMA, *_PLAIN))}")
     return tensors, "weights"
 
 
 def _tensors(mapping: Mapping[Any, Any]) -> dict[str, Tensor]:
     import torch
 
-    found = {
-        key: value
-        for key, value in mapping.items()
-        if isinstance(key, str) and isinstance(value, torch.Tensor)
-    }
+    found = {key: value for key, value in mapping.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
     for prefix in _PREFIXES:
         # A moving average counts its steps beside the wrapped model.
         wrapped = {key: value for key, value in found.items() if key.startswith(prefix)}

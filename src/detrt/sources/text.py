@@ -30,9 +30,7 @@ def with_boolean_masks(module: nn.Module) -> None:
         text.set_attn_implementation("sdpa")
 
 
-def text_spec(
-    family: Family, module: nn.Module, input_spec: InputSpec, tokenizer: bytes, ref: str
-) -> ModelSpec:
+def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenizer: bytes, ref: str) -> ModelSpec:
     """ModelSpec of a prompted model; `labels` is empty.
 
     Raises:

@@ -66,9 +66,7 @@ def omdet_config(raw: Mapping[str, Any], ref: str) -> Any:
 
     name = str(timm_name(raw)).split(".")[0]
     if name not in SWINS:
-        raise SourceError(
-            f"the backbone of '{ref}' is timm's {name!r}; detrt reads {', '.join(SWINS)} without timm"
-        )
+        raise SourceError(f"the backbone of '{ref}' is timm's {name!r}; detrt reads {', '.join(SWINS)} without timm")
     width, depths, heads, window = SWINS[name]
     settings = {key: value for key, value in raw.items() if "backbone" not in key}
     settings["backbone_config"] = {

@@ -38,9 +38,7 @@ def read_tokenizer(given: Path | str | None, folder: Path | None, ref: str) -> b
     if given is not None:
         path = Path(given).expanduser()
         if not path.exists():
-            raise SourceError(
-                f"--tokenizer '{given}' is not there; give a {FILE}, a {VOCABULARY} or a folder with one"
-            )
+            raise SourceError(f"--tokenizer '{given}' is not there; give a {FILE}, a {VOCABULARY} or a folder with one")
         found = _in_folder(path) if path.is_dir() else path
         if found is None:
             raise SourceError(f"--tokenizer '{given}': the folder has no {FILE} and no {VOCABULARY}")
@@ -72,9 +70,7 @@ def _checked(path: Path) -> bytes:
         return _plain(library().Tokenizer.from_str(text))
     except Exception as error:  # the library raises bare Exceptions
         what = " ".join(str(error).split())[:200]
-        raise SourceError(
-            f"'{path}' is not a file of the tokenizers library: {what}; give a {FILE} or a {VOCABULARY}"
-        ) from None
+        raise SourceError(f"'{path}' is not a file of the tokenizers library: {what}; give a {FILE} or a {VOCABULARY}") from None
 
 
 def _from_transformers(folder: Path, ref: str) -> bytes:
@@ -84,9 +80,7 @@ def _from_transformers(folder: Path, ref: str) -> bytes:
         return _plain(AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer)
     except Exception as error:  # tokenizer code raises what it likes
         what = " ".join(str(error).split())[:200]
-        raise SourceError(
-            f"the tokenizer of '{ref}' cannot be read: {what}; give one with --tokenizer FILE"
-        ) from None
+        raise SourceError(f"the tokenizer of '{ref}' cannot be read: {what}; give one with --tokenizer FILE") from None
 
 
 def _plain(tokenizer: Any) -> bytes:
@@ -114,9 +108,7 @@ def bert_tokenizer(vocabulary: dict[str, int]) -> Any:
     made.decoder = decoders.WordPiece()
     ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    made.add_special_tokens(
-        [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocabulary]
-    )
+    made.add_special_tokens([name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocabulary])
     return made
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 
 def linear(w, name, x):
-    return x @ w[f"{name}.weight"].T + (w[f"{name}.bias"] if f"{name}.bias" in w else 0.0)
+    return x @ w[f"{name}.weight"].T + (w.get(f"{name}.bias", 0.0))
 
 
 def layer_norm(w, name, x):
@@ -35,9 +35,7 @@ def resnet(w, p, image, stages):
             y = batch_norm(w, f"{name}bn2", y).clamp(min=0)
             y = batch_norm(w, f"{name}bn3", F.conv2d(y, w[f"{name}conv3.weight"]))
             if f"{name}downsample.0.weight" in w:
-                x = batch_norm(
-                    w, f"{name}downsample.1", F.conv2d(x, w[f"{name}downsample.0.weight"], stride=stride)
-                )
+                x = batch_norm(w, f"{name}downsample.1", F.conv2d(x, w[f"{name}downsample.0.weight"], stride=stride))
             x = (x + y).clamp(min=0)
             block += 1
         if stage in stages:
@@ -95,10 +93,7 @@ def swin_block(w, name, x, size, shift, heads):
 
 
 def swin(w, p, image, stages, size):
-    return [
-        torch.stack(maps)
-        for maps in zip(*(swin_image(w, p, one, stages, size) for one in image), strict=True)
-    ]
+    return [torch.stack(maps) for maps in zip(*(swin_image(w, p, one, stages, size) for one in image), strict=True)]
 
 
 def swin_image(w, p, image, stages, size):

@@ -176,8 +176,7 @@ class Reference:
             first, second = self.n["enc_norms"]
             x = self.norm(
                 f"{name}.{first}",
-                x
-                + self.attention(f"{name}.{self.n['enc_attn']}", x + position, reference, x, padding, sizes),
+                x + self.attention(f"{name}.{self.n['enc_attn']}", x + position, reference, x, padding, sizes),
             )
             x = self.norm(f"{name}.{second}", x + self.ffn(name, x))
         boxes = torch.tensor(boxes)
@@ -196,9 +195,7 @@ class Reference:
         memory = e["memory"].clone()
         memory[~e["usable"]] = 0.0
         root = self.n["root"]
-        classes, delta = self.heads(
-            -1, self.norm(f"{root}enc_output_norm", linear(self.w, f"{root}enc_output", memory))
-        )
+        classes, delta = self.heads(-1, self.norm(f"{root}enc_output_norm", linear(self.w, f"{root}enc_output", memory)))
         logit = torch.log(e["boxes"] / (1 - e["boxes"]))
         logit[~e["usable"]] = float("inf")
         return classes, torch.sigmoid(delta + logit)
@@ -216,12 +213,8 @@ class Reference:
             a, b = self.n["ref"]
             position = linear(self.w, f"{root}ref_point_head.{a}", torch.cat(codes, -1)).clamp(min=0)
             position = linear(self.w, f"{root}ref_point_head.{b}", position)
-            x = self.norm(
-                f"{name}.{first}", x + self.self_attention(f"{name}.{self.n['self_attn']}", x, position)
-            )
-            y = self.attention(
-                f"{name}.{self.n['cross_attn']}", x + position, levels, e["memory"], e["padding"], e["sizes"]
-            )
+            x = self.norm(f"{name}.{first}", x + self.self_attention(f"{name}.{self.n['self_attn']}", x, position))
+            y = self.attention(f"{name}.{self.n['cross_attn']}", x + position, levels, e["memory"], e["padding"], e["sizes"])
             x = self.norm(f"{name}.{second}", x + y)
             x = self.norm(f"{name}.{third}", x + self.ffn(name, x))
             before = reference

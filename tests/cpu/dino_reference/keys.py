@@ -25,9 +25,7 @@ def resnet(p, depths, width, counter):
     keys = {}
 
     def bn(name, size):
-        keys.update(
-            {f"{p}{name}.{leaf}": [size] for leaf in ("weight", "bias", "running_mean", "running_var")}
-        )
+        keys.update({f"{p}{name}.{leaf}": [size] for leaf in ("weight", "bias", "running_mean", "running_var")})
         if counter:
             keys[f"{p}{name}.num_batches_tracked"] = []
 
@@ -38,9 +36,7 @@ def resnet(p, depths, width, counter):
         inner = width * 2**stage
         for block in range(depth):
             name = f"layer{stage + 1}.{block}."
-            for i, (out, size, kernel) in enumerate(
-                [(inner, channels, 1), (inner, inner, 3), (4 * inner, inner, 1)]
-            ):
+            for i, (out, size, kernel) in enumerate([(inner, channels, 1), (inner, inner, 3), (4 * inner, inner, 1)]):
                 keys[f"{p}{name}conv{i + 1}.weight"] = [out, size, kernel, kernel]
                 bn(f"{name}bn{i + 1}", out)
             if not block:
@@ -91,9 +87,7 @@ def vit(p, width, depth, head, hidden, positions, window, windowed, whole):
     for i in range(depth):
         name = f"{p}blocks.{i}."
         keys |= {f"{name}attn.q_bias": [width], f"{name}attn.v_bias": [width]}
-        keys |= (
-            norm(f"{name}norm1", width) | norm(f"{name}norm2", width) | both(f"{name}attn.proj", width, width)
-        )
+        keys |= norm(f"{name}norm1", width) | norm(f"{name}norm2", width) | both(f"{name}attn.proj", width, width)
         keys |= {f"{name}attn.{part}_proj.weight": [width, width] for part in "qkv"}
         if i in windowed or whole:
             table(f"blocks.{i}.attn.rope", window if i in windowed else whole)
@@ -144,9 +138,7 @@ def msda(name, dim, levels, points):
 
 
 def in_proj(name, dim):
-    return {f"{name}.in_proj_weight": [3 * dim, dim], f"{name}.in_proj_bias": [3 * dim]} | both(
-        f"{name}.out_proj", dim, dim
-    )
+    return {f"{name}.in_proj_weight": [3 * dim, dim], f"{name}.in_proj_bias": [3 * dim]} | both(f"{name}.out_proj", dim, dim)
 
 
 def mlp(names, sizes):
@@ -159,24 +151,16 @@ def mlp(names, sizes):
 def dino(facts, stages, levels, classes=91, dim=256, ffn=2048, layers=6, queries=900, points=4):
     """IDEA-Research/DINO: `model` of the checkpoint files."""
     swin_like = facts["kind"] == "swin"
-    keys, channels = backbone(
-        "backbone.0." if swin_like else "backbone.0.body.", facts, stages, counter=False
-    )
+    keys, channels = backbone("backbone.0." if swin_like else "backbone.0.body.", facts, stages, counter=False)
     for i in range(levels):
         extra = i - len(channels)
         size = channels[i] if extra < 0 else channels[-1] if extra == 0 else dim
-        keys |= both(f"input_proj.{i}.0", dim, size, *([1, 1] if extra < 0 else [3, 3])) | norm(
-            f"input_proj.{i}.1", dim
-        )
+        keys |= both(f"input_proj.{i}.0", dim, size, *([1, 1] if extra < 0 else [3, 3])) | norm(f"input_proj.{i}.1", dim)
     keys |= {"transformer.level_embed": [levels, dim], "transformer.tgt_embed.weight": [queries, dim]}
     keys |= both("transformer.enc_output", dim, dim) | norm("transformer.enc_output_norm", dim)
     for i in range(layers):
         name = f"transformer.encoder.layers.{i}"
-        keys |= (
-            msda(f"{name}.self_attn", dim, levels, points)
-            | norm(f"{name}.norm1", dim)
-            | norm(f"{name}.norm2", dim)
-        )
+        keys |= msda(f"{name}.self_attn", dim, levels, points) | norm(f"{name}.norm1", dim) | norm(f"{name}.norm2", dim)
         keys |= both(f"{name}.linear1", ffn, dim) | both(f"{name}.linear2", dim, ffn)
         name = f"transformer.decoder.layers.{i}"
         keys |= msda(f"{name}.cross_attn", dim, levels, points) | in_proj(f"{name}.self_attn", dim)
@@ -211,12 +195,8 @@ def _mmdet(names, facts, stages, levels, classes, dim, ffn, encoder, layers, que
             if part == "encoder":
                 keys |= msda(f"{name}.{names['enc']}", dim, levels, points)
             else:
-                keys |= in_proj(f"{name}.{names['self']}", dim) | msda(
-                    f"{name}.{names['cross']}", dim, levels, points
-                )
-            keys |= both(f"{name}.{names['ffn']}.layers.0.0", ffn, dim) | both(
-                f"{name}.{names['ffn']}.layers.1", dim, ffn
-            )
+                keys |= in_proj(f"{name}.{names['self']}", dim) | msda(f"{name}.{names['cross']}", dim, levels, points)
+            keys |= both(f"{name}.{names['ffn']}.layers.0.0", ffn, dim) | both(f"{name}.{names['ffn']}.layers.1", dim, ffn)
             for k in range(2 if part == "encoder" else 3):
                 keys |= norm(f"{name}.norms.{k}", dim)
     keys |= norm(f"{root}decoder.norm", dim)

@@ -74,9 +74,7 @@ def vit(w, image, windowed):
     tokens, size = w["backbone.rope_win.freqs_cos"].shape
     found = []
     for one in image:
-        x = F.conv2d(
-            one[None], w["backbone.patch_embed.proj.weight"], w["backbone.patch_embed.proj.bias"], stride=16
-        )
+        x = F.conv2d(one[None], w["backbone.patch_embed.proj.weight"], w["backbone.patch_embed.proj.bias"], stride=16)
         grid = table.view(1, side, side, -1).permute(0, 3, 1, 2)
         x = (x + F.interpolate(grid, x.shape[-2:], mode="bicubic", align_corners=False))[0].permute(1, 2, 0)
         index = 0

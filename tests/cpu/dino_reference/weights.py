@@ -20,13 +20,7 @@ def fill(keys, seed=0):
         elif len(shape) < 2:
             centre = 1.0 if leaf == "weight" else 0.0
             state[name] = centre + 0.1 * torch.randn(shape, generator=generator)
-        elif (
-            "embed" in leaf
-            or "embed" in name
-            and len(shape) == 2
-            and "class" not in name
-            and "bbox" not in name
-        ):
+        elif "embed" in leaf or ("embed" in name and len(shape) == 2 and "class" not in name and "bbox" not in name):
             state[name] = torch.randn(shape, generator=generator)
         else:
             fan_in = torch.Size(shape[1:]).numel()

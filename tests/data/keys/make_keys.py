@@ -209,9 +209,7 @@ def main() -> None:
         sys.path.insert(0, str(root))
         os.chdir(root)
         state = make(root).state_dict()
-        lines = [
-            f'  {json.dumps(key)}: "{"x".join(map(str, tensor.shape))}"' for key, tensor in state.items()
-        ]
+        lines = [f'  {json.dumps(key)}: "{"x".join(map(str, tensor.shape))}"' for key, tensor in state.items()]
         # Buffers whose values, not only shapes, are part of the architecture.
         values = {
             key: tensor.tolist()

@@ -50,9 +50,7 @@ def recognise(keys: Iterable[str]) -> str | None:
     return rt_detr.recognise(known)
 
 
-def load(
-    state: Mapping[str, Tensor], variant: str, args: Mapping[str, Any], ref: str
-) -> tuple[nn.Module, Family, LoadReport]:
+def load(state: Mapping[str, Tensor], variant: str, args: Mapping[str, Any], ref: str) -> tuple[nn.Module, Family, LoadReport]:
     """The transformers module of a state dict, with every key used or named.
 
     Raises:

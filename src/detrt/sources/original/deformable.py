@@ -69,16 +69,12 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     layers = shapes.count("transformer.decoder.layers.#.")
     dilated = variant.endswith("-dc5") or bool(args.get("dilation"))
     if levels == 1 and not dilated and "dilation" not in args:
-        report.notes.append(
-            "stride 32 assumed: a DC5 file has the same keys and needs --family deformable_detr-dc5"
-        )
+        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs --family deformable_detr-dc5")
 
     def points(kind: str) -> int:
         rows, rest = divmod(shapes.size(f"transformer.{kind}.attention_weights.weight"), heads * levels)
         if rest or rows < 1:
-            raise SourceError(
-                f"'{shapes.ref}': '{kind}.attention_weights' does not divide by {heads} heads and {levels} levels"
-            )
+            raise SourceError(f"'{shapes.ref}': '{kind}.attention_weights' does not divide by {heads} heads and {levels} levels")
         return rows
 
     return {
@@ -87,9 +83,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
             "out_features": levels_of(backbone["hidden_sizes"], taken, shapes.ref),
         },
         "num_labels": shapes.size("class_embed.0.weight"),
-        "num_queries": shapes.size("query_embed.weight")
-        if not two_stage
-        else int(args.get("num_queries", 300)),
+        "num_queries": shapes.size("query_embed.weight") if not two_stage else int(args.get("num_queries", 300)),
         "two_stage_num_proposals": int(args.get("num_queries", 300)),
         "d_model": shapes.size("transformer.level_embed", 1),
         "num_feature_levels": levels,

@@ -38,11 +38,7 @@ TABLE = (
     ("encoder.down_sample2.1.@", "model.encoder.down_conv2.conv.@"),
     ("encoder.down_sample2.2.@", "model.encoder.down_conv2.norm.@"),
     ("encoder.bi_fusion.cv.**", "model.encoder.bi_fusion_conv.**"),
-    *(
-        line
-        for name in ("fpn_block", "pan_block", "fpn_blocks.#", "pan_blocks.#")
-        for line in block_table(name, _BLOCK)
-    ),
+    *(line for name in ("fpn_block", "pan_block", "fpn_blocks.#", "pan_blocks.#") for line in block_table(name, _BLOCK)),
     ("decoder.input_proj.**", "model.decoder_input_proj.**"),
     *DECODER,
     ("decoder.decoder.layers.#.gateway.norm.scale", "model.decoder.layers.#.gateway.norm.weight"),
@@ -152,9 +148,7 @@ def prepare(module: nn.Module, shapes: Shapes) -> None:
     from ...models.dinov3_sta import keep_plain
 
     rope = encoder.backbone.rope_embeddings  # type: ignore[union-attr]
-    rope.register_buffer(
-        "inv_freq", rope.inv_freq
-    )  # a file has its own, so it must be filled like the others
+    rope.register_buffer("inv_freq", rope.inv_freq)  # a file has its own, so it must be filled like the others
     del encoder.backbone.embeddings.mask_token  # type: ignore[union-attr]
     if prefix.endswith("_model."):
         keep_plain(encoder)  # type: ignore[arg-type]
@@ -167,9 +161,7 @@ def dinov3(shapes: Shapes, prefix: str, report: LoadReport) -> dict[str, Any]:
     layers = shapes.count(f"{prefix}blocks.#.")
     width = shapes.size(f"{prefix}cls_token", 2)
     if layers != 12:
-        raise SourceError(
-            f"'{shapes.ref}' has a ViT of {layers} layers; detrt reads DEIMv2 S, M, L and X, with 12"
-        )
+        raise SourceError(f"'{shapes.ref}' has a ViT of {layers} layers; detrt reads DEIMv2 S, M, L and X, with 12")
     taken = READ_LAYERS[plain]
     report.notes.append(f"layers {', '.join(map(str, taken))} of the ViT are read, as published for its kind")
     return {
@@ -206,9 +198,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         found["normalize"] = True  # of all DEIMv2, these alone take normalised pixels
     else:
         backbone = hgnet(shapes)
-        backbone["out_features"] = levels_of(
-            backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref
-        )
+        backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
         last = 4 * 2 ** (len(backbone["hidden_sizes"]) - 1)
         strides = [16, 32] if lite else [last // 2**i for i in range(levels)][::-1]
     found |= {
@@ -239,6 +229,4 @@ def trained_side(shapes: Shapes, strides: list[int]) -> int | None:
     if "decoder.anchors" not in shapes:
         return None
     count = shapes.size("decoder.anchors", 1)
-    return next(
-        (s for s in range(32, 4097, 32) if sum((s // stride) ** 2 for stride in strides) == count), None
-    )
+    return next((s for s in range(32, 4097, 32) if sum((s // stride) ** 2 for stride in strides) == count), None)

@@ -36,10 +36,7 @@ TABLE = (
     ),
     ("backbone.0.layers.#.blocks.#.mlp.@.@", f"{_BLOCK}mlp.@.@"),
     ("backbone.0.layers.#.downsample.@.@", f"{_SWIN}encoder.layers.#.downsample.@.@"),
-    *(
-        (f"backbone.0.norm{i}.@", f"model.backbone.conv_encoder.model.hidden_states_norms.stage{i + 1}.@")
-        for i in range(4)
-    ),
+    *((f"backbone.0.norm{i}.@", f"model.backbone.conv_encoder.model.hidden_states_norms.stage{i + 1}.@") for i in range(4)),
     (f"{_UNUSED_NORM}.@", f"{_SWIN}layernorm.@"),
     ("input_proj.#.#.@", "model.input_proj_vision.#.#.@"),
     ("bert.**", "model.text_backbone.**"),

@@ -73,9 +73,7 @@ def _fill(target: str, values: Iterable[str]) -> str:
     return _TOKEN.sub(lambda _: next(found), target)
 
 
-def rename(
-    state: Mapping[str, Tensor], table: Table, training_only: Mapping[str, str], report: LoadReport
-) -> dict[str, Tensor]:
+def rename(state: Mapping[str, Tensor], table: Table, training_only: Mapping[str, str], report: LoadReport) -> dict[str, Tensor]:
     """Target names and tensors of every key of `state`; unknown keys are left out and not reported as used."""
     rules = compile_table(table)
     skipped = [(_pattern(text), why) for text, why in training_only.items()]
@@ -98,8 +96,7 @@ def rename(
                 parts = split[1].split(",")
                 if tensor.ndim < 1 or tensor.shape[0] % len(parts):
                     raise SourceError(
-                        f"'{key}' has shape {list(tensor.shape)}; its first axis must divide by {len(parts)} "
-                        f"({', '.join(parts)})"
+                        f"'{key}' has shape {list(tensor.shape)}; its first axis must divide by {len(parts)} ({', '.join(parts)})"
                     )
                 names = tuple(target.replace(split[0], part) for part in parts)
                 tensors = tensor.chunk(len(parts))
@@ -152,9 +149,7 @@ def fit(
             "model; name the right one with --family"
         )
     _untie(module, groups, renamed)
-    module.load_state_dict(
-        {name: tensor.to(wanted[name].dtype) for name, tensor in renamed.items()}, strict=False
-    )
+    module.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in renamed.items()}, strict=False)
 
 
 def _aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:

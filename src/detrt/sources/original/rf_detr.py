@@ -63,17 +63,13 @@ def recognise(keys: set[str]) -> bool:
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
     if shapes.any(r"^segmentation_head\."):
-        raise SourceError(
-            f"'{shapes.ref}' is an RF-DETR for instance segmentation; detrt reads the detection models"
-        )
+        raise SourceError(f"'{shapes.ref}' is an RF-DETR for instance segmentation; detrt reads the detection models")
     if shapes.count("backbone.0.projector.stages.#.") != 1:
         raise SourceError(
             f"'{shapes.ref}' has a projector of several scales (the first RF-DETR large); transformers' RF-DETR has one"
         )
     if shapes.any(r"\.register_tokens$"):
-        raise SourceError(
-            f"'{shapes.ref}' has a backbone with register tokens, which transformers' RF-DETR does not have"
-        )
+        raise SourceError(f"'{shapes.ref}' has a backbone with register tokens, which transformers' RF-DETR does not have")
     embeddings = f"{_ENCODER}.embeddings"
     patch = shapes.size(f"{embeddings}.patch_embeddings.projection.weight", 2)
     width = shapes.size(f"{embeddings}.cls_token", 2)
@@ -89,9 +85,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     cross_heads = int(args.get("ca_nheads") or 16)
     report.inferred["size"] = resolution
     if not args:
-        report.notes.append(
-            f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}"
-        )
+        report.notes.append(f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}")
     return {
         "backbone_config": {
             "model_type": "rf_detr_dinov2",
@@ -113,8 +107,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
         "decoder_self_attention_heads": int(args.get("sa_nheads") or 8),
         "decoder_cross_attention_heads": cross_heads,
-        "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight")
-        // cross_heads,
+        "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight") // cross_heads,
         "num_feature_levels": 1,
     }
 

@@ -152,9 +152,7 @@ def last_layer(shapes: Shapes) -> int | None:
     layers = shapes.count("decoder.decoder.layers.#.")
     bottleneck = "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in shapes
     neck = shapes.size(
-        "encoder.input_proj.0.0.weight"
-        if "encoder.input_proj.0.0.weight" in shapes
-        else "encoder.input_proj.0.conv.weight"
+        "encoder.input_proj.0.0.weight" if "encoder.input_proj.0.0.weight" in shapes else "encoder.input_proj.0.conv.weight"
     )
     narrow = shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") < neck
     return 2 if bottleneck and narrow and layers == 6 else None
@@ -165,11 +163,7 @@ def not_run(shapes: Shapes) -> dict[str, str]:
     if last is None:
         return {}
     names = ("decoder.decoder.layers.{}.**", "decoder.dec_score_head.{}.@", "decoder.dec_bbox_head.{}.**")
-    return {
-        name.format(i): "a decoder layer behind the one that is evaluated"
-        for name in names
-        for i in range(last + 1, 6)
-    }
+    return {name.format(i): "a decoder layer behind the one that is evaluated" for name in names for i in range(last + 1, 6)}
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
@@ -190,9 +184,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     backbone = presnet(shapes) if residual else hgnet(shapes, last="aggregation_excitation_conv")
     backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
     found["backbone_config"] = backbone
-    found["hidden_expansion"] = (
-        shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") / found["encoder_hidden_dim"]
-    )
+    found["hidden_expansion"] = shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") / found["encoder_hidden_dim"]
     last = last_layer(shapes)
     if last is not None:
         found["decoder_layers"] = last + 1
@@ -223,11 +215,7 @@ def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, 
     """What RT-DETR, D-FINE and DEIMv2 share. No tensor has the number of queries; it is the published one."""
     hidden = shapes.size("decoder.enc_score_head.weight", 1)
     levels = shapes.count("encoder.lateral_convs.#.") + 1
-    neck = (
-        shapes.size("encoder.lateral_convs.0.conv.weight")
-        if levels > 1
-        else shapes.size("encoder.input_proj.0.conv.weight")
-    )
+    neck = shapes.size("encoder.lateral_convs.0.conv.weight") if levels > 1 else shapes.size("encoder.input_proj.0.conv.weight")
     # DEIM leaves a projection out where the backbone is as wide as the neck.
     names = [f"encoder.input_proj.{i}.{leaf}.weight" for i in range(levels) for leaf in ("conv", "0")]
     given = {int(name.split(".")[2]): shapes.size(name, 1) for name in names if name in shapes}
@@ -278,9 +266,7 @@ def presnet(shapes: Shapes) -> dict[str, Any]:
     return {
         "model_type": "rt_detr_resnet",
         "embedding_size": shapes.size("backbone.conv1.conv1_3.conv.weight"),
-        "hidden_sizes": [
-            shapes.size(f"backbone.res_layers.{i}.blocks.0.{last}.conv.weight") for i in range(stages)
-        ],
+        "hidden_sizes": [shapes.size(f"backbone.res_layers.{i}.blocks.0.{last}.conv.weight") for i in range(stages)],
         "depths": [shapes.count(f"backbone.res_layers.{i}.blocks.#.") for i in range(stages)],
         "layer_type": "bottleneck" if bottleneck else "basic",
     }

@@ -31,9 +31,7 @@ class Shapes:
             )
         shape = self.state[key].shape
         if axis >= len(shape):
-            raise SourceError(
-                f"'{self.ref}': '{key}' has shape {list(shape)}; expected at least {axis + 1} axes"
-            )
+            raise SourceError(f"'{self.ref}': '{key}' has shape {list(shape)}; expected at least {axis + 1} axes")
         return int(shape[axis])
 
     def count(self, pattern: str) -> int:
@@ -41,9 +39,7 @@ class Shapes:
         rule = re.compile(re.escape(pattern).replace(r"\#", r"(\d+)"))
         found = sorted({int(m.group(1)) for m in map(rule.match, self.state) if m})
         if found != list(range(len(found))):
-            raise SourceError(
-                f"'{self.ref}' has '{pattern}' for {found}: some are missing; the file is incomplete"
-            )
+            raise SourceError(f"'{self.ref}' has '{pattern}' for {found}: some are missing; the file is incomplete")
         return len(found)
 
     def any(self, pattern: str) -> bool:
@@ -137,7 +133,5 @@ def points_of(scale: Tensor, ref: str) -> list[int]:
         points.append(count)
         position += count
     if position != len(values):
-        raise SourceError(
-            f"'{ref}': 'num_points_scale' must hold 1/n n times for the n points of every level; got {values[:12]}"
-        )
+        raise SourceError(f"'{ref}': 'num_points_scale' must hold 1/n n times for the n points of every level; got {values[:12]}")
     return points
