@@ -176,7 +176,8 @@ def build(
     if json_file != "-":
         rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
         show.table(f"{output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
-        print(f"detect with: detrt detect {output} IMAGE")
+        asked = " --prompt 'a cat. a dog.'" if report.bundle.spec.text is not None else ""
+        print(f"detect with: detrt detect {output} IMAGE{asked}")
 
 
 def export(
