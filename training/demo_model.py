@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import RTDetrResNetConfig, RTDetrV2Config, RTDetrV2ForObjectDetection
+from transformers import PretrainedConfig, RTDetrResNetConfig, RTDetrV2Config, RTDetrV2ForObjectDetection
 
 from detrt.scenes import CLASSES
 
@@ -116,17 +116,30 @@ def run_in_bf16(module: nn.Module) -> None:
 
 
 def save_model(state: dict[str, torch.Tensor], config: RTDetrV2Config, folder: str | os.PathLike[str]) -> Path:
-    """Write config, preprocessor and weights so that ``from_pretrained`` loads them.
+    """Write config, preprocessor and weights so that ``from_pretrained`` loads them; see `write_model`."""
+    tied = ("class_embed.", "bbox_embed.")  # to model.decoder.*
+    config.architectures = ["RTDetrV2ForObjectDetection"]
+    return write_model(state, config, folder, tied, {"preprocessor_config": PREPROCESSOR})
 
-    Matrices and kernels are stored as float16, vectors (biases, norms and their statistics)
-    as float32. The config says float32, which is what the model is loaded as.
+
+def write_model(
+    state: dict[str, torch.Tensor],
+    config: PretrainedConfig,
+    folder: str | os.PathLike[str],
+    tied: tuple[str, ...],
+    described: dict[str, dict],
+) -> Path:
+    """Write a folder in transformers format: weights, config, and the JSON files of `described` (name -> content).
+
+    Matrices and kernels are stored as float16, vectors (biases, norms and their statistics) as float32; weights whose
+    names start with one of `tied` are left out. The config says float32, which is what the model is loaded as.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stored = {}
     for name, tensor in state.items():
-        if name.startswith(("class_embed.", "bbox_embed.")):
-            continue  # tied to model.decoder.*
+        if name.startswith(tied):
+            continue
         tensor = tensor.detach().cpu()
         if tensor.is_floating_point() and tensor.ndim >= 2:
             tensor = tensor.half()
@@ -134,9 +147,8 @@ def save_model(state: dict[str, torch.Tensor], config: RTDetrV2Config, folder: s
                 raise ValueError(f"weight {name} does not fit float16 (a value is over 65504)")
         stored[name] = tensor.contiguous().clone()
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    config.architectures = ["RTDetrV2ForObjectDetection"]
     config.dtype = torch.float32
     config.save_pretrained(folder)
-    text = json.dumps(PREPROCESSOR, indent=2) + "\n"
-    (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    for name, content in described.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder

@@ -89,12 +89,18 @@ def coco_truth(scenes: list[Scene]) -> dict:
 
 def average_precision(scenes: list[Scene], results: list[dict]) -> dict[str, object]:
     """AP over IoU 0.50..0.95, AP50, AP75, AP by object size and AP per class (COCO's rules)."""
+    scores, each = coco_scores(coco_truth(scenes), results)
+    return scores | {"per_class": each}
+
+
+def coco_scores(document: dict, results: list[dict]) -> tuple[dict[str, object], dict[str, float]]:
+    """COCO's figures for result rows against a COCO document; and the AP of each category that has an object."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
-        truth.dataset = coco_truth(scenes)
+        truth.dataset = document
         truth.createIndex()
         run = COCOeval(truth, truth.loadRes(results), "bbox")
         run.evaluate()
@@ -102,13 +108,26 @@ def average_precision(scenes: list[Scene], results: list[dict]) -> dict[str, obj
         run.summarize()
     names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
     scores: dict[str, object] = {name: round(float(v), 4) for name, v in zip(names, run.stats[:6], strict=True)}
-    precision = run.eval["precision"][:, :, :, 0, 2]  # (IoU, recall, class), all sizes
-    scores["per_class"] = {
-        name: round(float(np.mean(precision[:, :, k][precision[:, :, k] > -1])), 4)
-        for k, name in enumerate(CLASSES)
+    precision = run.eval["precision"][:, :, :, 0, 2]  # (IoU, recall, category), all sizes
+    each = {
+        category["name"]: round(float(np.mean(precision[:, :, k][precision[:, :, k] > -1])), 4)
+        for k, category in enumerate(document["categories"])
         if (precision[:, :, k] > -1).any()
     }
-    return scores
+    return scores, each
+
+
+def add_to_record(path: Path, name: str, scores: dict[str, object]) -> None:
+    """Put `scores` under `name` into a JSON file, which need not be there."""
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    record[name] = scores
+    write_json(path, record)
+
+
+def write_json(path: Path, content: dict) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
 
 
 def main() -> None:
@@ -143,11 +162,7 @@ def main() -> None:
     }
     print(json.dumps(scores, indent=2))
     if args.record:
-        record = json.loads(args.record.read_text(encoding="utf-8")) if args.record.exists() else {}
-        record["held_out_ap"] = scores
-        partial = args.record.with_suffix(".partial")
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, args.record)
+        add_to_record(args.record, "held_out_ap", scores)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ together. The score of a query for a phrase is the highest among the phrase's to
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from demo_data import HELD_OUT_SEED
-from evaluate_demo_detector import draw_scenes
+from evaluate_demo_detector import add_to_record, coco_scores, draw_scenes
 from phrases_captions import numbers, write
 from phrases_data import normalize, resize, stack
 from torch import Tensor
@@ -150,27 +147,9 @@ def coco_truth(scenes: Sequence[Scene], categories: Sequence[Phrase]) -> dict:
 
 def average_precision(scenes: Sequence[Scene], categories: Sequence[Phrase], results: list[dict]) -> dict[str, object]:
     """AP over IoU 0.50..0.95, AP50, AP75, AP by object size and per category (COCO's rules)."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO()
-        truth.dataset = coco_truth(scenes, categories)
-        truth.createIndex()
-        run = COCOeval(truth, truth.loadRes(results), "bbox")
-        run.evaluate()
-        run.accumulate()
-        run.summarize()
-    names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-    scores: dict[str, object] = {n: round(float(v), 4) for n, v in zip(names, run.stats[:6], strict=True)}
-    precision = run.eval["precision"][:, :, :, 0, 2]  # (IoU, recall, category), all sizes
-    scores["objects"] = len(truth.dataset["annotations"])
-    scores["per_phrase"] = {
-        phrase.text(): round(float(np.mean(precision[:, :, k])), 4)
-        for k, phrase in enumerate(categories)
-        if (precision[:, :, k] > -1).any()
-    }
-    return scores
+    document = coco_truth(scenes, categories)
+    scores, each = coco_scores(document, results)
+    return scores | {"objects": len(document["annotations"]), "per_phrase": each}
 
 
 def evaluate(forward: Forward, scenes: Sequence[Scene], device: torch.device, batch: int = 50) -> dict[str, dict[str, object]]:
@@ -218,11 +197,7 @@ def main() -> None:
     }
     print(json.dumps(scores, indent=2))
     if args.record:
-        record = json.loads(args.record.read_text(encoding="utf-8")) if args.record.exists() else {}
-        record["held_out_scenes"] = scores
-        partial = args.record.with_suffix(".partial")
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, args.record)
+        add_to_record(args.record, "held_out_scenes", scores)
 
 
 if __name__ == "__main__":

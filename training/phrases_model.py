@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import string
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from demo_model import write_model
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 from torch import Tensor, nn
@@ -344,30 +343,11 @@ def forward(
 
 
 def save_model(state: dict[str, Tensor], config: GroundingDinoConfig, folder: str | os.PathLike[str]) -> Path:
-    """Write config, preprocessor, tokenizer and weights so that ``from_pretrained`` loads them.
-
-    Matrices and kernels are stored as float16, vectors (biases and norms) as float32. The config says
-    float32, which is what the model is loaded as.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = {}
-    for name, tensor in state.items():
-        if name.startswith(("model.decoder.bbox_embed.", *(f"bbox_embed.{k}." for k in range(1, 10)))):
-            continue  # tied to bbox_embed.0
-        tensor = tensor.detach().cpu()
-        if tensor.is_floating_point() and tensor.ndim >= 2:
-            tensor = tensor.half()
-            if not torch.isfinite(tensor).all():
-                raise ValueError(f"weight {name} does not fit float16 (a value is over 65504)")
-        stored[name] = tensor.contiguous().clone()
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    config.architectures = ["GroundingDinoForObjectDetection"]
-    config.dtype = torch.float32
-    config.save_pretrained(folder)
-    build_tokenizer().save(str(folder / "tokenizer.json"))
+    """Write config, preprocessor, tokenizer and weights so that ``from_pretrained`` loads them; see `write_model`."""
+    tied = ("model.decoder.bbox_embed.", *(f"bbox_embed.{k}." for k in range(1, 10)))  # to bbox_embed.0
     described = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": MAX_TOKENS}
     described |= {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    for name, content in (("preprocessor_config", PREPROCESSOR), ("tokenizer_config", described)):
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    config.architectures = ["GroundingDinoForObjectDetection"]
+    folder = write_model(state, config, folder, tied, {"preprocessor_config": PREPROCESSOR, "tokenizer_config": described})
+    build_tokenizer().save(str(folder / "tokenizer.json"))
     return folder

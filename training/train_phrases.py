@@ -27,7 +27,7 @@ import PIL
 import torch
 import transformers
 from demo_data import VALIDATION_SEED
-from evaluate_demo_detector import draw_scenes
+from evaluate_demo_detector import draw_scenes, write_json
 from evaluate_phrases import evaluate
 from phrases_data import CHUNK, Batch, PhrasePool
 from phrases_loss import AttributeHeads, detection_loss, noised_boxes
@@ -236,12 +236,6 @@ def make_record(trainer: Trainer, final: dict | None) -> dict:
         "final_validation_ap": final,
         "config": trainer.model.config.to_diff_dict(),
     }
-
-
-def write_json(path: Path, content: dict) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 def train(args: argparse.Namespace) -> Trainer:

@@ -94,12 +94,11 @@ def build(
     with _new_folder(Path(output)) as folder:
         if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
+            refuse_calibration(spec, precision)
         else:
             spec, provenance = _export(
-                str(model), folder, export, engines, trust_remote_code, (labels, family, tokenizer), stages, say
+                str(model), folder, export, engines, precision, trust_remote_code, (labels, family, tokenizer), stages, say
             )
-        if spec.text is not None:
-            refuse_calibration(precision)
         if precision.precision != "fp32":
             provenance = _convert(folder, spec, provenance, precision, stages, warnings, say)
         entries = _model_entries(folder, spec)
@@ -125,9 +124,9 @@ def build(
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)
 
 
-def refuse_calibration(precision: PrecisionConfig) -> None:
-    """Raise ExportError for choices that run a model on images alone, where it takes a prompt as well."""
-    if precision.calibration is not None:
+def refuse_calibration(spec: ModelSpec, precision: PrecisionConfig) -> None:
+    """Raise ExportError for choices that run a model on images alone, if it takes a prompt as well."""
+    if spec.text is not None and precision.calibration is not None:
         raise ExportError(
             f"--calibration '{precision.calibration}' runs the model on images, which is not done yet for models that "
             "take a prompt; leave it out: --precision fp16 and bf16 need none"
@@ -194,6 +193,7 @@ def _export(
     folder: Path,
     config: ExportConfig,
     engines: Sequence[EngineConfig],
+    precision: PrecisionConfig,
     trust_remote_code: bool,
     names: tuple[Path | str | None, str | None, Path | str | None],
     stages: list[Stage],
@@ -208,6 +208,7 @@ def _export(
     say("load", None, ref)
     labels, family, tokenizer = names
     source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
+    refuse_calibration(source.spec, precision)  # before minutes of export
     for engine in engines:
         for name in ("height", "width"):
             sides = getattr(engine, name)

@@ -259,8 +259,7 @@ def export(
     with show.progress() as step:
         step("load", None, model)
         source = load_source(model, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
-        if source.spec.text is not None:
-            refuse_calibration(types)
+        refuse_calibration(source.spec, types)
         report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
         typed = None
         if types.target != "fp32":
