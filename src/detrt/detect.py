@@ -26,11 +26,11 @@ _KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One image or frame and its detections."""
+    """One image or frame and its detections. image: None where a worker process of `DevicePool` has it."""
 
     input: Input
     record: Record
-    image: NDArray[np.uint8]
+    image: NDArray[np.uint8] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,12 @@ class AnnotatedCopies:
 
     def save(self, found: Found) -> None:
         """Draw and save one image, or the next frame of a video."""
+        assert found.image is not None
         picture = draw_detections(found.image, found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:
-                self._finish_video()
+                self.finish_video()
                 fps = video_facts(found.input.path).fps / self.every
                 size_hw = found.record.detections.image_size_hw
                 self._write = self._stack.enter_context(video_writer(path, fps=fps, size_hw=size_hw))
@@ -137,7 +138,8 @@ class AnnotatedCopies:
         with writing(path) as temporary:
             picture.save(temporary, format=kind, **options)
 
-    def _finish_video(self) -> None:
+    def finish_video(self) -> None:
+        """Complete the file of the video whose frames were saved last; otherwise done when the next one begins."""
         self._stack.close()
         self._video = None
 

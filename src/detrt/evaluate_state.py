@@ -13,6 +13,7 @@ from typing import Any
 from . import files
 from .bundle import Bundle
 from .detector import Detector
+from .device_pool import DevicePool
 from .errors import ImageError, OutputError
 from .evaluate import (
     EvalReport,
@@ -45,7 +46,7 @@ class Evaluation:
 
 
 def evaluate(
-    session: Session,
+    session: Session | DevicePool,
     coco_json: Path | str,
     images_dir: Path | str,
     *,
@@ -55,7 +56,7 @@ def evaluate(
     model: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """COCO average precision of a session, in batches.
+    """COCO average precision of a session, or of several devices, in batches.
 
     resume: a JSON-lines file that gets every batch when it is done; if it is there, those batches are not
     run again. The composition of the batches stays the same, because the padding of an image may depend
@@ -75,7 +76,8 @@ def evaluate(
         raise ImageError(f"batch and limit must be at least 1; got {batch_size} and {limit}")
     data = limited(read_annotations(Path(coco_json)), limit)
     paths = _image_files(data, Path(images_dir))
-    session = asked_for_categories(session, data["categories"])
+    if not isinstance(session, DevicePool):
+        session = asked_for_categories(session, data["categories"])
     categories = category_of_class(session.spec, data["categories"])
     header = {
         "detrt_eval": _SCHEMA,
@@ -86,19 +88,23 @@ def evaluate(
     }
     done = read_state(Path(resume), header) if resume is not None else {}
     ids = [image["id"] for image in data["images"]]
-    detector = Detector(session, threshold=0.0, batch_size=batch_size)
+    batches = [range(first, min(first + batch_size, len(ids))) for first in range(0, len(ids), batch_size)]
+    missing = [[paths[i] for i in batch] for batch in batches if not all(ids[i] in done for i in batch)]
+    if isinstance(session, DevicePool):
+        found = session.detect_batches(missing)
+    else:
+        found = map(Detector(session, threshold=0.0, batch_size=batch_size), missing)
     rows: dict[Any, list[Row]] = {}
     resumed, start = 0, time.perf_counter()
     with ExitStack() as stack:
         append = _appender(Path(resume), header, done, stack) if resume is not None else None
-        for first in range(0, len(ids), batch_size):
-            batch = ids[first : first + batch_size]
+        for places in batches:
+            batch = [ids[i] for i in places]
             if all(image in done for image in batch):
                 rows |= {image: done[image] for image in batch}
                 resumed += len(batch)
             else:
-                found = detector(paths[first : first + batch_size])
-                fresh = {image: d.to_coco(image, categories) for image, d in zip(batch, found, strict=True)}
+                fresh = {image: d.to_coco(image, categories) for image, d in zip(batch, next(found), strict=True)}
                 rows |= fresh
                 if append:
                     append(fresh)
@@ -107,8 +113,8 @@ def evaluate(
     flat = [row for image in ids for row in rows[image]]
     metrics, per_class = score_rows(data, flat)
     seconds = time.perf_counter() - start
-    missing = without_class(data, categories.values())
-    return Evaluation(EvalReport(metrics, per_class, len(ids), len(flat), missing, seconds), flat, resumed)
+    unknown = without_class(data, categories.values())
+    return Evaluation(EvalReport(metrics, per_class, len(ids), len(flat), unknown, seconds), flat, resumed)
 
 
 def evaluate_results(results: Path | str, coco_json: Path | str, *, limit: int | None = None) -> Evaluation:

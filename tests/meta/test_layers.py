@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "scenes_phrases.py", "suppress.py"),
     ("prompts.py", "text_decode.py", "tokens.py", "prompted.py", "bound.py"),
     ("sources/", "export/", "graph/", "engine/", "onnx_session.py", "torch_session.py", "models/"),
-    ("sessions.py", "detector.py", "compare.py"),
+    ("sessions.py", "detector.py", "devices.py", "compare.py"),
     ("",),  # all others: parity, bench, pipeline, draw, outputs, ...
     ("cli/",),
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import DetrtError, ImageError, SpecError
+from ..errors import DetrtError, ImageError, SessionError, SpecError
 
 if TYPE_CHECKING:
     from ..images import Input
@@ -55,6 +55,9 @@ def detect(
     backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
     provider: Annotated[str, typer.Option(help="ONNX Runtime: cpu, cuda or cuda:1.")] = "cpu",
     device: Annotated[str | None, typer.Option(help="TensorRT, PyTorch: cuda:0, cpu.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime: threads.")] = None,
     spec_file: Annotated[Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
@@ -80,6 +83,7 @@ def detect(
     from .. import outputs
     from ..detect import AnnotatedCopies, Bad, detect_inputs, outside_of
     from ..detector import Detector
+    from ..device_pool import DevicePool
     from ..images import expand_inputs
     from ..onnx_session import read_spec
     from ..prompts import chosen_prompt
@@ -103,27 +107,36 @@ def detect(
     if truth is not None:
         for source in found_inputs:  # now, rather than after an hour
             truth.image_id(str(source.path))
-    detector = Detector.open(
-        model,
-        backend=backend,
-        provider=provider,
-        device=device,
-        threads=threads,
-        spec=None if spec_file is None else read_spec(spec_file),
-        trust_remote_code=trust_remote_code,
-        family=family,
-        labels=labels,
-        tokenizer=tokenizer,
-        threshold=threshold,
-        batch_size=batch,
-        size_hw=size_hw,
-        classes=None if classes is None else [name for name in classes.split(",") if name.strip()],
-        max_detections=max_detections,
-        prompt=asked,
-        task=task,
-        phrases=phrases,
-        text_threshold=TEXT_THRESHOLD if text_threshold is None else text_threshold,
-    )
+    opening = {
+        "backend": backend,
+        "threads": threads,
+        "spec": None if spec_file is None else read_spec(spec_file),
+        "trust_remote_code": trust_remote_code,
+        "family": family,
+        "labels": labels,
+        "tokenizer": tokenizer,
+    }
+    options = {
+        "threshold": threshold,
+        "batch_size": batch,
+        "size_hw": size_hw,
+        "classes": None if classes is None else [name for name in classes.split(",") if name.strip()],
+        "max_detections": max_detections,
+        "prompt": asked,
+        "task": task,
+        "phrases": phrases,
+        "text_threshold": TEXT_THRESHOLD if text_threshold is None else text_threshold,
+    }
+    annotated = None
+    if save_dir is not None and draw:
+        annotated = {"folder": save_dir, "inputs": found_inputs, "every": every, "font": font}
+    pool = detector = None
+    if devices is not None:
+        places = devices_alone(devices, device, provider)
+        pool = DevicePool(model, places, session=opening, detector=options, copies=annotated, every=every)
+    else:
+        detector = Detector.open(model, provider=provider, device=device, **opening, **options)
+    runner = pool or detector.session  # what the spec, the note and the name of the back end come from
     console = Console(stderr=True, quiet=quiet)
     bad: list[Path] = []
     counts: Counter[str] = Counter()
@@ -131,22 +144,24 @@ def detect(
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_reader_may_leave())
-        stack.enter_context(detector)
-        detector.check_prompt()
-        if getattr(detector.session, "note", ""):
-            _say(console, f"note: {detector.session.note}", "yellow")
+        stack.enter_context(pool or detector)
+        if detector is not None:
+            detector.check_prompt()
+        if getattr(runner, "note", ""):
+            _say(console, f"note: {runner.note}", "yellow")
         writers = [stack.enter_context(outputs.jsonl_writer(path)) for path in (jsonl, json_file) if path is not None]
         if csv_file is not None:
             writers.append(stack.enter_context(outputs.csv_writer(csv_file)))
         if coco_file is not None:
-            writers.append(stack.enter_context(outputs.coco_writer(coco_file, detector.spec, truth)))
+            writers.append(stack.enter_context(outputs.coco_writer(coco_file, runner.spec, truth)))
         if not (writers or quiet):
             writers.append(stack.enter_context(outputs.text_writer()))
         copies = None
-        if save_dir is not None and draw:
-            copies = stack.enter_context(AnnotatedCopies(save_dir, found_inputs, every=every, font=font))
+        if annotated is not None and pool is None:
+            copies = stack.enter_context(AnnotatedCopies(**annotated))
         step = _progress(stack, console, len(found_inputs), quiet)
-        for item in detect_inputs(detector, found_inputs, every=every):
+        found = pool.detect_inputs(found_inputs) if pool else detect_inputs(detector, found_inputs, every=every)
+        for item in found:
             step(item.input)
             if isinstance(item, Bad):
                 if not skip_bad:
@@ -160,7 +175,7 @@ def detect(
                 copies.save(item)
             images += 1
             counts.update(item.record.detections.labels)
-    _summary(console, detector.session.backend, images, len(bad), counts, time.perf_counter() - started)
+    _summary(console, runner.backend, images, len(bad), counts, time.perf_counter() - started)
     if bad:
         raise ImageError(
             f"{len(bad)} of {len(found_inputs)} inputs could not be read: {', '.join(map(str, bad[:3]))}"
@@ -176,6 +191,16 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
         raise SpecError(f"--size must be HEIGHTxWIDTH or one number, e.g. 480x640; got {text!r}")
     return int(match[1]), int(match[2] or match[1])
+
+
+def devices_alone(devices: str, device: str | None, provider: str) -> tuple[str, ...]:
+    """The parsed --devices, which says where to run by itself. Raises SessionError."""
+    from ..devices import parse_devices
+
+    for name, given in (("--device", device), ("--provider", None if provider == "cpu" else provider)):
+        if given is not None:
+            raise SessionError(f"--devices {devices} says where to run; leave out {name} {given}")
+    return parse_devices(devices)
 
 
 def check_range(threshold: float, batch: int | None, max_detections: int | None) -> None:

@@ -20,6 +20,9 @@ def evaluate(
     backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
     provider: Annotated[str, typer.Option(help="Of ONNX Runtime: cpu or cuda.")] = "cpu",
     device: Annotated[str | None, typer.Option(help="Of TensorRT and PyTorch: cuda:0, cpu.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
+    ] = None,
     labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
     trust_remote_code: Annotated[
@@ -28,11 +31,14 @@ def evaluate(
     json_file: Annotated[str | None, typer.Option("--json", help="Figures to this file; - is stdout.")] = None,
 ) -> None:
     """COCO average precision: all twelve figures and one for each class."""
+    from ..device_pool import DevicePool
     from ..errors import DetrtError
+    from ..evaluate import read_annotations
     from ..evaluate_state import evaluate as run
     from ..evaluate_state import evaluate_results, identity, write_results
     from ..sessions import open_session
     from . import show
+    from .detect import devices_alone
 
     if ground_truth is None:
         raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")
@@ -45,15 +51,14 @@ def evaluate(
         if model is None or images is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
         name = model
-        session = open_session(
-            model,
-            backend=backend,
-            provider=provider,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            family=family,
-            labels=labels,
-        )
+        opening = {"backend": backend, "trust_remote_code": trust_remote_code, "family": family, "labels": labels}
+        if devices is not None:
+            places = devices_alone(devices, device, provider)
+            categories = read_annotations(ground_truth)["categories"]
+            choices = {"threshold": 0.0, "batch_size": batch}
+            session = DevicePool(model, places, session=opening, detector=choices, categories=categories)
+        else:
+            session = open_session(model, provider=provider, device=device, **opening)
         try:
             with show.progress() as step:
                 done = run(

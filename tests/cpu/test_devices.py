@@ -1,0 +1,198 @@
+"""--devices: worker processes on this machine's CPU; the same results as one process, also when a worker is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+from cli_support import cli, place, run_process, snapshot, write_onnx  # noqa: F401 - fixtures
+
+from detrt.detect import Bad
+from detrt.device_pool import DevicePool
+from detrt.devices import cpu_threads, open_on, parse_devices
+from detrt.errors import SessionError
+from detrt.images import expand_inputs
+from detrt.video import video_writer
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("0", ("cuda:0",)),
+        ("0,1", ("cuda:0", "cuda:1")),
+        (" cuda:3 , GPU1", ("cuda:3", "cuda:1")),
+        ("cpu,cpu", ("cpu", "cpu")),
+        ("cuda", ("cuda:0",)),
+        ("0,0", ("cuda:0", "cuda:0")),
+    ],
+)
+def test_forms(text, expected):
+    assert parse_devices(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0,", "-1", "tpu", "0 1", "cuda:x"])
+def test_other_forms_are_refused(text):
+    with pytest.raises(SessionError, match="0,1"):
+        parse_devices(text)
+
+
+def test_all_is_every_visible_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
+    assert parse_devices("all") == ("cuda:0", "cuda:1", "cuda:2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SessionError, match="no NVIDIA GPU"):
+        parse_devices("all")
+
+
+def test_cores_are_shared():
+    alone = cpu_threads(["cpu"])
+    assert alone >= 1 and cpu_threads(["cpu"] * (4 * alone)) == 1
+
+
+def test_a_gpu_is_never_replaced_by_the_cpu(place):
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    for ref in ("model.onnx", "bundle"):
+        with pytest.raises(SessionError, match="cuda"):
+            open_on(ref, "cuda:0")
+
+
+def shades(folder, count, bad=()):
+    """Pictures whose amount of blue is their number, so that every answer belongs to one of them."""
+    folder.mkdir()
+    for index in range(count):
+        path = folder / f"{index:03d}.png"
+        Image.new("RGB", (24 + index % 5, 16), (0, 0, 140 + index)).save(path)
+        if index in bad:
+            path.write_bytes(path.read_bytes()[:40])
+    return folder
+
+
+def test_the_same_in_the_same_order(cli, place):
+    """Pictures, a broken one and a video through one process and through three."""
+    pytest.importorskip("av", reason="av is not installed")
+    shades(place / "many", 40, bad=(7,))
+    with video_writer(place / "many" / "020.mp4", fps=5, size_hw=(16, 24)) as write:
+        for index in range(12):
+            write(np.full((16, 24, 3), (0, 0, 20 * index), np.uint8))
+    outputs = ["-t", 0.1, "--batch", 3, "--coco", "o.json", "--csv", "o.csv", "--json", "-", "-q"]
+    one = cli("detect", "bundle", "many", *outputs, code=2)
+    files = [(place / name).read_text() for name in ("o.json", "o.csv")]
+    three = cli("detect", "bundle", "many", *outputs, "--devices", "cpu,cpu,cpu", code=2)
+    assert one.lines == three.lines and len(one.lines) == 39 + 12
+    assert files == [(place / name).read_text() for name in ("o.json", "o.csv")]
+    assert "007.png" in three.err and "1 of 41 inputs" in three.err
+
+
+def test_annotated_copies_are_the_same(cli, place):
+    shades(place / "many", 12)
+    cli("detect", "bundle", "many", "-q", "--save-dir", "one")
+    cli("detect", "bundle", "many", "-q", "--save-dir", "two", "--devices", "cpu,cpu")
+    one, two = snapshot(place / "one"), snapshot(place / "two")
+    assert one == two and len(one) == 13
+
+
+def test_standard_output_and_summary(place):
+    result = run_process("detect", "bundle", "in", "--devices", "cpu,cpu", "--json", "-", cwd=place)
+    assert result.code == 0 and len(result.lines) == 2
+    assert "onnxruntime-cpu on cpu, cpu" in result.err and "Traceback" not in result.err
+
+
+def test_a_killed_worker_is_replaced(place):
+    """Killed again and again by somebody: every picture is there once, in order."""
+    inputs = expand_inputs([shades(place / "many", 200)])
+    with DevicePool("bundle", ("cpu", "cpu"), detector={"threshold": 0.1, "batch_size": 8}) as pool:
+        killed = []
+
+        def kill() -> None:
+            worker = pool._workers[len(killed) % 2]
+            killed.append(worker.process.pid)
+            os.kill(worker.process.pid, signal.SIGKILL)
+
+        rows = []
+        for found in pool.detect_inputs(inputs):
+            if len(rows) in (10, 90):
+                kill()
+            rows.append(found)
+        assert pool.replaced == 2 and len(set(killed)) == 2
+    assert [row.input for row in rows] == inputs
+    with DevicePool("bundle", ("cpu",), detector={"threshold": 0.1, "batch_size": 8}) as pool:
+        alone = list(pool.detect_inputs(inputs))
+    assert [row.record.to_dict() for row in rows] == [row.record.to_dict() for row in alone]
+
+
+def test_a_worker_that_cannot_be_kept_is_named(place):
+    """Whatever is sent to a worker kills it: an error that names the device, the signal and a picture, not a hang."""
+    inputs = expand_inputs([shades(place / "many", 16)])
+    with DevicePool("bundle", ("cpu",), detector={"batch_size": 8}) as pool:
+        seen = set()
+
+        def hunt() -> None:
+            while not stop.is_set():
+                for worker in list(pool._workers):
+                    # Once it is ready and has work: a worker that dies before is another error.
+                    if worker.facts and worker.tasks and worker.process.pid not in seen:
+                        seen.add(worker.process.pid)
+                        os.kill(worker.process.pid, signal.SIGSTOP)  # so that it cannot answer first
+                        os.kill(worker.process.pid, signal.SIGKILL)
+                time.sleep(0.0005)
+
+        os.kill(pool._workers[0].process.pid, signal.SIGSTOP)
+        stop = threading.Event()
+        hunter = threading.Thread(target=hunt)
+        hunter.start()
+        try:
+            with pytest.raises(SessionError, match=r"worker on cpu \(process \d+\) was killed by SIGKILL.*000\.png"):
+                list(pool.detect_inputs(inputs))
+        finally:
+            stop.set()
+            hunter.join()
+        assert len(seen) == 2
+
+
+def test_nothing_is_left_running(place):
+    inputs = expand_inputs([shades(place / "many", 64)])
+    with DevicePool("bundle", ("cpu", "cpu"), detector={"batch_size": 1}) as pool:
+        workers = [worker.process for worker in pool._workers]
+        results = pool.detect_inputs(inputs)
+        assert not isinstance(next(results), Bad)
+    assert all(process.poll() is not None for process in workers)
+
+
+def test_refusals(cli, place):
+    cli.refused("detect", "bundle", "in", "--devices", "0,x", names="'0,x'", advice="0,1")
+    cli.refused("detect", "bundle", "in", "--devices", "cpu", "--device", "cuda:1", names="cuda:1", advice="leave out")
+    cli.refused("detect", "bundle", "in", "--devices", "cpu", "--provider", "cuda", names="--provider", advice="leave out")
+    cli.refused("detect", "nothing", "in", "--devices", "cpu,cpu", names="'nothing'", advice="give a bundle")
+    message = cli.refused("detect", "bundle", "in", "--devices", "0", names="cuda:0", advice="onnxruntime-gpu|cpu")
+    assert "Traceback" not in message
+    cli.refused("detect", "bundle", "in", "--devices", "cpu", "--classes", "purple", names="'purple'", advice="it has")
+
+
+def test_evaluation_is_the_same(cli, place):
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    shades(place / "many", 21)
+    truth = {
+        "images": [{"id": 100 + i, "file_name": f"{i:03d}.png"} for i in range(21)],
+        "categories": [{"id": 5, "name": "blue"}, {"id": 6, "name": "red"}],
+        "annotations": [{"id": i + 1, "image_id": 100 + i, "category_id": 5, "bbox": [0, 0, 24, 16]} for i in range(21)],
+    }
+    (place / "truth.json").write_text(json.dumps(truth))
+    common = ["eval", "bundle", "--ground-truth", "truth.json", "--images", "many", "--batch", 2]
+    one = cli(*common, "--save", "one.json", "--json", "-").json
+    two = cli(*common, "--save", "two.json", "--json", "-", "--devices", "cpu,cpu", "--resume", "state").json
+    assert (place / "one.json").read_text() == (place / "two.json").read_text()
+    assert {**one, "seconds": 0} == {**two, "seconds": 0} and one["AP"] > 0
+    # Goes on from the state of several devices on one.
+    again = cli(*common, "--json", "-", "--resume", "state").json
+    assert again["resumed"] == 21 and again["AP"] == one["AP"]
