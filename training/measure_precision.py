@@ -25,10 +25,10 @@ from pycocotools.cocoeval import COCOeval
 
 from detrt import ExportConfig, export_onnx, graph, load_source
 from detrt.detector import Detector
+from detrt.graph.rounded import rounded
 from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.precision.emulate import emulate
 
 SETS = ("val", "train")
 
@@ -123,7 +123,7 @@ def main() -> None:
         config = PrecisionConfig(precision, calibration=args.folder, quantize_share=args.quantize_share)
         known = None if precision == "bf16" else calibrate(model, spec, config, images)
         typed, report = apply_precision(model, spec, config, images, known=known)
-        found = scores(emulate(typed).SerializeToString(), spec, coco, pictures, ids)
+        found = scores(rounded(typed).SerializeToString(), spec, coco, pictures, ids)
         print(
             json.dumps(
                 {

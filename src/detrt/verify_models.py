@@ -122,9 +122,9 @@ def _rounding(session: Session) -> Session:
     from .graph.rounded import has_low, rounded
 
     view = view_of(session.path)
-    if not has_low(view):
+    if not has_low(view.types):
         return session
-    emulated = OnnxSession(rounded(view).SerializeToString(), session.spec)
+    emulated = OnnxSession(rounded(view.model, view.types).SerializeToString(), session.spec)
     emulated.path, note = session.path, "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
     emulated.note = f"{session.note}; {note}" if session.note else note
     session.close()
@@ -138,8 +138,8 @@ def run_view(side: Side) -> GraphView:
 
     assert side.graph is not None
     view = view_of(side.graph)
-    if side.session.backend == "onnxruntime-cpu" and has_low(view):
-        return GraphView.of(rounded(view))
+    if side.session.backend == "onnxruntime-cpu" and has_low(view.types):
+        return GraphView.of(rounded(view.model, view.types))
     return view
 
 

@@ -73,8 +73,8 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
     from .graph.view import GraphView
 
     model = graph.load(session.path)  # type: ignore[attr-defined]
-    if session.backend == "onnxruntime-cpu" and has_low(view := GraphView.of(model)):
-        model = rounded(view)
+    if session.backend == "onnxruntime-cpu" and has_low((view := GraphView.of(model)).types):
+        model = rounded(model, view.types)
     names = topk_outputs(model)
     with OnnxSession(with_outputs(model, names).SerializeToString(), session.spec) as probe:
         outputs = probe.run(feeds)

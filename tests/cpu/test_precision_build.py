@@ -26,7 +26,7 @@ from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import threshold
 from detrt.precision.capability import check_capability
-from detrt.precision.emulate import emulate
+from detrt.graph.rounded import rounded as emulate
 from detrt.precision.engine_types import check_engine
 from detrt.precision.images import find
 from detrt.precision.quantize import fp8_bits, weight_scales

@@ -18,7 +18,7 @@ from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision
 from detrt.precision.cast import bf16_bits, retype
-from detrt.precision.emulate import emulate
+from detrt.graph.rounded import rounded as emulate
 from detrt.precision.proof import check_share, flop_share, multiply_adds
 from detrt.precision.rules import Rules
 from detrt.precision.view import GraphView, element_types, set_opset

@@ -1,31 +1,48 @@
-"""A 16-bit graph as FP32 that rounds where the graph stores 16 bits, for runtimes without such kernels.
+"""A typed graph as FP32 that rounds where the graph stores FP16, BF16 or FP8, for runtimes without such kernels.
 
-ONNX Runtime's CPU kernels compute an FP16 graph in FP32 and drop the casts between two of them, so that
-an overflow of FP16 does not show there; BF16 graphs do not run at all. This copy rounds after every
-operation, as tensor cores do: products of 16-bit values summed in FP32, and the result rounded.
+ONNX Runtime's CPU kernels compute an FP16 graph in FP32 and drop the casts between two of them, so that neither the
+rounding nor an overflow shows there; BF16 and FP8 do not run at all. This copy rounds after every operation, as tensor
+cores do: products of low values summed in FP32, and the result rounded. What DequantizeLinear gives is not rounded: a
+fused product scales its sum once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .view import GraphView
+from .view import MOVEMENT, element_types
 
 _LOW = {TensorProto.FLOAT16: "half", TensorProto.BFLOAT16: "brain"}
+_FP8 = TensorProto.FLOAT8E4M3FN
 
 
-def has_low(view: GraphView) -> bool:
-    """Whether a graph holds FP16 or BF16."""
-    return any(kind in _LOW for kind in view.types.values())
+def has_low(types: Mapping[str, int]) -> bool:
+    """Whether tensors of these element types hold FP16 or BF16."""
+    return any(kind in _LOW for kind in types.values())
 
 
-def rounded(view: GraphView) -> onnx.ModelProto:
-    """A copy in FP32 with the same tensor names; every former 16-bit value is one that 16 bits can hold."""
-    model = onnx.ModelProto()
-    model.CopyFrom(view.model)
-    graph = model.graph
+def runs_nowhere(model: onnx.ModelProto) -> bool:
+    """Whether a graph holds BF16 or FP8, which ONNX Runtime does not run on a CPU."""
+    kinds = (TensorProto.BFLOAT16, _FP8)
+    if any(t.data_type in kinds for t in model.graph.initializer):
+        return True
+    return any(a.name == "to" and a.i in kinds for n in model.graph.node if n.op_type == "Cast" for a in n.attribute)
+
+
+def rounded(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> onnx.ModelProto:
+    """A copy in FP32 with the same tensor names; every former low value is one that its type can hold.
+
+    types: tensor -> ONNX element type, if known already. An FP32 graph comes back as an equal copy.
+    """
+    types = element_types(model) if types is None else types
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     for tensor in graph.initializer:
         if tensor.data_type in _LOW:
             tensor.CopyFrom(numpy_helper.from_array(_float32(tensor), tensor.name))
@@ -34,25 +51,53 @@ def rounded(view: GraphView) -> onnx.ModelProto:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            eight = len(node.input) > 2 and constants[node.input[2]].data_type == _FP8
+            nodes.extend(_fp8(graph, node, constants) if eight else [node])
+            continue
         for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i in _LOW:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _LOW:
                 attribute.i = TensorProto.FLOAT
             elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _LOW:
-                attribute.t.CopyFrom(numpy_helper.from_array(_float32(attribute.t)))
+                attribute.t.CopyFrom(numpy_helper.from_array(_float32(attribute.t), attribute.t.name))
         nodes.append(node)
-        for index, name in enumerate(node.output):
-            kind = view.types.get(name)
+        if node.op_type in MOVEMENT or node.op_type in ("Constant", "ConstantOfShape"):
+            continue  # rounded values stay rounded
+        for position, name in enumerate(node.output):
+            kind = types.get(name)
             if not name or kind not in _LOW:
                 continue
-            node.output[index] = f"{name}/exact"
-            bits = f"{name}/{_LOW[kind]}"
-            nodes.append(helper.make_node("Cast", [node.output[index]], [bits], name=f"{name}/round", to=kind))
+            exact, bits = f"{name}/exact", f"{name}/{_LOW[kind]}"
+            node.output[position] = exact
+            nodes.append(helper.make_node("Cast", [exact], [bits], name=f"{name}/round", to=kind))
             nodes.append(helper.make_node("Cast", [bits], [name], name=f"{name}/widen", to=TensorProto.FLOAT))
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
     del graph.value_info[:]
-    return model
+    return copy
+
+
+def _fp8(graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, TensorProto]) -> list[onnx.NodeProto]:
+    """FP8 Q and DQ as a division or product and a Cast: ONNX Runtime moves FP8 pairs over nodes that refuse them."""
+    source, scale, output = node.input[0], node.input[1], node.output[0]
+    inner = f"{output}/fp8"
+    if node.op_type == "QuantizeLinear":
+        return [
+            helper.make_node("Div", [source, scale], [inner], name=f"{node.name}/Div"),
+            helper.make_node("Cast", [inner], [output], name=f"{node.name}/Cast", to=_FP8),
+        ]
+    if constants[scale].dims:  # weights: one scale a channel
+        weight = numpy_helper.to_array(constants[source]).astype(np.float32)
+        axis = next(a.i for a in node.attribute if a.name == "axis")
+        shape = [-1 if i == axis % weight.ndim else 1 for i in range(weight.ndim)]
+        array = weight * _float32(constants[scale]).reshape(shape)
+        graph.initializer.append(numpy_helper.from_array(array, output))
+        return []
+    return [
+        helper.make_node("Cast", [source], [inner], name=f"{node.name}/Cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", [inner, scale], [output], name=f"{node.name}/Mul"),
+    ]
 
 
 def _float32(tensor: TensorProto) -> np.ndarray:

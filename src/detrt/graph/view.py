@@ -27,6 +27,12 @@ _NAMES = {
 # Where a value jumps: rounding may send two equal computations to two sides of the step.
 _STEPS = frozenset(("Floor", "Ceil", "Round", "ArgMax", "ArgMin", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _SHAPES = ("Shape", "Size")
+# Operators that give values of their inputs, their negative or zero, and nothing new.
+MOVEMENT = frozenset((
+    "Reshape", "Transpose", "Concat", "Slice", "Gather", "GatherElements", "GatherND", "Unsqueeze", "Squeeze",
+    "Expand", "Tile", "Pad", "Split", "Flatten", "Identity", "ScatterND", "ScatterElements", "DepthToSpace",
+    "SpaceToDepth", "MaxPool", "Relu", "Neg", "Abs", "Where",
+))  # fmt: skip
 # The leaf of a node's name: an operator, perhaps numbered ("MatMul_3", "Unsqueeze.2").
 _WRAPPER = re.compile(r"^/?(.*)/[^/]+$")
 

@@ -9,37 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from ..graph.view import MOVEMENT
 from .view import BF16, FLOAT, HALF, LARGEST, SMALLEST, GraphView, attribute, matches
 
 GEMM = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
-MOVEMENT = frozenset(
-    [
-        "Reshape",
-        "Transpose",
-        "Concat",
-        "Slice",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Unsqueeze",
-        "Squeeze",
-        "Expand",
-        "Tile",
-        "Pad",
-        "Split",
-        "Flatten",
-        "Identity",
-        "ScatterND",
-        "ScatterElements",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "MaxPool",
-        "Relu",
-        "Neg",
-        "Abs",
-        "Where",
-    ]
-)
 ELEMENTWISE = frozenset(
     [
         "Add",

@@ -21,15 +21,15 @@ from ..decode import decode
 from ..detections import Detections, box_iou
 from ..errors import GateError, GraphError, SessionError
 from ..evaluate import evaluate_coco
+from ..graph.rounded import rounded
+from ..graph.view import module_path
 from ..images import ImageSource
 from ..onnx_session import OnnxSession
 from ..spec import ModelSpec
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig
-from .emulate import emulate
 from .proof import PRODUCTS
 from .ranges import image_feeds
-from .view import module_path
 
 _MAX_BLOCKS = 40
 _COMPARED = 10  # best detections of an image
@@ -69,7 +69,7 @@ def blocks_of(model: onnx.ModelProto, limit: int = _MAX_BLOCKS) -> list[str]:
 
     A graph without module paths in its node names is one block, "".
     """
-    paths = [module_path(node.name) for node in model.graph.node if node.op_type in PRODUCTS]
+    paths = [module_path("/" + node.name.strip("/")) for node in model.graph.node if node.op_type in PRODUCTS]
     best: list[str] = []
     for depth in range(1, 12):
         cut = list(dict.fromkeys(".".join(_parts(path)[:depth]) for path in paths))
@@ -182,7 +182,7 @@ class Search:
             keep_fp32=(*self.config.keep_fp32, *kept),
         )
         typed, _ = apply_precision(self.model, self.spec, config, self.images, known=self.calibration)
-        return emulate(typed).SerializeToString()
+        return rounded(typed).SerializeToString()
 
     def _detect(self, session: OnnxSession) -> list[Detections]:
         found = []

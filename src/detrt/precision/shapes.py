@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnx
 
+from ..graph.rounded import rounded, runs_nowhere
 from ..onnx_session import profiled_run
 from ..session import Feeds
-from .emulate import emulate, needs_emulation
 
 Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
 
@@ -21,7 +21,7 @@ def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
     Raises:
         SessionError: the graph does not run on these feeds.
     """
-    runnable = emulate(model) if needs_emulation(model) else model
+    runnable = rounded(model) if runs_nowhere(model) else model
     with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
         rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, Path(folder)).read_text("utf-8"))
     found: Shapes = {}

@@ -10,6 +10,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError
+from ..graph.view import element_types as known_types
+from ..graph.view import module_path
 
 FLOAT, HALF, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 WIDTH = {"fp32": FLOAT, "fp16": HALF, "bf16": BF16}
@@ -77,17 +79,14 @@ def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object
     return default
 
 
-def module_path(node: str) -> str:
-    """ "/decoder/layers.0/self_attn/MatMul.1" -> "decoder.layers.0.self_attn"."""
-    return ".".join([part for part in node.split("/") if part][:-1])
-
-
 def matches(node: str, patterns: Iterable[str]) -> bool:
     """Whether a node is inside a module path, or fits a glob pattern over its path."""
-    path = module_path(node)
     full = node.strip("/").replace("/", ".")
+    # A trace writes the names of a Sequential twice; either spelling is right.
+    paths = {module_path("/" + node.strip("/")), full.rpartition(".")[0]}
     return any(
-        path == p or path.startswith(p + ".") or fnmatch.fnmatchcase(path, p) or fnmatch.fnmatchcase(full, p) for p in patterns
+        fnmatch.fnmatchcase(full, p) or any(q == p or q.startswith(p + ".") or fnmatch.fnmatchcase(q, p) for q in paths)
+        for p in patterns
     )
 
 
@@ -97,21 +96,7 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
     Raises:
         GraphError: a type that cannot be inferred.
     """
-    # Types need no weights: large constants become inputs, so that nothing large is copied.
-    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    light.graph.node.extend(model.graph.node)
-    light.graph.input.extend(value for value in model.graph.input)
-    light.graph.output.extend(model.graph.output)
-    light.graph.name = "types"
-    for tensor in model.graph.initializer:
-        if len(tensor.raw_data) > 4096:
-            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-        else:
-            light.graph.initializer.append(tensor)
-    inferred = onnx.shape_inference.infer_shapes(light)
-    kinds = {t.name: t.data_type for t in model.graph.initializer}
-    for values in (inferred.graph.input, inferred.graph.output, inferred.graph.value_info):
-        kinds |= {value.name: value.type.tensor_type.elem_type for value in values}
+    kinds = known_types(model)
     unknown = [n.output[0] for n in model.graph.node if n.output and n.output[0] and not kinds.get(n.output[0])]
     if unknown:
         raise GraphError(
