@@ -13,8 +13,9 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 
 # package -> files and folders that may import it when they are loaded, and those that may inside functions only.
 ALWAYS: dict[str, tuple[str, ...]] = {
-    "torch": ("sources/", "export/", "torch_session.py", "models/"),
+    "torch": ("sources/", "export/", "torch_session.py", "models/", "kernels/"),
     "transformers": ("sources/", "export/", "torch_session.py", "models/"),
+    "triton": ("kernels/triton_msda.py",),
     "onnx": ("graph/", "precision/"),
     "onnxslim": (),
     "onnxruntime": (),
@@ -39,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bundle.py", "session.py"),
     ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "scenes_phrases.py", "suppress.py"),
     ("prompts.py", "text_decode.py", "tokens.py", "prompted.py", "bound.py"),
-    ("sources/", "export/", "graph/", "engine/", "onnx_session.py", "torch_session.py", "models/"),
+    ("sources/", "export/", "graph/", "engine/", "onnx_session.py", "torch_session.py", "models/", "kernels/"),
     ("sessions.py", "detector.py", "devices.py", "compare.py"),
     ("",),  # all others: parity, bench, pipeline, draw, outputs, ...
     ("cli/",),
