@@ -24,6 +24,9 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "tensorrt_rtx_bindings": (),
     "av": (),
     "cuda": (),
+    "ray": (),
+    "pyarrow": (),
+    "fsspec": (),
 }
 INSIDE: dict[str, tuple[str, ...]] = {
     "torch": ("bench.py",),
@@ -33,6 +36,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnx_session.py",),
     "tokenizers": ("tokens.py",),
     "av": ("video.py",),
+    "ray": ("cluster/on_ray.py",),
+    "pyarrow": ("cluster/tables.py",),
+    "fsspec": ("cluster/places.py",),
 }
 # Layers from the bottom up; a module imports from its own layer and from those below it. Prefixes; the first fits.
 LAYERS: tuple[tuple[str, ...], ...] = (

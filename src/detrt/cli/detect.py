@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..images import Input
 
 
+_CLUSTER = "On a cluster (docs/cluster.md)"
+
+
 def detect(
     model: Annotated[
         str,
@@ -69,6 +72,26 @@ def detect(
         bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
     ] = False,
     font: Annotated[Path | None, typer.Option(help="TrueType font for class names that are not ASCII.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Run on a cluster: ray.", rich_help_panel=_CLUSTER)] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Folder or address for Parquet and COCO results.", rich_help_panel=_CLUSTER)
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="auto, HOST:6379 or ray://HOST:10001; default: this machine.", rich_help_panel=_CLUSTER)
+    ] = None,
+    actors: Annotated[int | None, typer.Option(help="Workers; default: as many as fit.", rich_help_panel=_CLUSTER)] = None,
+    gpus_per_actor: Annotated[
+        float | None, typer.Option(help="0 to 1, e.g. 0.5; default: 1 where there are GPUs.", rich_help_panel=_CLUSTER)
+    ] = None,
+    cpus_per_actor: Annotated[
+        float | None, typer.Option(help="CPUs of a worker, for decoding too (1).", rich_help_panel=_CLUSTER)
+    ] = None,
+    shard: Annotated[
+        int | None, typer.Option(help="Images that a worker does at a time, rows of a file (256).", rich_help_panel=_CLUSTER)
+    ] = None,
+    retry_bad: Annotated[
+        bool, typer.Option("--retry-bad", help="Do files with unreadable images again.", rich_help_panel=_CLUSTER)
+    ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad/--strict", help="Go on after an unreadable image, or stop.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, lines or summary.")] = False,
 ) -> None:
@@ -88,6 +111,7 @@ def detect(
     from ..onnx_session import read_spec
     from ..prompts import chosen_prompt
     from ..text_decode import TEXT_THRESHOLD
+    from .cluster import check_options, detect_on_cluster
 
     size_hw = parse_size(size)
     check_range(threshold, batch, max_detections)
@@ -96,17 +120,18 @@ def detect(
     if text_threshold is not None and phrases == "best":
         raise DetrtError("--text-threshold does nothing without --phrases tokens; give both, or leave it out")
     asked = chosen_prompt(prompt, prompt_file, classes_from)
+    alone = {"--save-dir": save_dir, "--json": json_file, "--csv": csv_file, "--coco": coco_file, "--devices": devices}
+    alone |= {"--device": device, "--provider": provider != "cpu", "--every": every != 1, "--font": font}
+    spread = {"workers": actors, "gpus": gpus_per_actor, "cpus": cpus_per_actor, "shard": shard, "address": ray_address}
+    names = ("--actors", "--gpus-per-actor", "--cpus-per-actor", "--shard", "--ray-address")
+    check_options(
+        cluster,
+        output,
+        alone,
+        dict(zip(names, (v is not None for v in spread.values()), strict=True)) | {"--retry-bad": retry_bad},
+    )
     jsonl = None if save_dir is None else save_dir / "detections.jsonl"
     outputs.check_stdout_once([jsonl, json_file, csv_file, coco_file])
-    if coco_images is not None and coco_file is None:
-        raise DetrtError("--coco-images does nothing without --coco FILE; give both")
-    found_inputs = expand_inputs(inputs)
-    if save_dir is not None:
-        found_inputs = outside_of(save_dir, found_inputs, inputs)
-    truth = None if coco_images is None else outputs.CocoImages(coco_images)
-    if truth is not None:
-        for source in found_inputs:  # now, rather than after an hour
-            truth.image_id(str(source.path))
     opening = {
         "backend": backend,
         "threads": threads,
@@ -127,6 +152,30 @@ def detect(
         "phrases": phrases,
         "text_threshold": TEXT_THRESHOLD if text_threshold is None else text_threshold,
     }
+    if cluster is not None:
+        assert output is not None
+        config = {key: value for key, value in spread.items() if value is not None} | {"retry_bad": retry_bad}
+        detect_on_cluster(
+            model,
+            inputs,
+            output,
+            config=config,
+            session=opening,
+            detector=options,
+            coco_images=coco_images,
+            skip_bad=skip_bad,
+            quiet=quiet,
+        )
+        return
+    if coco_images is not None and coco_file is None:
+        raise DetrtError("--coco-images does nothing without --coco FILE; give both")
+    found_inputs = expand_inputs(inputs)
+    if save_dir is not None:
+        found_inputs = outside_of(save_dir, found_inputs, inputs)
+    truth = None if coco_images is None else outputs.CocoImages(coco_images)
+    if truth is not None:
+        for source in found_inputs:  # now, rather than after an hour
+            truth.image_id(str(source.path))
     annotated = None
     if save_dir is not None and draw:
         annotated = {"folder": save_dir, "inputs": found_inputs, "every": every, "font": font}

@@ -1,0 +1,179 @@
+"""One shard of images -> one Parquet file. Runs in the workers; knows nothing of the cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..detect import Bad, detect_inputs
+from ..detector import Detector
+from ..devices import open_on
+from ..errors import ImageError
+from ..images import load_image
+from .inputs import ImageRef
+from .places import Place, fetch, is_address
+from .tables import result_row, results_to_bytes
+
+PARTS = "detections"
+
+
+def part_name(shard: int) -> str:
+    return f"{PARTS}/part-{shard:06d}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Images that one worker detects in together. image_ids: one for each of `refs`."""
+
+    number: int
+    refs: tuple[ImageRef, ...]
+    image_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard whose file is written. bad: images that were not read."""
+
+    number: int
+    images: int
+    bad: int
+    detections: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """A model's files by their names below its folder, for machines that do not share a disk. name: of the model itself."""
+
+    name: str
+    digest: str
+    contents: Mapping[str, bytes]
+
+    def unpack(self) -> Path:
+        """The model on this machine; unpacked by the first worker that needs it."""
+        folder = Path(tempfile.gettempdir()) / f"detrt-models-{os.getuid()}" / self.digest[:32]
+        if not folder.is_dir():
+            fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+            for name, content in self.contents.items():
+                path = fresh / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            try:
+                os.replace(fresh, folder)
+            except OSError:  # another worker of this machine was faster
+                files.remove(fresh)
+        return folder / self.name if self.name else folder
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What every worker of a run needs. session, detector: arguments of `open_on` and `Detector`."""
+
+    model: str
+    device: str
+    session: Mapping[str, Any]
+    detector: Mapping[str, Any]
+    output: str
+    metadata: Mapping[str, Any]
+    decoders: int = 1
+
+
+class ShardDetector:
+    """Detects in shards and writes their files; opening it opens the model."""
+
+    def __init__(self, job: WorkerJob, shipment: Shipment | None = None) -> None:
+        ref = job.model if shipment is None else str(shipment.unpack())
+        self.job = job
+        self.place = Place(job.output)
+        self.detector = Detector(open_on(ref, job.device, **job.session), **job.detector)
+        self.detector.check_prompt()
+        self._pool = ThreadPoolExecutor(job.decoders, "detrt-decode")
+
+    def __call__(self, shard: Shard) -> ShardReport:
+        """Raises SessionError: the model failed. OutputError: the file cannot be written."""
+        start = time.perf_counter()
+        rows, bad, detections = [], 0, 0
+        ahead = 2 * self.detector.batch_size + self.job.decoders
+        found = detect_inputs(self.detector, _decoded(shard.refs, self._pool, ahead))  # type: ignore[arg-type]
+        for item, ref, image_id in zip(found, shard.refs, shard.image_ids, strict=True):
+            answer = str(item.error) if isinstance(item, Bad) else item.record.detections
+            rows.append(result_row(image_id, ref.image, answer))
+            bad += isinstance(item, Bad)
+            detections += len(rows[-1]["detections"])
+        self.place.write(part_name(shard.number), results_to_bytes(rows, {**self.job.metadata, "shard": shard.number}))
+        return ShardReport(shard.number, len(rows), bad, detections, time.perf_counter() - start)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self.detector.close()
+
+
+class _Decoded:
+    """What `detect_inputs` uses of an Input, with the image on its way from a thread."""
+
+    kind = "image"
+
+    def __init__(self, ref: ImageRef, load: Future[NDArray[np.uint8]]) -> None:
+        self.path, self.load = ref.image, load.result
+
+
+def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int) -> Iterator[_Decoded]:
+    rest = iter(refs)
+    coming: deque[tuple[ImageRef, Future[NDArray[np.uint8]]]] = deque()
+
+    def submit(count: int) -> None:
+        coming.extend((ref, pool.submit(read_image, ref.address)) for ref in itertools.islice(rest, count))
+
+    submit(ahead)
+    while coming:
+        ref, load = coming.popleft()
+        submit(1)
+        yield _Decoded(ref, load)
+
+
+def read_image(address: str) -> NDArray[np.uint8]:
+    """The image at a local path or an address. Raises ImageError."""
+    if not is_address(address):
+        return load_image(address)
+    data = fetch(address)
+    try:
+        return load_image(data)
+    except ImageError as error:
+        raise ImageError(f"'{address}': {error}") from None
+
+
+def pack(ref: str) -> Shipment:
+    """The files of a model that lies on this machine."""
+    path = Path(ref)
+    if path.is_dir():
+        paths = [one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith(".")]
+        contents = {one.relative_to(path).as_posix(): one.read_bytes() for one in paths}
+        return Shipment("", _digest(contents), contents)
+    # A model file with what lies beside it under its name: sidecars, external data, the text tower and its tokenizer.
+    beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and _belongs(one.name, path.name)]
+    contents = {one.name: one.read_bytes() for one in beside}
+    return Shipment(path.name, _digest(contents), contents)
+
+
+def _belongs(name: str, model: str) -> bool:
+    return name.startswith(model) or name in ("detrt.json", "tokenizer.json", "text.onnx", "text.onnx.data", "vocab.txt")
+
+
+def _digest(contents: Mapping[str, bytes]) -> str:
+    whole = hashlib.sha256()
+    for name, content in sorted(contents.items()):
+        whole.update(f"{name}\0{len(content)}\0".encode() + hashlib.sha256(content).digest())
+    return whole.hexdigest()
