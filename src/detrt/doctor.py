@@ -25,6 +25,8 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "av": ("av", "video", "read and write videos"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),
+    "fastapi": ("fastapi", "serve", "detrt serve"),
+    "uvicorn": ("uvicorn", "serve", "detrt serve"),
 }
 
 

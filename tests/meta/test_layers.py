@@ -27,6 +27,13 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "ray": (),
     "pyarrow": (),
     "fsspec": (),
+    "fastapi": ("serve/",),
+    "starlette": ("serve/",),
+    "pydantic": ("serve/",),
+    "python_multipart": ("serve/",),
+    "uvicorn": ("serve/protocol.py",),
+    "uvloop": (),
+    "prometheus_client": ("serve/metrics.py",),
 }
 INSIDE: dict[str, tuple[str, ...]] = {
     "torch": ("bench.py",),
@@ -36,6 +43,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnx_session.py",),
     "tokenizers": ("tokens.py",),
     "av": ("video.py",),
+    "uvicorn": ("serve/server.py",),
+    "uvloop": ("serve/server.py",),
     "ray": ("cluster/on_ray.py",),
     "pyarrow": ("cluster/tables.py",),
     "fsspec": ("cluster/places.py",),

@@ -33,14 +33,19 @@ def _register() -> None:
     from .build import build, export
     from .demo import demo, demo_data
     from .detect import detect
+    from .encode import encode_prompt
     from .eval import evaluate
     from .info import doctor, info
+    from .serve import serve
+    from .triton import triton_repo
     from .verify import verify
 
-    for command in (build, export, detect, verify, bench, info, doctor, demo):
+    for command in (build, export, detect, serve, verify, bench, info, doctor, demo):
         app.command()(command)
     app.command("eval")(evaluate)
     app.command("demo-data")(demo_data)
+    app.command("encode-prompt")(encode_prompt)
+    app.command("triton-repo")(triton_repo)
 
 
 _register()

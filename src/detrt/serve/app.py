@@ -1,0 +1,252 @@
+"""The HTTP interface: `/v1`, health, metrics and the page; `kserve_routes` has `/v2`."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .body import Bodies, ClientDisconnect
+from .calls import Calls, ClientLeft, milliseconds
+from .config import ServeConfig
+from .detect_request import detect_request
+from .kserve_routes import add_kserve
+from .metrics import Metrics
+from .openapi import detect_operation, refusals
+from .pool import Pool
+from .refused import Refused
+from .wire import ImageTask, ModelFacts
+
+PAGE = Path(__file__).with_name("page")
+_PAGE_FILES = {"": ("index.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
+_OPEN = frozenset(("/", "/page.js", "/page.css", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"))
+_SECURE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"),
+)
+
+
+def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
+    """The application. It starts the pool when the server starts, and closes it after the last answer."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        pool.start()
+        yield
+        await pool.close()
+
+    app = FastAPI(
+        title="detrt",
+        version=metadata.version("detrt"),
+        description="Object detection with models of the DETR family.",
+        lifespan=lifespan,
+        docs_url=None,  # these pages fetch their code from other hosts
+        redoc_url=None,
+    )
+    bodies = Bodies(config)
+    calls = Calls(config, pool, metrics)
+    app.state.calls = calls
+    metrics.watch("detrt_held_body_bytes", "Bytes of request bodies in memory", lambda: bodies.held)
+    _add_errors(app, metrics)
+    _add_health(app, calls, metrics)
+    _add_v1(app, calls, bodies, config)
+    _add_page(app)
+    add_kserve(app, calls, bodies, config)
+    app.add_middleware(_Gate, config=config, metrics=metrics, calls=calls)
+    return app
+
+
+def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace"), status, headers, "application/json")
+
+
+def _add_errors(app: FastAPI, metrics: Metrics) -> None:
+    def answer(request: Request, refusal: Refused) -> Response:
+        metrics.refused.labels(refusal.code).inc()
+        v2 = request.url.path.startswith("/v2")
+        error = refusal.message if v2 else {"code": refusal.code, "message": refusal.message}
+        return json_response({"error": error}, refusal.status, refusal.headers)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refused)
+        return answer(request, error)
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; the number is for the metrics
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "no_route", 405: "bad_method"}.get(error.status_code, "bad_request")
+        text = {404: "there is nothing at this address; see /openapi.json", 405: f"this address does not take {request.method}"}
+        found = answer(request, Refused(error.status_code, code, text.get(error.status_code, str(error.detail))))
+        found.headers.update(error.headers or {})
+        return found
+
+    async def bug(request: Request, error: Exception) -> Response:
+        return answer(request, Refused(500, "internal", "an error inside the server; its log has the details"))
+
+    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(ClientLeft, left)
+    app.add_exception_handler(ClientDisconnect, left)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, bug)
+
+
+def _add_health(app: FastAPI, calls: Calls, metrics: Metrics) -> None:
+    @app.get("/healthz", summary="Whether the server runs")
+    async def healthz() -> Response:
+        return json_response({"status": "ok"})
+
+    @app.get("/readyz", summary="Whether requests are answered", responses={503: refusals()[503]})
+    async def readyz() -> Response:
+        ready = calls.pool.ready_workers
+        state = "stopping" if calls.stopping else "ready" if ready else "starting"
+        return json_response({"status": state, "workers": ready}, 200 if state == "ready" else 503)
+
+    @app.get("/metrics", summary="Counters for Prometheus", response_class=Response)
+    async def prometheus() -> Response:
+        return Response(metrics.text(), media_type=metrics.content_type)
+
+
+def model_card(facts: ModelFacts) -> dict[str, Any]:
+    given = facts.spec.input
+    return {
+        "name": facts.name,
+        "backend": facts.backend,
+        "classes": list(facts.spec.labels.values()),
+        "takes_prompt": facts.takes_prompt,
+        "takes_task": facts.takes_task,
+        "input": {"height": facts.size_hw[0], "width": facts.size_hw[1], "resize": given.resize},
+        "max_batch": facts.max_batch,
+        "note": facts.note,
+    }
+
+
+def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> None:
+    @app.get("/v1/models", summary="The models that are served", responses={s: refusals()[s] for s in (401, 503)})
+    async def models() -> Response:
+        calls.model(next(iter(calls.pool.models), None))
+        limits = {
+            "max_images": config.max_images,
+            "max_body_bytes": config.max_body,
+            "max_pixels": config.max_pixels,
+            "timeout_s": config.timeout_s,
+        }
+        return json_response({"models": [model_card(f) for f in calls.pool.models.values()], "limits": limits})
+
+    @app.post(
+        "/v1/detect",
+        summary="Find objects in images",
+        description="Images as files of a form, as base64 in JSON, or one as the body itself.",
+        responses=refusals(),
+        openapi_extra=detect_operation(),
+    )
+    async def detect(request: Request) -> Response:
+        start = time.perf_counter()
+        async with bodies.reading(request) as body:
+            calls.metrics.body_bytes.inc(len(body))
+            asked = await detect_request(request.headers, request.query_params.multi_items(), body, config)
+            options = asked.options
+            facts = calls.model(options.model)
+            prompt = tuple(options.prompt) if isinstance(options.prompt, list) else options.prompt
+            tasks = [
+                ImageTask(
+                    data,
+                    config.threshold if options.threshold is None else options.threshold,
+                    None if options.classes is None else tuple(options.classes),
+                    options.max_detections,
+                    prompt,
+                    options.task or "",
+                )
+                for _, data in asked.images
+            ]
+            answers, items = await calls.run(request, facts, tasks, options.timeout_ms)
+        parts = []
+        for (name, _), answer in zip(asked.images, answers, strict=True):
+            assert isinstance(answer.value, bytes)
+            named = b"" if name is None else b'"image":' + json.dumps(name).encode() + b","
+            parts.append(b"{" + named + answer.value[1:])
+        times = {
+            "total": milliseconds(start),
+            "queue": round(max(item.started - item.since for item in items) * 1e3, 3),
+            "decode": round(max(answer.decode_ms for answer in answers), 3),
+            "model": round(max(answer.model_ms for answer in answers), 3),
+        }
+        head = b'{"model":' + json.dumps(facts.name).encode() + b',"time_ms":' + json.dumps(times).encode() + b',"images":['
+        return Response(head + b",".join(parts) + b"]}", media_type="application/json")
+
+
+def _add_page(app: FastAPI) -> None:
+    def serve(path: str, file: str, kind: str) -> None:
+        content = (PAGE / file).read_bytes()
+
+        async def page() -> Response:
+            return Response(content, media_type=kind)
+
+        app.add_api_route(f"/{path}", page, include_in_schema=False)
+
+    for path, (file, kind) in _PAGE_FILES.items():
+        serve(path, file, kind)
+
+
+class _Gate:
+    """Around everything: the API key, headers of security, and what is counted for each request."""
+
+    def __init__(self, app: ASGIApp, config: ServeConfig, metrics: Metrics, calls: Calls) -> None:
+        self.app, self.metrics, self.calls = app, metrics, calls
+        self.key = None if config.api_key is None else config.api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        status = 499
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_SECURE]
+                if self.calls.stopping:
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            if self.key is not None and scope["path"] not in _OPEN and not self._allowed(scope):
+                refusal = Refused(401, "no_key", "give the API key: Authorization: Bearer KEY, or X-API-Key: KEY", close=True)
+                self.metrics.refused.labels(refusal.code).inc()
+                v2 = scope["path"].startswith("/v2")
+                error = refusal.message if v2 else {"code": refusal.code, "message": refusal.message}
+                await json_response({"error": error}, 401, refusal.headers)(scope, receive, sending)
+            else:
+                await self.app(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, _method(scope["method"]), str(status)).inc()
+            self.metrics.request_seconds.labels(route).observe(time.perf_counter() - start)
+
+    def _allowed(self, scope: Scope) -> bool:
+        assert self.key is not None
+        for name, value in scope["headers"]:
+            if name == b"x-api-key" and hmac.compare_digest(value, self.key):
+                return True
+            if name == b"authorization" and (match := re.fullmatch(rb"(?i:bearer) +(\S+)", value)):
+                return hmac.compare_digest(match[1], self.key)
+        return False
+
+
+def _method(name: str) -> str:
+    """The method as a label; a client may invent names without end."""
+    return name if name in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH") else "other"

@@ -1,0 +1,255 @@
+"""The tensors of the KServe v2 inference protocol (Open Inference Protocol) with its binary extension. No web code.
+
+A request is JSON, or JSON of `Inference-Header-Content-Length` bytes and behind it the tensors that say
+`binary_data_size`, in order. https://github.com/kserve/open-inference-protocol, and Triton's extension_binary_data.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..session import TensorInfo
+from .refused import Refused
+
+VERSION = "1"  # the one version of every model
+_DTYPES = {
+    "BOOL": "bool",
+    **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_KNOWN_PARAMETERS = {"timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"}
+_LARGEST = 2**40  # elements; only a number that nobody means is larger
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """inputs: the tensors by name. outputs: (name, whether as binary), in the order of the answer. timeout_ms: None: the server's."""
+
+    id: str
+    inputs: Mapping[str, NDArray]
+    outputs: tuple[tuple[str, bool], ...]
+    timeout_ms: float | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def bad(message: str) -> Refused:
+    return Refused(400, "bad_request", message)
+
+
+def datatype(dtype: str) -> str:
+    """Protocol name of a NumPy dtype: "float32" -> "FP32"."""
+    return _NAMES[dtype]
+
+
+def parse_infer(
+    body: bytes, header_length: int | None, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> InferRequest:
+    """Read a request for a model with these inputs and outputs.
+
+    Raises:
+        Refused: anything that is not such a request.
+    """
+    if header_length is not None and not 0 < header_length <= len(body):
+        raise bad(f"Inference-Header-Content-Length must be from 1 to the {len(body)} bytes of the body; got {header_length}")
+    head, tail = (body, b"") if header_length is None else (body[:header_length], body[header_length:])
+    try:
+        data = json.loads(head, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"the body is not JSON ({str(error)[:200]}); binary tensors need Inference-Header-Content-Length") from None
+    if not isinstance(data, dict):
+        raise bad("the body must be a JSON object with 'inputs'")
+    parameters = _object(data, "parameters", "the request")
+    _check_parameters(parameters)
+    feeds = _feeds(data, tail, inputs)
+    binary = bool(parameters.get("binary_data_output", False))
+    wanted = _wanted(data, [info.name for info in outputs], binary)
+    identity = data.get("id", "")
+    if not isinstance(identity, str):
+        raise bad(f"'id' must be text; got {json.dumps(identity)[:60]}")
+    return InferRequest(identity, feeds, wanted, _timeout_ms(parameters), parameters)
+
+
+def build_infer(model: str, request: InferRequest, outputs: Mapping[str, NDArray]) -> tuple[bytes, int | None]:
+    """The body of an answer, and the length of its JSON where binary tensors follow it.
+
+    Raises:
+        Refused: an output with numbers that JSON does not have.
+    """
+    rows: list[dict[str, Any]] = []
+    tail: list[bytes] = []
+    for name, binary in request.outputs:
+        array = np.ascontiguousarray(outputs[name])
+        row: dict[str, Any] = {"name": name, "datatype": datatype(array.dtype.name), "shape": list(array.shape)}
+        if binary:
+            tail.append(array.tobytes())
+            row["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise bad(f"output '{name}' has infinite numbers, which JSON does not have; ask for it with binary_data")
+            row["data"] = array.reshape(-1).tolist()
+        rows.append(row)
+    answer: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": rows}
+    if request.id:
+        answer["id"] = request.id
+    head = json.dumps(answer, separators=(",", ":")).encode()
+    return (b"".join([head, *tail]), len(head)) if tail else (head, None)
+
+
+def _feeds(data: Mapping[str, Any], tail: bytes, infos: Sequence[TensorInfo]) -> dict[str, NDArray]:
+    entries = data.get("inputs")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise bad("'inputs' must be a list of objects with name, shape, datatype and data")
+    known = {info.name: info for info in infos}
+    feeds: dict[str, NDArray] = {}
+    offset = 0
+    for entry in entries:
+        name = entry.get("name")
+        if not isinstance(name, str) or name not in known:
+            raise bad(f"input {json.dumps(name)[:80]} is not one of the model's: {', '.join(known)}")
+        if name in feeds:
+            raise bad(f"input '{name}' is given twice")
+        shape, dtype = _shape(entry, known[name]), known[name].dtype
+        if entry.get("datatype") != datatype(dtype):
+            raise bad(f"input '{name}' must be {datatype(dtype)}; got {json.dumps(entry.get('datatype'))[:60]}")
+        own = _object(entry, "parameters", f"input '{name}'")
+        if any(key.startswith("shared_memory") for key in own):
+            raise bad(f"input '{name}': shared memory is not offered; send the tensor in the body")
+        size = own.get("binary_data_size")
+        if size is None:
+            feeds[name] = _from_json(entry.get("data"), shape, dtype, name)
+            continue
+        feeds[name] = _from_binary(tail, offset, size, shape, dtype, name)
+        offset += size
+    if missing := [name for name in known if name not in feeds]:
+        raise bad(f"the model takes the inputs {', '.join(known)}; missing: {', '.join(missing)}")
+    if offset != len(tail):
+        raise bad(f"{len(tail)} bytes follow the JSON, but the inputs name {offset}")
+    _check_shapes(feeds, infos)
+    return feeds
+
+
+def _shape(entry: Mapping[str, Any], info: TensorInfo) -> tuple[int, ...]:
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or not all(type(axis) is int and axis >= 0 for axis in shape):
+        raise bad(f"input '{info.name}' needs a 'shape' of whole numbers; got {json.dumps(shape)[:100]}")
+    if len(shape) != len(info.shape) or math.prod(shape) > _LARGEST:
+        raise bad(f"input '{info.name}' must have the shape {list(info.shape)}; got {str(shape)[:100]}")
+    if 0 in shape:
+        raise bad(f"input '{info.name}' is empty: shape {shape}; every axis must be at least 1")
+    return tuple(shape)
+
+
+def _check_shapes(feeds: Mapping[str, NDArray], infos: Sequence[TensorInfo]) -> None:
+    rows = {name: len(array) for name, array in feeds.items()}
+    if len(set(rows.values())) > 1:
+        raise bad(f"all inputs must have the same number of images, their first axis; got {rows}")
+    for info in infos:
+        for expected, actual in zip(info.shape[1:], feeds[info.name].shape[1:], strict=True):
+            if isinstance(expected, int) and expected != actual:
+                raise bad(f"input '{info.name}' must have the shape {list(info.shape)}; got {list(feeds[info.name].shape)}")
+
+
+def _from_binary(tail: bytes, offset: int, size: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
+    needed = math.prod(shape) * np.dtype(dtype).itemsize
+    if type(size) is not int or size != needed:
+        raise bad(f"input '{name}' of shape {list(shape)} has {needed} bytes; binary_data_size says {json.dumps(size)[:40]}")
+    if offset + size > len(tail):
+        raise bad(f"input '{name}' needs {size} bytes behind the JSON, from byte {offset}; there are {len(tail)}")
+    # A view of the body: the worker gets its own copy anyway.
+    return np.frombuffer(tail, dtype, count=math.prod(shape), offset=offset).reshape(shape)
+
+
+def _from_json(data: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
+    if not isinstance(data, list):
+        raise bad(f"input '{name}' needs 'data', a list of numbers, or binary_data_size")
+    try:
+        found = np.array(data)
+    except (ValueError, OverflowError):
+        raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}") from None
+    if found.size != math.prod(shape) or (found.ndim != 1 and found.shape != shape):
+        raise bad(f"input '{name}' of shape {list(shape)} needs {math.prod(shape)} numbers; 'data' has {found.size}")
+    target = np.dtype(dtype)
+    allowed = {"b": "b", "u": "ui", "i": "ui", "f": "uif"}[target.kind]
+    if found.dtype.kind not in allowed:
+        raise bad(f"input '{name}' takes {datatype(dtype)}; 'data' holds other values")
+    if target.kind in "ui":
+        limits = np.iinfo(target)
+        if found.min() < limits.min or found.max() > limits.max:
+            raise bad(f"input '{name}' takes {datatype(dtype)}, from {limits.min} to {limits.max}; 'data' has values beyond")
+    with np.errstate(over="ignore"):
+        return found.astype(target).reshape(shape)
+
+
+def _wanted(data: Mapping[str, Any], names: Sequence[str], binary: bool) -> tuple[tuple[str, bool], ...]:
+    entries = data.get("outputs")
+    if not entries:
+        if entries not in (None, []):
+            raise bad("'outputs' must be a list of objects with a name")
+        return tuple((name, binary) for name in names)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise bad("'outputs' must be a list of objects with a name")
+    wanted: dict[str, bool] = {}
+    for entry in entries:
+        name = entry.get("name")
+        if not isinstance(name, str) or name not in names:
+            raise bad(f"output {json.dumps(name)[:80]} is not one of the model's: {', '.join(names)}")
+        own = _object(entry, "parameters", f"output '{name}'")
+        if own.get("classification") or any(key.startswith("shared_memory") for key in own):
+            raise bad(f"output '{name}': classification and shared memory are not offered; take the tensor")
+        wanted[name] = bool(own.get("binary_data", binary))
+    return tuple(wanted.items())
+
+
+def _object(data: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    found = data.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise bad(f"'{key}' of {where} must be an object; got {json.dumps(found)[:60]}")
+    return found
+
+
+def _check_parameters(parameters: Mapping[str, Any]) -> None:
+    if any(key.startswith("sequence_") and value for key, value in parameters.items()):
+        raise bad("this model keeps no state; leave the sequence parameters out")
+    unknown = [key for key in parameters if key not in _KNOWN_PARAMETERS and not key.startswith("sequence_")]
+    if unknown:
+        raise bad(f"parameter '{unknown[0][:60]}' is not known; known are: {', '.join(sorted(_KNOWN_PARAMETERS))}")
+
+
+def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
+    """Triton counts in microseconds; 0 is none."""
+    value = parameters.get("timeout")
+    if value is None or (type(value) is int and value == 0):
+        return None
+    if type(value) is not int or not 0 < value <= 86_400_000_000:
+        raise bad(f"'timeout' must be a whole number of microseconds; got {json.dumps(value)[:40]}")
+    return value / 1e3
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number that JSON has")
+
+
+def binary_length(text: str | None) -> int | None:
+    """Value of the header Inference-Header-Content-Length. Raises Refused."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise bad(f"Inference-Header-Content-Length must be a number of bytes; got '{text[:40]}'")
+    return int(text)
+
+
+def bytes_tensor(values: Sequence[bytes]) -> bytes:
+    """Elements of a BYTES tensor, each behind its length."""
+    return b"".join(struct.pack("<I", len(value)) + value for value in values)

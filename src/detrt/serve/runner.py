@@ -1,0 +1,224 @@
+"""A model inside a worker: tasks in, answers out. One bad task never spoils those that share its batch."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..bound import BoundSession
+from ..detections import Detections
+from ..detector import Detector
+from ..devices import open_on
+from ..errors import DetrtError, PromptError, SessionError, SpecError
+from ..images import load_image
+from ..prompted import PromptedSession
+from ..prompts import Prompt
+from ..session import Outputs
+from .config import ServedModel
+from .wire import Answer, Batch, ImageTask, ModelFacts, Refusal, Setup, TensorTask
+
+# Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
+# pictures of 50 million pixels would take 1.2 GB at once.
+PIXELS_AT_ONCE = 16_000_000
+
+Result = Answer | Refusal
+Decoded = tuple[NDArray[np.uint8] | Refusal, float]  # the image, and milliseconds
+
+
+def declared_pixels(data: bytes) -> int:
+    """Pixels that the header of an image file promises; 0 where it has none (decoding then says what is wrong)."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.width * image.height
+    except Exception:  # decoders raise whatever they like on damaged files; `decoded` words it
+        return 0
+
+
+def decoded(task: ImageTask, max_pixels: int) -> Decoded:
+    start = time.perf_counter()
+    image: NDArray[np.uint8] | Refusal
+    try:
+        image = load_image(task.data, max_pixels=max_pixels)
+    except DetrtError as error:
+        image = Refusal(400, "bad_image", str(error))
+    except MemoryError:
+        image = Refusal(413, "too_large", "there is not enough memory to decode this image; send a smaller one")
+    return image, (time.perf_counter() - start) * 1e3
+
+
+class Model:
+    """One served model, opened on one device.
+
+    Raises:
+        DetrtError: it cannot be opened or run there.
+    """
+
+    def __init__(self, served: ServedModel, setup: Setup) -> None:
+        threads = setup.threads if setup.device == "cpu" else None
+        session = open_on(served.ref, setup.device, backend=setup.backend, threads=threads)
+        try:
+            limit = min(setup.max_batch, session.max_batch or setup.max_batch)
+            self.detector = Detector(session, threshold=0.0, batch_size=limit, size_hw=setup.size_hw)
+        except BaseException:
+            session.close()
+            raise
+        self.session, self.spec = session, session.spec
+        self.prompted = session if isinstance(session, PromptedSession) else None
+        text = self.spec.text
+        self.facts = ModelFacts(
+            name=served.name,
+            spec=self.spec,
+            inputs=tuple(session.inputs),
+            outputs=tuple(session.outputs),
+            backend=session.backend,
+            max_batch=self.detector.batch_size,
+            size_hw=self.detector.size_hw or self.spec.input.size_hw,
+            takes_prompt=text is not None,
+            takes_task=text is not None and text.kind == "classes",
+            note=getattr(session, "note", ""),
+        )
+
+    def warm_up(self) -> None:
+        """Run once with one image and once with a full batch; the first runs are the slowest.
+
+        Raises:
+            SessionError: the model cannot run.
+        """
+        picture = np.zeros((*self.facts.size_hw, 3), np.uint8)
+        for count in sorted({1, self.facts.max_batch}):
+            self.detector([picture] * count, None if self.prompted is None else ["object"] * count)
+
+    def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
+        """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
+        results: list[Result | None] = [image if isinstance(image, Refusal) else None for image, _ in images]
+        classes: dict[int, frozenset[int] | None] = {}
+        prompts: dict[int, Prompt | None] = {}
+        for index, task in enumerate(tasks):
+            if results[index] is None:
+                try:
+                    classes[index], prompts[index] = self._wanted(task)
+                except DetrtError as error:
+                    code = "bad_prompt" if isinstance(error, PromptError) else "bad_request"
+                    results[index] = Refusal(400, code, str(error))
+        ready = [index for index, result in enumerate(results) if result is None]
+
+        def run(indices: list[int]) -> None:
+            self.detector.threshold = min(tasks[i].threshold for i in indices)
+            start = time.perf_counter()
+            found = self.detector(
+                [images[i][0] for i in indices],  # type: ignore[misc]  # a refusal is not ready
+                None if self.prompted is None else [prompts[i] for i in indices],  # type: ignore[misc]
+            )
+            took = (time.perf_counter() - start) * 1e3
+            ran(len(indices))
+            for i, detections in zip(indices, found, strict=True):
+                results[i] = _answer(detections, tasks[i], classes[i], images[i][1], took)
+
+        _isolating(run, ready, results)
+        return [result or Refusal(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+
+    def infer(self, tasks: Sequence[TensorTask], ran: Callable[[int], None]) -> list[Result]:
+        """Outputs of the model for tensors as they are, in as few runs as the model takes."""
+        results: list[Result | None] = [None] * len(tasks)
+
+        def run(indices: list[int]) -> None:
+            chosen = [tasks[i] for i in indices]
+            start = time.perf_counter()
+            feeds = {name: np.concatenate([task.feeds[name] for task in chosen]) for name in chosen[0].feeds}
+            rows = sum(task.rows for task in chosen)
+            outputs = self._run_rows(feeds, rows)
+            took = (time.perf_counter() - start) * 1e3
+            ran(rows)
+            first = 0
+            for i, task in zip(indices, chosen, strict=True):
+                values = {name: array[first : first + task.rows] for name, array in outputs.items()}
+                results[i] = Answer(values, model_ms=took)
+                first += task.rows
+
+        _isolating(run, list(range(len(tasks))), results, status=400)
+        return [result or Refusal(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+
+    def _run_rows(self, feeds: dict[str, NDArray], rows: int) -> Outputs:
+        shape = next((info.shape for info in self.session.inputs), ())
+        fixed = shape[0] if shape and isinstance(shape[0], int) else None
+        if fixed and rows < fixed:  # the model cannot run fewer: repeat the last row and forget its results
+            feeds = {name: np.concatenate([a, np.repeat(a[-1:], fixed - rows, axis=0)]) for name, a in feeds.items()}
+        outputs = self.session.run(feeds)
+        for name, array in outputs.items():
+            if array.ndim == 0 or len(array) < rows:
+                raise SessionError(
+                    f"output '{name}' has the shape {array.shape} for {rows} images; it must have one row for each"
+                )
+        return outputs
+
+    def _wanted(self, task: ImageTask) -> tuple[frozenset[int] | None, Prompt | None]:
+        if self.prompted is None:
+            if task.prompt is not None or task.task:
+                raise PromptError("this model has fixed classes and takes no prompt; choose among them with 'classes'")
+            return None if task.classes is None else frozenset(self.spec.class_ids(list(task.classes))), None
+        if task.classes is not None:
+            raise PromptError(
+                "this model has no classes of its own to choose from with 'classes'; say what to find with 'prompt'"
+            )
+        if task.prompt is None:
+            raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
+        prompt = self.prompted.tokenizer.parse(task.prompt if isinstance(task.prompt, str) else list(task.prompt), task.task)
+        # Now, so that one that is too long is refused by itself; what is asked is kept, so it costs nothing twice.
+        BoundSession(self.prompted, [self.prompted.ask(prompt)])
+        return None, prompt
+
+    def close(self) -> None:
+        self.detector.close()
+
+
+def _isolating(
+    run: Callable[[list[int]], None], indices: list[int], results: list[Result | None], status: int | None = None
+) -> None:
+    """Run tasks together; where that fails, each by itself, so that only the culprit is refused."""
+    if not indices:
+        return
+    try:
+        run(indices)
+    except (DetrtError, MemoryError) as error:
+        if len(indices) > 1:
+            for index in indices:
+                _isolating(run, [index], results, status)
+        elif isinstance(error, MemoryError):
+            results[indices[0]] = Refusal(413, "too_large", "there is not enough memory for this; send fewer or smaller images")
+        else:
+            bad_input = isinstance(error, (PromptError, SpecError))
+            code = "bad_request" if bad_input or status else "model_failed"
+            results[indices[0]] = Refusal(400 if bad_input else status or 500, code, str(error))
+
+
+def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | None, decode_ms: float, model_ms: float) -> Answer:
+    keep = detections.scores > np.float32(task.threshold)
+    if classes is not None:
+        keep &= np.isin(detections.class_ids, np.array(sorted(classes), np.int64))
+    kept = detections[keep][: task.max_detections]
+    height, width = kept.image_size_hw
+    value = {"width": width, "height": height, "detections": kept.to_list()}
+    if kept.prompt:
+        value["prompt"] = kept.prompt
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Answer(text.encode("utf-8", "backslashreplace"), decode_ms, model_ms, len(kept))
+
+
+def chunks_of(batch: Batch) -> list[list[int]]:
+    """Indices of a batch of images, in parts that may be decoded at once."""
+    parts: list[list[int]] = [[]]
+    total = 0
+    for index, task in enumerate(batch.tasks):
+        pixels = declared_pixels(task.data) if isinstance(task, ImageTask) else 0
+        if parts[-1] and total + pixels > PIXELS_AT_ONCE:
+            parts.append([])
+            total = 0
+        parts[-1].append(index)
+        total += pixels
+    return parts

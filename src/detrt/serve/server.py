@@ -1,0 +1,170 @@
+"""Running the server: the door to uvicorn. SIGTERM and Ctrl-C let requests finish before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+from ..errors import DetrtError, SessionError
+from .config import ServeConfig
+
+
+def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None = None, drain_s: float | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C; what was accepted by then is answered before this returns.
+
+    on_ready: called with the address and `Pool.models` when every worker is ready.
+
+    Raises:
+        SessionError: the address is not free, or a worker cannot start. DetrtError: a model that cannot be opened.
+    """
+    import uvicorn
+
+    from .app import create_app
+    from .metrics import Metrics
+    from .pool import Pool
+    from .protocol import LimitedProtocol
+
+    _raise_file_limit()
+    listener = _listening(config.host, config.port)
+    address = _address(listener)
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # `run` below has the handlers
+
+    async def run() -> DetrtError | None:
+        metrics = Metrics()
+        pool = Pool(config, metrics)
+        app = create_app(config, pool, metrics)
+        settings = uvicorn.Config(
+            app,
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="on",
+            access_log=config.access_log,
+            log_level="info" if config.access_log else "warning",
+            log_config=_logging(config.access_log),
+            timeout_keep_alive=75,
+            server_header=False,
+            backlog=2048,
+        )
+        server = Server(settings)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stopping() -> None:
+            if stop.is_set():  # asked a second time: now
+                pool.refuse_all(_stopping())
+                server.force_exit = True
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        watching = asyncio.create_task(_announce(pool, address, on_ready))
+        failed = asyncio.create_task(pool.failed.wait())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((serving, failed, stopped), return_when=asyncio.FIRST_COMPLETED)
+            app.state.calls.stopping = True  # /readyz says so, and answers end their connections
+            server.should_exit = True
+            late = loop.call_later(config.drain_s if drain_s is None else drain_s, lambda: pool.refuse_all(_stopping()))
+            hard = loop.call_later(
+                (config.drain_s if drain_s is None else drain_s) + 5, lambda: setattr(server, "force_exit", True)
+            )
+            await serving
+            late.cancel()
+            hard.cancel()
+        finally:
+            for task in (watching, failed, stopped):
+                task.cancel()
+        return pool.failure if pool.failed.is_set() else None
+
+    try:
+        failure = _run(run())
+    finally:
+        listener.close()
+    if failure is not None:
+        raise failure
+
+
+def _stopping() -> Exception:
+    from .refused import Refused
+
+    return Refused(503, "stopping", "the server stops and had no time left for this request; try again", retry_after=5)
+
+
+def _run(main):
+    try:
+        import uvloop
+    except ImportError:  # no uvloop on this platform: the usual loop does the same, a little slower
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+async def _announce(pool, address, on_ready) -> None:
+    await pool.all_ready.wait()
+    if on_ready is not None:
+        on_ready(address, dict(pool.models))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SessionError(
+            f"--host '{host}' is not an address of this machine ({error.strerror or error}); e.g. 127.0.0.1"
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.set_inheritable(False)
+    except OSError as error:
+        listener.close()
+        raise SessionError(
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --port (0 takes a free one), or another --host"
+        ) from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _raise_file_limit() -> None:
+    """A connection is an open file, and the usual soft limit is 1024."""
+    with contextlib.suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+        if soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _logging(access: bool) -> dict:
+    """Lines on stderr; standard output stays free."""
+    plain = {"format": "%(asctime)s %(levelname)s %(message)s"}
+    handler = {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
+    level = {"handlers": ["stderr"], "propagate": False}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": plain},
+        "handlers": {"stderr": handler},
+        "loggers": {
+            "uvicorn": {**level, "level": "WARNING"},
+            "uvicorn.error": {**level, "level": "WARNING"},
+            "uvicorn.access": {**level, "level": "INFO"} if access else {"level": "CRITICAL", "propagate": False},
+            "detrt.serve": {**level, "level": "INFO"},
+        },
+    }
+
+
+logging.getLogger("detrt.serve").addHandler(logging.NullHandler())
