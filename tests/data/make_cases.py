@@ -1,4 +1,4 @@
-"""Write decode_cases.json and preprocess_cases.json from the reference implementation.
+"""Write decode_cases.json, preprocess_cases.json and prompt_cases.json from the reference implementation.
 
     python tests/data/make_cases.py
 
@@ -10,6 +10,7 @@ resizes uint8 with fixed-point weights, so one level is allowed there.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from detrt.preprocess import preprocess
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
 LABELS = {0: "cat", 1: "dog", 2: "bird"}
 PLAIN = DecodeSpec("sigmoid", "topk", 4, 3, 4)
 
@@ -26,6 +28,7 @@ PLAIN = DecodeSpec("sigmoid", "topk", 4, 3, 4)
 def main() -> None:
     write("decode_cases.json", decode_cases())
     write("preprocess_cases.json", preprocess_cases())
+    write("prompt_cases.json", prompt_cases())
 
 
 def write(name: str, cases: list[dict]) -> None:
@@ -57,6 +60,24 @@ def decode_cases() -> list[dict]:
         "num_detections": np.array([5, 1]),
     }
     cases.append(decode_case("in-graph", rule, stretch, outputs, {"threshold": 0.15}))
+    return cases + suppress_cases()
+
+
+def suppress_cases() -> list[dict]:
+    """Boxes of two classes in two heaps, so that some suppress others and a few have equal scores."""
+    rng = np.random.default_rng(11)
+    cases = []
+    for nms, limit in (("nms", 0.5), ("soft_nms", 0.3)):
+        rule = DecodeSpec("sigmoid", "topk", 24, 3, 12, nms=nms, nms_iou=limit, nms_min_score=0.05)
+        logits = rng.normal(-1, 2, (2, 24, 3)).astype(np.float32)
+        logits[:, 5] = logits[:, 4]
+        boxes = np.empty((2, 24, 4), np.float32)
+        boxes[..., :2] = rng.choice([0.3, 0.7], (2, 24, 1)) + rng.uniform(-0.06, 0.06, (2, 24, 2))
+        boxes[..., 2:] = rng.uniform(0.3, 0.5, (2, 24, 2))
+        boxes[:, 7] = boxes[:, 6]
+        outputs = {"logits": logits, "pred_boxes": boxes}
+        for extra in ({"threshold": 0.1}, {"threshold": 0.0, "class_ids": [1], "max_detections": 4}):
+            cases.append(decode_case(nms, rule, InputSpec("stretch", 32, 32), outputs, extra))
     return cases
 
 
@@ -109,13 +130,39 @@ def preprocess_cases() -> list[dict]:
         preprocess_case("shortest-edge-thin", masked, [(1, 40)]),
         preprocess_case("shortest-edge-other-size", masked, [(6, 9)], size_hw=(8, 8)),
         preprocess_case("fit", InputSpec("fit", 6, 6, mask=True), [(9, 7), (3, 8)]),
+        # Pictures of a usual size ratio, from a formula: what a resize does to slopes, steps and overshoot.
+        *(
+            preprocess_case(f"gradient-{name}", InputSpec("stretch", *size, resample=name), [(97, 131)], gradient=(5, 3, 80))
+            for name, size in (
+                ("bilinear", (23, 31)),
+                ("bicubic", (23, 31)),
+                ("lanczos", (31, 23)),
+                ("box", (19, 29)),
+                ("hamming", (19, 29)),
+                ("nearest", (41, 37)),
+            )
+        ),
+        preprocess_case("gradient-larger", InputSpec("stretch", 40, 61, resample="bicubic"), [(17, 23)], gradient=(90, 7, 40)),
+        preprocess_case("gradient-one-side", InputSpec("stretch", 20, 131), [(97, 131)], gradient=(1, 200, 3)),
+        preprocess_case("gradient-other-side", InputSpec("stretch", 97, 9), [(97, 131)], gradient=(1, 2, 3)),
     ]
 
 
-def preprocess_case(name: str, given: InputSpec, sizes: list, size_hw: tuple[int, int] | None = None) -> dict:
+def preprocess_case(
+    name: str,
+    given: InputSpec,
+    sizes: list,
+    size_hw: tuple[int, int] | None = None,
+    gradient: tuple[int, int, int] | None = None,
+) -> dict:
     rng = np.random.default_rng(len(name))
     spec = ModelSpec("test", given, PLAIN, LABELS)
-    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    if gradient is None:
+        images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+        stored = [{"shape": list(i.shape), "pixels": i.reshape(-1).tolist()} for i in images]
+    else:
+        stored = [{"shape": [*size, 3], "gradient": list(gradient)} for size in sizes]
+        images = [image_of(row) for row in stored]
     batch = preprocess(images, spec, size_hw=size_hw)
     feeds = {}
     for key, value in batch.feeds.items():
@@ -130,9 +177,70 @@ def preprocess_case(name: str, given: InputSpec, sizes: list, size_hw: tuple[int
         "name": name,
         "spec": spec.to_dict(),
         "size_hw": size_hw,
-        "images": [{"shape": list(i.shape), "pixels": i.reshape(-1).tolist()} for i in images],
+        "images": stored,
         "resized_sizes_hw": batch.resized_sizes_hw,
         "feeds": feeds,
+    }
+
+
+def image_of(stored: dict) -> np.ndarray:
+    """The picture of a case: its pixels, or (a * y + b * x + c * channel + x * y // 7) mod 256."""
+    if "pixels" in stored:
+        return np.array(stored["pixels"], np.uint8).reshape(stored["shape"])
+    y, x, channel = np.indices(stored["shape"])
+    a, b, c = stored["gradient"]
+    return ((a * y + b * x + c * channel + x * y // 7) % 256).astype(np.uint8)
+
+
+def prompt_cases() -> list[dict]:
+    """Prompts as `detrt encode-prompt` writes them, with outputs of a model and what becomes of them."""
+    listed = ["red", "green square", "blue", "striped star"]
+    return [
+        prompt_case("prompt", "tokens", "a red circle. the blue disk."),
+        prompt_case("prompt-of-one-graph", "tokens", "red. green. blue", text={"tower": ""}),
+        prompt_case("list-in-parts", "tokens", listed, text={"max_tokens": 6}),
+        prompt_case("prompt-in-graph", "tokens", "a red circle. the blue disk.", decode={"in_graph": True}),
+        prompt_case("list-in-graph-in-parts", "tokens", listed, text={"max_tokens": 6}, decode={"in_graph": True}),
+        prompt_case("classes", "classes", ["red", "", "blue"]),
+    ]
+
+
+def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | None = None, decode: dict | None = None) -> dict:
+    import text_cases
+
+    from detrt.bundle import Bundle, BundleFile, Provenance
+    from detrt.detector import Detector
+    from detrt.encoded import encoded
+
+    spec = text_cases.model_spec(kind, decode=decode, text=text_cases.text_spec(kind, **(text or {})))
+    files = [BundleFile("tokenizer", "tokenizer.json", "12" * 32, 1), BundleFile("text", "text.onnx", "34" * 32, 1)]
+    files = files if spec.text.tower else files[:1]
+    rng = np.random.default_rng(len(name))
+    images = [rng.integers(0, 256, (10, 12, 3), dtype=np.uint8), rng.integers(0, 256, (16, 9, 3), dtype=np.uint8)]
+    images[0][:, :4, 1:] //= 8  # reddish on the left
+    images[1][:, 6:, :2] //= 8  # bluish on the right
+    session = text_cases.make_prompted(kind, spec=spec)
+    asked = session.ask(prompt)
+    runs: list[dict] = []
+    original = session.detector.run
+
+    def recording(feeds: dict) -> dict:
+        runs.append(original(feeds))
+        return runs[-1]
+
+    session.detector.run = recording  # type: ignore[method-assign]
+    with Detector(session, threshold=0.3, batch_size=2, prompt=prompt) as detector:
+        found = detector(images)
+    return {
+        "name": name,
+        "spec": spec.to_dict(),
+        "files": [{"kind": f.kind, "path": f.path, "sha256": f.sha256, "size": f.size} for f in files],
+        "prompt": encoded(session, asked, Bundle(HERE, spec, Provenance("test"), tuple(files))),
+        "outputs": [{key: tensor(value) for key, value in run.items()} for run in runs],
+        "original_sizes_hw": [list(image.shape[:2]) for image in images],
+        "threshold": 0.3,
+        "named": found[0].prompt,
+        "detections": [d.to_list() for d in found],
     }
 
 
