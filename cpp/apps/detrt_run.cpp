@@ -1,0 +1,268 @@
+// detrt-run: images through a bundle, without Python.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <iostream>
+#include <memory>
+
+#include "detrt/detrt.h"
+#include "detrt/draw.hpp"
+#include "detrt/error.hpp"
+#include "options.hpp"
+
+namespace fs = std::filesystem;
+using detrt::Error;
+using detrt::ErrorKind;
+
+namespace {
+
+using Time = std::chrono::steady_clock::time_point;
+double ms_since(Time start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Loaded {
+  fs::path path;
+  detrt::Image image;
+  std::string error; // empty: the image is there
+};
+
+std::vector<Loaded> load(const std::vector<fs::path>& paths, std::size_t start, std::size_t count) {
+  std::vector<Loaded> loaded;
+  for (std::size_t i = start; i < std::min(start + count, paths.size()); ++i) {
+    loaded.push_back({paths[i], {}, ""});
+    try {
+      loaded.back().image = detrt::load_image(paths[i]);
+    } catch (const Error& error) {
+      loaded.back().error = error.what();
+    }
+  }
+  return loaded;
+}
+
+// JSON lines to stdout, or to a file that appears at the end.
+class JsonLines {
+public:
+  explicit JsonLines(const std::string& path) : path_(path) {
+    if (path_ == "-")
+      return;
+    if (fs::is_directory(path_))
+      throw Error(ErrorKind::output, "cannot write '" + path + "': a folder has that name; give another output path");
+    temporary_ = path_.parent_path() / ("." + path_.filename().string() + ".tmp");
+    std::error_code ignored;
+    if (!path_.parent_path().empty())
+      fs::create_directories(path_.parent_path(), ignored);
+    file_.open(temporary_, std::ios::binary);
+    check(file_.good());
+  }
+  JsonLines(const JsonLines&) = delete;
+  JsonLines& operator=(const JsonLines&) = delete;
+  ~JsonLines() {
+    std::error_code ignored;
+    if (!temporary_.empty())
+      fs::remove(temporary_, ignored);
+  }
+
+  void write(const std::string& line) {
+    std::ostream& out = temporary_.empty() ? std::cout : file_;
+    out << line << '\n';
+    if (temporary_.empty())
+      out.flush();
+    check(out.good());
+  }
+  void finish() {
+    if (temporary_.empty())
+      return;
+    file_.close();
+    check(!file_.fail());
+    std::error_code error;
+    fs::rename(temporary_, path_, error);
+    check(!error);
+    temporary_.clear();
+  }
+
+private:
+  void check(bool ok) const {
+    if (!ok)
+      throw Error(ErrorKind::output,
+                  "cannot write '" + path_.string() + "'; check the folder, its permissions and the space on the disk");
+  }
+  fs::path path_, temporary_;
+  std::ofstream file_;
+};
+
+// Where annotated copies go: the folder with the part of each path that the inputs do not share.
+class Copies {
+public:
+  Copies(const fs::path& folder, const std::vector<fs::path>& inputs) : folder_(folder) {
+    for (const fs::path& input : inputs) {
+      const fs::path parent = fs::absolute(input).lexically_normal().parent_path();
+      if (&input == &inputs.front())
+        root_ = parent;
+      while (!root_.empty() && parent.lexically_relative(root_).string().rfind("..", 0) == 0)
+        root_ = root_.parent_path();
+    }
+    for (const fs::path& input : inputs)
+      for (const fs::path& other : inputs)
+        if (fs::absolute(target(input)).lexically_normal() == fs::absolute(other).lexically_normal())
+          throw Error(ErrorKind::output, "the annotated copy of '" + input.string() + "' would replace the input '" +
+                                             other.string() + "'; give another --save");
+  }
+  void save(const Loaded& loaded, const detrt::Detections& found) const {
+    detrt::save_image(detrt::draw_detections(loaded.image, found), target(loaded.path));
+  }
+
+private:
+  fs::path target(const fs::path& input) const {
+    fs::path path = folder_ / fs::absolute(input).lexically_normal().lexically_relative(root_);
+    const std::string suffix = path.extension().string();
+    for (const char* kept : {".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG"})
+      if (suffix == kept)
+        return path;
+    return path += ".png";
+  }
+  fs::path folder_, root_;
+};
+
+// "street.jpg: 2 person, 1 dog", most frequent first.
+std::string summary(const std::string& image, const detrt::Detections& found) {
+  std::vector<std::pair<std::string, int>> counts;
+  for (const detrt::Detection& d : found.found) {
+    const auto same = std::find_if(counts.begin(), counts.end(), [&](const auto& row) { return row.first == d.label; });
+    if (same == counts.end())
+      counts.emplace_back(d.label, 1);
+    else
+      ++same->second;
+  }
+  std::stable_sort(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text = image + ": ";
+  for (const auto& [label, count] : counts)
+    text += (text.size() > image.size() + 2 ? ", " : "") + std::to_string(count) + " " + label;
+  return counts.empty() ? text + "nothing" : text;
+}
+
+int detect(const Options& options, const detrt::Detector& detector, const std::vector<fs::path>& paths) {
+  std::unique_ptr<JsonLines> json;
+  std::unique_ptr<Copies> copies;
+  if (!options.json.empty())
+    json = std::make_unique<JsonLines>(options.json);
+  if (!options.save.empty())
+    copies = std::make_unique<Copies>(options.save, paths);
+  const auto step = static_cast<std::size_t>(detector.batch());
+  std::vector<std::string> bad;
+  auto next = std::async(std::launch::async, load, std::cref(paths), 0, step);
+  for (std::size_t start = 0; start < paths.size(); start += step) {
+    const std::vector<Loaded> loaded = next.get();
+    if (start + step < paths.size()) // decode a batch ahead while the model runs
+      next = std::async(std::launch::async, load, std::cref(paths), start + step, step);
+    std::vector<const detrt::Image*> images;
+    for (const Loaded& one : loaded)
+      if (one.error.empty())
+        images.push_back(&one.image);
+    const std::vector<detrt::Detections> found = detector(images);
+    auto result = found.begin();
+    for (const Loaded& one : loaded) {
+      const std::string name = one.path.string();
+      if (!one.error.empty()) {
+        if (options.strict)
+          throw Error(ErrorKind::image, one.error);
+        std::fprintf(stderr, "skipped: %s\n", one.error.c_str());
+        bad.push_back(name);
+        continue;
+      }
+      if (json)
+        json->write(detrt::to_json(*result, name));
+      else if (!copies && !options.quiet)
+        std::printf("%s\n", summary(name, *result).c_str());
+      if (copies)
+        copies->save(one, *result);
+      ++result;
+    }
+  }
+  if (json)
+    json->finish();
+  if (bad.empty())
+    return 0;
+  std::string names;
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, bad.size()); ++i)
+    names += (i ? ", " : "") + bad[i];
+  throw Error(ErrorKind::image, std::to_string(bad.size()) + " of " + std::to_string(paths.size()) +
+                                    " inputs could not be read: " + names + (bad.size() > 3 ? " ..." : "") +
+                                    "; all others were done");
+}
+
+void row(const char* name, std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double share) {
+    return samples[static_cast<std::size_t>(share * static_cast<double>(samples.size() - 1) + 0.5)];
+  };
+  std::printf("%-12s p50 %8.3f  p90 %8.3f  min %8.3f ms\n", name, at(0.5), at(0.9), samples.front());
+}
+
+// Times one batch of the inputs from files to detections, part by part.
+int benchmark(const Options& options, const detrt::Detector& detector, const std::vector<fs::path>& paths,
+              double startup_ms) {
+  const auto count = static_cast<std::size_t>(detector.batch());
+  std::vector<fs::path> batch;
+  for (std::size_t i = 0; i < count; ++i)
+    batch.push_back(paths[i % paths.size()]);
+  std::vector<double> read, preprocess, model, decode, whole;
+  constexpr int warmup = 5;
+  for (int i = 0; i < warmup + options.benchmark; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<detrt::Image> images;
+    for (const fs::path& path : batch)
+      images.push_back(detrt::load_image(path));
+    const double read_ms = ms_since(start);
+    detrt::Timing timing;
+    const auto found = detector(images, &timing);
+    if (i < warmup)
+      continue;
+    whole.push_back(ms_since(start));
+    read.push_back(read_ms);
+    preprocess.push_back(timing.preprocess_ms);
+    model.push_back(timing.model_ms);
+    decode.push_back(timing.decode_ms);
+  }
+  std::printf("%s, batch %zu, %d runs after %d; start-up %.0f ms\n", detector.session().backend().c_str(), count,
+              options.benchmark, warmup, startup_ms);
+  row("read", read);
+  row("preprocess", preprocess);
+  row("model", model);
+  row("decode", decode);
+  row("end to end", whole);
+  return 0;
+}
+
+int run(int count, char** arguments) {
+  const auto start = std::chrono::steady_clock::now();
+  const Options options = parse_options(count, arguments);
+  if (options.help || options.version) {
+    std::fputs(options.help ? help_text : (std::string("detrt-run ") + detrt_version() + "\n").c_str(), stdout);
+    return 0;
+  }
+  const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs);
+  const detrt::Detector detector = detrt::Detector::open(options.bundle, options.detector);
+  const double startup_ms = ms_since(start);
+  return options.benchmark > 0 ? benchmark(options, detector, paths, startup_ms) : detect(options, detector, paths);
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  try {
+    return run(count, arguments);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "detrt-run: %s\n", error.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "detrt-run: not enough memory; use a smaller size or batch, or a machine with more\n");
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "detrt-run: a bug: %s\n", error.what());
+    return 1;
+  }
+}

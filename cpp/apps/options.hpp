@@ -1,0 +1,23 @@
+// The command line of detrt-run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "detrt/detector.hpp"
+
+struct Options {
+  std::string bundle;
+  std::vector<std::string> inputs;
+  detrt::DetectorOptions detector;
+  std::string json;    // "-": stdout; empty: none
+  std::string save;    // folder for annotated copies
+  int benchmark = 0;   // timed runs; 0: none
+  bool strict = false; // stop at an unreadable image
+  bool quiet = false;
+  bool help = false, version = false;
+};
+
+// Throws detrt::Error (usage).
+Options parse_options(int count, char** arguments);
+extern const char* const help_text;

@@ -1,0 +1,60 @@
+// A bundle: a folder with detrt.json and the files it names.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "detrt/spec.hpp"
+#include "detrt/tensor.hpp"
+
+namespace detrt {
+
+struct Profile {
+  std::vector<std::int64_t> min, opt, max;
+};
+
+// What an engine was built for; see EngineFacts in src/detrt/bundle.py.
+struct EngineFacts {
+  std::string target;                    // "tensorrt-rtx" or "tensorrt"
+  std::string tensorrt_version;          // "1.7.1.116", "10.13.3.9"
+  std::vector<int> compute_capabilities; // 86, 89
+  std::string precision;
+  std::map<std::string, Profile> profile;  // by input name
+  std::vector<TensorInfo> inputs, outputs; // in the order of the graph
+};
+
+struct BundleFile {
+  std::string kind; // "onnx", "engine", "text", "text-engine", "tokenizer", "inductor", "weights", ...
+  std::string path; // relative to the bundle
+  std::string sha256;
+  std::uint64_t size = 0;
+  std::optional<EngineFacts> engine;
+};
+
+class Bundle {
+public:
+  // Reads detrt.json; the files are checked when they are used. Throws Error (spec).
+  static Bundle open(const std::filesystem::path& folder);
+  // The same from the text of detrt.json, for tests and fuzzing. folder: where the files would be.
+  static Bundle parse(const std::string& json, const std::filesystem::path& folder);
+
+  const std::filesystem::path& folder() const noexcept { return folder_; }
+  const ModelSpec& spec() const noexcept { return spec_; }
+  const std::vector<BundleFile>& files() const noexcept { return files_; }
+  std::vector<BundleFile> of_kind(const std::string& kind) const;
+  // Path of a file after comparing its size and SHA-256 with the manifest. Throws Error (spec).
+  std::filesystem::path checked_path(const BundleFile& file) const;
+
+private:
+  std::filesystem::path folder_;
+  ModelSpec spec_;
+  std::vector<BundleFile> files_;
+};
+
+std::string sha256_of(const std::filesystem::path& path); // hex digest of a file's content; throws Error
+
+} // namespace detrt

@@ -1,0 +1,32 @@
+// What was found in one image, and its JSON form.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "detrt/spec.hpp"
+
+namespace detrt {
+
+struct Detection {
+  std::array<float, 4> box_xyxy{}; // pixels of the original image, inside it
+  float score = 0;                 // 0..1
+  std::int64_t class_id = 0;
+  std::string label;
+  std::optional<std::pair<std::int64_t, std::int64_t>> phrase_span; // characters of the prompt, where there is one
+};
+
+struct Detections {
+  Size image_size;
+  std::vector<Detection> found; // best score first
+  std::string prompt;           // "" of models with fixed classes and of lists of names
+};
+
+// One line as `detrt detect --json` writes it, without the line break. image: the path as it was given.
+std::string to_json(const Detections& detections, const std::string& image);
+
+} // namespace detrt

@@ -1,0 +1,71 @@
+/* The C interface of libdetrt, for C and for other languages. No C++ exception leaves it.
+ *
+ *     detrt_options options;
+ *     detrt_options_init(&options);
+ *     detrt_detector* detector = NULL;
+ *     if (detrt_open("bundle", &options, &detector) != DETRT_OK) puts(detrt_last_error());
+ *
+ * A detector may be used by several threads; detrt_last_error is of the calling thread.
+ */
+#ifndef DETRT_H
+#define DETRT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum detrt_status {
+  DETRT_OK = 0,
+  DETRT_BUG = 1,       /* an error inside libdetrt */
+  DETRT_BAD_INPUT = 2, /* the message says what was wrong and what to do */
+} detrt_status;
+
+typedef struct detrt_detector detrt_detector;
+typedef struct detrt_result detrt_result;
+
+typedef struct detrt_options {
+  size_t size;            /* sizeof(detrt_options), set by detrt_options_init */
+  double threshold;       /* 0.5 */
+  int64_t max_detections; /* 0: no limit */
+  int64_t batch;          /* 0: the model's own */
+  int32_t threads;        /* 0: the back end's own */
+  const char* classes;    /* names or ids with commas; NULL: all */
+  const char* prompt;     /* file of `detrt encode-prompt`; NULL: none */
+  const char* backend;    /* NULL: "auto" */
+  const char* device;     /* NULL: "auto"; "cpu", "cuda", "cuda:1" */
+} detrt_options;
+
+typedef struct detrt_detection {
+  float box_xyxy[4]; /* pixels of the image */
+  float score;
+  int64_t class_id;
+  const char* label; /* UTF-8; lives as long as the result */
+} detrt_detection;
+
+void detrt_options_init(detrt_options* options);
+/* options: NULL for the defaults. On success *detector is closed with detrt_close; else it is NULL. */
+detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_detector** detector);
+void detrt_close(detrt_detector* detector);
+
+/* One image file, or RGB bytes with `stride` bytes a row (0: width * 3). The result is freed with detrt_free. */
+detrt_status detrt_detect_file(detrt_detector* detector, const char* path, detrt_result** result);
+detrt_status detrt_detect_rgb(detrt_detector* detector, const uint8_t* rgb, int32_t height, int32_t width,
+                              size_t stride, detrt_result** result);
+size_t detrt_count(const detrt_result* result);
+/* index: below detrt_count; a detection of zeros otherwise. */
+detrt_detection detrt_get(const detrt_result* result, size_t index);
+/* The line of `detrt detect --json`; lives as long as the result. */
+const char* detrt_json(const detrt_result* result);
+void detrt_free(detrt_result* result);
+
+const char* detrt_last_error(void); /* of this thread; "" where there was none */
+const char* detrt_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

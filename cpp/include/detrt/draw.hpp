@@ -1,0 +1,19 @@
+// Boxes and labels on pictures.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "detrt/detections.hpp"
+#include "detrt/image.hpp"
+
+namespace detrt {
+
+// The colour of a class: the same in every picture and as in Python; 16 hues in 5 tints.
+std::array<std::uint8_t, 3> class_colour(std::int64_t class_id);
+
+// A copy of the picture with boxes, class names and scores. Lines and letters grow with it; the letters are ASCII,
+// others become "?". Throws Error (image) where the picture has not the size of the detections.
+Image draw_detections(const Image& image, const Detections& detections);
+
+} // namespace detrt

@@ -1,0 +1,29 @@
+// Images to the tensors that a model is fed; the rules of src/detrt/preprocess.py, number for number.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "detrt/image.hpp"
+#include "detrt/spec.hpp"
+#include "detrt/tensor.hpp"
+
+namespace detrt {
+
+struct PreparedBatch {
+  Tensors feeds; // pixel_values (n, 3, H, W); pixel_mask (n, H, W) and target_sizes (n, 2) where the model has them
+  std::vector<Size> original_sizes, resized_sizes;
+};
+
+// size: another input size than the spec's, for models with symbolic height and width. Throws Error.
+PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size = {});
+
+// Throws Error (spec) where the model cannot take images of this size.
+void check_size(const InputSpec& input, std::optional<Size> size);
+// Size of the picture inside the tensor, without padding.
+Size resized_size(Size original, const InputSpec& input, std::optional<Size> size = {});
+// Indices of images that may share a batch, by first appearance: one group, unless the model needs equal sizes.
+std::vector<std::vector<std::size_t>> group_by_size(const std::vector<Size>& sizes, const ModelSpec& spec,
+                                                    std::optional<Size> size = {});
+
+} // namespace detrt

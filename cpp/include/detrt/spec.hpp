@@ -1,0 +1,80 @@
+// ModelSpec: every fact about a model that a runtime needs, read from the JSON that detrt (Python) wrote.
+// Fields, defaults and rules are those of src/detrt/spec.py. Sizes are (height, width) in pixels.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace detrt {
+
+constexpr int schema = 1;
+
+struct Size {
+  int height = 0;
+  int width = 0;
+  bool operator==(const Size& o) const noexcept { return height == o.height && width == o.width; }
+  bool operator!=(const Size& o) const noexcept { return !(*this == o); }
+  bool operator<(const Size& o) const noexcept { return height != o.height ? height < o.height : width < o.width; }
+};
+
+enum class Resize { stretch, shortest_edge, fit };
+enum class Resample { nearest, lanczos, bilinear, bicubic, box, hamming };
+enum class Activation { sigmoid, softmax };
+enum class Select { topk, query };
+enum class Nms { none, nms, soft_nms };
+enum class TextKind { tokens, classes };
+
+struct InputSpec {
+  Resize resize = Resize::stretch;
+  Size size;
+  std::optional<int> shortest_edge, longest_edge;
+  Resample resample = Resample::bilinear;
+  double rescale = 1.0 / 255.0;
+  std::array<double, 3> mean{0, 0, 0}, std{1, 1, 1};
+  bool float_pixels = false; // dtype "float32" instead of "uint8"
+  bool mask = false;
+  bool dynamic = false;
+  int multiple_of = 1;
+  bool normalize_in_graph = true;
+  // No mask, but the aspect ratio is kept: only images of equal resized size share a batch.
+  bool needs_equal_sizes() const noexcept { return resize == Resize::shortest_edge && !mask; }
+};
+
+struct DecodeSpec {
+  Activation activation = Activation::sigmoid;
+  Select select = Select::topk;
+  std::int64_t num_queries = 0, num_classes = 0, max_detections = 0;
+  bool in_graph = false;
+  Nms nms = Nms::none;
+  double nms_iou = 0.8, nms_min_score = 0.001;
+  bool nms_in_graph = false;
+  double score_threshold = 0;
+};
+
+struct TextSpec {
+  TextKind kind = TextKind::tokens;
+  std::int64_t max_tokens = 0, features = 0, pad_id = 0;
+  std::vector<std::int64_t> separators;
+  std::string tokenizer = "tokenizer.json", tower = "text.onnx";
+};
+
+struct ModelSpec {
+  std::string family, name;
+  InputSpec input;
+  DecodeSpec decode;
+  std::map<std::int64_t, std::string> labels;
+  std::optional<TextSpec> text;
+
+  // Throws Error (spec): unknown or missing fields, wrong types or values, or a newer schema.
+  static ModelSpec from_json(const std::string& text);
+  // Name of a class, or its number as text where the checkpoint names none.
+  std::string label(std::int64_t class_id) const;
+  // Class ids for names (letter case aside) or numbers. Throws Error (spec) with close names.
+  std::vector<std::int64_t> class_ids(const std::vector<std::string>& names) const;
+};
+
+} // namespace detrt

@@ -1,0 +1,207 @@
+#include "backend.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+#include "detrt/error.hpp"
+#include "package.hpp"
+
+namespace detrt {
+namespace {
+
+constexpr const char* kind = "inductor";
+
+// -1 for the CPU, the number of a GPU, or nothing for "auto". Throws Error for anything else.
+std::optional<int> device_of(const std::string& device) {
+  if (device == "auto")
+    return std::nullopt;
+  if (device == "cpu")
+    return -1;
+  if (device == "cuda")
+    return 0;
+  const std::string digits = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
+    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
+  return std::stoi(digits);
+}
+
+// Packages say what they were compiled for in their facts: no compute capability means the CPU. A package without
+// facts has it in its name.
+bool for_gpu(const BundleFile& file) {
+  return file.engine ? !file.engine->compute_capabilities.empty() : file.path.find("-cpu") == std::string::npos;
+}
+
+std::string capabilities(const BundleFile& file) {
+  std::string text;
+  for (int value : file.engine ? file.engine->compute_capabilities : std::vector<int>{})
+    text += (text.empty() ? "SM " : ", ") + std::to_string(value);
+  return text.empty() ? "another GPU" : text;
+}
+
+std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
+  if (!options.plugins.empty() || options.cuda_graph || options.contexts != 1) {
+    why = "plugins, CUDA graphs and contexts are choices for the tensorrt back end";
+    return std::nullopt;
+  }
+  const std::vector<BundleFile> files = bundle.of_kind(kind);
+  if (files.empty()) {
+    why = "the bundle has no compiled package";
+    return std::nullopt;
+  }
+  const std::optional<int> device = device_of(options.device);
+  const int gpus = libtorch::gpu_count();
+  if (device && *device >= gpus && *device >= 0) {
+    why = "PyTorch sees " + std::to_string(gpus) + " GPUs here; got device " + options.device;
+    return std::nullopt;
+  }
+  if (device != -1 && gpus > 0) {
+    const int has = libtorch::compute_capability(device.value_or(0));
+    for (const BundleFile& file : files) {
+      const auto& built = file.engine ? file.engine->compute_capabilities : std::vector<int>{};
+      if (for_gpu(file) && (has == 0 || built.empty() || std::find(built.begin(), built.end(), has) != built.end()))
+        return file;
+      if (for_gpu(file))
+        why = "the package is for " + capabilities(file) + ", this GPU has SM " + std::to_string(has);
+    }
+    if (device) {
+      if (why.empty())
+        why = "the bundle has no package for a GPU";
+      return std::nullopt;
+    }
+  }
+  for (const BundleFile& file : files)
+    if (!for_gpu(file))
+      return file;
+  why = "the package is for " + capabilities(files.front()) + ", and PyTorch sees no GPU here";
+  return std::nullopt;
+}
+
+std::vector<TensorInfo> promised_inputs(const ModelSpec& spec) {
+  const std::int64_t height = spec.input.dynamic ? -1 : spec.input.size.height,
+                     width = spec.input.dynamic ? -1 : spec.input.size.width;
+  std::vector<TensorInfo> infos;
+  infos.push_back({"pixel_values",
+                   spec.input.float_pixels ? DType::float32 : DType::uint8,
+                   {-1, 3, height, width},
+                   {"batch", "", "height", "width"}});
+  if (spec.input.mask)
+    infos.push_back({"pixel_mask", DType::int64, {-1, height, width}, {"batch", "height", "width"}});
+  if (spec.decode.in_graph)
+    infos.push_back({"target_sizes", DType::int64, {-1, 2}, {"batch", ""}});
+  return infos;
+}
+
+std::vector<TensorInfo> promised_outputs(const ModelSpec& spec) {
+  const std::int64_t k = spec.decode.max_detections, queries = spec.decode.num_queries;
+  const std::int64_t columns = spec.decode.num_classes + (spec.decode.activation == Activation::softmax);
+  if (spec.decode.in_graph)
+    return {{"boxes", DType::float32, {-1, k, 4}, {}},
+            {"scores", DType::float32, {-1, k}, {}},
+            {"labels", DType::int64, {-1, k}, {}},
+            {"num_detections", DType::int64, {-1}, {}}};
+  return {{"logits", DType::float32, {-1, queries, columns}, {}}, {"pred_boxes", DType::float32, {-1, queries, 4}, {}}};
+}
+
+class TorchSession final : public Session {
+public:
+  TorchSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
+      : device_(for_gpu(file) ? device_of(options.device).value_or(0) : -1) {
+    if (file.engine) {
+      inputs_ = file.engine->inputs;
+      outputs_ = file.engine->outputs;
+      profile_ = file.engine->profile;
+      const std::string has = libtorch::torch_version(), built = file.engine->tensorrt_version;
+      // A package is machine code against one libtorch: another one may load it and give wrong numbers.
+      if (has.substr(0, has.find('+')) != built.substr(0, built.find('+')))
+        throw Error(ErrorKind::session,
+                    "'" + file.path + "' was compiled by PyTorch " + built + ", libdetrt was built with " + has +
+                        "; compile it again with detrt build --target inductor, or build libdetrt with that PyTorch");
+    }
+    if (inputs_.empty()) {
+      if (bundle.spec().text)
+        throw Error(ErrorKind::session,
+                    "'" + file.path + "' does not say which inputs it has; build the bundle again with detrt build");
+      inputs_ = promised_inputs(bundle.spec());
+      outputs_ = promised_outputs(bundle.spec());
+    }
+    if (options.threads > 0)
+      libtorch::set_threads(options.threads);
+    package_ = libtorch::open_package(bundle.checked_path(file), device_);
+  }
+
+  const std::vector<TensorInfo>& inputs() const override { return inputs_; }
+  const std::vector<TensorInfo>& outputs() const override { return outputs_; }
+  std::string backend() const override {
+    return device_ < 0 ? "libtorch-cpu" : "libtorch-cuda:" + std::to_string(device_);
+  }
+
+  std::optional<std::int64_t> max_batch() const override {
+    const auto row = profile_.find("pixel_values");
+    if (row == profile_.end() || row->second.max.empty())
+      return std::nullopt;
+    return row->second.max.front();
+  }
+
+  std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>
+  limits(const std::string& input) const override {
+    const auto row = profile_.find(input);
+    if (row == profile_.end())
+      return std::nullopt;
+    return std::pair(row->second.min, row->second.max);
+  }
+
+  Tensors run(const Tensors& feeds) override {
+    check_feeds(inputs_, feeds);
+    std::vector<const Tensor*> given;
+    for (const TensorInfo& info : inputs_) {
+      const Tensor& tensor = feeds.at(info.name);
+      check_profile(info.name, tensor.shape());
+      given.push_back(&tensor);
+    }
+    std::vector<Tensor> made;
+    {
+      const std::lock_guard<std::mutex> one_at_a_time(running_);
+      made = package_->run(given);
+    }
+    if (made.size() != outputs_.size())
+      throw Error(ErrorKind::session, "the model returned " + std::to_string(made.size()) +
+                                          " tensors, its spec promises " + std::to_string(outputs_.size()) +
+                                          "; build the bundle again with detrt build");
+    Tensors outputs;
+    for (std::size_t i = 0; i < made.size(); ++i)
+      outputs.emplace(outputs_[i].name, std::move(made[i]));
+    return outputs;
+  }
+
+private:
+  void check_profile(const std::string& name, const std::vector<std::int64_t>& shape) const {
+    const auto row = profile_.find(name);
+    if (row == profile_.end())
+      return;
+    const Profile& range = row->second;
+    for (std::size_t i = 0; i < shape.size() && i < range.min.size() && i < range.max.size(); ++i)
+      if (shape[i] < range.min[i] || shape[i] > range.max[i])
+        throw Error(ErrorKind::session, "input '" + name + "' has shape " + shape_text(shape) +
+                                            "; this package takes from " + shape_text(range.min) + " to " +
+                                            shape_text(range.max));
+  }
+
+  int device_;
+  std::vector<TensorInfo> inputs_, outputs_;
+  std::map<std::string, Profile> profile_;
+  std::unique_ptr<libtorch::Package> package_;
+  std::mutex running_;
+};
+
+std::unique_ptr<Session> open(const Bundle& bundle, const BundleFile& file, const SessionOptions& options) {
+  return std::make_unique<TorchSession>(bundle, file, options);
+}
+
+} // namespace
+
+const Backend& libtorch_backend() {
+  static const Backend row{"libtorch", "build one with: detrt build MODEL -o BUNDLE --target inductor", choose, open};
+  return row;
+}
+
+} // namespace detrt

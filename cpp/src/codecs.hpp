@@ -1,0 +1,40 @@
+// One function for each file format. Each throws Error (image) with the name in front of the message.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "detrt/image.hpp"
+
+namespace detrt {
+
+struct Bytes {
+  const std::uint8_t* data = nullptr;
+  std::size_t size = 0;
+};
+
+struct Decoded {
+  Image image;
+  int orientation = 1; // EXIF, 1..8
+};
+
+bool is_jpeg(Bytes file) noexcept;
+bool is_png(Bytes file) noexcept;
+bool is_pnm(Bytes file) noexcept;
+Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most);
+Decoded read_png(Bytes file, const std::string& name, std::int64_t most);
+Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most);
+void write_jpeg(const Image& image, const std::filesystem::path& path, int quality);
+void write_png(const Image& image, const std::filesystem::path& path);
+
+// Throws where a header promises no pixels or too many; before any memory is taken.
+void check_pixels(std::int64_t width, std::int64_t height, const std::string& name, std::int64_t most);
+
+// Orientation in an EXIF block (from its TIFF header), 0 where it says nothing.
+int exif_orientation(Bytes tiff) noexcept;
+// Orientation in XMP text, 0 where it says nothing. Pillow asks it second.
+int xmp_orientation(Bytes text) noexcept;
+
+} // namespace detrt

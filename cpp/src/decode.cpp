@@ -1,0 +1,217 @@
+#include "detrt/decode.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "detrt/error.hpp"
+
+namespace detrt {
+namespace {
+
+constexpr const char* overflow =
+    ": numbers overflowed inside the model; build it again with --precision fp32, and check the "
+    "checkpoint if it happens there too";
+constexpr const char* foreign = "the spec does not belong to this file: export it again";
+
+const Tensor& take(const Tensors& outputs, const std::string& name, DType dtype,
+                   const std::vector<std::int64_t>& shape) {
+  const auto found = outputs.find(name);
+  if (found == outputs.end())
+    throw Error(ErrorKind::session, "the model did not return '" + name + "', which its spec promises; " + foreign);
+  const Tensor& tensor = found->second;
+  if (tensor.shape() != shape || tensor.dtype() != dtype)
+    throw Error(ErrorKind::session, "the model returned '" + name + "' as " + name_of(tensor.dtype()) + " " +
+                                        shape_text(tensor.shape()) + "; its spec promises " + name_of(dtype) + " " +
+                                        shape_text(shape) + "; " + foreign);
+  return tensor;
+}
+
+void check_finite(const float* values, std::int64_t count, bool minus_infinity, const std::string& name) {
+  for (std::int64_t i = 0; i < count; ++i)
+    if (!(std::isfinite(values[i]) || (minus_infinity && values[i] == -std::numeric_limits<float>::infinity())))
+      throw Error(ErrorKind::session, "the model returned NaN or infinite values in '" + name + "'" + overflow);
+}
+
+float sigmoid(float x) {
+  const float small = std::exp(-std::fabs(x));
+  return (x >= 0 ? 1.0f : small) / (1.0f + small);
+}
+
+// Scores of one query: sigmoid of each column, or softmax over all columns without the last.
+void scores_of(const float* logits, const DecodeSpec& rule, float* scores) {
+  const std::int64_t classes = rule.num_classes;
+  if (rule.activation == Activation::sigmoid) {
+    std::transform(logits, logits + classes, scores, sigmoid);
+    return;
+  }
+  const float top = *std::max_element(logits, logits + classes + 1);
+  const float shift = std::isfinite(top) ? top : 0.0f;
+  float total = std::exp(logits[classes] - shift);
+  for (std::int64_t c = 0; c < classes; ++c)
+    total += scores[c] = std::exp(logits[c] - shift);
+  for (std::int64_t c = 0; c < classes; ++c)
+    scores[c] = total > 0 ? scores[c] / total : 0.0f;
+}
+
+std::array<float, 4> corners(const float* box, Size size) {
+  const auto w = static_cast<float>(size.width), h = static_cast<float>(size.height);
+  const float half_w = box[2] / 2, half_h = box[3] / 2;
+  return {(box[0] - half_w) * w, (box[1] - half_h) * h, (box[0] + half_w) * w, (box[1] + half_h) * h};
+}
+
+// The best candidates of one image, best first; equal scores by query and class.
+std::vector<Candidate> read_raw(const float* logits, const float* boxes, Size size, const DecodeSpec& rule,
+                                float threshold) {
+  const auto classes = static_cast<std::size_t>(rule.num_classes), queries = static_cast<std::size_t>(rule.num_queries);
+  const std::size_t columns = classes + (rule.activation == Activation::softmax);
+  std::vector<float> scores(classes);
+  std::vector<std::pair<float, std::size_t>> picked;
+  for (std::size_t q = 0; q < queries; ++q) {
+    scores_of(logits + q * columns, rule, scores.data());
+    if (rule.select == Select::query) {
+      const auto best = static_cast<std::size_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
+      if (scores[best] > threshold)
+        picked.emplace_back(scores[best], q * classes + best);
+      continue;
+    }
+    for (std::size_t c = 0; c < classes; ++c)
+      if (scores[c] > threshold)
+        picked.emplace_back(scores[c], q * classes + c);
+  }
+  const auto most = static_cast<std::size_t>(rule.nms == Nms::none ? rule.max_detections : rule.num_queries);
+  const auto end = picked.begin() + static_cast<std::ptrdiff_t>(std::min(most, picked.size()));
+  std::partial_sort(picked.begin(), end, picked.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
+  std::vector<Candidate> found;
+  for (auto it = picked.begin(); it != end; ++it)
+    found.push_back(
+        {corners(boxes + it->second / classes * 4, size), it->first, static_cast<std::int64_t>(it->second % classes)});
+  return found;
+}
+
+std::vector<Candidate> read_decoded(const Tensors& outputs, const DecodeSpec& rule, std::int64_t images,
+                                    std::int64_t image) {
+  const std::int64_t k = rule.max_detections;
+  const float* boxes = take(outputs, "boxes", DType::float32, {images, k, 4}).as<float>() + image * k * 4;
+  const float* scores = take(outputs, "scores", DType::float32, {images, k}).as<float>() + image * k;
+  const std::int64_t* ids = take(outputs, "labels", DType::int64, {images, k}).as<std::int64_t>() + image * k;
+  const std::int64_t count = take(outputs, "num_detections", DType::int64, {images}).as<std::int64_t>()[image];
+  if (count < 0 || count > k)
+    throw Error(ErrorKind::session, "the model returned num_detections = " + std::to_string(count) +
+                                        "; it must be from 0 to " + std::to_string(k));
+  check_finite(boxes, count * 4, false, "boxes");
+  check_finite(scores, count, false, "scores");
+  std::vector<Candidate> found(static_cast<std::size_t>(count));
+  for (Candidate& candidate : found) {
+    std::copy_n(boxes, 4, candidate.box.begin());
+    candidate.score = *scores++;
+    candidate.class_id = *ids++;
+    boxes += 4;
+  }
+  return found;
+}
+
+} // namespace
+
+void check_options(const DecodeOptions& options) {
+  if (!(options.threshold >= 0 && options.threshold <= 1))
+    throw Error(ErrorKind::usage, "threshold must be from 0 to 1; got " + std::to_string(options.threshold));
+  if (options.max_detections && *options.max_detections < 1)
+    throw Error(ErrorKind::usage, "max_detections must be at least 1; got " + std::to_string(*options.max_detections));
+}
+
+std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, const std::vector<Size>& original_sizes,
+                               const DecodeOptions& options) {
+  check_options(options);
+  const DecodeSpec& rule = spec.decode;
+  const auto images = static_cast<std::int64_t>(original_sizes.size());
+  const auto threshold = static_cast<float>(options.threshold);
+  const std::int64_t columns = rule.num_classes + (rule.activation == Activation::softmax);
+  const float *logits = nullptr, *boxes = nullptr;
+  if (!rule.in_graph) {
+    const Tensor& raw = take(outputs, "logits", DType::float32, {images, rule.num_queries, columns});
+    const Tensor& places = take(outputs, "pred_boxes", DType::float32, {images, rule.num_queries, 4});
+    check_finite(raw.as<float>(), raw.elements(), true, "logits");
+    check_finite(places.as<float>(), places.elements(), false, "pred_boxes");
+    logits = raw.as<float>();
+    boxes = places.as<float>();
+  }
+  std::vector<Detections> results;
+  for (std::int64_t i = 0; i < images; ++i) {
+    const Size size = original_sizes[static_cast<std::size_t>(i)];
+    std::vector<Candidate> candidates = rule.in_graph
+                                            ? read_decoded(outputs, rule, images, i)
+                                            : read_raw(logits + i * rule.num_queries * columns,
+                                                       boxes + i * rule.num_queries * 4, size, rule, threshold);
+    for (Candidate& candidate : candidates)
+      for (std::size_t c = 0; c < 4; ++c)
+        candidate.box[c] =
+            std::clamp(candidate.box[c], 0.0f, static_cast<float>(c % 2 == 0 ? size.width : size.height));
+    if (rule.nms != Nms::none && !rule.nms_in_graph) {
+      candidates = suppress(candidates, rule);
+      candidates.resize(std::min(candidates.size(), static_cast<std::size_t>(rule.max_detections)));
+    }
+    Detections detections;
+    detections.image_size = size;
+    for (const Candidate& candidate : candidates) {
+      const auto& ids = options.class_ids;
+      const bool wanted = !ids || std::find(ids->begin(), ids->end(), candidate.class_id) != ids->end();
+      if (!(candidate.score > threshold) || !wanted)
+        continue;
+      if (options.max_detections && detections.found.size() == static_cast<std::size_t>(*options.max_detections))
+        break;
+      detections.found.push_back(
+          {candidate.box, candidate.score, candidate.class_id, spec.label(candidate.class_id), {}});
+    }
+    results.push_back(std::move(detections));
+  }
+  return results;
+}
+
+std::vector<Candidate> suppress(const std::vector<Candidate>& candidates, const DecodeSpec& rule) {
+  if (rule.nms == Nms::none)
+    return candidates;
+  std::vector<Candidate> kept;
+  std::vector<float> left, area;
+  for (const Candidate& c : candidates) {
+    left.push_back(c.score);
+    area.push_back((c.box[2] - c.box[0]) * (c.box[3] - c.box[1]));
+  }
+  std::vector<std::size_t> alive(candidates.size());
+  std::iota(alive.begin(), alive.end(), std::size_t{0});
+  const auto limit = static_cast<float>(rule.nms_iou), least = static_cast<float>(rule.nms_min_score);
+  while (!alive.empty()) {
+    // The first of the best: equal scores stay in their order.
+    const auto at =
+        std::max_element(alive.begin(), alive.end(), [&](std::size_t a, std::size_t b) { return left[a] < left[b]; });
+    const std::size_t best = *at;
+    alive.erase(at);
+    kept.push_back(candidates[best]);
+    kept.back().score = left[best];
+    const auto& a = candidates[best].box;
+    const auto covered = [&](std::size_t other) {
+      if (candidates[other].class_id != candidates[best].class_id)
+        return false;
+      const auto& b = candidates[other].box;
+      const float width = std::max(std::min(a[2], b[2]) - std::max(a[0], b[0]), 0.0f);
+      const float height = std::max(std::min(a[3], b[3]) - std::max(a[1], b[1]), 0.0f);
+      const float inner = width * height, whole = area[other] + area[best] - inner;
+      const float iou = whole > 0 ? inner / whole : 0.0f;
+      if (rule.nms == Nms::nms)
+        return iou > limit;
+      if (iou >= limit)
+        left[other] *= 1.0f - iou;
+      return false;
+    };
+    alive.erase(std::remove_if(alive.begin(), alive.end(), covered), alive.end());
+    if (rule.nms == Nms::soft_nms) // every pass drops what is too low, also in other classes
+      alive.erase(std::remove_if(alive.begin(), alive.end(), [&](std::size_t i) { return left[i] < least; }),
+                  alive.end());
+  }
+  return kept;
+}
+
+} // namespace detrt

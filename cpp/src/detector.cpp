@@ -1,0 +1,129 @@
+#include "detrt/detector.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "detrt/error.hpp"
+#include "detrt/preprocess.hpp"
+
+namespace detrt {
+namespace {
+
+constexpr std::int64_t largest_batch = 1024;
+
+class Clock {
+public:
+  double lap_ms() {
+    const auto now = std::chrono::steady_clock::now();
+    const double passed = std::chrono::duration<double, std::milli>(now - last_).count();
+    last_ = now;
+    return passed;
+  }
+
+private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+} // namespace
+
+Detector Detector::open(const std::filesystem::path& folder, const DetectorOptions& options) {
+  check_options({options.threshold, {}, options.max_detections});
+  const Bundle bundle = Bundle::open(folder);
+  std::optional<Prompt> prompt;
+  if (!options.prompt.empty())
+    prompt = Prompt::open(options.prompt, bundle);
+  return Detector(open_session(bundle, options.session), bundle.spec(), options, std::move(prompt));
+}
+
+Detector::Detector(std::unique_ptr<Session> session, ModelSpec spec, const DetectorOptions& options,
+                   std::optional<Prompt> prompt)
+    : session_(std::move(session)), spec_(std::move(spec)), prompt_(std::move(prompt)), size_(options.size) {
+  decode_.threshold = options.threshold;
+  decode_.max_detections = options.max_detections;
+  check_options(decode_);
+  if (spec_.text && !options.classes.empty())
+    throw Error(ErrorKind::prompt,
+                "this model has no classes of its own to choose from with --classes; say what to find with "
+                "--prompt FILE of detrt encode-prompt");
+  if (spec_.text && !prompt_)
+    throw Error(ErrorKind::prompt,
+                "this model finds what a prompt names, and there is none; make one with: detrt encode-prompt "
+                "BUNDLE --prompt 'a cat. a dog.' -o prompt.json, and give it with --prompt prompt.json");
+  if (prompt_)
+    spec_ = prompt_->spec();
+  if (!options.classes.empty())
+    decode_.class_ids = spec_.class_ids(options.classes);
+  for (const TensorInfo& info : session_->inputs())
+    if (info.name == "pixel_values" && info.shape.size() == 4) {
+      fixed_batch_ = std::max<std::int64_t>(info.shape[0], 0);
+      if (!size_ && spec_.input.dynamic && info.shape[2] > 0 && info.shape[3] > 0) // of one size, from a model of many
+        size_ = Size{static_cast<int>(info.shape[2]), static_cast<int>(info.shape[3])};
+    }
+  check_size(spec_.input, size_);
+  const std::int64_t most = fixed_batch_ > 0 ? fixed_batch_ : session_->max_batch().value_or(largest_batch);
+  batch_ = options.batch.value_or(fixed_batch_ > 0 ? fixed_batch_ : session_->max_batch() ? most : 1);
+  if (batch_ < 1 || batch_ > most)
+    throw Error(ErrorKind::usage, "batch must be from 1 to " + std::to_string(most) +
+                                      " images a run with this model and back end (" + session_->backend() + "); got " +
+                                      std::to_string(batch_));
+}
+
+std::vector<Detections> Detector::operator()(const std::vector<Image>& images, Timing* timing) const {
+  std::vector<const Image*> pointers;
+  for (const Image& image : images)
+    pointers.push_back(&image);
+  return (*this)(pointers, timing);
+}
+
+std::vector<Detections> Detector::operator()(const std::vector<const Image*>& images, Timing* timing) const {
+  Timing unused;
+  Timing& spent = timing ? *timing : unused;
+  std::vector<Detections> results(images.size());
+  const auto step = static_cast<std::size_t>(batch_);
+  for (std::size_t start = 0; start < images.size(); start += step) {
+    std::vector<Size> sizes;
+    for (std::size_t i = start; i < std::min(start + step, images.size()); ++i)
+      sizes.push_back(images[i]->size());
+    for (const auto& group : group_by_size(sizes, spec_, size_)) {
+      std::vector<const Image*> some;
+      for (std::size_t i : group)
+        some.push_back(images[start + i]);
+      std::vector<Detections> found = run(some, spent);
+      for (std::size_t i = 0; i < group.size(); ++i)
+        results[start + group[i]] = std::move(found[i]);
+    }
+  }
+  return results;
+}
+
+std::vector<Detections> Detector::run(std::vector<const Image*> images, Timing& timing) const {
+  Clock clock;
+  const std::size_t count = images.size();
+  if (fixed_batch_ > 0) // the model cannot run fewer: repeat the last image and forget its results
+    images.resize(std::max(count, static_cast<std::size_t>(fixed_batch_)), images.back());
+  PreparedBatch batch = preprocess(images, spec_, size_);
+  timing.preprocess_ms += clock.lap_ms();
+  Tensors outputs;
+  if (prompt_) {
+    std::vector<Tensors> runs;
+    for (std::size_t part = 0; part < prompt_->parts().size(); ++part) {
+      Tensors feeds = prompt_->feeds(part, static_cast<std::int64_t>(images.size()), *session_);
+      for (const auto& [name, tensor] : batch.feeds)
+        feeds.emplace(name, tensor);
+      runs.push_back(session_->run(feeds));
+    }
+    outputs = prompt_->merged(std::move(runs), static_cast<std::int64_t>(images.size()));
+  } else {
+    outputs = session_->run(batch.feeds);
+  }
+  timing.model_ms += clock.lap_ms();
+  std::vector<Detections> found = decode(outputs, spec_, batch.original_sizes, decode_);
+  found.resize(count);
+  if (prompt_)
+    for (Detections& detections : found)
+      prompt_->name(detections);
+  timing.decode_ms += clock.lap_ms();
+  return found;
+}
+
+} // namespace detrt

@@ -1,0 +1,62 @@
+#include "detrt/session.hpp"
+
+#include <map>
+
+#include "detrt/error.hpp"
+
+namespace detrt {
+
+void check_feeds(const std::vector<TensorInfo>& inputs, const Tensors& feeds) {
+  std::map<std::string, std::int64_t> lengths;
+  for (const TensorInfo& info : inputs) {
+    const auto found = feeds.find(info.name);
+    if (found == feeds.end())
+      throw Error(ErrorKind::session, "the model takes the input '" + info.name + "', which is missing");
+    const Tensor& tensor = found->second;
+    const auto wrong = [&](const std::string& what) {
+      return Error(ErrorKind::session, "input '" + info.name + "' must be " + name_of(info.dtype) + " " +
+                                           shape_text(info.shape) + "; got " + name_of(tensor.dtype()) + " " +
+                                           shape_text(tensor.shape()) + what);
+    };
+    if (tensor.dtype() != info.dtype || tensor.shape().size() != info.shape.size())
+      throw wrong("");
+    for (std::size_t axis = 0; axis < info.shape.size(); ++axis) {
+      std::int64_t expected = info.shape[axis];
+      const std::int64_t actual = tensor.shape()[axis];
+      if (expected < 0 && axis < info.axes.size() && !info.axes[axis].empty())
+        expected = lengths.emplace(info.axes[axis], actual).first->second;
+      if (expected >= 0 && expected != actual)
+        throw wrong(" (axis " + std::to_string(axis) + " must be " + std::to_string(expected) + ")");
+    }
+  }
+  for (const auto& entry : feeds) {
+    bool known = false;
+    for (const TensorInfo& info : inputs)
+      known = known || info.name == entry.first;
+    if (!known)
+      throw Error(ErrorKind::session, "the model has no input '" + entry.first + "'");
+  }
+}
+
+std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions& options) {
+  std::string reasons, names;
+  for (const Backend& backend : backends()) {
+    names += (names.empty() ? "" : ", ") + std::string(backend.name);
+    if (options.backend != "auto" && options.backend != backend.name)
+      continue;
+    std::string why;
+    if (const std::optional<BundleFile> file = backend.choose(bundle, options, why))
+      return backend.open(bundle, *file, options);
+    reasons += std::string("\n  ") + backend.name + ": " + why + " (" + backend.needs + ")";
+  }
+  if (options.backend != "auto" && reasons.empty())
+    throw Error(ErrorKind::usage, "this libdetrt has no back end '" + options.backend +
+                                      "'; it was built with: " + (names.empty() ? "none" : names));
+  if (reasons.empty())
+    throw Error(ErrorKind::session,
+                "this libdetrt was built without a back end; configure it with -DDETRT_LIBTORCH=ON or "
+                "-DDETRT_TENSORRT=ON");
+  throw Error(ErrorKind::session, "no back end can run the bundle '" + bundle.folder().string() + "' here:" + reasons);
+}
+
+} // namespace detrt

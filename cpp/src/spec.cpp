@@ -1,0 +1,233 @@
+#include "detrt/spec.hpp"
+
+#include <algorithm>
+#include <cctype>
+
+#include "json_fields.hpp"
+#include "reading.hpp"
+
+namespace detrt {
+namespace {
+
+void check(bool condition, const std::string& message) {
+  if (!condition)
+    throw Error(ErrorKind::spec, message);
+}
+
+std::array<double, 3> three(const Fields& fields, const char* key, std::array<double, 3> otherwise) {
+  if (!fields.has(key))
+    return otherwise;
+  const Json& value = fields.at(key);
+  const bool ok = value.is_array() && value.size() == 3 && std::all_of(value.begin(), value.end(), [](const Json& v) {
+                    return v.is_number() && std::isfinite(v.get<double>());
+                  });
+  if (!ok)
+    fields.fail(key, "must be 3 finite numbers; got " + Fields::shown(value));
+  return {value[0].get<double>(), value[1].get<double>(), value[2].get<double>()};
+}
+
+std::optional<int> edge(const Fields& fields, const char* key) {
+  if (!fields.has(key))
+    return std::nullopt;
+  return static_cast<int>(fields.whole(key, 1, 16384));
+}
+
+InputSpec read_input(const Json& json) {
+  const Fields fields(json, "spec.input");
+  fields.only({"resize", "height", "width", "shortest_edge", "longest_edge", "resample", "rescale", "mean", "std",
+               "dtype", "mask", "dynamic", "multiple_of", "normalize_in_graph"});
+  InputSpec spec;
+  spec.resize = static_cast<Resize>(fields.one_of("resize", {"stretch", "shortest_edge", "fit"}));
+  if (fields.has("resample"))
+    spec.resample = static_cast<Resample>(
+        fields.one_of("resample", {"nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"}));
+  if (fields.has("dtype"))
+    spec.float_pixels = fields.one_of("dtype", {"uint8", "float32"}) == 1;
+  spec.size.height = static_cast<int>(fields.whole("height", 1, 16384));
+  spec.size.width = static_cast<int>(fields.whole("width", 1, 16384));
+  spec.multiple_of = static_cast<int>(fields.whole("multiple_of", 1, 16384, 1));
+  for (const auto& [name, side] : {std::pair{"height", spec.size.height}, std::pair{"width", spec.size.width}})
+    if (side % spec.multiple_of != 0)
+      fields.fail(name, "must be a multiple of " + std::to_string(spec.multiple_of) + "; got " + std::to_string(side));
+  spec.shortest_edge = edge(fields, "shortest_edge");
+  spec.longest_edge = edge(fields, "longest_edge");
+  spec.rescale = fields.number("rescale", spec.rescale);
+  spec.mean = three(fields, "mean", spec.mean);
+  spec.std = three(fields, "std", spec.std);
+  spec.mask = fields.flag("mask", false);
+  spec.dynamic = fields.flag("dynamic", false);
+  spec.normalize_in_graph = fields.flag("normalize_in_graph", true);
+  if (spec.resize == Resize::shortest_edge) {
+    check(spec.shortest_edge.has_value(),
+          "spec.input.shortest_edge must be a whole number from 1 to 16384; got nothing");
+    check(!spec.longest_edge || *spec.longest_edge >= *spec.shortest_edge,
+          "spec.input.longest_edge must be at least shortest_edge; got " +
+              std::to_string(spec.longest_edge.value_or(0)));
+    check(spec.dynamic, "spec.input.resize 'shortest_edge' needs a graph with symbolic height and width");
+  }
+  for (double s : spec.std)
+    check(s > 0, "spec.input.std must be positive; got " + std::to_string(s));
+  check(spec.rescale > 0, "spec.input.rescale must be a positive number; got " + std::to_string(spec.rescale));
+  check(spec.normalize_in_graph || spec.float_pixels,
+        "spec.input.dtype must be float32 when normalisation is not in the graph");
+  return spec;
+}
+
+DecodeSpec read_decode(const Json& json) {
+  const Fields fields(json, "spec.decode");
+  fields.only({"activation", "select", "num_queries", "num_classes", "max_detections", "in_graph", "nms", "nms_iou",
+               "nms_min_score", "nms_in_graph", "score_threshold"});
+  DecodeSpec spec;
+  spec.activation = static_cast<Activation>(fields.one_of("activation", {"sigmoid", "softmax"}));
+  spec.select = static_cast<Select>(fields.one_of("select", {"topk", "query"}));
+  spec.in_graph = fields.flag("in_graph", false);
+  spec.num_queries = fields.whole("num_queries", 1, 100000);
+  spec.num_classes = fields.whole("num_classes", 1, 100000);
+  const std::int64_t limit = spec.num_queries * (spec.select == Select::topk ? spec.num_classes : 1);
+  spec.max_detections = fields.whole("max_detections", 1, limit);
+  if (fields.has("nms"))
+    spec.nms = static_cast<Nms>(fields.one_of("nms", {"none", "nms", "soft_nms"}));
+  spec.nms_in_graph = fields.flag("nms_in_graph", false);
+  check(!spec.nms_in_graph || (spec.in_graph && spec.nms == Nms::nms),
+        "spec.decode.nms_in_graph needs in_graph and nms 'nms'; no graph has soft-NMS");
+  spec.nms_iou = fields.number("nms_iou", spec.nms_iou);
+  spec.nms_min_score = fields.number("nms_min_score", spec.nms_min_score);
+  spec.score_threshold = fields.number("score_threshold", 0);
+  for (const auto& [name, value] : {std::pair{"nms_iou", spec.nms_iou}, std::pair{"nms_min_score", spec.nms_min_score},
+                                    std::pair{"score_threshold", spec.score_threshold}})
+    if (!(value >= 0 && value <= 1))
+      fields.fail(name, "must be a number from 0 to 1; got " + std::to_string(value));
+  check(spec.in_graph || spec.score_threshold == 0, "spec.decode.score_threshold needs in_graph");
+  return spec;
+}
+
+TextSpec read_text(const Json& json) {
+  const Fields fields(json, "spec.text");
+  fields.only({"kind", "max_tokens", "features", "pad_id", "separators", "tokenizer", "tower"});
+  TextSpec spec;
+  spec.kind = static_cast<TextKind>(fields.one_of("kind", {"tokens", "classes"}));
+  spec.max_tokens = fields.whole("max_tokens", 1, 100000);
+  spec.features = fields.whole("features", 1, 100000);
+  spec.pad_id = fields.whole("pad_id", 0, 10000000, 0);
+  if (fields.has("separators")) {
+    const Json& value = fields.at("separators");
+    const bool ok = value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& v) {
+                      return v.is_number_unsigned() && v.get<std::uint64_t>() <= INT32_MAX;
+                    });
+    if (!ok)
+      fields.fail("separators", "must be token ids; got " + Fields::shown(value));
+    spec.separators = value.get<std::vector<std::int64_t>>();
+  }
+  spec.tokenizer = fields.text("tokenizer", spec.tokenizer);
+  spec.tower = fields.text("tower", spec.tower);
+  for (const auto& [name, value] : {std::pair{"tokenizer", spec.tokenizer}, std::pair{"tower", spec.tower}})
+    if (value.find_first_of("/\\") != std::string::npos || value == "." || value == "..")
+      fields.fail(name, "must be the name of a file beside the model; got '" + value + "'");
+  check(!spec.tokenizer.empty(), "spec.text.tokenizer must not be empty");
+  return spec;
+}
+
+std::int64_t class_id_of(const std::string& key) {
+  const bool digits = !key.empty() && key.size() <= 9 &&
+                      std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+  check(digits, "labels: class ids must be whole numbers; got " + Fields::shown(key));
+  return std::stoll(key);
+}
+
+std::string lower(std::string text) {
+  const auto space = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(space);
+  if (first == std::string::npos)
+    return "";
+  text = text.substr(first, text.find_last_not_of(space) - first + 1);
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return c < 128 ? std::tolower(c) : c; });
+  return text;
+}
+
+// Insertions, deletions and exchanges between two names; only for messages.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j)
+    row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t corner = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, corner + (a[i - 1] != b[j - 1])});
+      corner = above;
+    }
+  }
+  return row[b.size()];
+}
+
+} // namespace
+
+ModelSpec read_spec(const Json& json) {
+  const Fields fields(json, "spec");
+  fields.only({"schema", "family", "name", "input", "decode", "labels", "text"});
+  const Json& version = fields.at("schema");
+  check(version.is_number_integer() && version == schema,
+        "spec has schema " + Fields::shown(version) + "; this version of detrt reads " + std::to_string(schema) +
+            ". Update detrt or export again");
+  ModelSpec spec;
+  spec.family = fields.text("family");
+  check(!spec.family.empty(), "family must not be empty");
+  spec.name = fields.text("name", "");
+  spec.input = read_input(fields.at("input"));
+  spec.decode = read_decode(fields.at("decode"));
+  const Json& labels = fields.at("labels");
+  check(labels.is_object(), "spec.labels must be an object of class id to name");
+  for (const auto& entry : labels.items()) {
+    const std::int64_t id = class_id_of(entry.key());
+    check(id < spec.decode.num_classes, "labels: class id " + entry.key() + " does not fit a head with " +
+                                            std::to_string(spec.decode.num_classes) + " classes");
+    check(entry.value().is_string(), "labels: the name of class " + entry.key() + " must be text");
+    spec.labels[id] = entry.value().get<std::string>();
+  }
+  if (fields.has("text"))
+    spec.text = read_text(fields.at("text"));
+  return spec;
+}
+
+ModelSpec ModelSpec::from_json(const std::string& text) {
+  return read_spec(parse_json(text, "the spec", ErrorKind::spec, "export the model again"));
+}
+
+std::string ModelSpec::label(std::int64_t class_id) const {
+  const auto found = labels.find(class_id);
+  return found == labels.end() ? std::to_string(class_id) : found->second;
+}
+
+std::vector<std::int64_t> ModelSpec::class_ids(const std::vector<std::string>& names) const {
+  std::map<std::string, std::int64_t> by_name;
+  for (const auto& [id, label] : labels)
+    by_name[lower(label)] = id;
+  std::vector<std::int64_t> ids;
+  for (const std::string& wanted : names) {
+    const std::string key = lower(wanted);
+    const auto found = by_name.find(key);
+    if (found != by_name.end()) {
+      ids.push_back(found->second);
+      continue;
+    }
+    const bool digits = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == std::string::npos;
+    if (digits && std::stoll(key) < decode.num_classes) {
+      ids.push_back(std::stoll(key));
+      continue;
+    }
+    std::string close, some;
+    std::size_t shown = 0;
+    for (const auto& entry : by_name) {
+      if (distance(key, entry.first) <= std::max<std::size_t>(2, key.size() / 3))
+        close += (close.empty() ? "" : ", ") + entry.first;
+      if (++shown <= 20)
+        some += (some.empty() ? "" : ", ") + entry.first;
+    }
+    throw Error(ErrorKind::spec, "this model has no class '" + wanted + "'; " +
+                                     (close.empty() ? "it has: " + some + " ..." : "did you mean " + close + "?"));
+  }
+  return ids;
+}
+
+} // namespace detrt

@@ -1,0 +1,155 @@
+#include "detrt/detector.hpp"
+#include "detrt/detrt.h"
+#include "fake_session.hpp"
+#include "support.hpp"
+
+namespace {
+
+detrt::ModelSpec spec_of(const char* changes = "{}") {
+  Json spec = Json::parse(R"({"schema": 1, "family": "test", "labels": {"0": "cat", "1": "dog"},
+    "input": {"resize": "stretch", "height": 8, "width": 8},
+    "decode": {"activation": "sigmoid", "select": "topk", "num_queries": 2, "num_classes": 2, "max_detections": 4}})");
+  spec.merge_patch(Json::parse(changes));
+  return detrt::ModelSpec::from_json(spec.dump());
+}
+
+detrt::TensorInfo pixels(std::int64_t batch) {
+  return {"pixel_values", detrt::DType::uint8, {batch, 3, 8, 8}, {"batch", "", "", ""}};
+}
+
+// Finds one dog in the middle of every image; its score falls with the first pixel.
+detrt::Tensors one_dog(const detrt::Tensors& feeds) {
+  const detrt::Tensor& given = feeds.at("pixel_values");
+  const std::int64_t n = given.shape()[0];
+  detrt::Tensor logits(detrt::DType::float32, {n, 2, 2}), boxes(detrt::DType::float32, {n, 2, 4});
+  std::fill_n(logits.as<float>(), logits.elements(), -20.0f);
+  std::fill_n(boxes.as<float>(), boxes.elements(), 0.5f);
+  for (std::int64_t i = 0; i < n; ++i)
+    logits.as<float>()[i * 4 + 1] = 4.0f - static_cast<float>(given.as<std::uint8_t>()[i * 3 * 64]) / 100.0f;
+  detrt::Tensors outputs;
+  outputs["logits"] = logits;
+  outputs["pred_boxes"] = boxes;
+  return outputs;
+}
+
+detrt::Detector detector_of(std::int64_t batch, std::optional<std::int64_t> most, detrt::DetectorOptions options = {}) {
+  return detrt::Detector(std::make_unique<FakeSession>(std::vector<detrt::TensorInfo>{pixels(batch)}, one_dog, most),
+                         spec_of(), options);
+}
+
+std::vector<detrt::Image> images_of(int count) {
+  std::vector<detrt::Image> images(static_cast<std::size_t>(count), detrt::Image(16, 32));
+  for (std::size_t i = 0; i < images.size(); ++i)
+    std::fill(images[i].rgb.begin(), images[i].rgb.end(), static_cast<std::uint8_t>(i * 10));
+  return images;
+}
+
+} // namespace
+
+TEST_CASE("a detector keeps the order of the images, whatever the batch") {
+  for (const auto& [fixed, asked] : {std::pair{-1, 1}, std::pair{-1, 3}, std::pair{4, 4}}) {
+    detrt::DetectorOptions options;
+    options.batch = asked;
+    const auto found = detector_of(fixed, {}, options)(images_of(7));
+    REQUIRE(found.size() == 7);
+    for (std::size_t i = 0; i < 7; ++i) {
+      REQUIRE(found[i].found.size() == 1);
+      CHECK(found[i].found[0].label == "dog");
+      CHECK(found[i].found[0].box_xyxy == std::array<float, 4>{8, 4, 24, 12});
+      CHECK((i == 0 || found[i].found[0].score < found[i - 1].found[0].score));
+    }
+  }
+  CHECK(detector_of(-1, {})(std::vector<detrt::Image>{}).empty());
+}
+
+TEST_CASE("a batch that the model cannot take is refused") {
+  detrt::DetectorOptions options;
+  options.batch = 9;
+  CHECK_ERROR(detector_of(-1, 8, options), "batch must be from 1 to 8 images a run with this model");
+  CHECK_ERROR(detector_of(4, 8, options), "batch must be from 1 to 4");
+  options.batch = 5000;
+  CHECK_ERROR(detector_of(-1, {}, options), "batch must be from 1 to 1024");
+  CHECK(detector_of(-1, 8).batch() == 8);
+  CHECK(detector_of(-1, {}).batch() == 1);
+}
+
+TEST_CASE("choices are checked") {
+  detrt::DetectorOptions options;
+  options.classes = {"cow"};
+  CHECK_ERROR(detector_of(-1, {}, options), "this model has no class 'cow'");
+  options.classes = {"cat"};
+  CHECK(detector_of(-1, {}, options)(images_of(1))[0].found.empty());
+  options = {};
+  options.threshold = 1.5;
+  CHECK_ERROR(detector_of(-1, {}, options), "threshold must be from 0 to 1");
+  options = {};
+  options.size = detrt::Size{16, 16};
+  CHECK_ERROR(detector_of(-1, {}, options), "this model takes 8x8 only");
+  CHECK_ERROR(detector_of(-1, {})(std::vector<detrt::Image>{detrt::Image()}), "and pixels");
+}
+
+TEST_CASE("feeds and outputs that do not belong to the model are refused") {
+  const std::vector<detrt::TensorInfo> inputs{pixels(-1)};
+  detrt::Tensors feeds;
+  CHECK_ERROR(detrt::check_feeds(inputs, feeds), "which is missing");
+  feeds["pixel_values"] = detrt::Tensor(detrt::DType::uint8, {1, 3, 8, 9});
+  CHECK_ERROR(detrt::check_feeds(inputs, feeds),
+              "must be uint8 (any, 3, 8, 8); got uint8 (1, 3, 8, 9) (axis 3 must be 8)");
+  feeds["pixel_values"] = detrt::Tensor(detrt::DType::float32, {1, 3, 8, 8});
+  CHECK_ERROR(detrt::check_feeds(inputs, feeds), "got float32");
+  feeds["pixel_values"] = detrt::Tensor(detrt::DType::uint8, {1, 3, 8, 8});
+  feeds["more"] = detrt::Tensor(detrt::DType::uint8, {1});
+  CHECK_ERROR(detrt::check_feeds(inputs, feeds), "has no input 'more'");
+
+  detrt::Tensors outputs = one_dog({{"pixel_values", detrt::Tensor(detrt::DType::uint8, {1, 3, 8, 8})}});
+  CHECK_ERROR(detrt::decode(outputs, spec_of(), {{8, 8}, {8, 8}}),
+              "as float32 (1, 2, 2); its spec promises float32 (2, 2, 2)");
+  outputs.at("logits").as<float>()[0] = std::nanf("");
+  CHECK_ERROR(detrt::decode(outputs, spec_of(), {{8, 8}}), "NaN or infinite values in 'logits': numbers overflowed");
+  outputs.erase("logits");
+  CHECK_ERROR(detrt::decode(outputs, spec_of(), {{8, 8}}), "did not return 'logits'");
+  CHECK_ERROR(detrt::Tensor(detrt::DType::float32, {1 << 30, 1 << 30, 1 << 30}), "cannot be made");
+  CHECK_ERROR(detrt::Tensor(detrt::DType::float32, {-1}), "cannot be made");
+  CHECK_ERROR(detrt::Tensor(detrt::DType::uint8, {1}).as<float>(), "was read as another type");
+}
+
+TEST_CASE("JSON is that of Python") {
+  detrt::Detections d;
+  d.image_size = {480, 640};
+  CHECK(detrt::to_json(d, "a\"b\\\n\x01\xc3\xa9\xff.jpg") ==
+        R"({"image": "a\"b\\\n\u0001)"
+        "\xc3\xa9"
+        R"(\udcff.jpg", "width": 640, "height": 480, "detections": []})");
+  d.found = {{{0.0f, 1.00049f, 123.4567f, 639.9999f}, 0.00001234f, 3, "cat", {}},
+             {{1e-5f, 100.0f, 2.5f, 3.0f}, 1.0f, 0, "", std::pair{0, 5}}};
+  d.prompt = "a cat.";
+  CHECK(
+      detrt::to_json(d, "x") ==
+      R"({"image": "x", "prompt": "a cat.", "width": 640, "height": 480, "detections": [{"label": "cat", "class_id": 3, )"
+      R"("score": 1.2e-05, "box_xyxy": [0.0, 1.0, 123.457, 640.0]}, {"label": "", "class_id": 0, "score": 1.0, )"
+      R"("box_xyxy": [0.0, 100.0, 2.5, 3.0], "phrase_span": [0, 5]}]})");
+}
+
+TEST_CASE("no exception leaves the C interface") {
+  detrt_options options;
+  detrt_options_init(&options);
+  CHECK(options.threshold == 0.5);
+  detrt_detector* detector = nullptr;
+  CHECK(detrt_open("/none", &options, &detector) == DETRT_BAD_INPUT);
+  CHECK(detector == nullptr);
+  CHECK(std::string(detrt_last_error()).find("is not a detrt bundle") != std::string::npos);
+  CHECK(detrt_open(nullptr, nullptr, &detector) == DETRT_BAD_INPUT);
+  CHECK(detrt_open("/none", nullptr, nullptr) == DETRT_BAD_INPUT);
+  options.size = 1;
+  CHECK(detrt_open("/none", &options, &detector) == DETRT_BAD_INPUT);
+  detrt_result* result = nullptr;
+  CHECK(detrt_detect_file(nullptr, "a.jpg", &result) == DETRT_BAD_INPUT);
+  CHECK(detrt_detect_rgb(nullptr, nullptr, 1, 1, 0, &result) == DETRT_BAD_INPUT);
+  CHECK(detrt_count(nullptr) == 0);
+  CHECK(std::string(detrt_get(nullptr, 3).label).empty());
+  CHECK(std::string(detrt_json(nullptr)).empty());
+  detrt_free(nullptr);
+  detrt_close(nullptr);
+  detrt_options_init(nullptr);
+  CHECK(std::string(detrt_version()) == "0.1.0");
+}

@@ -1,0 +1,130 @@
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "codecs.hpp"
+#include "detrt/draw.hpp"
+#include "detrt/image.hpp"
+#include "support.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("detrt-image-" + std::to_string(::getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+};
+
+detrt::Image gradient(int height, int width) {
+  return image_of({{"shape", {height, width, 3}}, {"gradient", {5, 3, 80}}});
+}
+
+std::string content(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string decode_error(const std::string& bytes) {
+  return error_of([&] { detrt::decode_image(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()); });
+}
+
+} // namespace
+
+TEST_CASE("PNG comes back as it was, JPEG nearly") {
+  const Folder folder;
+  const detrt::Image image = gradient(40, 61);
+  detrt::save_image(image, folder.path / "sub/a.png");
+  CHECK(detrt::load_image(folder.path / "sub/a.png").rgb == image.rgb);
+  detrt::save_image(image, folder.path / "a.jpg");
+  CHECK(detrt::load_image(folder.path / "a.jpg").size() == image.size());
+  CHECK_ERROR(detrt::save_image(image, folder.path / "a.bmp"), "must end with .jpg, .jpeg or .png");
+  CHECK_ERROR(detrt::save_image(image, "/proc/none/a.png"), "cannot write '/proc/none/");
+  fs::create_directory(folder.path / "b.png");
+  CHECK_ERROR(detrt::save_image(image, folder.path / "b.png"), "cannot write");
+  for (const auto& entry : fs::directory_iterator(folder.path))
+    CHECK(entry.path().extension() != ".tmp");
+}
+
+TEST_CASE("files that are no good images are refused") {
+  const Folder folder;
+  CHECK_ERROR(detrt::load_image(folder.path / "none.jpg"), "there is no file");
+  CHECK_ERROR(detrt::load_image(folder.path), "is a folder");
+  CHECK_ERROR(detrt::load_image(""), "is '' (empty)");
+  CHECK(decode_error("").find("is empty (0 bytes)") != std::string::npos);
+  CHECK(decode_error("GIF89a.....").find("is not a JPEG, PNG or PNM image") != std::string::npos);
+  detrt::save_image(gradient(64, 64), folder.path / "a.png");
+  detrt::save_image(gradient(64, 64), folder.path / "a.jpg");
+  for (const char* name : {"a.png", "a.jpg"}) {
+    const std::string whole = content(folder.path / name);
+    for (std::size_t length : {whole.size() / 8, whole.size() / 2, whole.size() - 30})
+      CHECK_MESSAGE(decode_error(whole.substr(0, length)).find("is damaged or cut off") != std::string::npos, name, " ",
+                    length);
+  }
+  const auto* png = "\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0";
+  const std::string header(png, 8 + 8 + 13);
+  const std::string crc("\xe8\xee\x6d\x7a", 4); // any; libpng says so where it is wrong
+  CHECK(!decode_error(header + crc).empty());
+  CHECK(decode_error("P6 200000 200000 255\n").find("is too large: 200000x200000") != std::string::npos);
+  CHECK(decode_error("P6 0 2 255\n").find("has no pixels") != std::string::npos);
+  CHECK(decode_error("P6 2 2 255\n12345").find("cut off") != std::string::npos);
+  CHECK(decode_error("P6 2 2 65535\n").find("of PNM only 255") != std::string::npos);
+  CHECK(decode_error("P5 1 1 255\n7").empty());
+}
+
+TEST_CASE("EXIF and XMP orientations are found") {
+  const unsigned char little[] = {'I', 'I', 42, 0, 8, 0, 0, 0, 1, 0, 0x12, 1, 3, 0, 1, 0, 0, 0, 6, 0, 0, 0};
+  CHECK(detrt::exif_orientation({little, sizeof little}) == 6);
+  for (std::size_t length = 0; length < sizeof little; ++length)
+    CHECK(detrt::exif_orientation({little, length}) == 0);
+  const unsigned char big[] = {'M', 'M', 0, 42, 0, 0, 0, 8, 0, 1, 1, 0x12, 0, 3, 0, 0, 0, 1, 0, 8, 0, 0};
+  CHECK(detrt::exif_orientation({big, sizeof big}) == 8);
+  const std::string xmp = "<x tiff:Orientation=\"3\"/>", element = "<tiff:Orientation>5</tiff:Orientation>";
+  CHECK(detrt::xmp_orientation({reinterpret_cast<const std::uint8_t*>(xmp.data()), xmp.size()}) == 3);
+  CHECK(detrt::xmp_orientation({reinterpret_cast<const std::uint8_t*>(element.data()), element.size()}) == 5);
+  CHECK(detrt::xmp_orientation({reinterpret_cast<const std::uint8_t*>(xmp.data()), 18}) == 0);
+}
+
+TEST_CASE("folders are searched in natural order") {
+  const Folder folder;
+  for (const char* name : {"img10.png", "img2.png", "sub/img1.JPG", ".hidden/a.png", ".x.png", "note.txt"}) {
+    fs::create_directories((folder.path / name).parent_path());
+    std::ofstream(folder.path / name) << "x";
+  }
+  const auto found = detrt::expand_inputs({folder.path.string()});
+  REQUIRE(found.size() == 3);
+  CHECK(found[0].filename() == "img2.png");
+  CHECK(found[1].filename() == "img10.png");
+  CHECK(found[2].filename() == "img1.JPG");
+  CHECK(detrt::expand_inputs({(folder.path / "note.txt").string()}).size() == 1);
+  CHECK_ERROR(detrt::expand_inputs({(folder.path / "none").string()}), "there is no file");
+  CHECK_ERROR(detrt::expand_inputs({""}), "is '' (empty)");
+  fs::create_directory(folder.path / "empty");
+  CHECK_ERROR(detrt::expand_inputs({(folder.path / "empty").string()}), "has no images");
+}
+
+TEST_CASE("boxes and labels are drawn inside the picture") {
+  detrt::Detections detections;
+  detections.image_size = {120, 160};
+  detections.found = {{{10, 20, 90, 100}, 0.9f, 1, "dog", {}},
+                      {{-5, -5, 500, 500}, 0.5f, 17, "caf\xc3\xa9", {}},
+                      {{159, 119, 160, 120}, 0.4f, -3, "", {}}};
+  detrt::Image image(120, 160);
+  const detrt::Image drawn = detrt::draw_detections(image, detections);
+  const auto pixel = [&](int y, int x) {
+    const auto at = drawn.rgb.begin() + (y * 160 + x) * 3;
+    return std::array<std::uint8_t, 3>{at[0], at[1], at[2]};
+  };
+  CHECK(pixel(60, 10) == detrt::class_colour(1)); // the left side of the first box
+  CHECK(pixel(60, 50) == std::array<std::uint8_t, 3>{0, 0, 0});
+  CHECK(detrt::class_colour(1) == std::array<std::uint8_t, 3>{0x2e, 0x9b, 0xff}); // as in Python
+  detections.image_size = {1, 1};
+  CHECK_ERROR(detrt::draw_detections(image, detections), "of another size");
+  detections.found.resize(1);
+  detections.found[0].box_xyxy = {0, 0, 1, 1};
+  CHECK(detrt::draw_detections(detrt::Image(1, 1), detections).rgb.size() == 3); // no room for a label
+}

@@ -1,0 +1,154 @@
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "detrt/bundle.hpp"
+#include "detrt/spec.hpp"
+#include "support.hpp"
+
+namespace {
+
+Json good_spec() {
+  return Json::parse(R"({"schema": 1, "family": "test", "name": "t", "labels": {"0": "cat", "2": "bird"},
+    "input": {"resize": "stretch", "height": 32, "width": 64, "mean": [0.5, 0.5, 0.5]},
+    "decode": {"activation": "sigmoid", "select": "topk", "num_queries": 6, "num_classes": 3, "max_detections": 5}})");
+}
+
+Json good_bundle() {
+  return {{"schema", 1},
+          {"spec", good_spec()},
+          {"provenance", Json::object()},
+          {"files", {{{"kind", "onnx"}, {"path", "model.onnx"}, {"sha256", "00"}, {"size", 3}, {"engine", nullptr}}}}};
+}
+
+struct Folder {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("detrt-spec-" + std::to_string(::getpid()));
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+};
+
+} // namespace
+
+TEST_CASE("a spec is read with its defaults") {
+  const auto spec = detrt::ModelSpec::from_json(good_spec().dump());
+  CHECK(spec.input.size == detrt::Size{32, 64});
+  CHECK(spec.input.mean[1] == 0.5);
+  CHECK(spec.input.std[2] == 1.0);
+  CHECK(spec.input.rescale == 1.0 / 255.0);
+  CHECK(spec.decode.max_detections == 5);
+  CHECK_FALSE(spec.text.has_value());
+  CHECK(spec.label(2) == "bird");
+  CHECK(spec.label(1) == "1");
+  CHECK(spec.class_ids({"BIRD", "1", "cat"}) == std::vector<std::int64_t>{2, 1, 0});
+  CHECK_ERROR(spec.class_ids({"brid"}), "did you mean bird?");
+  CHECK_ERROR(spec.class_ids({"3"}), "it has: bird, cat");
+}
+
+TEST_CASE("a wrong spec is refused with the name of its field") {
+  struct Row {
+    const char* pointer;
+    Json value;
+    const char* message;
+  };
+  const Row rows[] = {
+      {"/schema", 2, "spec has schema 2; this version of detrt reads 1"},
+      {"/family", "", "family must not be empty"},
+      {"/labels/3", "x", "class id 3 does not fit a head with 3 classes"},
+      {"/labels/x", "x", "class ids must be whole numbers"},
+      {"/labels/1", 5, "the name of class 1 must be text"},
+      {"/what", 1, "unknown field \"what\""},
+      {"/input/height", 0, "spec.input.height must be a whole number from 1 to 16384; got 0"},
+      {"/input/height", 1.5, "got 1.5"},
+      {"/input/height", 18446744073709551615ull, "must be a whole number"},
+      {"/input/height", "32", "got \"32\""},
+      {"/input/resize", "crop", "must be one of stretch, shortest_edge, fit; got \"crop\""},
+      {"/input/resize", "shortest_edge", "spec.input.shortest_edge"},
+      {"/input/multiple_of", 7, "must be a multiple of 7"},
+      {"/input/std", {1, 0, 1}, "std must be positive"},
+      {"/input/mean", {1, 0}, "must be 3 finite numbers"},
+      {"/input/mask", 1, "must be true or false"},
+      {"/input/normalize_in_graph", false, "dtype must be float32"},
+      {"/decode/max_detections", 19, "must be a whole number from 1 to 18"},
+      {"/decode/nms_in_graph", true, "nms_in_graph needs"},
+      {"/decode/nms_iou", 2, "must be a number from 0 to 1"},
+      {"/decode/score_threshold", 0.5, "needs in_graph"},
+      {"/text", {{"kind", "tokens"}, {"max_tokens", 4}, {"features", 8}, {"tower", "../x"}}, "a file beside the model"},
+  };
+  for (const Row& row : rows) {
+    Json spec = good_spec();
+    spec[Json::json_pointer(row.pointer)] = row.value;
+    CAPTURE(row.pointer);
+    CHECK_ERROR(detrt::ModelSpec::from_json(spec.dump()), row.message);
+  }
+  CHECK_ERROR(detrt::ModelSpec::from_json("{"), "cannot be read as JSON");
+  CHECK_ERROR(detrt::ModelSpec::from_json("[]"), "must be a JSON object; got array");
+  CHECK_ERROR(detrt::ModelSpec::from_json(std::string(200000, '[')), "cannot be read as JSON");
+}
+
+TEST_CASE("a bundle is checked before it is used") {
+  const Folder folder;
+  CHECK_ERROR(detrt::Bundle::open(folder.path / "none"), "is not a detrt bundle. Make one with: detrt build");
+  std::ofstream(folder.path / "detrt.json") << "not json";
+  CHECK_ERROR(detrt::Bundle::open(folder.path), "cannot be read as JSON");
+  std::ofstream(folder.path / "detrt.json") << good_bundle().dump();
+  const detrt::Bundle bundle = detrt::Bundle::open(folder.path);
+  REQUIRE(bundle.files().size() == 1);
+  const detrt::BundleFile file = bundle.files().front();
+  CHECK_ERROR(bundle.checked_path(file), "is missing; build the bundle again");
+  std::ofstream(folder.path / "model.onnx") << "ab";
+  CHECK_ERROR(bundle.checked_path(file), "has 2 bytes, its manifest says 3: truncated or replaced");
+  std::ofstream(folder.path / "model.onnx") << "abc";
+  CHECK_ERROR(bundle.checked_path(file), "its SHA-256 differs");
+  CHECK(detrt::sha256_of(folder.path / "model.onnx") ==
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  detrt::BundleFile right = file;
+  right.sha256 = detrt::sha256_of(folder.path / "model.onnx");
+  CHECK(bundle.checked_path(right) == folder.path / "model.onnx");
+}
+
+TEST_CASE("a damaged manifest is refused") {
+  struct Row {
+    const char* pointer;
+    Json value;
+    const char* message;
+  };
+  const Json engine = {{"target", "tensorrt"},
+                       {"tensorrt_version", "10.1"},
+                       {"compute_capabilities", {90}},
+                       {"precision", "fp32"},
+                       {"profile", {{"pixel_values", {{"min", {1, 3}}, {"opt", {2, 3}}, {"max", {4, 3}}}}}},
+                       {"onnx_sha256", ""},
+                       {"inputs", {{{"name", "x"}, {"dtype", "uint8"}, {"shape", {"batch", 3}}}}}};
+  const Row rows[] = {
+      {"/schema", 9, "has schema 9"},
+      {"/files", 1, "files is not a list"},
+      {"/files/0/path", "../x", "outside its own folder; refused"},
+      {"/files/0/path", "/etc/passwd", "outside its own folder; refused"},
+      {"/files/0/path", "", "outside its own folder; refused"},
+      {"/files/0/size", -1, "must be a whole number"},
+      {"/files/0/engine", {{"target", 1}}, "target must be text"},
+  };
+  for (const Row& row : rows) {
+    Json data = good_bundle();
+    data[Json::json_pointer(row.pointer)] = row.value;
+    CAPTURE(row.pointer);
+    CHECK_ERROR(detrt::Bundle::parse(data.dump(), "b"), row.message);
+  }
+  for (const char* key : {"schema", "spec", "provenance", "files"}) {
+    Json data = good_bundle();
+    data.erase(key);
+    CHECK_ERROR(detrt::Bundle::parse(data.dump(), "b"), std::string("has no field '") + key + "'");
+  }
+  Json data = good_bundle();
+  data["files"][0]["engine"] = engine;
+  const detrt::Bundle bundle = detrt::Bundle::parse(data.dump(), "b");
+  const detrt::EngineFacts facts = *bundle.files().front().engine;
+  CHECK(facts.profile.at("pixel_values").max == std::vector<std::int64_t>{4, 3});
+  CHECK(facts.inputs.front().shape == std::vector<std::int64_t>{-1, 3});
+  CHECK(facts.inputs.front().axes.front() == "batch");
+  data["files"][0]["engine"]["compute_capabilities"] = {"90"};
+  CHECK_ERROR(detrt::Bundle::parse(data.dump(), "b"), "must be numbers such as 89");
+}
