@@ -78,6 +78,7 @@ def test_two_workers_are_killed(cli, place):
     check_rows("out", 120, lines)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_opened(place):
     """The error of a worker is the error of the command, also from a process of its own."""
     Path("bundle/model.onnx").write_bytes(b"damaged")
