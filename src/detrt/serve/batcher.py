@@ -86,8 +86,11 @@ class Batcher:
             head = self._head(lane)
             if head is None:
                 continue
-            full = self._rows[lane] >= self._max_batch(head.model) or lane_is_alone(lane)
-            if (full or (idle and now - head.since >= self.max_delay)) and head.since < oldest:
+            if lane_is_alone(lane):
+                due = idle  # behind another batch it could die of that one
+            else:
+                due = self._rows[lane] >= self._max_batch(head.model) or (idle and now - head.since >= self.max_delay)
+            if due and head.since < oldest:
                 best, oldest = lane, head.since
         batch: list[Item] = []
         rows = 0

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import DetrtError, SessionError
 from ..preprocess import needs_equal_sizes, resized_size
 from . import wire
-from .batcher import Batcher, Item, QueueFull
+from .batcher import Batcher, Item, QueueFull, lane_is_alone
 from .config import ServeConfig
 from .metrics import Metrics
 from .process import WorkerProcess
@@ -251,7 +251,7 @@ class Pool:
         ready = [worker for worker in self._workers if worker is not None and worker.state == "ready"]
         for held in range(AHEAD):
             for worker in ready:
-                if len(worker.running) == held:
+                if len(worker.running) == held and not (held and worker.tries_again):
                     idle |= not self._give(worker, now, idle=held == 0) and held == 0
         if self._timer is not None:
             self._timer.cancel()
@@ -264,6 +264,7 @@ class Pool:
         if not items:
             return False
         self._numbers += 1
+        worker.tries_again = lane_is_alone(items[0].lane)
         worker.running[self._numbers] = (items, now)
         tasks = tuple(item.task for item in items if item.task is not None)
         worker.send(wire.Batch(self._numbers, items[0].model, tasks))

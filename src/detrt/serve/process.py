@@ -20,11 +20,14 @@ _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
 
 
 class WorkerProcess:
-    """running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone"."""
+    """running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
+
+    tries_again: what it runs died with another worker, so it is given nothing else meanwhile.
+    """
 
     def __init__(self, index: int, setup: Setup) -> None:
         self.index, self.setup = index, setup
-        self.state = "starting"
+        self.state, self.tries_again = "starting", False
         self.running: dict[int, tuple[list[Item], float]] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from ..errors import DetrtError, SessionError
 from .config import ServeConfig
 
+# How long connections are told to close, by the answers on them, before those that are idle are closed.
+_GOODBYE_S = 1.0
 
-def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None = None, drain_s: float | None = None) -> None:
+
+def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; what was accepted by then is answered before this returns.
 
     on_ready: called with the address and `Pool.models` when every worker is ready.
@@ -73,11 +76,12 @@ def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None =
         try:
             await asyncio.wait((serving, failed, stopped), return_when=asyncio.FIRST_COMPLETED)
             app.state.calls.stopping = True  # /readyz says so, and answers end their connections
+            late = loop.call_later(config.drain_s, lambda: pool.refuse_all(_stopping()))
+            hard = loop.call_later(config.drain_s + 5, lambda: setattr(server, "force_exit", True))
+            if stop.is_set():
+                # A connection that is closed between two requests may have the next one on its way, which would be lost.
+                await asyncio.sleep(min(_GOODBYE_S, config.drain_s / 2))
             server.should_exit = True
-            late = loop.call_later(config.drain_s if drain_s is None else drain_s, lambda: pool.refuse_all(_stopping()))
-            hard = loop.call_later(
-                (config.drain_s if drain_s is None else drain_s) + 5, lambda: setattr(server, "force_exit", True)
-            )
             await serving
             late.cancel()
             hard.cancel()

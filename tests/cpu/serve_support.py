@@ -1,0 +1,118 @@
+"""`detrt serve` as a process of its own, on a free port."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+from cli_support import COMMAND
+from PIL import Image
+
+START_S = 120  # a loaded machine takes its time; only a hang takes so long
+
+
+class Server:
+    """A running server; `log` is what it printed so far."""
+
+    def __init__(self, *arguments: object, env: dict[str, str] | None = None) -> None:
+        self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", *map(str, arguments), "--port", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+        wait_until(lambda: "ready at" in self.log or self.process.poll() is not None, START_S)
+        found = re.search(r"ready at (http://\S+)", self.log)
+        assert found, f"the server did not start: {self.log}"
+        self.address = found[1]
+        self.host, port = self.address.removeprefix("http://").split(":")
+        self.port = int(port)
+
+    @property
+    def log(self) -> str:
+        return Path(self._log.name).read_text("utf-8")
+
+    def workers(self) -> list[psutil.Process]:
+        return [p for p in psutil.Process(self.process.pid).children() if "detrt.serve.worker" in p.cmdline()]
+
+    def memory_mib(self) -> float:
+        """Resident memory of the server and its workers."""
+        return sum(p.memory_info().rss for p in [psutil.Process(self.process.pid), *self.workers()]) / 2**20
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop the workers without ending them, so that everything waits."""
+        stopped = self.workers()
+        for worker in stopped:
+            worker.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for worker in stopped:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.send_signal(signal.SIGCONT)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to stop, and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(60)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def together(work: Callable[[int], object], count: int) -> list[object]:
+    """Results of `work(i)` run in one thread each; an exception is a result."""
+    results: list[object] = [None] * count
+
+    def run(index: int) -> None:
+        try:
+            results[index] = work(index)
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

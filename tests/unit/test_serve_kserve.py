@@ -1,0 +1,130 @@
+"""Tensors of the KServe v2 protocol: right ones arrive as they are, wrong ones are refused in words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+
+from detrt.serve.kserve import InferRequest, binary_length, build_infer, parse_infer
+from detrt.serve.refused import Refused
+from detrt.session import TensorInfo
+
+INPUTS = (TensorInfo("x", "uint8", ("batch", 2)), TensorInfo("y", "float32", ("batch", "n")))
+OUTPUTS = (TensorInfo("p", "float32", ("batch", 2)), TensorInfo("q", "int64", ("batch",)))
+X = {"name": "x", "shape": [2, 2], "datatype": "UINT8", "data": [1, 2, 3, 255]}
+Y = {"name": "y", "shape": [2, 1], "datatype": "FP32", "data": [[0.5], [2]]}
+
+
+def parse(data, tail=b"", length=True):
+    head = json.dumps(data).encode()
+    return parse_infer(head + tail, len(head) if tail or not length else None, INPUTS, OUTPUTS)
+
+
+def test_json_tensors():
+    got = parse({"id": "7", "inputs": [X, Y], "parameters": {"timeout": 2500}})
+    np.testing.assert_array_equal(got.inputs["x"], np.array([[1, 2], [3, 255]], np.uint8))
+    np.testing.assert_array_equal(got.inputs["y"], np.array([[0.5], [2]], np.float32))
+    assert got.inputs["x"].dtype == np.uint8 and got.inputs["y"].dtype == np.float32
+    assert (got.id, got.timeout_ms, got.outputs) == ("7", 2.5, (("p", False), ("q", False)))
+
+
+def test_binary_tensors():
+    x, y = np.arange(4, dtype=np.uint8).reshape(2, 2), np.array([[1.5], [-2]], np.float32)
+    rows = [
+        {"name": name, "shape": list(a.shape), "datatype": kind, "parameters": {"binary_data_size": a.nbytes}}
+        for name, kind, a in (("x", "UINT8", x), ("y", "FP32", y))
+    ]
+    wanted = [{"name": "q", "parameters": {"binary_data": True}}, {"name": "p"}]
+    got = parse({"inputs": rows, "outputs": wanted}, x.tobytes() + y.tobytes())
+    np.testing.assert_array_equal(got.inputs["x"], x)
+    np.testing.assert_array_equal(got.inputs["y"], y)
+    assert got.outputs == (("q", True), ("p", False))
+
+
+def test_answers():
+    request = InferRequest("a", {}, (("q", True), ("p", False)))
+    p, q = np.array([[1, 2], [3, 4]], np.float32), np.array([5, 6])
+    body, length = build_infer("m", request, {"p": p, "q": q})
+    head = json.loads(body[:length])
+    assert head["id"] == "a" and head["model_name"] == "m"
+    assert head["outputs"][0] == {"name": "q", "datatype": "INT64", "shape": [2], "parameters": {"binary_data_size": 16}}
+    assert head["outputs"][1]["data"] == [1, 2, 3, 4]
+    np.testing.assert_array_equal(np.frombuffer(body[length:], np.int64), q)
+    with pytest.raises(Refused, match="binary_data"):
+        build_infer("m", InferRequest("", {}, (("p", False),)), {"p": p * np.inf})
+    assert build_infer("m", InferRequest("", {}, (("p", False),)), {"p": p})[1] is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (None, "'inputs' must be a list"),
+        ([X], "missing: y"),
+        ([X, X, Y], "given twice"),
+        ([X, {**Y, "name": "z"}], "is not one of the model's: x, y"),
+        ([{**X, "datatype": "FP32"}, Y], "must be UINT8"),
+        ([{**X, "shape": [2, 3], "data": [1] * 6}, Y], r"must have the shape \['batch', 2\]"),
+        ([{**X, "shape": [2]}, Y], "must have the shape"),
+        ([{**X, "shape": [0, 2], "data": []}, Y], "is empty"),
+        ([{**X, "shape": [-2, 2]}, Y], "whole numbers"),
+        ([{**X, "shape": [2**40, 2**40]}, Y], "must have the shape"),
+        ([{**X, "shape": [1, 2], "data": [1, 2]}, Y], "the same number of images"),
+        ([{**X, "data": [1, 2, 3]}, Y], "needs 4 numbers; 'data' has 3"),
+        ([{**X, "data": [1, 2, 3, 256]}, Y], "from 0 to 255"),
+        ([{**X, "data": [1, 2, 3, -1]}, Y], "from 0 to 255"),
+        ([{**X, "data": [1, 2, 3, 10**30]}, Y], "x"),
+        ([{**X, "data": [1, 2, 3, 0.5]}, Y], "holds other values"),
+        ([{**X, "data": ["1", "2", "3", "4"]}, Y], "holds other values"),
+        ([{**X, "data": [1, [2], 3, 4]}, Y], "flat or nested"),
+        ([{**X, "data": None}, Y], "a list of numbers"),
+        ([{**X, "data": [True, False, True, None]}, Y], "holds other values"),
+        ([{**X, "parameters": {"shared_memory_region": "r"}}, Y], "shared memory"),
+        ([{**X, "parameters": {"binary_data_size": 4}}, Y], "behind the JSON"),
+        ([{**X, "parameters": {"binary_data_size": 5}}, Y], "has 4 bytes; binary_data_size says 5"),
+        ([{**X, "parameters": 3}, Y], "must be an object"),
+    ],
+)
+def test_bad_inputs(inputs, words):
+    with pytest.raises(Refused, match=words) as caught:
+        parse({"inputs": inputs})
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"outputs": [{"name": "r"}]}, "is not one of the model's: p, q"),
+        ({"outputs": "p"}, "list of objects"),
+        ({"outputs": [{"name": "p", "parameters": {"classification": 3}}]}, "not offered"),
+        ({"parameters": {"sequence_id": 4}}, "keeps no state"),
+        ({"parameters": {"speed": 4}}, "'speed' is not known"),
+        ({"parameters": {"timeout": -1}}, "microseconds"),
+        ({"id": 3}, "'id' must be text"),
+    ],
+)
+def test_bad_requests(more, words):
+    with pytest.raises(Refused, match=words):
+        parse({"inputs": [X, Y], **more})
+
+
+@pytest.mark.parametrize("body", [b"", b"nothing", b"[]", b"[" * 100_000, b'{"inputs": [NaN]}', b"\xff\xfe"])
+def test_bodies_that_are_no_request(body):
+    with pytest.raises(Refused) as caught:
+        parse_infer(body, None, INPUTS, OUTPUTS)
+    assert caught.value.status == 400
+
+
+def test_lengths():
+    assert binary_length(None) is None and binary_length("12") == 12
+    for text in ("-1", "x", "1" * 30, "²"):
+        with pytest.raises(Refused, match="number of bytes"):
+            binary_length(text)
+    for length in (0, 999):
+        with pytest.raises(Refused, match="must be from 1 to"):
+            parse_infer(b"{}", length, INPUTS, OUTPUTS)
+    with pytest.raises(Refused, match="3 bytes follow the JSON, but the inputs name 0"):
+        parse({"inputs": [X, Y]}, b"abc")
