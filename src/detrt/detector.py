@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Detector:
     batch_size: images a run, default: what the session was made for (its fixed or largest batch), else 1.
     size_hw: another (height, width) of the input, for models with a dynamic size.
     max_detections: keep at most so many for each image.
+    resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
 
     For models that take a prompt (see docs/prompts.md):
 
@@ -46,7 +48,7 @@ class Detector:
     Raises:
         SpecError: unknown class names, or a size that the model cannot take.
         PromptError: a prompt for a model of fixed classes, classes for one that takes a prompt, or a bad prompt.
-        ValueError: threshold, text_threshold, batch_size or max_detections out of range.
+        ValueError: threshold, text_threshold, batch_size, max_detections or resize_threads out of range.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Detector:
         size_hw: SizeHW | None = None,
         classes: Sequence[str | int] | None = None,
         max_detections: int | None = None,
+        resize_threads: int = 1,
         prompt: Prompts | None = None,
         task: str = "",
         phrases: str = "best",
@@ -65,7 +68,7 @@ class Detector:
     ) -> None:
         check_threshold(threshold)
         check_threshold(text_threshold, "text_threshold")
-        for name, value in (("batch_size", batch_size), ("max_detections", max_detections)):
+        for name, value in (("batch_size", batch_size), ("max_detections", max_detections), ("resize_threads", resize_threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
         self._model = session if isinstance(session, PromptedSession) else None
@@ -85,6 +88,7 @@ class Detector:
         self.session = session
         self.spec = session.spec
         self.threshold = threshold
+        self._pool = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
         self.max_detections = max_detections
         self.class_ids: Collection[int] | None = None
         if classes is not None:
@@ -201,7 +205,7 @@ class Detector:
             same = all(one.prompt == asked[0].prompt for one in asked)
             filled = asked[:1] if same else asked + asked[-1:] * (len(images) - count)
             session = BoundSession(self._model, filled, phrases=self._phrases)
-        batch = preprocess(images, session.spec, size_hw=self.size_hw)
+        batch = preprocess(images, session.spec, size_hw=self.size_hw, pool=self._pool)
         bound = session if isinstance(session, BoundSession) else None
         if bound is not None and bound.phrases != "best":
             found = bound.found(
@@ -225,6 +229,8 @@ class Detector:
 
     def close(self) -> None:
         """Release the model."""
+        if self._pool is not None:
+            self._pool.shutdown()
         self.session.close()
 
     def __enter__(self) -> Detector:

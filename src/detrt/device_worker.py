@@ -60,7 +60,7 @@ def _serve(pipe: Connection, opening: dict[str, Any]) -> None:
             from .evaluate import asked_for_categories
 
             session = asked_for_categories(session, opening["categories"])
-        detector = stack.enter_context(Detector(session, **opening["detector"]))
+        detector = stack.enter_context(Detector(session, resize_threads=opening["decoders"], **opening["detector"]))
         detector.check_prompt()
         copies = stack.enter_context(AnnotatedCopies(**opening["copies"])) if opening["copies"] is not None else None
         gone = threading.Event()

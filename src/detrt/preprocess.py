@@ -21,6 +21,7 @@ normalises, padding comes after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +49,16 @@ class PreparedBatch:
     resized_sizes_hw: tuple[SizeHW, ...]
 
 
-def preprocess(images: Sequence[NDArray[np.uint8]], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> PreparedBatch:
+def preprocess(
+    images: Sequence[NDArray[np.uint8]],
+    spec: ModelSpec,
+    *,
+    size_hw: SizeHW | None = None,
+    pool: Executor | None = None,
+) -> PreparedBatch:
     """Resize, normalise and pad a batch of (H, W, 3) uint8 RGB images.
+
+    pool: threads that share the images of the batch; Pillow and NumPy let them run at the same time.
 
     size_hw: another input size than the spec's, for models with symbolic height and width. A model
     that resizes by its shortest edge then fits images inside it and pads to exactly that size.
@@ -70,9 +79,12 @@ def preprocess(images: Sequence[NDArray[np.uint8]], spec: ModelSpec, *, size_hw:
     height, width = _canvas(resized, given, size_hw)
 
     batch = np.zeros((len(images), 3, height, width), given.dtype)
-    for slot, image, (h, w) in zip(batch, images, resized, strict=True):
-        pixels = resize(image, (h, w), given.resample).transpose(2, 0, 1)
-        slot[:, :h, :w] = pixels if given.normalize_in_graph else normalize(pixels, given)
+
+    def fill(slot: NDArray, image: NDArray[np.uint8], size: SizeHW) -> None:
+        pixels = resize(image, size, given.resample).transpose(2, 0, 1)
+        slot[:, : size[0], : size[1]] = pixels if given.normalize_in_graph else normalize(pixels, given)
+
+    list((map if pool is None else pool.map)(fill, batch, images, resized))
 
     feeds: dict[str, NDArray] = {PIXEL_VALUES: batch}
     if given.mask:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -222,3 +223,19 @@ def test_stored_cases(case):
         found = batch.feeds[name]
         assert found.dtype.name == stored["dtype"] and list(found.shape) == stored["shape"]
         np.testing.assert_allclose(found.reshape(-1), stored["values"], atol=stored["atol"], rtol=0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "float32", "normalize_in_graph": False}, {**SHORTEST, "mask": True}])
+def test_threads_give_the_same(changes):
+    images = [picture(30 + 7 * i, 50 + i) for i in range(9)]
+    one = preprocess(images, make_spec(**changes))
+    with ThreadPoolExecutor(3) as pool:
+        other = preprocess(images, make_spec(**changes), pool=pool)
+    assert one.resized_sizes_hw == other.resized_sizes_hw and list(one.feeds) == list(other.feeds)
+    for name, value in one.feeds.items():
+        np.testing.assert_array_equal(value, other.feeds[name])
+
+
+def test_an_error_in_a_thread_is_raised():
+    with ThreadPoolExecutor(2) as pool, pytest.raises(ImageError, match="image 1"):
+        preprocess([picture(4, 4), picture(4, 4).astype(np.float32)], make_spec(), pool=pool)

@@ -98,7 +98,8 @@ class ShardDetector:
         ref = job.model if shipment is None else str(shipment.unpack())
         self.job = job
         self.place = Place(job.output)
-        self.detector = Detector(open_on(ref, job.device, **job.session), **job.detector)
+        session = open_on(ref, job.device, **job.session)
+        self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
         self.detector.check_prompt()
         self._pool = ThreadPoolExecutor(job.decoders, "detrt-decode")
 
