@@ -1,0 +1,83 @@
+"""Run the fuzz targets of a build for a bounded time: `python cpp/fuzz/run.py build/cpp/sanitize --seconds 4`.
+
+Seeds are made here: images of the forms that the runtime reads, and manifests and prompts from the shared test cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CASES = Path(__file__).resolve().parents[2] / "tests/data"
+
+
+def image_seeds(folder: Path) -> list[Path]:
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 256, (24, 33, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = {
+        "plain.jpg": {"quality": 60},
+        "turned.jpg": {"exif": exif},
+        "progressive.jpg": {"progressive": True},
+        "plain.png": {},
+        "turned.png": {"exif": exif},
+        "plain.ppm": {},
+    }
+    for name, chosen in options.items():
+        picture.save(folder / name, **chosen)
+    picture.convert("CMYK").save(folder / "inks.jpg")
+    picture.convert("L").save(folder / "grey.jpg")
+    picture.quantize(9).save(folder / "palette.png")
+    picture.convert("LA").save(folder / "grey-alpha.png")
+    return sorted(folder.iterdir())
+
+
+def spec_seeds(folder: Path) -> list[Path]:
+    cases = json.loads((CASES / "prompt_cases.json").read_text("utf-8"))["cases"]
+    cases += json.loads((CASES / "preprocess_cases.json").read_text("utf-8"))["cases"][:4]
+    engine = {
+        "target": "tensorrt",
+        "tensorrt_version": "10.9",
+        "compute_capabilities": [89, 90],
+        "precision": "fp16",
+        "profile": {"pixel_values": {"min": [1, 3, 8, 8], "opt": [1, 3, 8, 8], "max": [4, 3, 8, 8]}},
+        "onnx_sha256": "",
+        "inputs": [{"name": "pixel_values", "dtype": "uint8", "shape": ["batch", 3, 8, 8]}],
+    }
+    for number, case in enumerate(cases):
+        files = case.get("files", []) + [{"kind": "engine", "path": "m.engine", "sha256": "0" * 64, "size": 1, "engine": engine}]
+        text = json.dumps({"schema": 1, "spec": case["spec"], "provenance": {}, "files": files})
+        if "prompt" in case:
+            text += "\0" + json.dumps(case["prompt"])
+        (folder / f"{number}.json").write_bytes(text.encode("utf-8"))
+    return sorted(folder.iterdir())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--seconds", type=float, default=4, help="of each target")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    for target, make in (("spec", spec_seeds), ("image", image_seeds)):
+        with tempfile.TemporaryDirectory() as folder:
+            seeds = make(Path(folder))
+            program = given.build / "fuzz" / f"fuzz-{target}"
+            command = [program, "--runs", 10**9, "--seconds", given.seconds, "--seed", given.seed, *seeds]
+            done = subprocess.run([str(part) for part in command], timeout=given.seconds * 5 + 60)
+            if done.returncode != 0:
+                print(f"the fuzz target {target} failed with {done.returncode}", file=sys.stderr)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

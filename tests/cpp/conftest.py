@@ -1,0 +1,150 @@
+"""The C++ runtime as `make cpp-build` left it, and a small bundle that its libtorch back end runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
+from detrt.files import sha256_of
+from detrt.session import FakeSession, TensorInfo
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("DETRT_CPP_BUILD", ROOT / "build/cpp/test"))
+SIDES, QUERIES, CLASSES, LARGEST = (32, 40), 12, 3, 8
+
+
+def run(*command, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240, **options)
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    if not (BUILD / "detrt-run").is_file():
+        pytest.skip(f"the C++ runtime is not built in '{BUILD}'; run: make cpp-build")
+    return BUILD
+
+
+@pytest.fixture(scope="session")
+def spec() -> ModelSpec:
+    labels = {0: "cat", 1: 'a "dog"', 2: "oiseau é"}
+    rule = DecodeSpec("sigmoid", "topk", QUERIES, CLASSES, 10)
+    return ModelSpec("test", InputSpec("stretch", *SIDES, resample="bicubic"), rule, labels, name="tiny")
+
+
+@pytest.fixture(scope="session")
+def module():
+    """A detector of 12 places whose scores and boxes follow from the pixels; large enough to notice a wrong pixel."""
+    torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+
+    class Tiny(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.features = torch.nn.Conv2d(3, 16, 8, stride=8)
+            self.heads = torch.nn.Linear(16, CLASSES + 4)
+
+        def forward(self, pixel_values):
+            pixels = pixel_values.to(torch.float32) / 255
+            tokens = self.features(pixels).relu().flatten(2).transpose(1, 2)[:, :QUERIES]
+            raw = self.heads(tokens) * 6
+            return raw[..., :CLASSES], raw[..., CLASSES:].sigmoid()
+
+    return Tiny().eval()
+
+
+@pytest.fixture(scope="session")
+def bundle(module, spec, tmp_path_factory) -> Path:
+    """The module compiled for the CPU, in a bundle as `detrt build --target inductor` writes it."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("bundle")
+    pixels = torch.zeros((2, 3, *SIDES), dtype=torch.uint8)
+    batch = torch.export.Dim("batch", min=1, max=LARGEST)
+    program = torch.export.export(module, (pixels,), dynamic_shapes=({0: batch},))
+    path = folder / "model.inductor-cpu.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    inputs, outputs = tensors()
+    facts = EngineFacts(
+        "inductor-cpu",
+        torch.__version__,
+        (),
+        "fp32",
+        {"pixel_values": {key: [count, 3, *SIDES] for key, count in (("min", 1), ("opt", 1), ("max", LARGEST))}},
+        "",
+        inputs=inputs,
+        outputs=outputs,
+    )
+    entry = BundleFile("inductor", path.name, sha256_of(path), path.stat().st_size, facts)
+    Bundle(folder, spec, Provenance("test"), (entry,)).save()
+    return folder
+
+
+def tensors() -> tuple[tuple[dict, ...], tuple[dict, ...]]:
+    inputs = ({"name": "pixel_values", "dtype": "uint8", "shape": ["batch", 3, *SIDES]},)
+    outputs = (
+        {"name": "logits", "dtype": "float32", "shape": ["batch", QUERIES, CLASSES]},
+        {"name": "pred_boxes", "dtype": "float32", "shape": ["batch", QUERIES, 4]},
+    )
+    return inputs, outputs
+
+
+@pytest.fixture(scope="session")
+def session(module, spec) -> FakeSession:
+    """The same module in this process."""
+    import torch
+
+    def forward(feeds):
+        with torch.inference_mode():
+            logits, boxes = module(torch.from_numpy(feeds["pixel_values"]))
+        return {"logits": logits.numpy(), "pred_boxes": boxes.numpy()}
+
+    made = [tuple(TensorInfo(t["name"], t["dtype"], tuple(t["shape"])) for t in group) for group in tensors()]
+    return FakeSession(spec, made[0], made[1], forward)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> list[Path]:
+    """Pictures in the forms that cameras and programs write, drawn here."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(5)
+    y, x = np.mgrid[0:61, 0:83]
+    smooth = np.stack([x * 3 % 256, y * 4 % 256, (x + y) * 2 % 256], -1)
+    picture = Image.fromarray(np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8))
+    grey = picture.convert("L")
+    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    see_through = picture.convert("RGBA")
+    see_through.putalpha(grey)
+    exif = Image.Exif()
+
+    def save(image: Image.Image, name: str, **options) -> None:
+        image.save(folder / name, **options)
+
+    for orientation in range(1, 9):
+        exif[0x0112] = orientation
+        save(picture, f"turned{orientation}.jpg", exif=exif, quality=90)
+    save(picture, "turned.png", exif=exif)
+    save(picture, "plain.jpg", quality=75)
+    save(picture, "progressive.jpg", progressive=True, quality=60)
+    save(picture, "full.jpg", subsampling=0, quality=95)
+    save(picture, "half.jpg", subsampling=1, quality=85)
+    save(grey, "grey.jpg")
+    save(picture.convert("CMYK"), "inks.jpg", quality=90)
+    save(picture, "plain.png")
+    save(grey, "grey.png")
+    save(picture.quantize(17), "palette.png")
+    save(picture.quantize(3), "palette2.png", bits=2)
+    save(grey.convert("1"), "bits.png")
+    save(wide, "grey16.png")
+    save(see_through, "alpha.png")
+    save(picture.convert("LA"), "grey-alpha.png")
+    save(picture, "plain.ppm")
+    save(grey, "grey.pgm")
+    return sorted(folder.iterdir())

@@ -1,0 +1,149 @@
+"""detrt-run against `detrt detect`: the same images, the same detections, the same lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import LARGEST, ROOT, run
+from PIL import Image
+
+from detrt.detector import Detector
+from detrt.outputs import Record
+
+OPTIONS = (
+    ({}, []),
+    ({"threshold": 0.2, "batch_size": 3}, ["--threshold", "0.2", "--batch", "3"]),
+    ({"classes": ["oiseau é", "0"], "threshold": 0.1}, ["--classes", "oiseau é,0", "-t", "0.1"]),
+    ({"max_detections": 2, "threshold": 0.0}, ["--max-detections", "2", "--threshold=0"]),
+)
+
+
+@pytest.mark.parametrize(("choices", "arguments"), OPTIONS)
+def test_lines_are_those_of_python(build, bundle, session, photos, choices, arguments):
+    done = run(build / "detrt-run", bundle, *photos, "--json", "-", *arguments)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    expected = [Record(str(p), d).to_dict() for p, d in zip(photos, Detector(session, **choices)(photos), strict=True)]
+    assert len(lines) == len(expected) and sum(len(row["detections"]) for row in expected) > 20
+    for line, row in zip(lines, expected, strict=True):
+        got = json.loads(line)
+        assert json.dumps(got, ensure_ascii=False) == line  # spaces, order of fields and form of numbers
+        assert list(got) == list(row) and got["image"] == row["image"]
+        assert (got["width"], got["height"]) == (row["width"], row["height"])
+        assert [d["label"] for d in got["detections"]] == [d["label"] for d in row["detections"]]
+        for a, b in zip(got["detections"], row["detections"], strict=True):
+            assert list(a) == list(b)
+            assert abs(a["score"] - b["score"]) <= 1e-3
+            np.testing.assert_allclose(a["box_xyxy"], b["box_xyxy"], atol=0.5)
+
+
+def test_files_and_annotated_copies(build, bundle, photos, tmp_path):
+    done = run(build / "detrt-run", bundle, photos[0].parent, "--json", tmp_path / "sub/out.jsonl", "--save", tmp_path / "saved")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "sub/out.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == len(photos)
+    for row in map(json.loads, lines):
+        name = row["image"].rsplit("/", 1)[1]
+        copy = tmp_path / "saved" / (name if name.endswith((".jpg", ".png")) else name + ".png")
+        with Image.open(copy) as image:
+            assert image.size == (row["width"], row["height"])
+    assert not [p for p in tmp_path.rglob("*") if p.name.endswith(".tmp")]
+
+
+def test_a_skipped_image_is_told_and_the_others_are_done(build, bundle, photos, tmp_path):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(photos[-1].read_bytes()[:100] + b"x")
+    out = tmp_path / "out.jsonl"
+    done = run(build / "detrt-run", bundle, photos[0], bad, photos[1], "--json", out)
+    assert done.returncode == 2 and "1 of 3 inputs could not be read" in done.stderr and "skipped:" in done.stderr
+    assert len(out.read_text("utf-8").splitlines()) == 2
+    out.unlink()
+    done = run(build / "detrt-run", bundle, photos[0], bad, "--json", out, "--strict")
+    assert done.returncode == 2 and not out.exists() and [p.name for p in tmp_path.iterdir()] == ["bad.jpg"]
+
+
+def changed(bundle, folder, change):
+    shutil.copytree(bundle, folder)
+    path = folder / "detrt.json"
+    data = json.loads(path.read_text("utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), "utf-8")
+    return folder
+
+
+def test_bad_input_is_a_message(build, bundle, photos, tmp_path):
+    def edit(name, change):
+        return changed(bundle, tmp_path / name, change)
+
+    facts = "files[0].engine"
+
+    def other(field, value):
+        return lambda data: data["files"][0]["engine"].__setitem__(field, value)
+
+    short = changed(bundle, tmp_path / "short", lambda data: None)
+    package = short / "model.inductor-cpu.pt2"
+    package.write_bytes(package.read_bytes()[:5000])
+    swapped = changed(bundle, tmp_path / "swapped", lambda data: None)
+    package = swapped / "model.inductor-cpu.pt2"
+    package.write_bytes(b"x" + package.read_bytes()[1:])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/detrt.json").write_text("{")
+    cases = [
+        ([tmp_path / "none"], "is not a detrt bundle. Make one with: detrt build"),
+        ([tmp_path / "broken"], "cannot be read as JSON"),
+        ([short], "truncated or replaced; build it again"),
+        ([swapped], "SHA-256 differs"),
+        ([edit("schema", lambda d: d["spec"].update(schema=9))], "spec has schema 9"),
+        ([edit("gpu", other("compute_capabilities", [90]))], "and PyTorch sees no GPU here"),
+        ([edit("version", other("tensorrt_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
+        ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),
+        ([edit("none-of-it", lambda d: d.update(files=[]))], "the bundle has no compiled package"),
+        ([edit("outside", lambda d: d["files"][0].update(path="../x"))], "outside its own folder; refused"),
+        ([bundle, "--batch", str(LARGEST + 1)], f"batch must be from 1 to {LARGEST} images"),
+        ([bundle, "--batch", "0"], "--batch must be a whole number"),
+        ([bundle, "--device", "cuda:7"], "PyTorch sees 0 GPUs here; got device cuda:7"),
+        ([bundle, "--device", "tpu"], "device must be cpu, cuda or cuda:N"),
+        ([bundle, "--backend", "other"], "has no back end 'other'"),
+        ([bundle, "--threshold", "2"], "--threshold must be a number from 0 to 1; got '2'"),
+        ([bundle, "--classes", "cow"], "this model has no class 'cow'"),
+        ([bundle, "--size", "64x64"], "this model takes 32x40 only"),
+        ([bundle, "--prompt", "p.json"], "there is no prompt file 'p.json'"),
+        ([bundle, "--json", tmp_path], "a folder has that name"),
+        ([bundle, "--cuda-graph"], "choices for the tensorrt back end"),
+        ([bundle, "--what"], "there is no option '--what'"),
+        ([bundle, "--json"], "--json needs a value"),
+    ]
+    assert facts  # the field that `other` changes
+    for arguments, message in cases:
+        done = run(build / "detrt-run", arguments[0], photos[0], *arguments[1:])
+        assert done.returncode == 2 and message in done.stderr and not done.stdout, (arguments, done.stderr, done.returncode)
+    for inputs, message in (([], "give a bundle and at least one image"), (["none.jpg"], "there is no file 'none.jpg'")):
+        done = run(build / "detrt-run", bundle, *inputs)
+        assert done.returncode == 2 and message in done.stderr
+
+
+def test_help_and_benchmark(build, bundle, photos):
+    assert "--benchmark N" in run(build / "detrt-run", "--help").stdout
+    done = run(build / "detrt-run", bundle, photos[0], "--benchmark", "5", "--batch", "2")
+    assert done.returncode == 0 and "libtorch-cpu, batch 2, 5 runs after 5" in done.stdout
+    assert all(name in done.stdout for name in ("read ", "preprocess ", "model ", "decode ", "end to end "))
+
+
+def test_installed_package_is_found_by_a_consumer(build, bundle, photos, tmp_path):
+    prefix = tmp_path / "prefix"
+    done = run("cmake", "--install", build, "--prefix", prefix)
+    assert done.returncode == 0, done.stderr
+    source = ROOT / "cpp/example"
+    done = run(
+        "cmake", "-S", source, "-B", tmp_path / "b", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
+    )
+    assert done.returncode == 0, done.stderr
+    done = run("cmake", "--build", tmp_path / "b")
+    assert done.returncode == 0, done.stdout
+    done = run(tmp_path / "b/count_objects", bundle, photos[0])
+    assert done.returncode == 0, done.stderr
+    assert sum(1 for line in (source / "count_objects.cpp").read_text().splitlines() if line.strip()) <= 40
+    assert run(prefix / "bin/detrt-run", bundle, photos[0]).returncode == 0
