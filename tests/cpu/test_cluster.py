@@ -109,6 +109,17 @@ def test_the_same_as_detect(cli, place):
     assert json.load(open("out/summary.json"))["bad"] == 1
 
 
+def test_without_the_merged_file(place):
+    """For runs so large that one file of all results has no use."""
+    shades(place / "many", 20, bad=(2,))
+    whole = start(["many"], "whole")
+    parts = start(["many"], merge=False)
+    assert (parts.images, parts.bad, parts.detections) == (20, 1, whole.detections) and whole.detections > 0
+    assert not Path("out/coco.json").exists() and len(rows_of("out")) == 20
+    assert start(["many"]).resumed == 20  # --merge is no part of what the run is
+    assert Path("out/coco.json").read_bytes() == Path("whole/coco.json").read_bytes()
+
+
 def test_ids_of_annotations(place):
     shades(place / "many", 5)
     truth = {

@@ -40,7 +40,6 @@ def detect_on_cluster(
     session: Mapping[str, Any],
     detector: Mapping[str, Any],
     coco_images: Path | None,
-    skip_bad: bool,
     quiet: bool,
 ) -> None:
     from rich.console import Console
@@ -85,12 +84,12 @@ def detect_on_cluster(
     if result.workers:
         more = f", {result.processes} processes" if result.processes > result.workers else ""
         table.add_row("workers", f"{result.workers}{more}")
-    table.add_row("written", Text(f"{output}/detections/*.parquet, coco.json, summary.json"))
+    merged = "coco.json, " if given.merge else ""
+    table.add_row("written", Text(f"{output}/detections/*.parquet, {merged}summary.json"))
     Console(stderr=True, quiet=quiet).print(table)
-    if result.bad and skip_bad:
-        raise ImageError(
-            f"{result.bad} of {result.images} images could not be read, e.g. {result.bad_examples[0]}; the column 'error' has "
-            "each of them, and --retry-bad tries again. All others were done"
-        )
     if result.bad:
-        raise ImageError(f"{result.bad_examples[0]} ({result.bad} of {result.images} images could not be read)")
+        example = f", e.g. {result.bad_examples[0]}" if result.bad_examples else ""
+        raise ImageError(
+            f"{result.bad} of {result.images} images could not be read{example}; the column 'error' has each of them, and "
+            "--retry-bad tries again. All others were done"
+        )

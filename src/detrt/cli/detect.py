@@ -92,6 +92,9 @@ def detect(
     retry_bad: Annotated[
         bool, typer.Option("--retry-bad", help="Do files with unreadable images again.", rich_help_panel=_CLUSTER)
     ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge/--no-merge", help="One coco.json of all results at the end.", rich_help_panel=_CLUSTER)
+    ] = True,
     skip_bad: Annotated[bool, typer.Option("--skip-bad/--strict", help="Go on after an unreadable image, or stop.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, lines or summary.")] = False,
 ) -> None:
@@ -121,14 +124,21 @@ def detect(
         raise DetrtError("--text-threshold does nothing without --phrases tokens; give both, or leave it out")
     asked = chosen_prompt(prompt, prompt_file, classes_from)
     alone = {"--save-dir": save_dir, "--json": json_file, "--csv": csv_file, "--coco": coco_file, "--devices": devices}
-    alone |= {"--device": device, "--provider": provider != "cpu", "--every": every != 1, "--font": font}
+    alone |= {
+        "--device": device,
+        "--provider": provider != "cpu",
+        "--every": every != 1,
+        "--font": font,
+        "--strict": not skip_bad,
+    }
     spread = {"workers": actors, "gpus": gpus_per_actor, "cpus": cpus_per_actor, "shard": shard, "address": ray_address}
     names = ("--actors", "--gpus-per-actor", "--cpus-per-actor", "--shard", "--ray-address")
     check_options(
         cluster,
         output,
         alone,
-        dict(zip(names, (v is not None for v in spread.values()), strict=True)) | {"--retry-bad": retry_bad},
+        dict(zip(names, (v is not None for v in spread.values()), strict=True))
+        | {"--retry-bad": retry_bad, "--no-merge": not merge},
     )
     jsonl = None if save_dir is None else save_dir / "detections.jsonl"
     outputs.check_stdout_once([jsonl, json_file, csv_file, coco_file])
@@ -154,7 +164,7 @@ def detect(
     }
     if cluster is not None:
         assert output is not None
-        config = {key: value for key, value in spread.items() if value is not None} | {"retry_bad": retry_bad}
+        config = {key: value for key, value in spread.items() if value is not None} | {"retry_bad": retry_bad, "merge": merge}
         detect_on_cluster(
             model,
             inputs,
@@ -163,7 +173,6 @@ def detect(
             session=opening,
             detector=options,
             coco_images=coco_images,
-            skip_bad=skip_bad,
             quiet=quiet,
         )
         return

@@ -16,7 +16,7 @@ from ..outputs import CocoImages
 from ..spec import ModelSpec
 from .inputs import ImageRef, digest, image_refs
 from .places import Place
-from .tables import detections_of, ids_and_errors, list_to_bytes, read_results
+from .tables import detections_of, list_to_bytes, part_facts, read_results
 from .worker import PARTS, Shard, ShardReport, Shipment, WorkerJob, pack, part_name
 
 RUN, INPUTS, COCO, SUMMARY = "run.json", "inputs.parquet", "coco.json", "summary.json"
@@ -30,6 +30,7 @@ class ClusterConfig:
     gpus: of each worker, may be a fraction such as 0.5; None: 1 where the cluster has GPUs, else 0.
     cpus: of each worker, which decode its images too. shard: images a worker does at a time, and rows of a file.
     address: of a Ray cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine.
+    retry_bad: do files again that have images which were not read. merge: write coco.json from all files at the end.
     """
 
     workers: int | None = None
@@ -38,6 +39,7 @@ class ClusterConfig:
     shard: int = 256
     address: str | None = None
     retry_bad: bool = False
+    merge: bool = True
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -109,7 +111,7 @@ def run_job(
     runner: Callable[[WorkerJob, Shipment | None, ClusterConfig], Runner],
     progress: Callable[[int, int], None] | None = None,
 ) -> ClusterResult:
-    """Detect in all images and write OUTPUT/detections/*.parquet, coco.json and summary.json.
+    """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
 
     names: see `image_refs`. session, detector: arguments of `open_on` and `Detector`. truth: gives image and
     category ids. progress: called with (images done, all). Started again with the same arguments, it goes on where
@@ -167,7 +169,10 @@ def run_job(
             f"{names_of} ...; more memory for a worker (--cpus-per-actor, --batch 1) may help. All others are done; the same "
             "command goes on from there"
         )
-    rows, bad, labels, examples = _collect(place, shards, None if truth is None else truth.category_ids(known))
+    if config.merge:
+        rows, bad, labels, examples = _collect(place, shards, None if truth is None else truth.category_ids(known))
+    else:
+        (rows, bad), labels, examples = _counted(place, shards), {}, []
     result = ClusterResult(
         len(refs), bad, rows, dict(labels), resumed, time.perf_counter() - start, workers, processes, tuple(examples)
     )
@@ -219,8 +224,8 @@ def _finished(place: Place, shards: Sequence[Shard], retry_bad: bool) -> set[int
         name = part_name(shard.number)
         if name.rpartition("/")[2] not in there:
             continue
-        facts = ids_and_errors(place.read(name) or b"")
-        if facts is None or tuple(facts[0]) != shard.image_ids or (retry_bad and facts[1]):
+        facts = part_facts(place.read(name) or b"")
+        if facts is None or facts.image_ids != shard.image_ids or (retry_bad and facts.bad):
             continue
         done.add(shard.number)
     return done
@@ -241,9 +246,7 @@ def _collect(
             for shard in shards:
                 rows = read_results(place.read(part_name(shard.number)) or b"", f"{place.name}/{part_name(shard.number)}")
                 if tuple(row["image_id"] for row in rows) != shard.image_ids:
-                    raise OutputError(
-                        f"'{place.name}/{part_name(shard.number)}' was changed by something else; delete it and run again"
-                    )
+                    raise _changed(place, shard)
                 for row in rows:
                     if row["error"] is not None:
                         bad += 1
@@ -258,6 +261,22 @@ def _collect(
             file.write("[]\n" if mark == "[" else "]\n")
         place.put(COCO, path)
     return detections, bad, labels, examples
+
+
+def _counted(place: Place, shards: Sequence[Shard]) -> tuple[int, int]:
+    """Check that every image has one row; (detections, images that were not read)."""
+    detections = bad = 0
+    for shard in shards:
+        facts = part_facts(place.read(part_name(shard.number)) or b"")
+        if facts is None or facts.image_ids != shard.image_ids:
+            raise _changed(place, shard)
+        detections += facts.detections
+        bad += facts.bad
+    return detections, bad
+
+
+def _changed(place: Place, shard: Shard) -> OutputError:
+    return OutputError(f"'{place.name}/{part_name(shard.number)}' was changed by something else; delete it and run again")
 
 
 def _listed(shards: Iterable[Shard]) -> Iterator[tuple[int, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,25 @@ def read_results(data: bytes, name: str) -> list[dict[str, Any]]:
         raise OutputError(f"'{name}' is damaged ({error}); delete it and run the same command again") from None
 
 
-def ids_and_errors(data: bytes) -> tuple[list[int], int] | None:
-    """The image ids of a file of results, and how many images were not read; None: damaged or of another form."""
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """What a file of results holds. bad: images that were not read."""
+
+    image_ids: tuple[int, ...]
+    bad: int
+    detections: int
+
+
+def part_facts(data: bytes) -> PartFacts | None:
+    """What is in a file of results; None: damaged or of another form."""
     pa, parquet = _pyarrow()
     try:
-        table = parquet.read_table(io.BytesIO(data), columns=["image_id", "error"])
+        table = parquet.ParquetFile(io.BytesIO(data)).read(columns=["image_id", "error", "detections.list.element.class_id"])
+        detections = sum(len(chunk.flatten()) for chunk in table.column("detections").chunks)
+        ids = tuple(table.column("image_id").to_pylist())
+        return PartFacts(ids, len(table) - table.column("error").null_count, detections)
     except (pa.ArrowException, OSError, KeyError):
         return None
-    return table.column("image_id").to_pylist(), len(table) - table.column("error").null_count
 
 
 def detections_of(row: Mapping[str, Any]) -> Detections:
