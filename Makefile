@@ -6,16 +6,45 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 EXTRAS := export,rtx,video,eval,supervision,ray,serve,dev
 
-.PHONY: demo test test-slow setup lint clean
+.PHONY: demo test test-slow setup lint clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
 
 demo: setup
 	$(BIN)/detrt demo -o demo
 
+# The C++ runtime is built and checked first; where its Debian packages cannot be had, its tests say so and are left out.
 test: setup
+	if $(MAKE) --no-print-directory cpp-setup; then $(MAKE) --no-print-directory cpp-check; fi
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu and not network"
+
+CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev doctest-dev
+CPP_BUILD := build/cpp
+
+cpp-setup:
+	@if dpkg -s $(CPP_PACKAGES) >/dev/null 2>&1; then exit 0; fi; \
+	SUDO=$$(test "$$(id -u)" = 0 || echo sudo -n); \
+	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends $(CPP_PACKAGES) >/dev/null || { \
+	echo "The C++ runtime needs these Debian packages, which could not be installed here: $(CPP_PACKAGES)" >&2; exit 1; }
+
+cpp-build: setup
+	cmake -S cpp --preset test >/dev/null && cmake --build $(CPP_BUILD)/test
+	cmake -S cpp --preset sanitize >/dev/null && cmake --build $(CPP_BUILD)/sanitize
+
+# Unit tests as users run them and under the sanitizers, and a bounded run of the fuzz targets.
+cpp-check: cpp-build
+	$(CPP_BUILD)/test/tests/detrt-tests
+	$(CPP_BUILD)/sanitize/tests/detrt-tests
+	$(BIN)/python cpp/fuzz/run.py $(CPP_BUILD)/sanitize --seconds 4
+
+cpp-test: cpp-setup cpp-check
+	$(BIN)/python -m pytest tests/cpp
+
+cpp-test-slow: cpp-setup cpp-check
+	$(BIN)/python cpp/fuzz/run.py $(CPP_BUILD)/sanitize --seconds 120
+	cmake -S cpp --preset sanitize-libtorch >/dev/null && cmake --build $(CPP_BUILD)/sanitize-libtorch
+	$(BIN)/python -m pytest -m "slow or not slow" tests/cpp
 
 setup: $(VENV)/.installed
 

@@ -31,6 +31,15 @@ def build() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sanitized() -> Path:
+    """The build under the sanitizers; it has no back end, which makes its programs start quickly."""
+    folder = BUILD.parent / "sanitize"
+    if not (folder / "detrt-run").is_file():
+        pytest.skip(f"the C++ runtime is not built in '{folder}'; run: make cpp-build")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def spec() -> ModelSpec:
     labels = {0: "cat", 1: 'a "dog"', 2: "oiseau é"}
     rule = DecodeSpec("sigmoid", "topk", QUERIES, CLASSES, 10)
