@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -355,53 +354,3 @@ def test_fuzzed_requests(server):
         send()
     assert len(seen) > 50 and len(set(seen)) > 2
     assert httpx.get(f"{server.address}/readyz").status_code == 200
-
-
-def test_page_in_chromium(server, tmp_path, scenes, expected):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs the 'dev' extra")
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (browser and driver):
-        pytest.skip("needs chromium and chromedriver (Debian: apt-get install chromium chromium-driver)")
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import Select, WebDriverWait
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
-    for flag in [*flags.split(), "disable-sync", "window-size=1280,860", f"user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    page = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        page.get(server.address)
-        wait = WebDriverWait(page, 30)
-
-        def labels() -> list[str]:
-            return page.execute_script(
-                "return [...document.querySelectorAll('#found li')].map(row => row.children[1].textContent)"
-            )
-
-        wait.until(lambda _: "shapes" in page.find_element(By.ID, "about").text)
-        picture_file = tmp_path / "<img src=x onerror=alert(1)>.png"
-        picture_file.write_bytes(png(scenes[0]))
-        page.find_element(By.ID, "file").send_keys(str(picture_file))
-        wanted = [row["label"] for row in expected[0] if row["score"] > 0.5]
-        wait.until(lambda _: labels() == wanted)
-        # The boxes lie where the detections are, as shares of the picture.
-        height, width = scenes[0].shape[:2]
-        box = page.execute_script("const s = document.querySelector('.box').style; return [s.left, s.top]")
-        x0, y0 = expected[0][0]["box_xyxy"][:2]
-        assert [float(value.rstrip("%")) for value in box] == pytest.approx([100 * x0 / width, 100 * y0 / height], abs=0.1)
-        assert page.find_element(By.ID, "total").text.endswith(" ms")
-        page.execute_script("const t = document.getElementById('threshold'); t.value = 0.95; t.dispatchEvent(new Event('input'))")
-        assert labels() == [row["label"] for row in expected[0] if row["score"] > 0.95]
-        assert page.execute_script("return JSON.parse(document.getElementById('json').textContent).model") == "shapes"
-        # A model that takes a prompt asks for one.
-        Select(page.find_element(By.ID, "model")).select_by_visible_text("asked")
-        wait.until(lambda _: "needs a prompt" in page.find_element(By.ID, "error").text)
-        page.find_element(By.ID, "prompt").send_keys("red. blue.\n")
-        wait.until(lambda _: page.execute_script("return document.getElementById('json').textContent.includes('red. blue.')"))
-        assert not page.find_element(By.ID, "error").is_displayed()
-        assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
-    finally:
-        page.quit()

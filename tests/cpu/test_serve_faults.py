@@ -221,7 +221,7 @@ def test_what_kills_two_workers_is_refused_and_others_are_answered(model, monkey
         pool.start()
         await asyncio.wait_for(pool.all_ready.wait(), 60)
         tasks = [wire.ImageTask(FILES["red"], 0.5), wire.ImageTask(b"poison", 0.5), wire.ImageTask(FILES["blue"], 0.5)]
-        items = pool.submit("toy", tasks, ["images"] * 3, 0.0)
+        items = pool.submit("toy", tasks, ["images"] * 3)
         found = await asyncio.wait_for(asyncio.gather(*(item.future for item in items), return_exceptions=True), 60)
         await pool.close()
         return found
@@ -283,6 +283,16 @@ def test_workers_leave_with_a_server_that_is_killed(model):
     server.process.kill()
     server.process.wait(10)
     wait_until(lambda: not any(worker.is_running() for worker in workers))
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced(model):
+    with Server(model, "--workers", 1, "--timeout", 0.5) as server, server.frozen():
+        (hung,) = server.workers()
+        assert ask(server, "red").status_code == 504
+        wait_until(lambda: not hung.is_running() or hung.status() == "zombie", 30)
+        wait_until(lambda: metric(server, "detrt_workers_ready") == 1, 60)
+        assert label_of(ask(server, "green")) == "green"
 
 
 def test_api_key(model):

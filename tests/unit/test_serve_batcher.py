@@ -15,7 +15,7 @@ LOOP = asyncio.new_event_loop()
 
 
 def item(lane="a", rows=1, model="m") -> Item:
-    return Item(model, ImageTask(b"", 0.5), lane, 0.0, LOOP.create_future(), rows)
+    return Item(model, ImageTask(b"", 0.5), lane, LOOP.create_future(), rows)
 
 
 def batcher(most=4, capacity=10, delay=1.0) -> Batcher:

@@ -22,7 +22,8 @@ class QueueFull(Exception):
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """A task on its way. rows: images in it. lane: who it may share a run with. deadline, since: seconds of the loop's clock.
+    """A task on its way. rows: images in it. lane: who it may share a run with. since, started: seconds of
+    the loop's clock.
 
     attempts: workers that died with it. state: "waiting", "running" or "left" (answered, or nobody waits for it any more).
     """
@@ -30,7 +31,6 @@ class Item:
     model: str
     task: ImageTask | TensorTask | None
     lane: Hashable
-    deadline: float
     future: asyncio.Future[Answer]
     rows: int = 1
     since: float = 0.0

@@ -60,9 +60,11 @@ class Bodies:
             return bytes(body)
         if encoding not in _ENCODINGS:
             raise Refused(415, "bad_encoding", f"Content-Encoding must be gzip, deflate or identity; got '{encoding[:40]}'")
-        return await asyncio.to_thread(self._unpacked, bytes(body), encoding, share)
+        unpacked = await asyncio.to_thread(self._unpacked, bytes(body), encoding)
+        share.take(len(unpacked))
+        return unpacked
 
-    def _unpacked(self, packed: bytes, encoding: str, share: _Share) -> bytes:
+    def _unpacked(self, packed: bytes, encoding: str) -> bytes:
         limit = self.config.max_body
         inflate = zlib.decompressobj(_ENCODINGS[encoding])
         try:
@@ -73,7 +75,6 @@ class Bodies:
             raise self._too_large(f"more than {limit} bytes when unpacked")
         if not inflate.eof:
             raise Refused(400, "bad_encoding", f"the {encoding} body is cut off; send all of it")
-        share.take(len(body))
         return body
 
     def _too_large(self, got: str) -> Refused:

@@ -62,11 +62,10 @@ class Calls:
             Refused: the queue is full, a deadline passed, or a task was refused (the message says which).
             ClientLeft: the client closed the connection; what still waited is forgotten.
         """
-        loop = asyncio.get_running_loop()
         own = timeout_ms is not None and timeout_ms / 1e3 < self.config.timeout_s
         limit = timeout_ms / 1e3 if own and timeout_ms is not None else self.config.timeout_s
         lanes = [self._lane(model, task) for task in tasks]
-        items = self.pool.submit(model.name, tasks, lanes, loop.time() + limit)
+        items = self.pool.submit(model.name, tasks, lanes)
         answers = asyncio.ensure_future(_all(items))
         gone = asyncio.ensure_future(_disconnected(request))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -98,7 +99,8 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
         images, more = await _multipart(headers, body, config)
         made = _checked(Options, _joined(options, more))
     elif kind == "application/json" or kind.endswith("+json"):
-        made, images = _json(body, options)
+        # Beside the event loop, where it takes longer than a moment.
+        made, images = await asyncio.to_thread(_json, body, options) if len(body) > MIB else _json(body, options)
     elif kind.startswith("image/") or kind in ("application/octet-stream", ""):
         images = [(None, body)]
         made = _checked(Options, options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -248,8 +247,3 @@ def binary_length(text: str | None) -> int | None:
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise bad(f"Inference-Header-Content-Length must be a number of bytes; got '{text[:40]}'")
     return int(text)
-
-
-def bytes_tensor(values: Sequence[bytes]) -> bytes:
-    """Elements of a BYTES tensor, each behind its length."""
-    return b"".join(struct.pack("<I", len(value)) + value for value in values)

@@ -1,12 +1,13 @@
 """Routes of the KServe v2 inference protocol, so that clients such as tritonclient work unchanged.
 
 A model is what its graph is: pixels in, logits and boxes (or decoded boxes) out; `/v1/detect` takes image files.
-Names of its extensions that are offered: binary_tensor_data, model_configuration, model_repository (index), statistics.
+Of the protocol's extensions there are `_EXTENSIONS`; of the model repository only its index.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -87,9 +88,10 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) 
             return Response(data, headers=headers, media_type="application/json" if head is None else "application/octet-stream")
 
         options: dict[str, Any] = {"include_in_schema": shown}
-        app.add_api_route(prefix, about, summary="Tensors of a model", responses=short, **options)
-        app.add_api_route(f"{prefix}/ready", model_ready, summary="Whether a model answers", responses=short, **options)
-        app.add_api_route(f"{prefix}/config", model_config, summary="A model as Triton describes it", responses=short, **options)
+        asking: dict[str, Any] = {"responses": short, "openapi_extra": _with_path({}, prefix), **options}
+        app.add_api_route(prefix, about, summary="Tensors of a model", **asking)
+        app.add_api_route(f"{prefix}/ready", model_ready, summary="Whether a model answers", **asking)
+        app.add_api_route(f"{prefix}/config", model_config, summary="A model as Triton describes it", **asking)
         app.add_api_route(
             f"{prefix}/infer",
             infer,
@@ -155,15 +157,10 @@ def _task(asked: kserve.InferRequest, facts: ModelFacts) -> TensorTask:
 
 
 def _json(data: dict[str, Any]) -> Response:
-    import json
-
     return Response(json.dumps(data).encode(), media_type="application/json")
 
 
 def _with_path(operation: dict[str, Any], prefix: str) -> dict[str, Any]:
-    return {**operation, "parameters": _path_parameters(prefix)}
-
-
-def _path_parameters(prefix: str) -> list[dict[str, Any]]:
     names = [part[1:-1] for part in prefix.split("/") if part.startswith("{")]
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    rows = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return {**operation, "parameters": rows}

@@ -72,7 +72,7 @@ class Pool:
     def process_ids(self) -> list[int]:
         return [w.process.pid for w in self._workers if w is not None and w.process is not None and w.state == "ready"]
 
-    def submit(self, model: str, tasks: list[ImageTask] | list[TensorTask], lanes: list[Hashable], deadline: float) -> list[Item]:
+    def submit(self, model: str, tasks: list[ImageTask] | list[TensorTask], lanes: list[Hashable]) -> list[Item]:
         """Queue the tasks of a request; each item's future has its answer, or a Refused.
 
         Raises:
@@ -80,7 +80,7 @@ class Pool:
         """
         loop = asyncio.get_running_loop()
         items = [
-            Item(model, task, (model, lane), deadline, loop.create_future(), getattr(task, "rows", 1))
+            Item(model, task, (model, lane), loop.create_future(), getattr(task, "rows", 1))
             for task, lane in zip(tasks, lanes, strict=True)
         ]
         try:
@@ -100,7 +100,8 @@ class Pool:
         """Forget items that nobody waits for; those that run already finish unheard."""
         for item in items:
             self._batcher.leave(item)
-            item.future.cancel()
+            if not item.future.cancel() and not item.future.cancelled():
+                item.future.exception()  # of one of several images: the first one's was told
 
     def lane_of(self, model: str, size_hw: tuple[int, int] | None) -> Hashable:
         """Which images of a model can share a run: all, or those of one size after resizing."""

@@ -64,7 +64,8 @@ class Model:
         session = open_on(served.ref, setup.device, backend=setup.backend, threads=threads)
         try:
             limit = min(setup.max_batch, session.max_batch or setup.max_batch)
-            self.detector = Detector(session, threshold=0.0, batch_size=limit, size_hw=setup.size_hw)
+            resizers = 1 if setup.device == "cpu" else setup.threads
+            self.detector = Detector(session, threshold=0.0, batch_size=limit, size_hw=setup.size_hw, resize_threads=resizers)
         except BaseException:
             session.close()
             raise

@@ -14,7 +14,10 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
+
+from PIL import Image
 
 from ..errors import DetrtError
 from . import wire
@@ -30,6 +33,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the front process
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the server has its own limit, and says so
     sock = socket.socket(fileno=descriptor)
     try:
         _serve(sock, wire.receive(sock))
