@@ -1,0 +1,98 @@
+"""The page of the server in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs the 'dev' extra")
+
+from cli_support import write_onnx
+from serve_support import Server, png
+from text_models import write_text_bundle
+
+from detrt import Detector
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="needs chromium and chromedriver (Debian: apt-get install chromium chromium-driver)"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    write_onnx(folder / "toy.onnx")
+    write_text_bundle(folder / "prompted")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with Server(folder / "toy.onnx", f"asked={folder / 'prompted'}", "--workers", 1) as running:
+        yield running
+
+
+@pytest.fixture
+def page(tmp_path):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
+    for flag in [*flags.split(), "disable-sync", "window-size=1280,860", f"user-data-dir={tmp_path / 'profile'}"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    page = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield page
+    page.quit()
+
+
+def test_page(server, folder, page, tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select, WebDriverWait
+
+    image = np.full((60, 90, 3), (40, 90, 255), np.uint8)
+    with Detector.open(folder / "toy.onnx", threads=1, threshold=0.05) as detector:
+        (expected,) = detector([image])
+    wait = WebDriverWait(page, 30)
+
+    def labels() -> list[str]:
+        return page.execute_script("return [...document.querySelectorAll('#found li')].map(row => row.children[1].textContent)")
+
+    def above(threshold: float) -> list[str]:
+        return [label for label, score in zip(expected.labels, expected.scores, strict=True) if score > threshold]
+
+    page.get(server.address)
+    wait.until(lambda _: "toy · 3 classes" in page.find_element(By.ID, "about").text)
+    file = tmp_path / "<img src=x onerror=alert(1)>.png"
+    file.write_bytes(png(image))
+    page.find_element(By.ID, "file").send_keys(str(file))
+    assert 0 < len(above(0.9)) < len(above(0.5))
+    wait.until(lambda _: labels() == above(0.5))
+    # The boxes lie where the detections are, as shares of the picture.
+    boxes = page.execute_script(
+        "return [...document.querySelectorAll('.box')].map(b => [b.style.left, b.style.top, b.style.width, b.style.height])"
+    )
+    x0, y0, x1, y1 = (expected.boxes_xyxy / [90, 60, 90, 60] * 100)[: len(boxes)].T
+    wanted = np.stack([x0, y0, x1 - x0, y1 - y0], axis=1)
+    np.testing.assert_allclose([[float(side.rstrip("%")) for side in box] for box in boxes], wanted, atol=0.1)
+    assert page.find_element(By.ID, "total").text.endswith(" ms")
+    # The threshold hides without asking the server again.
+    page.execute_script("const t = document.getElementById('threshold'); t.value = 0.9; t.dispatchEvent(new Event('input'))")
+    assert labels() == above(0.9)
+    assert page.execute_script("return JSON.parse(document.getElementById('json').textContent).model") == "toy"
+    # A model that takes a prompt asks for one.
+    Select(page.find_element(By.ID, "model")).select_by_visible_text("asked")
+    wait.until(lambda _: "needs a prompt" in page.find_element(By.ID, "error").text)
+    page.find_element(By.ID, "prompt").send_keys("red. blue.\n")
+    wait.until(lambda _: page.execute_script("return document.getElementById('json').textContent.includes('red. blue.')"))
+    assert not page.find_element(By.ID, "error").is_displayed()
+    # What cannot be read is told.
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    page.find_element(By.ID, "file").send_keys(str(bad))
+    wait.until(lambda _: "is not an image" in page.find_element(By.ID, "error").text)
+    severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [message for message in severe if "status of 400" not in message] == []
