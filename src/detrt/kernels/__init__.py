@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .ops import FUSED_OP, OP, ms_deform_attn, ms_deform_attn_fused, triton_available
 
-__all__ = ["FUSED_OP", "OP", "ms_deform_attn", "ms_deform_attn_fused", "triton_available"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["FUSED_OP", "OP", "install", "ms_deform_attn", "ms_deform_attn_fused", "triton_available"]
+
+
+def install(model: nn.Module, *, everywhere: bool = False) -> int:
+    """See `detrt.kernels.modules.install`."""
+    from .modules import install  # knows the models, which know the ops
+
+    return install(model, everywhere=everywhere)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tiles import Tile, choose
+from .tiles import Tile, choose, power_of_two
 from .triton_msda import msda_kernel
 
 SUPPORTED = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,12 +43,14 @@ def attend(
     if _is(batch, 0) or _is(queries, 0):
         return out
     value, places, weights = _packed(value, 2), _packed(_single(places), 3), _packed(_single(weights), 2)
+    if not isinstance(value.stride(1), int):
+        value = value.contiguous()  # the kernel wants the step between tokens as a constant
     shapes = spatial_shapes.to(device=value.device, non_blocking=True).contiguous()
     references = places if reference_points is None else _packed(_single(reference_points), 1)
     steps = (0, 0, 0)
     if reference_points is not None:
         steps = tuple(0 if _is(references.shape[axis], 1) else references.stride(axis) for axis in range(3))
-    tile = tile or choose(_hint(batch) * _hint(queries) * heads, points)
+    tile = tile or choose(_hint(batch) * _hint(queries) * heads, points, dim, fused=reference_points is not None)
     furthest = (tokens * value.stride(1), queries * places.stride(1), queries * weights.stride(1), queries * steps[1])
     blocks = (queries + tile.queries - 1) // tile.queries
     kernel = torch.library.wrap_triton(msda_kernel) if _traced(value) else msda_kernel
@@ -63,7 +65,6 @@ def attend(
         tokens,
         blocks,
         value.stride(0),
-        value.stride(1),
         places.stride(0),
         places.stride(1),
         weights.stride(0),
@@ -71,17 +72,20 @@ def attend(
         *steps,
         float(offset_scale),
         HEADS=heads,
+        VALUE_T=value.stride(1),
         D=dim,
-        BLOCK_D=_power_of_two(dim),
+        BLOCK_D=power_of_two(dim),
         LEVELS=len(points_per_level),
         POINTS=points,
         BOUNDS=_bounds(points_per_level),
-        BLOCK_ALL=_power_of_two(points),
+        BLOCK_ALL=power_of_two(points),
         REFERENCE=0 if reference_points is None else references.shape[-1],
         SOFTMAX=reference_points is not None,
         DISCRETE=discrete,
+        PAIRS=all(_even(n) for n in (places.storage_offset(), places.stride(0), places.stride(1))),
         WIDE=not all(_below(n) for n in furthest),
         AT_ONCE=tile.points == 0,
+        HEADS_FIRST=tile.heads_first,
         BLOCK_Q=tile.queries,
         BLOCK_P=max(tile.points, 1),
         num_warps=tile.warps,
@@ -116,6 +120,14 @@ def _below(size: Any) -> bool:
     return statically_known_true(size <= LARGEST_INDEX)
 
 
+def _even(size: Any) -> bool:
+    if isinstance(size, int):
+        return size % 2 == 0
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(size % 2 == 0)
+
+
 def _single(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
@@ -128,10 +140,6 @@ def _packed(tensor: Tensor, axes: int) -> Tensor:
             return tensor.contiguous()
         expected *= size
     return tensor
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def _bounds(points_per_level: Sequence[int]) -> int:

@@ -41,8 +41,10 @@ def reference(
     Returns (batch, queries, heads * head_dim), dtype of `value`.
     """
     batch, _, heads, dim = value.shape
-    queries = sampling_locations.shape[1]
+    queries, points = sampling_locations.shape[1], sampling_locations.shape[3]
     working = working_type(value)
+    if batch == 0 or queries == 0:
+        return value.new_empty(batch, queries, heads * dim)
     shapes = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
     values = value.to(working).split([h * w for h, w in shapes], dim=1)
     everywhere = sampling_locations.to(working).permute(0, 2, 1, 3, 4).flatten(0, 1)  # (batch * heads, queries, points, 2)
@@ -62,7 +64,7 @@ def reference(
             grid = 2 * location - 1
             sample = F.grid_sample(grid_value, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         samples.append(sample)  # (batch * heads, head_dim, queries, points of the level)
-    weights = attention_weights.to(working).permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, -1)
+    weights = attention_weights.to(working).permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, points)
     out = (torch.cat(samples, dim=-1) * weights).sum(-1)
     return out.reshape(batch, heads * dim, queries).transpose(1, 2).to(value.dtype).contiguous()
 

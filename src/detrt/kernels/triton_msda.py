@@ -16,106 +16,132 @@ ROUND_BITS = tl.constexpr(0x4B400000)
 
 
 @triton.jit
-def _sampled(
+def _pair(places, index, mask):
+    """x and y, which lie side by side, in one read: half the requests, and requests are what many queries wait for."""
+    if places.dtype.element_ty == tl.float32:
+        both = tl.load(places.to(tl.pointer_type(tl.int64)) + index, mask=mask, other=0)
+        return both.to(tl.int32).to(tl.float32, bitcast=True), (both >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        half: tl.constexpr = places.dtype.element_ty
+        pair = tl.load(places.to(tl.pointer_type(tl.int32)) + index, mask=mask, other=0)
+        left, upper = pair.to(tl.int16).to(half, bitcast=True), (pair >> 16).to(tl.int16).to(half, bitcast=True)
+        return left.to(tl.float32), upper.to(tl.float32)
+
+
+@triton.jit
+def _add(
+    total,
+    norm,
     value,  # of this batch and head
     places,  # locations or offsets of this batch and head
     weights,  # weights or logits of this batch and head
-    references,  # of this batch
+    cx,
+    cy,
+    cw,
+    ch,
     q,
     q_ok,
     p,
     p_ok,
-    level,
     height,
     width,
     start,
-    count,
     top_logit,
     places_q,
     weights_q,
-    references_q,
-    references_l,
-    value_t,
-    scale,
+    VALUE_T: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     REFERENCE: tl.constexpr,
     SOFTMAX: tl.constexpr,
     DISCRETE: tl.constexpr,
     WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """(BLOCK_Q, BLOCK_P, BLOCK_D) weighted samples and (BLOCK_Q, BLOCK_P) weights. level, height, width, start, count:
-    numbers, or (1, BLOCK_P)."""
+    """Adds the points p of the queries q to total (BLOCK_Q, BLOCK_P, BLOCK_D), and their weights to norm (BLOCK_Q, BLOCK_P).
+    cx, cy, cw, ch: (BLOCK_Q, 1) or (BLOCK_Q, BLOCK_P); height, width, start: numbers or (1, BLOCK_P)."""
     ok = q_ok[:, None] & p_ok[None, :]
-    at = places + q[:, None] * places_q + p[None, :] * 2
-    x = tl.load(at, mask=ok, other=0.0).to(tl.float32)
-    y = tl.load(at + 1, mask=ok, other=0.0).to(tl.float32)
+    if PAIRS:
+        x, y = _pair(places, q[:, None] * (places_q // 2) + p[None, :], ok)
+    else:
+        at = places + q[:, None] * places_q + p[None, :] * 2
+        x = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+        y = tl.load(at + 1, mask=ok, other=0.0).to(tl.float32)
     missing: tl.constexpr = float("-inf") if SOFTMAX else 0.0
     weight = tl.load(weights + q[:, None] * weights_q + p[None, :], mask=ok, other=missing).to(tl.float32)
     if SOFTMAX:
-        weight = tl.where(ok, tl.exp(weight - top_logit[:, None]), 0.0)
+        weight = tl.exp(weight - top_logit[:, None])
+        norm += weight
     w, h = width.to(tl.float32), height.to(tl.float32)
-    if REFERENCE != 0:
-        centre = references + q[:, None] * references_q + level * references_l
-        cx = tl.load(centre, mask=ok, other=0.0).to(tl.float32)
-        cy = tl.load(centre + 1, mask=ok, other=0.0).to(tl.float32)
-        if REFERENCE == 4:
-            share = scale / count.to(tl.float32)
-            cx += x * share * tl.load(centre + 2, mask=ok, other=0.0).to(tl.float32)
-            cy += y * share * tl.load(centre + 3, mask=ok, other=0.0).to(tl.float32)
-            x, y = cx * w, cy * h
-        else:
-            x, y = cx * w + x, cy * h + y  # (c + x / w) * w
+    if REFERENCE == 4:
+        x, y = (cx + x * cw) * w, (cy + y * ch) * h
+    elif REFERENCE == 2:
+        x, y = cx * w + x, cy * h + y  # (cx + x / w) * w
     else:
         x, y = x * w, y * h
 
     d = tl.arange(0, BLOCK_D)[None, None, :]
     channels = value + d
+    wide: tl.constexpr = tl.int64 if WIDE else tl.int32
+    columns, rows = width.to(tl.uint32), height.to(tl.uint32)
     if DISCRETE:
-        ok = ok & (x == x) & (y == y)
-        column = tl.minimum(tl.where(ok & (x > 0.0), x + 0.5, 0.0), w).to(tl.int32)
-        row = tl.minimum(tl.where(ok & (y > 0.0), y + 0.5, 0.0), h).to(tl.int32)
+        column = tl.minimum(tl.maximum(x + 0.5, 0.0), w).to(tl.int32)
+        row = tl.minimum(tl.maximum(y + 0.5, 0.0), h).to(tl.int32)
         column, row = tl.minimum(column, width - 1), tl.minimum(row, height - 1)
-        token = start + row * width + column
-        if WIDE:
-            token = token.to(tl.int64)
-        inside = (ok & (column >= 0) & (row >= 0))[:, :, None]  # -1 in a level without cells
+        token = (start + row * width + column).to(wide)
+        # -1 in a level without cells
+        inside = ((x == x) & (y == y) & (column.to(tl.uint32) < columns) & (row.to(tl.uint32) < rows))[:, :, None]
         if BLOCK_D != D:
             inside = inside & (d < D)
-        sample = tl.load(channels + (token * value_t)[:, :, None], mask=inside, other=0.0).to(tl.float32)
-        return sample * weight[:, :, None], weight
+        cell = tl.load(channels + (token * VALUE_T)[:, :, None], mask=inside, other=0.0)
+        return total + cell.to(tl.float32) * weight[:, :, None], norm
 
-    x, y = x - 0.5, y - 0.5
-    ok = ok & (x > -1.0) & (x < w) & (y > -1.0) & (y < h)  # false for what is not a number
-    x, y = tl.where(ok, x, 0.0), tl.where(ok, y, 0.0)
+    # One cell and more outside is as far as it gets; what is not a number is there too, since the larger of it and a
+    # number is the number.
+    x = tl.minimum(tl.maximum(x - 0.5, -2.0), w + 1.0)
+    y = tl.minimum(tl.maximum(y - 0.5, -2.0), h + 1.0)
     # x - 0.5 rounded is the cell to the left; on a cell it may be the one before, whose share is then zero.
     column, row = (x - 0.5) + ROUND, (y - 0.5) + ROUND
     right, low = x - (column - ROUND), y - (row - ROUND)  # shares of the cells to the right and below
     column = column.to(tl.int32, bitcast=True) - ROUND_BITS
     row = row.to(tl.int32, bitcast=True) - ROUND_BITS
-    token = start + row * width + column
-    step = width
-    if WIDE:
-        token, step = token.to(tl.int64), step.to(tl.int64)
-    upper, under = weight * (1.0 - low), weight * low
-    in_left, in_right = ok & (column >= 0), ok & (column < width - 1)
-    in_upper, in_under = row >= 0, row < height - 1
-    first = token * value_t
-    below = first + step * value_t
+    in_left, in_right = column.to(tl.uint32) < columns, (column + 1).to(tl.uint32) < columns
+    in_upper, in_under = row.to(tl.uint32) < rows, (row + 1).to(tl.uint32) < rows
+    under = weight * low
+    upper = weight - under
+    w11, w01 = under * right, upper * right
+    w10, w00 = under - w11, upper - w01
+    here = (start + row * width + column).to(wide) * VALUE_T
+    below = here + width.to(wide) * VALUE_T
 
     m00, m01 = (in_left & in_upper)[:, :, None], (in_right & in_upper)[:, :, None]
     m10, m11 = (in_left & in_under)[:, :, None], (in_right & in_under)[:, :, None]
     if BLOCK_D != D:
         m00, m01, m10, m11 = m00 & (d < D), m01 & (d < D), m10 & (d < D), m11 & (d < D)
-    v00 = tl.load(channels + first[:, :, None], mask=m00, other=0.0)
-    v01 = tl.load(channels + (first + value_t)[:, :, None], mask=m01, other=0.0)
-    v10 = tl.load(channels + below[:, :, None], mask=m10, other=0.0)
-    v11 = tl.load(channels + (below + value_t)[:, :, None], mask=m11, other=0.0)
-    sample = v00.to(tl.float32) * (upper * (1.0 - right))[:, :, None]
-    sample += v01.to(tl.float32) * (upper * right)[:, :, None]
-    sample += v10.to(tl.float32) * (under * (1.0 - right))[:, :, None]
-    sample += v11.to(tl.float32) * (under * right)[:, :, None]
-    return sample, weight
+    upper_cells, under_cells = channels + here[:, :, None], channels + below[:, :, None]
+    v00 = tl.load(upper_cells, mask=m00, other=0.0)
+    v01 = tl.load(upper_cells + VALUE_T, mask=m01, other=0.0)
+    v10 = tl.load(under_cells, mask=m10, other=0.0)
+    v11 = tl.load(under_cells + VALUE_T, mask=m11, other=0.0)
+    total += v00.to(tl.float32) * w00[:, :, None]
+    total += v01.to(tl.float32) * w01[:, :, None]
+    total += v10.to(tl.float32) * w10[:, :, None]
+    total += v11.to(tl.float32) * w11[:, :, None]
+    return total, norm
+
+
+@triton.jit
+def _centres(references, q, ok, level, share, references_q, references_l, REFERENCE: tl.constexpr):
+    """Centre of each query's reference in 0..1, and what an offset of one is of its width and height."""
+    cx, cy, cw, ch = 0.0, 0.0, 0.0, 0.0
+    if REFERENCE != 0:
+        at = references + q[:, None] * references_q + level * references_l
+        cx = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+        cy = tl.load(at + 1, mask=ok, other=0.0).to(tl.float32)
+        if REFERENCE == 4:
+            cw = share * tl.load(at + 2, mask=ok, other=0.0).to(tl.float32)
+            ch = share * tl.load(at + 3, mask=ok, other=0.0).to(tl.float32)
+    return cx, cy, cw, ch
 
 
 @triton.jit
@@ -137,29 +163,28 @@ def _add_level(
     weights_q,
     references_q,
     references_l,
-    value_t,
     scale,
     BEFORE: tl.constexpr,
     UPTO: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    VALUE_T: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     REFERENCE: tl.constexpr,
     SOFTMAX: tl.constexpr,
     DISCRETE: tl.constexpr,
     WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """The points BEFORE to UPTO, all of one level, added to the sums."""
-    count = tl.full((), UPTO - BEFORE, tl.int32)
+    share = scale / (UPTO - BEFORE)
+    cx, cy, cw, ch = _centres(references, q, q_ok[:, None], level, share, references_q, references_l, REFERENCE)
     for block in tl.static_range((UPTO - BEFORE + BLOCK_P - 1) // BLOCK_P):
         p = BEFORE + block * BLOCK_P + tl.arange(0, BLOCK_P)
-        sample, weight = _sampled(
-            value, places, weights, references, q, q_ok, p, p < UPTO, level, height, width, start, count, top_logit,
-            places_q, weights_q, references_q, references_l, value_t, scale,
-            D, BLOCK_D, REFERENCE, SOFTMAX, DISCRETE, WIDE,
+        total, norm = _add(
+            total, norm, value, places, weights, cx, cy, cw, ch, q, q_ok, p, p < UPTO, height, width, start, top_logit,
+            places_q, weights_q, VALUE_T, D, BLOCK_D, REFERENCE, SOFTMAX, DISCRETE, WIDE, PAIRS,
         )  # fmt: skip
-        total += sample
-        norm += weight
     return total, norm
 
 
@@ -184,7 +209,6 @@ def msda_kernel(
     tokens,
     blocks,
     value_b,
-    value_t,
     places_b,
     places_q,
     weights_b,
@@ -194,6 +218,7 @@ def msda_kernel(
     references_l,
     scale,
     HEADS: tl.constexpr,
+    VALUE_T: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -204,19 +229,26 @@ def msda_kernel(
     SOFTMAX: tl.constexpr,
     DISCRETE: tl.constexpr,
     WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
     """out[b, q, head] = sum over points of weight * bilinear sample; see `detrt.kernels.portable.reference`.
 
-    BOUNDS: 12 bits a level, the number of points up to and with that level. BLOCK_ALL: the power of two from POINTS on.
-    AT_ONCE: all points of a query side by side (few queries); otherwise BLOCK_P points of a level at a time (many).
-    REFERENCE: 0 (places are locations), 2 or 4 (places are offsets from points or boxes). WIDE: 64-bit indices.
+    VALUE_T: elements from one token to the next. BOUNDS: 12 bits a level, the number of points up to and with that level.
+    BLOCK_ALL: the power of two from POINTS on. AT_ONCE: all points of a query side by side (few queries); otherwise
+    BLOCK_P points of a level at a time (many). HEADS_FIRST: neighbouring programs are heads of the same queries. REFERENCE: 0 (places are locations), 2 or 4 (places are offsets from
+    points or boxes). WIDE: 64-bit indices. PAIRS: places are aligned in pairs.
     """
+    scale = scale.to(tl.float32)  # PyTorch's compiler hands over Python's numbers as FP64
     program = tl.program_id(0)
-    q = (program % blocks) * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    head = (program // blocks) % HEADS
+    if HEADS_FIRST:
+        head, block = program % HEADS, (program // HEADS) % blocks
+    else:
+        head, block = (program // blocks) % HEADS, program % blocks
+    q = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     batch = (program // blocks // HEADS).to(tl.int64)
     q_ok = q < queries
     if WIDE:
@@ -234,12 +266,15 @@ def msda_kernel(
         top_logit = tl.where(q_ok, tl.max(logits, 1), 0.0)
 
     start = tl.zeros((), tl.int32)
+    block_p: tl.constexpr = BLOCK_ALL if AT_ONCE else BLOCK_P
+    total3 = tl.zeros((BLOCK_Q, block_p, BLOCK_D), tl.float32)
+    norm2 = tl.zeros((BLOCK_Q, block_p), tl.float32)
     if AT_ONCE:
         level = tl.zeros((1, BLOCK_ALL), tl.int32)
         height = tl.zeros((1, BLOCK_ALL), tl.int32)
         width = tl.zeros((1, BLOCK_ALL), tl.int32)
         first = tl.zeros((1, BLOCK_ALL), tl.int32)
-        count = tl.zeros((1, BLOCK_ALL), tl.int32)
+        count = tl.full((1, BLOCK_ALL), 1, tl.int32)
         for index in tl.static_range(LEVELS):
             h, w, size = _level(shapes, index, start, tokens)
             here = ((every >= ((BOUNDS << 12 >> 12 * index) & 4095)) & (every < ((BOUNDS >> 12 * index) & 4095)))[None, :]
@@ -249,29 +284,28 @@ def msda_kernel(
             first = tl.where(here, start, first)
             count = tl.where(here, ((BOUNDS >> 12 * index) & 4095) - ((BOUNDS << 12 >> 12 * index) & 4095), count)
             start += size
-        sample, weight = _sampled(
-            value, places, weights, references, q, q_ok, every, every < POINTS, level, height, width, first, count,
-            top_logit, places_q, weights_q, references_q, references_l, value_t, scale,
-            D, BLOCK_D, REFERENCE, SOFTMAX, DISCRETE, WIDE,
+        inside = q_ok[:, None] & (every < POINTS)[None, :]
+        cx, cy, cw, ch = _centres(
+            references, q, inside, level, scale / count.to(tl.float32), references_q, references_l, REFERENCE
+        )
+        total3, norm2 = _add(
+            total3, norm2, value, places, weights, cx, cy, cw, ch, q, q_ok, every, every < POINTS, height, width, first,
+            top_logit, places_q, weights_q,
+            VALUE_T, D, BLOCK_D, REFERENCE, SOFTMAX, DISCRETE, WIDE, PAIRS,
         )  # fmt: skip
-        total = tl.sum(sample, 1)
-        norm = tl.sum(weight, 1)
     else:
-        total3 = tl.zeros((BLOCK_Q, BLOCK_P, BLOCK_D), tl.float32)
-        norm2 = tl.zeros((BLOCK_Q, BLOCK_P), tl.float32)
         for index in tl.static_range(LEVELS):
             h, w, size = _level(shapes, index, start, tokens)
             total3, norm2 = _add_level(
                 total3, norm2, value, places, weights, references, q, q_ok, index, h, w, start, top_logit,
-                places_q, weights_q, references_q, references_l, value_t, scale,
+                places_q, weights_q, references_q, references_l, scale,
                 (BOUNDS << 12 >> 12 * index) & 4095, (BOUNDS >> 12 * index) & 4095, BLOCK_P,
-                D, BLOCK_D, REFERENCE, SOFTMAX, DISCRETE, WIDE,
+                VALUE_T, D, BLOCK_D, REFERENCE, SOFTMAX, DISCRETE, WIDE, PAIRS,
             )  # fmt: skip
             start += size
-        total = tl.sum(total3, 1)
-        norm = tl.sum(norm2, 1)
+    total = tl.sum(total3, 1)
     if SOFTMAX:
-        total = total / norm[:, None]
+        total = total * (1.0 / tl.sum(norm2, 1))[:, None]
     # Sizes that do not fit the value cannot raise an error from here; they must not pass for a result either.
     total = tl.where(start == tokens, total, float("nan"))
 

@@ -1,0 +1,52 @@
+"""Runs the Triton kernel on the CPU, under Triton's interpreter, next to FP64; `test_kernels.py` starts it."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from detrt.kernels import ms_deform_attn_fused, portable
+from detrt.kernels.launch import attend
+from detrt.kernels.tiles import Tile
+
+LEVELS, POINTS = ((6, 9), (3, 5)), [3, 2]
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def main() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes, count = torch.tensor(LEVELS), 0
+    for (dtype, dim, allowed), tile in itertools.product(
+        ((torch.float32, 8, 1e-6), (torch.float16, 16, 1e-3), (torch.float32, 5, 1e-6)), (Tile(4, 2, 1), Tile(1, 0, 1, True))
+    ):
+        value = torch.randn(2, 69, 2, dim, generator=generator).to(dtype)
+        locations = 0.5 + 1.6 * (torch.rand(2, 5, 2, 5, 2, generator=generator) - 0.5)
+        locations[0, 0, 0, 0, 0], locations[0, 1, 0, 1, 1] = float("nan"), float("inf")
+        weights = torch.rand(2, 5, 2, 5, generator=generator)
+        for discrete in (False, True):
+            expected = portable.reference(value.double(), shapes, locations.double(), weights.double(), POINTS, discrete)
+            found = attend(value, shapes.int(), None, locations, weights, POINTS, discrete=discrete, tile=tile)
+            assert relative(found, expected) < allowed, (dtype, tile, discrete)
+        sides, levels = (2, 2) if dim == 8 else (4, 1)
+        references = torch.rand(1, 5, levels, sides, generator=generator)
+        offsets = (2 * torch.randn(2, 5, 2, 5, 2, generator=generator)).to(dtype)
+        logits = (3 * torch.randn(2, 5, 2, 5, generator=generator)).to(dtype)
+        args = (shapes, references.double(), offsets.double(), logits.double(), POINTS)
+        expected = ms_deform_attn_fused(value.double(), *args)
+        found = attend(value, shapes, references, offsets, logits, POINTS, tile=tile)
+        assert relative(found, expected) < allowed, (dtype, tile, sides)
+        # a slice that does not lie in pairs, and sizes that do not fit the value
+        shifted = torch.cat([torch.zeros(1), locations.flatten()])[1:].view(locations.shape)
+        again = attend(value, shapes, None, shifted, weights, POINTS, tile=tile)
+        assert relative(again, portable.reference(value.double(), shapes, locations.double(), weights.double(), POINTS)) < allowed
+        assert attend(value, shapes * 2, None, locations, weights, POINTS, tile=tile).isnan().all()
+        count += 2
+    print(count, "cases")
+
+
+if __name__ == "__main__":
+    main()
