@@ -157,6 +157,20 @@ def test_prompts(client):
         assert labels == {word.strip() for word in prompt.split(".") if word.strip()}
 
 
+@pytest.mark.slow
+def test_embedded_phrases(tmp_path):
+    from detrt import build
+
+    build("embedded:phrases", tmp_path / "phrases", engines=())
+    scene = draw_scene(3)
+    prompt = "red circle. striped star. blue square."
+    with Detector.open(tmp_path / "phrases", threads=1, threshold=0.3, prompt=prompt) as detector:
+        (expected,) = detector([scene.image])
+    with Server(tmp_path / "phrases") as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        answer = detect(client, content=png(scene.image), params={"prompt": prompt, "threshold": 0.3})
+    check(answer["images"][0]["detections"], expected.to_list())
+
+
 IMAGE = {"content": png(np.zeros((8, 8, 3), np.uint8))}
 REFUSED = [
     ({"content": b"GIF89a and no more"}, 400, "not an image"),
