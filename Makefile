@@ -32,9 +32,8 @@ cpp-build: setup
 	cmake -S cpp --preset test >/dev/null && cmake --build $(CPP_BUILD)/test
 	cmake -S cpp --preset sanitize >/dev/null && cmake --build $(CPP_BUILD)/sanitize
 
-# Unit tests as users run them and under the sanitizers, and a bounded run of the fuzz targets.
+# Unit tests under the sanitizers, and a bounded run of the fuzz targets.
 cpp-check: cpp-build
-	$(CPP_BUILD)/test/tests/detrt-tests
 	$(CPP_BUILD)/sanitize/tests/detrt-tests
 	$(BIN)/python cpp/fuzz/run.py $(CPP_BUILD)/sanitize --seconds 4
 

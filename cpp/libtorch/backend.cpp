@@ -43,9 +43,17 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
     why = "plugins, CUDA graphs and contexts are choices for the tensorrt back end";
     return std::nullopt;
   }
-  const std::vector<BundleFile> files = bundle.of_kind(kind);
+  std::vector<BundleFile> files = bundle.of_kind(kind);
   if (files.empty()) {
     why = "the bundle has no compiled package";
+    return std::nullopt;
+  }
+  files.erase(std::remove_if(files.begin(), files.end(),
+                             [](const BundleFile& file) { return file.engine && file.engine->format == "artifact"; }),
+              files.end());
+  if (files.empty()) {
+    why =
+        "the bundle's compiled package is of the form that only Python opens; build a TensorRT engine for C++ on a GPU";
     return std::nullopt;
   }
   const std::optional<int> device = device_of(options.device);
@@ -76,54 +84,24 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
   return std::nullopt;
 }
 
-std::vector<TensorInfo> promised_inputs(const ModelSpec& spec) {
-  const std::int64_t height = spec.input.dynamic ? -1 : spec.input.size.height,
-                     width = spec.input.dynamic ? -1 : spec.input.size.width;
-  std::vector<TensorInfo> infos;
-  infos.push_back({"pixel_values",
-                   spec.input.float_pixels ? DType::float32 : DType::uint8,
-                   {-1, 3, height, width},
-                   {"batch", "", "height", "width"}});
-  if (spec.input.mask)
-    infos.push_back({"pixel_mask", DType::int64, {-1, height, width}, {"batch", "height", "width"}});
-  if (spec.decode.in_graph)
-    infos.push_back({"target_sizes", DType::int64, {-1, 2}, {"batch", ""}});
-  return infos;
-}
-
-std::vector<TensorInfo> promised_outputs(const ModelSpec& spec) {
-  const std::int64_t k = spec.decode.max_detections, queries = spec.decode.num_queries;
-  const std::int64_t columns = spec.decode.num_classes + (spec.decode.activation == Activation::softmax);
-  if (spec.decode.in_graph)
-    return {{"boxes", DType::float32, {-1, k, 4}, {}},
-            {"scores", DType::float32, {-1, k}, {}},
-            {"labels", DType::int64, {-1, k}, {}},
-            {"num_detections", DType::int64, {-1}, {}}};
-  return {{"logits", DType::float32, {-1, queries, columns}, {}}, {"pred_boxes", DType::float32, {-1, queries, 4}, {}}};
-}
-
 class TorchSession final : public Session {
 public:
   TorchSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
       : device_(for_gpu(file) ? device_of(options.device).value_or(0) : -1) {
-    if (file.engine) {
-      inputs_ = file.engine->inputs;
-      outputs_ = file.engine->outputs;
-      profile_ = file.engine->profile;
-      const std::string has = libtorch::torch_version(), built = file.engine->tensorrt_version;
-      // A package is machine code against one libtorch: another one may load it and give wrong numbers.
-      if (has.substr(0, has.find('+')) != built.substr(0, built.find('+')))
-        throw Error(ErrorKind::session,
-                    "'" + file.path + "' was compiled by PyTorch " + built + ", libdetrt was built with " + has +
-                        "; compile it again with detrt build --target inductor, or build libdetrt with that PyTorch");
-    }
-    if (inputs_.empty()) {
-      if (bundle.spec().text)
-        throw Error(ErrorKind::session,
-                    "'" + file.path + "' does not say which inputs it has; build the bundle again with detrt build");
-      inputs_ = promised_inputs(bundle.spec());
-      outputs_ = promised_outputs(bundle.spec());
-    }
+    if (!file.engine || file.engine->inputs.empty() || file.engine->outputs.empty())
+      // Without them nothing would notice images of a size that the package was not compiled for.
+      throw Error(ErrorKind::session, "the manifest does not say which tensors '" + file.path +
+                                          "' takes; build the bundle again with detrt build --target inductor");
+    inputs_ = file.engine->inputs;
+    outputs_ = file.engine->outputs;
+    profile_ = file.engine->profile;
+    const std::string has = libtorch::torch_version(), built = file.engine->tensorrt_version;
+    // A package is machine code against one libtorch: another one may load it and give wrong numbers.
+    if (has.substr(0, has.find('+')) != built.substr(0, built.find('+')))
+      throw Error(ErrorKind::session, "'" + file.path + "' was compiled by PyTorch " + built +
+                                          ", libdetrt was built with " + has +
+                                          "; compile it again with detrt build --target inductor, or build libdetrt " +
+                                          "with that PyTorch");
     if (options.threads > 0)
       libtorch::set_threads(options.threads);
     package_ = libtorch::open_package(bundle.checked_path(file), device_);

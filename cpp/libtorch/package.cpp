@@ -56,8 +56,18 @@ template <class Function> auto guarded(const char* what, Function&& function) ->
 class AotPackage final : public Package {
 public:
   AotPackage(const std::filesystem::path& path, int device)
-      : device_(device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))),
-        loader_(path.string(), "model", false, 1, static_cast<c10::DeviceIndex>(device)) {}
+      : device_(device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))) {
+    if (path.extension() == ".so") { // an unpacked package: the library, and its kernels beside it
+      const auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
+      const auto runner = runners.find(device < 0 ? "cpu" : "cuda");
+      if (runner == runners.end())
+        throw Error(ErrorKind::session, "this PyTorch has no runner for " + device_.str());
+      runner_ = runner->second(path.string(), 1, device_.str(), path.parent_path().string(), false);
+    } else {
+      loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(path.string(), "model", false, 1,
+                                                                          static_cast<c10::DeviceIndex>(device));
+    }
+  }
 
   std::vector<Tensor> run(const std::vector<const Tensor*>& inputs) override {
     return guarded("while it ran the model", [&] {
@@ -68,7 +78,7 @@ public:
         given.push_back(
             at::from_blob(const_cast<void*>(tensor->data()), tensor->shape(), type_of(tensor->dtype())).to(device_));
       std::vector<Tensor> results;
-      for (at::Tensor& output : loader_.run(given))
+      for (at::Tensor& output : (runner_ ? runner_->run(given) : loader_->run(given)))
         results.push_back(host(output));
       return results;
     });
@@ -85,7 +95,8 @@ private:
   }
 
   at::Device device_;
-  torch::inductor::AOTIModelPackageLoader loader_;
+  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_; // one of the two
+  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
 };
 
 } // namespace

@@ -55,6 +55,10 @@ EngineFacts engine_of(const Json& json) {
   facts.target = fields.text("target");
   facts.tensorrt_version = fields.text("tensorrt_version");
   facts.precision = fields.text("precision");
+  if (fields.has("options") && fields.at("options").is_object()) {
+    const Json& format = fields.at("options").value("format", Json(""));
+    facts.format = format.is_string() ? format.get<std::string>() : "";
+  }
   const Json& capabilities = fields.at("compute_capabilities");
   if (!capabilities.is_array())
     fields.fail("compute_capabilities", "must be a list of numbers such as 89");

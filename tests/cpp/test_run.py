@@ -96,6 +96,7 @@ def test_bad_input_is_a_message(build, bundle, photos, tmp_path):
         ([swapped], "SHA-256 differs"),
         ([edit("schema", lambda d: d["spec"].update(schema=9))], "spec has schema 9"),
         ([edit("gpu", other("compute_capabilities", [90]))], "and PyTorch sees no GPU here"),
+        ([edit("form", other("options", {"format": "artifact"}))], "of the form that only Python opens"),
         ([edit("version", other("tensorrt_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
         ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),
         ([edit("none-of-it", lambda d: d.update(files=[]))], "the bundle has no compiled package"),

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,18 +76,19 @@ def compile_package(folder: Path) -> None:
     from detrt.files import sha256_of
     from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
-    module = tiny().cuda()
-    pixels = torch.zeros((2, 3, SIDE, SIDE), dtype=torch.uint8, device="cuda")
+    device = os.environ["DETRT_CPP_DEVICE"].partition(":")[0]
+    module = tiny().to(device)
+    pixels = torch.zeros((2, 3, SIDE, SIDE), dtype=torch.uint8, device=device)
     batch = torch.export.Dim("batch", min=1, max=LARGEST)
     with torch.no_grad():
         program = torch.export.export(module, (pixels,), dynamic_shapes=({0: batch},))
         path = folder / "model.inductor-sm90.pt2"
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)
     facts = EngineFacts(
-        "inductor-cuda",
+        f"inductor-{device}",
         torch.__version__,
-        (major * 10 + minor,),
+        (major * 10 + minor,) if major else (),
         "fp32",
         {"pixel_values": {key: [count, 3, SIDE, SIDE] for key, count in (("min", 1), ("opt", 1), ("max", LARGEST))}},
         "",
@@ -143,6 +145,33 @@ def compared(folder: Path, lines: str) -> dict:
     return {"images": len(got), "detections": count, "labels_same": same, "box_px": box, "score": score}
 
 
+def unpacked(folder: Path, note, program: list) -> None:
+    """The same package as a shared library with its kernels beside it, which needs no package loader."""
+    from detrt.bundle import Bundle, BundleFile
+    from detrt.files import sha256_of
+
+    other = folder / "unpacked"
+    try:
+        with zipfile.ZipFile(folder / "model.inductor-sm90.pt2") as archive:
+            archive.extractall(other)
+        bundle = Bundle.open(folder)
+        (library,) = list(other.rglob("*.so"))
+        entry = BundleFile(
+            "inductor", str(library.relative_to(other)), sha256_of(library), library.stat().st_size, bundle.files[0].engine
+        )
+        Bundle(other, bundle.spec, bundle.provenance, (entry,)).save()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        note("unpack", repr(error))
+        return
+    note("unpacked_files", sorted(p.name for p in library.parent.iterdir())[:20])
+    program = [program[0], other, *program[2:]]
+    note("unpacked_run", call([*program, "--json", other / "got.jsonl", "--batch", "4", "-t", "0.3"]))
+    if (other / "got.jsonl").is_file():
+        note("unpacked_compared", compared(folder, (other / "got.jsonl").read_text("utf-8")))
+        for batch in (1, 8):
+            note(f"unpacked_benchmark_{batch}", call([*program, "--benchmark", "200", "--batch", batch]))
+
+
 def configure(build: Path, deps: Path) -> list:
     command = [
         "cmake",
@@ -195,7 +224,7 @@ def main() -> int:
         y, x = np.mgrid[0 : 200 + 17 * number, 0:333]
         picture = np.stack([x * (number + 1) % 256, y * 3 % 256, (x + y) * 2 % 256], -1) + rng.normal(0, 9, (*x.shape, 3))
         Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8)).save(folder / f"images/{number:02}.png")
-    environment = {**os.environ, "DETRT_CPP_FOLDER": str(folder)}
+    environment = {**os.environ, "DETRT_CPP_FOLDER": str(folder), "DETRT_CPP_DEVICE": given.device}
     build = folder / "build"
     python = subprocess.Popen(
         [sys.executable, __file__, "compile"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -210,9 +239,12 @@ def main() -> int:
     note("compile", {"rc": python.returncode, "tail": text[-2000:]})
     note("expected", call([sys.executable, __file__, "expected"], env=environment))
     load = "import os,torch; m=torch._inductor.aoti_load_package(os.environ['DETRT_CPP_FOLDER']+'/model.inductor-sm90.pt2'); "
-    load += f"print([t.shape for t in m(torch.zeros((2,3,{SIDE},{SIDE}),dtype=torch.uint8,device='cuda'))])"
+    load += (
+        f"print([t.shape for t in m(torch.zeros((2,3,{SIDE},{SIDE}),dtype=torch.uint8,device=os.environ['DETRT_CPP_DEVICE']))])"
+    )
     note("python_loads_it", call([sys.executable, "-c", load], env=environment))
     program = [build / "detrt-run", folder, folder / "images", "--device", given.device]
+    unpacked(folder, note, program)
     done = call([*program, "--json", folder / "got.jsonl", "--batch", "4", "-t", "0.3"])
     note("run", done)
     if (folder / "got.jsonl").is_file():

@@ -23,6 +23,7 @@ struct EngineFacts {
   std::string tensorrt_version;          // "1.7.1.116", "10.13.3.9"
   std::vector<int> compute_capabilities; // 86, 89
   std::string precision;
+  std::string format; // options.format of a compiled package: "aoti", or "artifact", which only Python opens
   std::map<std::string, Profile> profile;  // by input name
   std::vector<TensorInfo> inputs, outputs; // in the order of the graph
 };
