@@ -225,11 +225,14 @@ int multiprocessors() {
 
 } // namespace
 
+// Tensor cores need fewer threads for a sum, which pays while the GPU is not full: 7.3 us against 9.4 us for 900 queries of
+// 8 heads on an H200. With 22 223 queries they take 113 us and vectors 83 us (docs/plugin.md).
 Method chosen_method(const MsDeformAttn& call) noexcept {
-  for (const Method method : {Method::tensor_cores, Method::vectors})
-    if (can(call, method))
-      return method;
-  return Method::scalars;
+  constexpr std::int64_t many = 1 << 15;
+  const bool vectors = can(call, Method::vectors);
+  if (can(call, Method::tensor_cores) && !(vectors && call.batch * call.queries * call.heads > many))
+    return Method::tensor_cores;
+  return vectors ? Method::vectors : Method::scalars;
 }
 
 cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexcept {
