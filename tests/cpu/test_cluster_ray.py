@@ -88,6 +88,45 @@ def test_a_model_that_cannot_be_opened(place):
 
 
 @pytest.mark.slow
+def test_a_node_of_a_cluster_is_lost(place):
+    """Two nodes, on one machine; one of them goes with its workers while it works, and the model was sent to both."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    (place / "many").mkdir()
+    for index in range(240):
+        Image.new("RGB", (24 + index % 5, 16), (0, 0, 10 + index)).save(place / "many" / f"{index:03d}.png")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        lost = []
+
+        def progress(done, total):
+            if done >= 60 and not lost:
+                lost.append(done)
+                cluster.remove_node(second, allow_graceful=False)
+                cluster.add_node(num_cpus=1)
+
+        result = run_job(
+            "bundle",
+            ["many"],
+            "out",
+            config=ClusterConfig(cpus=1, shard=6, address=cluster.address),
+            session={},
+            detector={"threshold": 0.1, "batch_size": 1},
+            runner=RayRunner,
+            progress=progress,
+        )
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert lost and result.workers == 2 and result.images == 240
+    ids = sorted(parquet.read_table("out/detections").column("image_id").to_pylist())
+    assert ids == list(range(1, 241))
+
+
+@pytest.mark.slow
 def test_two_thousand_images_and_two_killed_workers(cli, tmp_path, monkeypatch, real_data):
     """The real DEIMv2-Femto on 2 000 crops, half of them mirrored, of real photographs."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")

@@ -21,6 +21,7 @@ from .worker import PARTS, Shard, ShardReport, Shipment, WorkerJob, pack, part_n
 
 RUN, INPUTS, COCO, SUMMARY = "run.json", "inputs.parquet", "coco.json", "summary.json"
 _SCHEMA = 1
+_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +155,13 @@ def run_job(
             count = resumed
             if progress:
                 progress(count, len(refs))
-            for report in active.run(missing):
-                done.add(report.number)
-                count += report.images
-                if progress:
-                    progress(count, len(refs))
+            for _ in range(_PASSES):
+                # A machine that is lost uses up the tries of its shards while it cannot be reached; new workers get them again.
+                for report in active.run([shard for shard in missing if shard.number not in done]):
+                    done.add(report.number)
+                    count += report.images
+                    if progress:
+                        progress(count, len(refs))
         workers, processes = active.workers, len(active.processes)
         place.sweep(PARTS)
     lost = [shard for shard in shards if shard.number not in done]
