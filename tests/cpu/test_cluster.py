@@ -172,6 +172,42 @@ def test_bad_images_are_tried_again_on_request(place):
     assert len(rows_of("out")) == 20
 
 
+class Overflowing(Here):
+    """The model returns NaN for pictures without blue, and spoils their batch."""
+
+    def run(self, shards):
+        session = self.detector.detector.session
+        real = session.run
+
+        def run(feeds):
+            found = real(feeds)
+            if (feeds["pixel_values"][:, 2].max(axis=(1, 2)) == 0).any():
+                found["logits"][:] = np.nan
+            return found
+
+        session.run = run
+        yield from super().run(shards)
+
+
+def test_a_picture_that_the_model_fails_on(place):
+    shades(place / "many", 16)
+    Image.new("RGB", (24, 16), "red").save("many/005.png")
+    result = start(["many"], runner=Overflowing())
+    assert (result.images, result.bad) == (16, 1) and "005.png" in result.bad_examples[0]
+    start(["many"], "whole")
+    rows, whole = rows_of("out"), rows_of("whole")
+    assert "the model failed" in rows[5]["error"] and rows[5]["detections"] == []
+    assert [row for row in rows if row["image_id"] != 6] == [row for row in whole if row["image_id"] != 6]
+
+
+def test_a_model_that_fails_on_every_picture(place):
+    (place / "red").mkdir()
+    for index in range(4):
+        Image.new("RGB", (24, 16), (200 + index, 0, 0)).save(place / "red" / f"{index}.png")
+    with pytest.raises(SessionError, match="(?i)nan"):
+        start(["red"], runner=Overflowing())
+
+
 @pytest.mark.parametrize(
     "change, word",
     [

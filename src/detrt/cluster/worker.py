@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..detect import Bad, detect_inputs
+from ..detections import Detections
 from ..detector import Detector
 from ..devices import open_on
-from ..errors import ImageError
+from ..errors import ImageError, SessionError
 from ..images import load_image
 from .inputs import ImageRef
 from .places import Place, fetch, is_address
@@ -104,18 +105,38 @@ class ShardDetector:
         self._pool = ThreadPoolExecutor(job.decoders, "detrt-decode")
 
     def __call__(self, shard: Shard) -> ShardReport:
-        """Raises SessionError: the model failed. OutputError: the file cannot be written."""
+        """Detect in a shard and write its file. An image on which the model fails is noted like one that cannot be read.
+
+        Raises:
+            SessionError: the model fails on every image. OutputError: the file cannot be written.
+        """
         start = time.perf_counter()
-        rows, bad, detections = [], 0, 0
-        ahead = 2 * self.detector.batch_size + self.job.decoders
-        found = detect_inputs(self.detector, _decoded(shard.refs, self._pool, ahead))  # type: ignore[arg-type]
-        for item, ref, image_id in zip(found, shard.refs, shard.image_ids, strict=True):
-            answer = str(item.error) if isinstance(item, Bad) else item.record.detections
-            rows.append(result_row(image_id, ref.image, answer))
-            bad += isinstance(item, Bad)
-            detections += len(rows[-1]["detections"])
+        try:
+            answers = list(self._answers(shard.refs))
+        except SessionError as error:
+            # One image can spoil a batch, by an overflow for example, and must not hold up a run of millions.
+            answers = [self._alone(ref) for ref in shard.refs]
+            if all(isinstance(answer, str) for answer in answers):
+                raise error from None
+        triples = zip(shard.image_ids, shard.refs, answers, strict=True)
+        rows = [result_row(image_id, ref.image, answer) for image_id, ref, answer in triples]
         self.place.write(part_name(shard.number), results_to_bytes(rows, {**self.job.metadata, "shard": shard.number}))
+        bad = sum(isinstance(answer, str) for answer in answers)
+        detections = sum(len(row["detections"]) for row in rows)
         return ShardReport(shard.number, len(rows), bad, detections, time.perf_counter() - start)
+
+    def _answers(self, refs: Sequence[ImageRef]) -> Iterator[Detections | str]:
+        """Detections, or why an image was not read, for each of `refs`."""
+        ahead = 2 * self.detector.batch_size + self.job.decoders
+        sources = _decoded(refs, self._pool, ahead)
+        for item in detect_inputs(self.detector, sources):  # type: ignore[arg-type]  # what it uses of an Input is there
+            yield str(item.error) if isinstance(item, Bad) else item.record.detections
+
+    def _alone(self, ref: ImageRef) -> Detections | str:
+        try:
+            return next(self._answers([ref]))
+        except SessionError as error:
+            return f"'{ref.image}': the model failed: {error}"
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
