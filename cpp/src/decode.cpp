@@ -15,16 +15,17 @@ constexpr const char* overflow =
     "checkpoint if it happens there too";
 constexpr const char* foreign = "the spec does not belong to this file: export it again";
 
-const Tensor& take(const Tensors& outputs, const std::string& name, DType dtype,
-                   const std::vector<std::int64_t>& shape) {
+// name and shape by value: g++ 13 would take the result for a reference into a temporary.
+const Tensor& take(const Tensors& outputs, const char* name, DType dtype, std::vector<std::int64_t> shape) {
   const auto found = outputs.find(name);
   if (found == outputs.end())
-    throw Error(ErrorKind::session, "the model did not return '" + name + "', which its spec promises; " + foreign);
+    throw Error(ErrorKind::session,
+                "the model did not return '" + std::string(name) + "', which its spec promises; " + foreign);
   const Tensor& tensor = found->second;
   if (tensor.shape() != shape || tensor.dtype() != dtype)
-    throw Error(ErrorKind::session, "the model returned '" + name + "' as " + name_of(tensor.dtype()) + " " +
-                                        shape_text(tensor.shape()) + "; its spec promises " + name_of(dtype) + " " +
-                                        shape_text(shape) + "; " + foreign);
+    throw Error(ErrorKind::session, "the model returned '" + std::string(name) + "' as " + name_of(tensor.dtype()) +
+                                        " " + shape_text(tensor.shape()) + "; its spec promises " + name_of(dtype) +
+                                        " " + shape_text(shape) + "; " + foreign);
   return tensor;
 }
 

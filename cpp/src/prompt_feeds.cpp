@@ -94,13 +94,13 @@ std::vector<Place> one_a_place(const std::vector<Place>& places, std::size_t mos
   return kept;
 }
 
-const Tensor& output(const Tensors& outputs, const std::string& name, DType dtype, std::size_t rank,
-                     std::int64_t images, std::int64_t second) {
+const Tensor& output(const Tensors& outputs, const char* name, DType dtype, std::size_t rank, std::int64_t images,
+                     std::int64_t second) {
   const auto found = outputs.find(name);
   const bool ok = found != outputs.end() && found->second.dtype() == dtype && found->second.shape().size() == rank &&
                   found->second.shape()[0] == images && (rank < 2 || found->second.shape()[1] == second);
   if (!ok)
-    throw Error(ErrorKind::session, "the model did not return '" + name +
+    throw Error(ErrorKind::session, "the model did not return '" + std::string(name) +
                                         "' as its spec promises; the spec does not belong to "
                                         "this file: export it again");
   return found->second;
