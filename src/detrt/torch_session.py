@@ -48,7 +48,7 @@ def _tower_of(text: TextSpec) -> str:
 
 
 class TorchSession:
-    """A Session over the plain model, without rewrites.
+    """A Session over the plain model, without rewrites; on a GPU, deformable attention runs as detrt's kernel.
 
     source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
     outputs; the default takes raw uint8 pixels and gives logits and boxes. part: "tower" for the text tower
@@ -69,7 +69,7 @@ class TorchSession:
             raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.backend = f"torch-{self._device.type}"
         self.max_batch: int | None = None
-        self.note = ""
+        self.note = _use_kernel(source.module) if self._device.type == "cuda" else ""
         self.inputs, self.outputs = contract(self.spec) if part == "detector" else _tower_contract(self.spec)
         self.selections: list[np.ndarray] | None = None
 
@@ -99,6 +99,16 @@ def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
     from .export.text_reference import StockTextModule, StockTower
 
     return StockTextModule(source, spec) if part == "detector" else StockTower(source)
+
+
+def _use_kernel(model: torch.nn.Module) -> str:
+    """Let deformable attention run as the fused op; a remark where it cannot."""
+    from .kernels.modules import install, missing
+
+    install(model)
+    return "".join(f"{name} is not the code that detrt knows, and runs without its kernel; " for name in missing(model)).strip(
+        "; "
+    )
 
 
 def _tower_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:

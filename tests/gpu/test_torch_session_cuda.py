@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from detrt.compare import Gate
@@ -33,3 +38,86 @@ def test_detections_on_the_gpu_equal_those_on_the_cpu(reference: str) -> None:
     report = verify(on_cpu, on_gpu, pictures, gate=Gate(), batch_size=4)
     assert on_gpu.backend == "torch-cuda"
     assert report.failures == []
+
+
+@contextlib.contextmanager
+def recorded_topk() -> Iterator[list[np.ndarray]]:
+    """The indices of every `topk` in the block, in call order."""
+    import torch
+
+    found: list[np.ndarray] = []
+    function, method = torch.topk, torch.Tensor.topk
+
+    def kept(original):
+        def topk(*args, **kwargs):
+            result = original(*args, **kwargs)
+            found.append(result[1].cpu().numpy())
+            return result
+
+        return topk
+
+    torch.topk, torch.Tensor.topk = kept(function), kept(method)
+    try:
+        yield found
+    finally:
+        torch.topk, torch.Tensor.topk = function, method
+
+
+FAMILIES = {
+    "deformable_detr": 4,
+    "rt_detr": 2,
+    "rt_detr_v2": 2,
+    "d_fine": 2,
+    "deimv2": 2,
+    "lw_detr": 2,
+    "rf_detr": 2,
+    "dino": 4,
+    "grounding_dino": 4,
+    "mm_grounding_dino": 4,
+    "omdet_turbo": 2,
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the whole model, CPU against GPU, without decoding; the launches of the kernel are counted."""
+    import torch
+
+    import detrt.kernels.launch as launch
+    from detrt.export.config import ExportConfig
+    from detrt.export.contract import exported_spec
+    from detrt.export.inputs import example_feeds
+    from detrt.export.text_inputs import example_ids, token_feeds
+
+    launches = []
+    whole = launch.attend
+    monkeypatch.setattr(launch, "attend", lambda *args, **kwargs: launches.append(1) or whole(*args, **kwargs))
+    results = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        source = load_source(f"random:{name}/tiny")
+        spec = exported_spec(source, ExportConfig())
+        if spec.text is not None and spec.text.kind == "tokens":
+            spec = replace(spec, text=replace(spec.text, tower=""))  # the plain model reads token ids itself
+        session = TorchSession(source, device=device, spec=spec)
+        step = spec.input.multiple_of
+        size = spec.input.size_hw if not spec.input.dynamic else (-(-96 // step) * step, -(-160 // step) * step)
+        feeds = example_feeds(spec, batch=2, size_hw=size)
+        if spec.text is not None:
+            feeds |= token_feeds(example_ids(source, 2, 8), spec)
+        rng = np.random.default_rng(0)
+        for info in session.inputs:  # what a text tower gives
+            shape = [{"batch": 2}.get(axis, 4) if isinstance(axis, str) else axis for axis in info.shape]
+            made = rng.normal(size=shape).astype("float32") if info.dtype == "float32" else np.ones(shape, info.dtype)
+            feeds.setdefault(info.name, made)
+        # Which of two equal scores comes first is up to the device; everything after a selection depends on it.
+        if device == "cpu":
+            with recorded_topk() as selections:
+                results.append(session.run({info.name: feeds[info.name] for info in session.inputs}))
+        else:
+            session.selections = selections
+            results.append(session.run({info.name: feeds[info.name] for info in session.inputs}))
+        assert session.note == ""
+    assert len(launches) == FAMILIES[name]
+    for key, expected in results[0].items():
+        assert abs(results[1][key] - expected).max() < 2e-3 * max(abs(expected).max(), 1.0), key

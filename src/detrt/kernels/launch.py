@@ -45,8 +45,13 @@ def attend(
     value, places, weights = _packed(value, 2), _packed(_single(places), 3), _packed(_single(weights), 2)
     if not isinstance(value.stride(1), int):
         value = value.contiguous()  # the kernel wants the step between tokens as a constant
+    if _traced(value):
+        # PyTorch's compiler keeps the order of an input's strides, not the strides, which are numbers in the kernel's call.
+        value, places, weights = value.contiguous(), places.contiguous(), weights.contiguous()
     shapes = spatial_shapes.to(device=value.device, non_blocking=True).contiguous()
     references = places if reference_points is None else _packed(_single(reference_points), 1)
+    if _traced(value):
+        references = references.contiguous()
     steps = (0, 0, 0)
     if reference_points is not None:
         steps = tuple(0 if _is(references.shape[axis], 1) else references.stride(axis) for axis in range(3))
