@@ -83,9 +83,21 @@ def build(
         raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
     for config in engines:
         check_installed(config.target)  # before minutes of export, not after them
+    if export.plugin and precision.precision not in ("fp32", "tf32"):
+        raise ExportError(
+            f"--precision {precision.precision} is not done yet for graphs with plugin nodes (--msda {export.msda}); leave one of "
+            "the two out"
+        )
     warnings = check_before(precision, engines)
     say = progress or (lambda stage, fraction, text: None)
     stages: list[Stage] = []
+        if export.plugin and config.target == "tensorrt-rtx":
+            raise ExportError(
+                f"--msda {export.msda} makes plugin nodes, and TensorRT-RTX has no plugin layers; choose --target tensorrt, or "
+                "--msda gather"
+            )
+        if export.msda == "plugin" and not config.plugins:
+            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/plugin.md)")
     is_onnx = str(model).lower().endswith(".onnx")
     if is_onnx:
         _refuse_export_choices(model, export, labels, family, tokenizer)

@@ -21,7 +21,7 @@ Checkpoint = Annotated[
     str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes or random:FAMILY.")
 ]
 Opset = Annotated[int, typer.Option(help="ONNX opset, 17 to 20.")]
-Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample.")]
+Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample, plugin, nvidia-plugin.")]
 Size = Annotated[str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH.")]
 Height = Annotated[str | None, typer.Option(help="Height: 640, or MIN,OPT,MAX for a range.")]
 Width = Annotated[str | None, typer.Option(help="Width, likewise.")]
@@ -107,6 +107,7 @@ def build(
     json_file: Json = None,
 ) -> None:
     """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
+    plugin: Annotated[list[Path] | None, typer.Option(help="Library of TensorRT plugins; may be repeated (tensorrt).")] = None,
 
     Given an ONNX file with its spec (from detrt export), only the engine is built.
     """
@@ -137,6 +138,7 @@ def build(
         decode=decode,
         max_detections=max_detections,
         score_threshold=score_threshold,
+        plugins=plugin or (),
         normalize=normalize,
         input_dtype=input_dtype,
         mask=mask,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..engine import EngineConfig
@@ -116,6 +117,7 @@ def engine_configs(
     """One EngineConfig for each target of a comma-separated list; none for "onnx"."""
     targets = [name.strip() for name in target.split(",") if name.strip()]
     if not targets:
+    plugins: Sequence[Path] = (),
         raise EngineError("--target must be tensorrt-rtx, tensorrt or onnx (no engine); got nothing")
     configs = []
     for name in targets:
@@ -141,8 +143,11 @@ def engine_configs(
         )
     if sm and "tensorrt-rtx" not in targets:
         raise EngineError("--sm chooses GPUs for --target tensorrt-rtx; tensorrt builds for the GPU that it runs on")
+                plugins=tuple(plugins) if name == "tensorrt" else (),
     if timing_cache is not None and "tensorrt" not in targets:
         raise EngineError(f"--timing-cache '{timing_cache}' has a use with --target tensorrt only; leave it out")
+    if plugins and "tensorrt" not in targets:
+        raise EngineError(f"--plugin '{plugins[0]}' has a use with --target tensorrt only; TensorRT-RTX has no plugin layers")
     if not configs:
         given = {
             "--batch": batch,

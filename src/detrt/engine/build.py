@@ -76,6 +76,7 @@ def build_engine(
         from ..graph import read_spec
 
         spec = read_spec(model_onnx)
+    _check_plugin_nodes(model_onnx, config)
     if output.is_dir():
         raise OutputError(f"cannot write '{output}': a folder has that name; give a file, such as model.engine")
     if output.resolve() == model_onnx.resolve():
@@ -113,6 +114,31 @@ def build_engine(
     if progress:
         progress(1.0, "done")
     return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]))
+
+
+def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
+    """Refuse a graph whose plugin the choices do not bring, before a build.
+
+    Raises:
+        EngineError: plugin nodes for TensorRT-RTX, or detrt's own without --plugin.
+    """
+    from .. import graph
+    from ..graph.msda_plugin import OP_TYPE, plugin_nodes
+
+    nodes = plugin_nodes(graph.load(model_onnx, weights=False))
+    if not nodes:
+        return
+    held = ", ".join(f"{count} of {name}" for name, count in nodes.items())
+    if config.target == "tensorrt-rtx":
+        raise EngineError(
+            f"'{model_onnx}' holds plugin nodes ({held}), and TensorRT-RTX has no plugin layers; export with --msda gather, or "
+            "choose --target tensorrt"
+        )
+    if OP_TYPE in nodes and not config.plugins:
+        raise EngineError(
+            f"'{model_onnx}' holds plugin nodes ({held}); give their library with --plugin libdetrt_plugin.so (docs/plugin.md "
+            "says how to build it), or export with --msda gather"
+        )
 
 
 def check_model_file(path: Path) -> None:

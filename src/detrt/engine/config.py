@@ -40,6 +40,8 @@ class EngineConfig:
     version_compatible: the engine also runs on newer TensorRT versions; "tensorrt" only.
     hardware_compatibility: "ampere_plus" or "same_compute_capability" for engines that leave this
         GPU; "tensorrt" only.
+    plugins: libraries of TensorRT plugins, loaded before the graph is read and before the engine is opened;
+        "tensorrt" only.
 
     Raises:
         EngineError: a value that is not allowed, or that this target does not have.
@@ -57,6 +59,7 @@ class EngineConfig:
     timeout_seconds: float | None = None
     version_compatible: bool = False
     hardware_compatibility: str = "none"
+    plugins: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -88,10 +91,20 @@ class EngineConfig:
                 f"hardware_compatibility must be one of {', '.join(HARDWARE_COMPATIBILITIES)}; got "
                 f"{self.hardware_compatibility!r}"
             )
+        plugins = (self.plugins,) if isinstance(self.plugins, (str, Path)) else tuple(self.plugins)
+        object.__setattr__(self, "plugins", tuple(Path(plugin).absolute() for plugin in plugins))
         if self.target == "tensorrt-rtx":
             self._refuse_on_rtx()
+        for plugin in self.plugins:
+            if not plugin.is_file():
+                raise EngineError(f"there is no plugin library '{plugin}'; build one as docs/plugin.md says, or check the path")
 
     def _refuse_on_rtx(self) -> None:
+        if self.plugins:
+            raise EngineError(
+                f"plugins are for the target 'tensorrt': TensorRT-RTX has no plugin layers; got '{self.plugins[0]}'. Leave it "
+                "out and export with --msda gather, or choose --target tensorrt"
+            )
         if self.timing_cache is not None:
             raise EngineError(
                 "timing_cache is for the target 'tensorrt': TensorRT-RTX measures nothing when it builds. "
@@ -118,6 +131,7 @@ class EngineConfig:
         """Values that JSON holds, for the builder process and the sidecar."""
         data = asdict(self)
         data["timing_cache"] = None if self.timing_cache is None else str(self.timing_cache)
+        data["plugins"] = [str(plugin) for plugin in self.plugins]
         for name in ("sms", "batch", "height", "width"):
             data[name] = None if data[name] is None else list(data[name])
         return data

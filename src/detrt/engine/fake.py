@@ -54,6 +54,8 @@ def fake_trt(target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], 
     if target == "tensorrt-rtx":
         module.CudaGraphStrategy = CudaGraphStrategy
         module.DynamicShapesKernelSpecializationStrategy = DynamicShapesKernelSpecializationStrategy
+    registry = PluginRegistry()
+    module.get_plugin_registry = lambda: registry
     module.Runtime = type("Runtime", (Runtime,), {"_world": (cuda, function)})
     return Trt(module, version, target)
 
@@ -74,6 +76,20 @@ class ILogger:
 
     def log(self, severity: Any, msg: str) -> None:
         raise NotImplementedError
+
+
+class PluginRegistry:
+    """Takes every shared library; `loaded` are their paths in order."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    def load_library(self, plugin_path: str) -> object | None:
+        with open(plugin_path, "rb") as file:
+            if file.read(4) != b"\x7fELF":
+                return None
+        self.loaded.append(plugin_path)
+        return object()
 
 
 class IOutputAllocator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,21 @@ def check_gpu(engine: Path, facts: EngineFacts, capability: int, gpu_name: str) 
     )
 
 
+def plugins_of(facts: EngineFacts) -> list[str]:
+    """Plugin libraries that an engine needs: from the environment variable DETRT_PLUGINS (paths like those of PATH), else where
+    they were when it was built."""
+    given = [path for path in os.environ.get("DETRT_PLUGINS", "").split(os.pathsep) if path]
+    return given or [str(path) for path in facts.options.get("plugins") or ()]
+
+
 def deserialize(engine: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any:
     """The ICudaEngine in a file whose digest was checked.
 
     Raises:
         EngineError: the file cannot be read, or TensorRT refused it.
     """
+    if not trt.is_rtx:
+        trt.load_plugins(plugins_of(facts))
     if facts.options.get("version_compatible"):
         # Such engines carry their own runtime code, which is loaded only when that is allowed.
         runtime.engine_host_code_allowed = True

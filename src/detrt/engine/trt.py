@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, MissingPackageError
@@ -72,6 +74,7 @@ class Trt:
     logger: Any = None
     _captures: list[Messages] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.Lock)
+    _plugins: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.logger = _make_logger(self.module, self._note)
@@ -104,6 +107,38 @@ class Trt:
         """A strongly typed network: TensorRT 10 must be asked for it, 11 and RTX know no other kind."""
         module = self.module
         return builder.create_network(1 << int(module.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+
+    def load_plugins(self, paths: Sequence[str | os.PathLike]) -> None:
+        """Make TensorRT's own plugins and those of the libraries at `paths` known, each once in a process.
+
+        Raises:
+            EngineError: TensorRT-RTX, which has no plugin layers; no such file; or a library that TensorRT refuses.
+        """
+        if self.is_rtx:
+            if paths:
+                raise EngineError(f"TensorRT-RTX has no plugin layers; leave '{paths[0]}' out and export with --msda gather")
+            return
+        for path in map(Path, paths):
+            if not path.is_file():
+                raise EngineError(
+                    f"there is no plugin library '{path}'; the engine needs it. Copy or build it (docs/plugin.md) and name its "
+                    "place in the environment variable DETRT_PLUGINS"
+                )
+        with self._lock:
+            wanted = [str(Path(path).resolve()) for path in paths]
+            new = [path for path in dict.fromkeys(wanted) if path not in self._plugins]
+        with self.capture() as messages:
+            if (shipped := getattr(self.module, "init_libnvinfer_plugins", None)) is not None:
+                shipped(self.logger, "")
+            for path in new:
+                if self.module.get_plugin_registry().load_library(path) is None:
+                    reason = "; ".join(messages.errors[:3]) or "TensorRT gave no reason"
+                    raise EngineError(
+                        f"TensorRT {self.version} did not load the plugin library '{path}': {reason}. It must be built against "
+                        "the headers of this TensorRT (docs/plugin.md)"
+                    )
+                with self._lock:
+                    self._plugins.add(path)
 
     def set_compute_capabilities(self, builder_config: Any, sms: Sequence[int]) -> None:
         """Ask for one TensorRT-RTX engine that runs on all of `sms`.

@@ -69,6 +69,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     progress(0.0, "loading TensorRT")
     trt = load_trt(config.target)
     sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
+    trt.load_plugins(config.plugins)
     with trt.capture() as messages:
         builder = trt.module.Builder(trt.logger)
         network = trt.create_network(builder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import ExportError
 
 OPSETS = (17, 18, 19, 20)
-LOWERINGS = ("auto", "gather", "gridsample")
+LOWERINGS = ("auto", "gather", "gridsample", "plugin", "nvidia-plugin")
 DECODES = ("raw", "graph")
 NMS = ("checkpoint", "none", "hard", "graph", "graph-hard")
 
@@ -17,7 +17,8 @@ class ExportConfig:
     """Choices for one export.
 
     opset: ONNX opset, 17 to 20 (16 and below decompose LayerNormalization, which breaks FP16 later).
-    msda: how deformable attention is lowered; "auto" is "gather" (see docs/export.md for figures).
+    msda: how deformable attention is lowered; "auto" is "gather" (see docs/export.md for figures); "plugin" and
+        "nvidia-plugin" keep one node that only TensorRT 10 or 11 with that plugin runs (docs/plugin.md).
     height, width: fix the input size; None keeps it symbolic where the family allows it.
     decode: "raw" gives logits and pred_boxes; "graph" gives finished boxes, scores, labels.
     max_detections: boxes an image with decode "graph"; None takes the checkpoint's rule.
@@ -76,6 +77,11 @@ class ExportConfig:
     @property
     def lowering(self) -> str:
         return "gather" if self.msda == "auto" else self.msda
+
+    @property
+    def plugin(self) -> bool:
+        """Whether deformable attention stays one node, for a TensorRT plugin."""
+        return self.msda in ("plugin", "nvidia-plugin")
 
 
 def _one_of(name: str, value: object, allowed: tuple) -> None:

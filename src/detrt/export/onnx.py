@@ -19,6 +19,7 @@ from .. import graph
 from ..errors import ExportError, GateError
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify, topk_outputs, with_outputs
 from ..graph.msda import lower_msda
+from ..graph.msda_plugin import cut, emit, rejoin
 from ..graph.summary import GraphSummary, summarise
 from ..sources import Source
 from ..spec import PIXEL_VALUES, ModelSpec
@@ -76,6 +77,9 @@ def export_onnx(
     path = Path(path)
     start = time.perf_counter()
     spec = exported_spec(source, config)
+    if config.plugin and (spec.text is not None or not source.family.deformable):
+        what = "takes a prompt, for which plugin nodes are not done yet" if spec.text else "has no deformable attention"
+        raise ExportError(f"--msda {config.msda}: {source.family.title} {what}; leave --msda out")
     if spec.text is not None:
         from .text import export_text
 
@@ -89,24 +93,39 @@ def export_onnx(
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_export(module, source, model, spec))
+        errors = tuple(check_export(module, source, _runnable(model) if config.plugin else model, spec))
         require_equal(errors)
+    if config.plugin:
+        emit(model, config.msda)
     graph.save(model, path)
     return ExportReport(path, spec, summarise(model), seconds, errors)
 
 
 def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Mapping[str, Sequence[int | str]]) -> Any:
-    """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: their shapes."""
+    """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: their shapes.
+
+    For a plugin, deformable attention is still `detrt.MSDeformAttn`; see `detrt.graph.msda_plugin`.
+    """
     constants_to_initializers(model)
-    lowered = lower_msda(model, config.lowering)
+    kept = cut(model) if config.plugin else []
+    lowered = len(kept) or lower_msda(model, config.lowering)
     if source.family.deformable and not lowered and PIXEL_VALUES in {value.name for value in model.graph.input}:
         raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
     model = simplify(model)
+    rejoin(model, kept)
     readable_names(model)
     declare_outputs(model, outputs)
     model.producer_name, model.producer_version = "detrt", _version()
     model.graph.name = spec.name or spec.family
     return graph.with_spec(model, spec)
+
+
+def _runnable(model: Any) -> Any:
+    """A copy that ONNX Runtime takes: plugin nodes lowered to standard operators."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    lower_msda(copy, "gather")
+    return copy
 
 
 def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,185 @@
+"""Deformable attention as one plugin node, for TensorRT 10 and 11: detrt's own plugin, or the one that TensorRT ships.
+
+Neither ONNX Runtime nor the simplifiers know such nodes, so they are cut out of a graph while it is simplified
+(`cut`, `rejoin`) and a graph is checked with its nodes lowered to standard operators. See docs/plugin.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ..errors import GraphError
+from .builder import GraphBuilder
+from .msda import DOMAIN, OP_TYPE
+
+PLUGINS = ("plugin", "nvidia-plugin")
+NVIDIA_DOMAIN, NVIDIA_OP_TYPE = "trt.plugins", "MultiscaleDeformableAttnPlugin_TRT"
+_INPUT_TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT)
+_CUT = "/detrt_cut"
+
+
+def plugin_nodes(model: onnx.ModelProto) -> dict[str, int]:
+    """Operator -> how many nodes of it only a TensorRT plugin can run; empty for a graph of standard operators."""
+    counts: dict[str, int] = {}
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE) or node.op_type == NVIDIA_OP_TYPE:
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return counts
+
+
+def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Take the MSDeformAttn nodes out of a graph, in place: their inputs become outputs of it, their outputs inputs."""
+    graph, nodes, kept = model.graph, [], []
+    for node in graph.node:
+        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
+            nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        else:
+            kept.append(node)
+    ends = []
+    for index, node in enumerate(nodes):
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        channels = int(attributes["heads"]) * int(attributes["head_dim"])
+        axes = [f"msda_{index}_batch", f"msda_{index}_queries", channels]
+        graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, axes))
+        for place, name in enumerate(node.input):
+            end = f"{_CUT}_{index}_{place}"
+            # An Identity, since one tensor may go to several nodes, or be an initialiser.
+            ends.append(helper.make_node("Identity", [name], [end], name=end))
+            graph.output.append(helper.make_tensor_value_info(end, _INPUT_TYPES[place], None))
+    del graph.node[:]
+    graph.node.extend(kept + ends)
+    return nodes
+
+
+def rejoin(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Put nodes that `cut` took out back into their places, in place."""
+    if not nodes:
+        return
+    graph = model.graph
+    made = {node.output[0] for node in nodes}
+    for values, gone in ((graph.input, lambda name: name in made), (graph.output, lambda name: name.startswith(_CUT))):
+        kept = [value for value in values if not gone(value.name)]
+        del values[:]
+        values.extend(kept)
+    source = {
+        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.output[0].startswith(_CUT)
+    }
+    rest = [node for node in graph.node if not (node.op_type == "Identity" and node.output[0] in source)]
+    for index, node in enumerate(nodes):
+        ends = [f"{_CUT}_{index}_{place}" for place in range(len(node.input))]
+        del node.input[:]
+        node.input.extend(source.get(end, end) for end in ends)
+    ordered = _ordered([*rest, *nodes], {v.name for v in graph.input} | {t.name for t in graph.initializer})
+    del graph.node[:]
+    graph.node.extend(ordered)
+    _import(model, DOMAIN)
+
+
+def emit(model: onnx.ModelProto, how: str) -> int:
+    """Turn MSDeformAttn nodes into what a plugin takes, in place; returns how many.
+
+    "plugin": libdetrt_plugin.so, the node as it is with the plugin's version and namespace. "nvidia-plugin": TensorRT's
+    MultiscaleDeformableAttnPlugin_TRT, version 2, whose levels must all have as many points.
+
+    Raises:
+        GraphError: another choice, or a node that NVIDIA's plugin cannot compute.
+    """
+    if how not in PLUGINS:
+        raise GraphError(f"--msda must be one of {', '.join(PLUGINS)} for a plugin node; got {how!r}")
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    count = 0
+    for node in graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+            nodes.append(node)
+            continue
+        count += 1
+        if how == "plugin":
+            node.attribute.extend(
+                [helper.make_attribute("plugin_version", "1"), helper.make_attribute("plugin_namespace", DOMAIN)]
+            )
+            nodes.append(node)
+        else:
+            builder = _nvidia(node, constants, f"{node.name or '/' + OP_TYPE}.{count}")
+            nodes.extend(builder.nodes)
+            graph.initializer.extend(builder.initializers)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    if count and how == "nvidia-plugin":
+        kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+        del model.opset_import[:]
+        model.opset_import.extend(kept)
+        _import(model, NVIDIA_DOMAIN)
+    return count
+
+
+def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str) -> GraphBuilder:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    points = [int(p) for p in attributes["points_per_level"]]
+    heads, dim, levels = int(attributes["heads"]), int(attributes["head_dim"]), len(points)
+    if attributes.get("discrete"):
+        raise GraphError(
+            f"node '{node.name}' reads nearest cells (discrete sampling), which NVIDIA's plugin cannot; "
+            "choose --msda plugin or --msda gather"
+        )
+    if len(set(points)) != 1:
+        raise GraphError(
+            f"node '{node.name}' has {points} points in its levels; NVIDIA's plugin takes the same number in each; "
+            "choose --msda plugin or --msda gather"
+        )
+    value, shapes, locations, weights = node.input
+    b = GraphBuilder(prefix)
+    if shapes in constants:
+        sizes = numpy_helper.to_array(constants[shapes]).reshape(levels, 2)
+        starts = b.const(np.concatenate([[0], np.cumsum(sizes.prod(1))[:-1]]), np.int32)
+        shapes = b.const(sizes, np.int32)
+    else:
+        shapes = b.op("Cast", shapes, to=TensorProto.INT32)
+        height, width = b.op("Split", shapes, b.ints(1, 1), outputs=2, axis=1)
+        areas = b.reshape(b.op("Mul", height, width), levels)
+        starts = b.op("CumSum", areas, b.const(0, np.int64), exclusive=1)
+    places = b.reshape(locations, 0, 0, heads, levels, points[0], 2)
+    shares = b.reshape(weights, 0, 0, heads, levels, points[0])
+    made = f"{prefix}_output"  # (batch, queries, heads, head_dim)
+    b.nodes.append(
+        helper.make_node(
+            NVIDIA_OP_TYPE,
+            [value, shapes, starts, places, shares],
+            [made],
+            name=prefix,
+            domain=NVIDIA_DOMAIN,
+            plugin_version="2",
+            plugin_namespace="",
+        )
+    )
+    b.op("Reshape", made, b.ints(0, 0, heads * dim), output=node.output[0])
+    return b
+
+
+def _import(model: onnx.ModelProto, domain: str) -> None:
+    if all(entry.domain != domain for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def _ordered(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.NodeProto]:
+    """Nodes so that each comes after what it reads; otherwise in the order that they have."""
+    made = {name for node in nodes for name in node.output}
+    waiting, ordered, known = list(nodes), [], set(known) | {""}
+    while waiting:
+        later = []
+        for node in waiting:
+            inner = {name for a in node.attribute if a.HasField("g") for inside in a.g.node for name in inside.input}
+            if all(name in known or name not in made for name in (*node.input, *inner)):
+                ordered.append(node)
+                known.update(node.output)
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            raise GraphError(f"the graph has a circle at node '{waiting[0].name}'; this is a bug in detrt")
+        waiting = later
+    return ordered
