@@ -1,0 +1,154 @@
+#include "library.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include <cuda_runtime_api.h>
+
+#include "detrt/error.hpp"
+
+namespace detrt::tensorrt {
+namespace {
+
+constexpr std::size_t kept_lines = 200;
+
+std::string joined(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers)
+    text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text.empty() ? "(none)" : text;
+}
+
+} // namespace
+
+std::string library_version() {
+#if DETRT_IS_RTX || NV_TENSORRT_MAJOR >= 10
+  return std::to_string(getInferLibMajorVersion()) + "." + std::to_string(getInferLibMinorVersion()) + "." +
+         std::to_string(getInferLibPatchVersion()) + "." + std::to_string(getInferLibBuildVersion());
+#endif
+}
+
+Logger& Logger::instance() {
+  static Logger logger;
+  return logger;
+}
+
+void Logger::log(Severity severity, const char* text) noexcept {
+  if (severity > Severity::kWARNING || text == nullptr)
+    return;
+  // These accompany every error on a machine without a driver.
+  if (std::strstr(text, "checkMacros.cpp::catchCudaError") || std::strstr(text, "Thread context has not been set!"))
+    return;
+  try {
+    const std::lock_guard<std::mutex> held(lock_);
+    if (lines_.size() < kept_lines && std::find(lines_.begin(), lines_.end(), text) == lines_.end())
+      lines_.emplace_back(text);
+  } catch (...) { // an error message that does not fit into memory is not worth a crash
+  }
+}
+
+std::string Logger::taken() {
+  const std::lock_guard<std::mutex> held(lock_);
+  std::string text;
+  for (const std::string& line : lines_)
+    text += (text.empty() ? "" : "; ") + line;
+  lines_.clear();
+  return text.empty() ? "TensorRT gave no reason" : text;
+}
+
+std::optional<int> device_of(const std::string& device) {
+  if (device == "cpu")
+    return std::nullopt;
+  if (device == "auto" || device == "cuda")
+    return 0;
+  const std::string digits = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
+    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
+  return std::stoi(digits);
+}
+
+std::string refusal(const BundleFile& file, int device) {
+  if (!file.engine)
+    return "'" + file.path + "' has no facts in detrt.json; build the bundle again with detrt build";
+  const EngineFacts& facts = *file.engine;
+  if (facts.target != target)
+    return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " + library_name;
+  const std::string version = library_version();
+  if (facts.tensorrt_version != version)
+    return "'" + file.path + "' was built with " + library_name + " " + facts.tensorrt_version + " and runs only on it; this is " + version +
+           ": install that version, or build the engine again";
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    (void)cudaGetLastError();
+    return std::string("no CUDA device was found (") + (status == cudaSuccess ? "none is there" : cudaGetErrorString(status)) +
+           "); run it on a machine with an NVIDIA GPU and its driver, or run the bundle on the CPU with another back end";
+  }
+  if (device >= count)
+    return "there is no device cuda:" + std::to_string(device) + ", only " + std::to_string(count) + " GPUs; count from 0";
+  cudaDeviceProp gpu{};
+  if (const cudaError_t asked = cudaGetDeviceProperties(&gpu, device); asked != cudaSuccess)
+    return std::string("device cuda:") + std::to_string(device) + " does not answer: " + cudaGetErrorString(asked);
+  const int capability = 10 * gpu.major + gpu.minor;
+  const std::vector<int>& built = facts.compute_capabilities;
+  if (std::find(built.begin(), built.end(), capability) == built.end())
+    return "'" + file.path + "' was built for compute capability " + joined(built) + "; this GPU, " + gpu.name + ", has " +
+           std::to_string(capability) + ": build an engine for it" + (DETRT_IS_RTX ? " with --sm " + std::to_string(capability) : " on it");
+  return "";
+}
+
+void load_plugins(const std::vector<std::string>& paths) {
+  if (paths.empty())
+    return;
+  if (DETRT_IS_RTX)
+    throw Error(ErrorKind::usage, "TensorRT-RTX has no plugin layers; leave the plugin libraries out, and build the engine from a graph of "
+                                  "standard operators (--msda gather)");
+  static std::mutex lock;
+  static std::set<std::filesystem::path> loaded;
+  const std::lock_guard<std::mutex> held(lock);
+  for (const std::string& path : paths) {
+    std::error_code failed;
+    const std::filesystem::path place = std::filesystem::canonical(path, failed);
+    if (failed || !std::filesystem::is_regular_file(place))
+      throw Error(ErrorKind::usage, "there is no plugin library '" + path + "'; build one with cmake -S cpp/plugin, or check the path");
+    if (loaded.count(place))
+      continue;
+    if (getPluginRegistry()->loadLibrary(place.c_str()) == nullptr)
+      throw Error(ErrorKind::session, "the plugin library '" + path + "' was not loaded: " + Logger::instance().taken() +
+                                          ". It must be built against the headers of " + library_name + " " + library_version());
+    loaded.insert(place);
+  }
+}
+
+std::unique_ptr<nvinfer1::IRuntime> make_runtime() {
+  // The version of the library, not of the headers: they may differ in the minor version, and do for TensorRT-RTX.
+  std::unique_ptr<nvinfer1::IRuntime> runtime(
+      static_cast<nvinfer1::IRuntime*>(createInferRuntime_INTERNAL(&Logger::instance(), getInferLibVersion())));
+  if (!runtime)
+    throw Error(ErrorKind::session, std::string(library_name) + " cannot start: " + Logger::instance().taken());
+  return runtime;
+}
+
+std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::vector<char> bytes;
+  if (file) {
+    bytes.resize(static_cast<std::size_t>(file.tellg()));
+    file.seekg(0);
+    file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+  if (!file)
+    throw Error(ErrorKind::session, "'" + path.string() + "' cannot be read");
+  std::unique_ptr<nvinfer1::ICudaEngine> engine(runtime.deserializeCudaEngine(bytes.data(), bytes.size()));
+  if (!engine) {
+    const std::string reason = Logger::instance().taken();
+    const bool plugin = reason.find("lugin") != std::string::npos;
+    throw Error(ErrorKind::session, "'" + path.string() + "' was not opened by " + library_name + " " + library_version() + ": " + reason +
+                                        (plugin ? "; give its plugin library with --plugin" : "; build the engine again on this machine"));
+  }
+  return engine;
+}
+
+} // namespace detrt::tensorrt

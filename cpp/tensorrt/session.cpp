@@ -1,0 +1,303 @@
+#include "session.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace detrt::tensorrt {
+namespace {
+
+// TensorRT stays on the device of the thread that calls it.
+void use(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+
+std::vector<std::int64_t> shape_of(const nvinfer1::Dims& dims) { return {dims.d, dims.d + std::max<std::int32_t>(dims.nbDims, 0)}; }
+
+DType dtype_of_type(nvinfer1::DataType type, const std::string& name) {
+  switch (type) {
+  case nvinfer1::DataType::kFLOAT: return DType::float32;
+  case nvinfer1::DataType::kHALF: return DType::float16;
+  case nvinfer1::DataType::kBF16: return DType::bfloat16;
+  case nvinfer1::DataType::kINT32: return DType::int32;
+  case nvinfer1::DataType::kINT64: return DType::int64;
+  case nvinfer1::DataType::kUINT8: return DType::uint8;
+  case nvinfer1::DataType::kBOOL: return DType::boolean;
+  default:
+    throw Error(ErrorKind::session, "tensor '" + name + "' of the engine has a type that libdetrt does not know; export the model with "
+                                    "float32 or float16 inputs and outputs");
+  }
+}
+
+std::size_t bytes_of(const std::vector<std::int64_t>& shape, DType dtype) {
+  std::size_t bytes = size_of(dtype);
+  for (const std::int64_t length : shape)
+    bytes *= static_cast<std::size_t>(length);
+  return bytes;
+}
+
+} // namespace
+
+void* GrowingOutput::reallocateOutputAsync(const char*, void*, std::uint64_t bytes, std::uint64_t, cudaStream_t) noexcept {
+  try {
+    buffer_.ensure(static_cast<std::size_t>(bytes));
+    return buffer_.device.get();
+  } catch (...) { // TensorRT reports the missing memory
+    return nullptr;
+  }
+}
+
+void GrowingOutput::notifyShape(const char*, const nvinfer1::Dims& dims) noexcept {
+  try {
+    shape = shape_of(dims);
+  } catch (...) {
+    shape.clear();
+  }
+}
+
+TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
+    : path_(file.path), device_(device_of(options.device).value_or(0)), use_graphs_(options.cuda_graph) {
+  if (options.contexts < 1 || options.contexts > 64)
+    throw Error(ErrorKind::usage, "contexts must be from 1 to 64; got " + std::to_string(options.contexts));
+  if (const std::string why = refusal(file, device_); !why.empty())
+    throw Error(ErrorKind::session, why);
+  use(device_);
+  load_plugins(options.plugins);
+  runtime_ = make_runtime();
+  engine_ = open_engine(*runtime_, bundle.checked_path(file));
+  read_tensors(*file.engine);
+  for (int i = 0; i < options.contexts; ++i)
+    free_.push_back(make_lane());
+}
+
+TrtSession::~TrtSession() {
+  (void)cudaSetDevice(device_);
+  free_.clear(); // contexts before their engine
+}
+
+std::string TrtSession::backend() const { return std::string(target) + "-cuda:" + std::to_string(device_); }
+
+// From the engine, not from its facts: those give the names of symbolic axes.
+void TrtSession::read_tensors(const EngineFacts& facts) {
+  for (std::int32_t i = 0; i < engine_->getNbIOTensors(); ++i) {
+    const std::string name = engine_->getIOTensorName(i);
+    if (engine_->getTensorLocation(name.c_str()) == nvinfer1::TensorLocation::kHOST)
+      throw Error(ErrorKind::session, "tensor '" + name + "' of '" + path_ + "' lies in host memory (its values are shapes), which libdetrt "
+                                      "does not support; export the model with detrt export");
+    TensorInfo info{name, dtype_of_type(engine_->getTensorDataType(name.c_str()), name), shape_of(engine_->getTensorShape(name.c_str())), {}};
+    const bool input = engine_->getTensorIOMode(name.c_str()) == nvinfer1::TensorIOMode::kINPUT;
+    for (const TensorInfo& told : input ? facts.inputs : facts.outputs)
+      if (told.name == name && told.shape.size() == info.shape.size())
+        info.axes = told.axes;
+    if (input) {
+      using Selector = nvinfer1::OptProfileSelector;
+      const auto at = [&](Selector which) { return shape_of(engine_->getProfileShape(name.c_str(), 0, which)); };
+      profile_[name] = Profile{at(Selector::kMIN), at(Selector::kOPT), at(Selector::kMAX)};
+    }
+    (input ? inputs_ : outputs_).push_back(std::move(info));
+  }
+}
+
+std::optional<std::int64_t> TrtSession::max_batch() const {
+  std::optional<std::int64_t> most;
+  for (const auto& [name, range] : profile_)
+    if (!range.max.empty())
+      most = std::min(most.value_or(std::numeric_limits<std::int64_t>::max()), range.max.front());
+  return most;
+}
+
+std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> TrtSession::limits(const std::string& input) const {
+  const auto row = profile_.find(input);
+  if (row == profile_.end())
+    return std::nullopt;
+  return std::pair(row->second.min, row->second.max);
+}
+
+std::unique_ptr<Lane> TrtSession::make_lane() {
+  auto lane = std::make_unique<Lane>();
+  lane->stream = make_stream();
+  lane->context.reset(engine_->createExecutionContext());
+  if (!lane->context)
+    throw Error(ErrorKind::session, "TensorRT could not prepare '" + path_ + "' for running (" + Logger::instance().taken() +
+                                        "), most likely for lack of GPU memory; use fewer contexts, or build it with a smaller max of "
+                                        "--batch, --height and --width");
+  // Only the first context of an engine has the profile from the start.
+  if (lane->context->getOptimizationProfile() != 0 && !lane->context->setOptimizationProfileAsync(0, lane->stream.get()))
+    throw Error(ErrorKind::session, "TensorRT refused the profile of '" + path_ + "': " + Logger::instance().taken());
+  return lane;
+}
+
+std::unique_ptr<Lane> TrtSession::take_lane() {
+  std::unique_lock<std::mutex> held(lock_);
+  freed_.wait(held, [&] { return !free_.empty() || missing_ > 0; });
+  if (free_.empty()) {
+    --missing_;
+    held.unlock();
+    try {
+      return make_lane();
+    } catch (...) {
+      give_lane(nullptr);
+      throw;
+    }
+  }
+  std::unique_ptr<Lane> lane = std::move(free_.back());
+  free_.pop_back();
+  return lane;
+}
+
+void TrtSession::give_lane(std::unique_ptr<Lane> lane) {
+  {
+    const std::lock_guard<std::mutex> held(lock_);
+    if (lane)
+      free_.push_back(std::move(lane));
+    else
+      ++missing_;
+  }
+  freed_.notify_one();
+}
+
+Tensors TrtSession::run(const Tensors& feeds) {
+  check_feeds(inputs_, feeds);
+  check_profile(feeds);
+  use(device_);
+  std::unique_ptr<Lane> lane = take_lane();
+  try {
+    Tensors outputs = run_on(*lane, feeds);
+    give_lane(std::move(lane));
+    return outputs;
+  } catch (...) {
+    // In no state that a later run may rely on: it is made again when it is needed.
+    lane.reset();
+    give_lane(nullptr);
+    throw;
+  }
+}
+
+void TrtSession::check_profile(const Tensors& feeds) const {
+  for (const auto& [name, range] : profile_) {
+    const std::vector<std::int64_t>& shape = feeds.at(name).shape();
+    for (std::size_t i = 0; i < shape.size() && i < range.min.size(); ++i)
+      if (shape[i] < range.min[i] || shape[i] > range.max[i])
+        throw Error(ErrorKind::session, "input '" + name + "' has shape " + shape_text(shape) + "; '" + path_ + "' takes from " +
+                                            shape_text(range.min) + " to " + shape_text(range.max) +
+                                            "; use a smaller --batch, or build the engine for more");
+  }
+}
+
+Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds) {
+  bind(lane, feeds);
+  for (const TensorInfo& info : inputs_) {
+    const Tensor& tensor = feeds.at(info.name);
+    Buffer& buffer = lane.buffers.at(info.name);
+    if (tensor.bytes() == 0)
+      continue;
+    std::memcpy(buffer.host.get(), tensor.data(), tensor.bytes());
+    check(cudaMemcpyAsync(buffer.device.get(), buffer.host.get(), tensor.bytes(), cudaMemcpyHostToDevice, lane.stream.get()),
+          "the copy to the GPU");
+  }
+  execute(lane);
+  ++lane.runs;
+  return download(lane);
+}
+
+// Gives the context its shapes and addresses, where they are not set already.
+void TrtSession::bind(Lane& lane, const Tensors& feeds) {
+  std::vector<std::vector<std::int64_t>> shapes;
+  for (const TensorInfo& info : inputs_)
+    shapes.push_back(feeds.at(info.name).shape());
+  if (lane.runs > 0 && shapes == lane.shapes)
+    return;
+  lane.runs = 0;
+  lane.graph = RunnableGraph(); // it holds the old shapes and addresses
+  nvinfer1::IExecutionContext& context = *lane.context;
+  const auto refused = [&](const std::string& what) {
+    return Error(ErrorKind::session, "TensorRT refused " + what + ": " + Logger::instance().taken() + "; build the engine again");
+  };
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    nvinfer1::Dims dims{};
+    dims.nbDims = static_cast<std::int32_t>(shapes[i].size());
+    std::copy(shapes[i].begin(), shapes[i].end(), dims.d);
+    if (!context.setInputShape(inputs_[i].name.c_str(), dims))
+      throw refused("the shape " + shape_text(shapes[i]) + " of input '" + inputs_[i].name + "'");
+  }
+  if (context.inferShapes(0, nullptr) != 0)
+    throw refused("to tell the shapes of the outputs");
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    Buffer& buffer = lane.buffers[inputs_[i].name];
+    buffer.ensure(bytes_of(shapes[i], inputs_[i].dtype));
+    if (!context.setTensorAddress(inputs_[i].name.c_str(), buffer.device.get()))
+      throw refused("the address of input '" + inputs_[i].name + "'");
+  }
+  for (const TensorInfo& info : outputs_) {
+    Buffer& buffer = lane.buffers[info.name];
+    const std::vector<std::int64_t> shape = shape_of(context.getTensorShape(info.name.c_str()));
+    lane.output_shapes[info.name] = shape;
+    if (std::all_of(shape.begin(), shape.end(), [](std::int64_t length) { return length >= 0; })) {
+      buffer.ensure(bytes_of(shape, info.dtype));
+      if (!context.setTensorAddress(info.name.c_str(), buffer.device.get()))
+        throw refused("the address of output '" + info.name + "'");
+      continue;
+    }
+    std::unique_ptr<GrowingOutput>& growing = lane.growing[info.name];
+    if (!growing)
+      growing = std::make_unique<GrowingOutput>(buffer);
+    if (!context.setOutputAllocator(info.name.c_str(), growing.get()))
+      throw refused("memory for output '" + info.name + "'");
+  }
+  lane.shapes = std::move(shapes);
+}
+
+void TrtSession::execute(Lane& lane) {
+  // The first run with new shapes still sets the context up, which must not be recorded.
+  if (use_graphs_ && lane.growing.empty() && lane.runs > 0 && !lane.graph)
+    record(lane);
+  if (lane.graph) {
+    check(cudaGraphLaunch(lane.graph.get(), lane.stream.get()), "cudaGraphLaunch");
+    return;
+  }
+  if (!lane.context->enqueueV3(lane.stream.get()))
+    throw Error(ErrorKind::session, "'" + path_ + "' could not be run: " + Logger::instance().taken());
+}
+
+// An engine that cannot be recorded is an error: the caller asked for a graph, and can leave it out.
+void TrtSession::record(Lane& lane) {
+  check(cudaStreamBeginCapture(lane.stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  const bool started = lane.context->enqueueV3(lane.stream.get());
+  cudaGraph_t captured = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(lane.stream.get(), &captured);
+  const Graph graph(captured);
+  if (!started || ended != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw Error(ErrorKind::session, "'" + path_ + "' cannot be recorded as a CUDA graph (" +
+                                        (started ? cudaGetErrorString(ended) : Logger::instance().taken()) + "); run it without one");
+  }
+  cudaGraphExec_t runnable = nullptr;
+  check(cudaGraphInstantiate(&runnable, graph.get(), 0), "cudaGraphInstantiate");
+  lane.graph = RunnableGraph(runnable);
+}
+
+Tensors TrtSession::download(Lane& lane) {
+  if (!lane.growing.empty()) {
+    check(cudaStreamSynchronize(lane.stream.get()), "the run");
+    for (const auto& [name, growing] : lane.growing)
+      lane.output_shapes[name] = growing->shape;
+  }
+  for (const TensorInfo& info : outputs_) {
+    Buffer& buffer = lane.buffers.at(info.name);
+    const std::size_t bytes = bytes_of(lane.output_shapes.at(info.name), info.dtype);
+    if (bytes > buffer.bytes)
+      throw Error(ErrorKind::session, "output '" + info.name + "' of '" + path_ + "' is larger than its memory; build the engine again");
+    if (bytes)
+      check(cudaMemcpyAsync(buffer.host.get(), buffer.device.get(), bytes, cudaMemcpyDeviceToHost, lane.stream.get()),
+            "the copy from the GPU");
+  }
+  check(cudaStreamSynchronize(lane.stream.get()), "the run");
+  Tensors outputs;
+  for (const TensorInfo& info : outputs_) {
+    Tensor tensor(info.dtype, lane.output_shapes.at(info.name));
+    if (tensor.bytes())
+      std::memcpy(tensor.data(), lane.buffers.at(info.name).host.get(), tensor.bytes());
+    outputs.emplace(info.name, std::move(tensor));
+  }
+  return outputs;
+}
+
+} // namespace detrt::tensorrt

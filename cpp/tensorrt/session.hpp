@@ -1,0 +1,81 @@
+// One engine, and the contexts that run it.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda.hpp"
+#include "detrt/session.hpp"
+#include "library.hpp"
+
+namespace detrt::tensorrt {
+
+// Memory of an output whose shape depends on the data: asked for while the engine runs.
+class GrowingOutput final : public nvinfer1::IOutputAllocator {
+public:
+  explicit GrowingOutput(Buffer& buffer) : buffer_(buffer) {}
+  void* reallocateOutputAsync(const char* name, void* current, std::uint64_t bytes, std::uint64_t alignment,
+                              cudaStream_t stream) noexcept override;
+  void notifyShape(const char* name, const nvinfer1::Dims& dims) noexcept override;
+  std::vector<std::int64_t> shape; // of the last run
+
+private:
+  Buffer& buffer_;
+};
+
+// An execution context with its own stream, memory and recorded graph: what one run() uses.
+struct Lane {
+  std::unique_ptr<nvinfer1::IExecutionContext> context;
+  Stream stream;
+  std::map<std::string, Buffer> buffers;
+  std::map<std::string, std::unique_ptr<GrowingOutput>> growing;
+  std::vector<std::vector<std::int64_t>> shapes; // of the inputs that the context is set to
+  std::map<std::string, std::vector<std::int64_t>> output_shapes;
+  RunnableGraph graph; // of these shapes and addresses
+  int runs = 0;        // with these shapes
+};
+
+class TrtSession final : public Session {
+public:
+  TrtSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options);
+  ~TrtSession() override;
+
+  const std::vector<TensorInfo>& inputs() const override { return inputs_; }
+  const std::vector<TensorInfo>& outputs() const override { return outputs_; }
+  std::string backend() const override;
+  std::optional<std::int64_t> max_batch() const override;
+  // TensorRT-RTX prepares kernels for every shape.
+  std::int64_t length_step() const override { return DETRT_IS_RTX ? 16 : 1; }
+  std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> limits(const std::string& input) const override;
+  Tensors run(const Tensors& feeds) override;
+
+private:
+  void read_tensors(const EngineFacts& facts);
+  std::unique_ptr<Lane> make_lane();
+  std::unique_ptr<Lane> take_lane();
+  void give_lane(std::unique_ptr<Lane> lane);
+  void check_profile(const Tensors& feeds) const;
+  void bind(Lane& lane, const Tensors& feeds);
+  void execute(Lane& lane);
+  void record(Lane& lane);
+  Tensors download(Lane& lane);
+  Tensors run_on(Lane& lane, const Tensors& feeds);
+
+  std::string path_;
+  int device_;
+  bool use_graphs_;
+  std::unique_ptr<nvinfer1::IRuntime> runtime_;
+  std::unique_ptr<nvinfer1::ICudaEngine> engine_;
+  std::vector<TensorInfo> inputs_, outputs_;
+  std::map<std::string, Profile> profile_;
+  std::vector<std::unique_ptr<Lane>> free_;
+  int missing_ = 0; // lanes that failed and are not made again yet
+  std::mutex lock_;
+  std::condition_variable freed_;
+};
+
+} // namespace detrt::tensorrt
