@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from native import BUILD, CLASSES, LARGEST, QUERIES, SIDES, tensors
 
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.files import sha256_of
 from detrt.session import FakeSession, TensorInfo
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
-
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("DETRT_CPP_BUILD", ROOT / "build/cpp/test"))
-SIDES, QUERIES, CLASSES, LARGEST = (32, 40), 12, 3, 8
-
-
-def run(*command, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240, **options)
 
 
 @pytest.fixture(scope="session")
@@ -92,15 +83,6 @@ def bundle(module, spec, tmp_path_factory) -> Path:
     entry = BundleFile("inductor", path.name, sha256_of(path), path.stat().st_size, facts)
     Bundle(folder, spec, Provenance("test"), (entry,)).save()
     return folder
-
-
-def tensors() -> tuple[tuple[dict, ...], tuple[dict, ...]]:
-    inputs = ({"name": "pixel_values", "dtype": "uint8", "shape": ["batch", 3, *SIDES]},)
-    outputs = (
-        {"name": "logits", "dtype": "float32", "shape": ["batch", QUERIES, CLASSES]},
-        {"name": "pred_boxes", "dtype": "float32", "shape": ["batch", QUERIES, 4]},
-    )
-    return inputs, outputs
 
 
 @pytest.fixture(scope="session")

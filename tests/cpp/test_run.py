@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import LARGEST, ROOT, run
+from native import LARGEST, ROOT, run
 from PIL import Image
 
 from detrt.detector import Detector
