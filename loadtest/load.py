@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -194,7 +196,7 @@ def report(name: str, tally: Tally, seconds: float, **more: object) -> None:
 
 
 def in_process(model: str, paths: list[Path], seconds: float) -> None:
-    """The loop that a program without a server would run, in two forms."""
+    """The loop that a program without a server would run: as it comes, decoding ahead, and one loop for each core."""
     threads = len(os.sched_getaffinity(0))
     files = [path.read_bytes() for path in paths]
     inputs = expand_inputs([str(path) for path in paths])
@@ -206,7 +208,7 @@ def in_process(model: str, paths: list[Path], seconds: float) -> None:
         def ahead() -> int:
             return sum(1 for _ in detect_inputs(detector, inputs))
 
-        for name, work in (("in-process loop", plain), ("in-process loop, decoding ahead", ahead)):
+        def timed(name: str, work: Callable[[], int]) -> None:
             work()
             start, images = time.perf_counter(), 0
             while time.perf_counter() - start < seconds:
@@ -214,6 +216,15 @@ def in_process(model: str, paths: list[Path], seconds: float) -> None:
             took = time.perf_counter() - start
             row = {"test": name, "seconds": round(took, 1), "threads": threads, "images_per_s": round(images / took, 1)}
             print(json.dumps(row), flush=True)
+
+        timed("in-process loop", plain)
+        timed("in-process loop, decoding ahead", ahead)
+    with contextlib.ExitStack() as stack:
+        opened = [Detector.open(model, threads=1, threshold=THRESHOLD, batch_size=BATCH) for _ in range(threads)]
+        for one in opened:
+            stack.enter_context(one)
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        timed("in-process loops, a thread and a model for each core", lambda: sum(pool.map(lambda d: len(d(files)), opened)))
 
 
 def throughput(model: str, samples: list[Sample], clients: int, seconds: float, options: list[str]) -> None:
