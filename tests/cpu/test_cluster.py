@@ -234,6 +234,18 @@ def test_results_of_unknown_origin(place):
         start(["in"])
 
 
+def test_a_folder_that_is_not_shared(place):
+    """Workers of other machines wrote to their own disks."""
+
+    class Elsewhere(Here):
+        def run(self, shards):
+            self.detector.place = Place(place / "disk of another machine")
+            yield from super().run(shards)
+
+    with pytest.raises(OutputError, match="all machines share"):
+        start(["in"], runner=Elsewhere())
+
+
 def test_a_changed_file_is_noticed(place):
     shades(place / "many", 16)
     start(["many"])

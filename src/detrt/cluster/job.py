@@ -247,7 +247,7 @@ def _collect(
         with open(path, "w", encoding="utf-8") as file:
             mark = "["
             for shard in shards:
-                rows = read_results(place.read(part_name(shard.number)) or b"", f"{place.name}/{part_name(shard.number)}")
+                rows = read_results(_part(place, shard), f"{place.name}/{part_name(shard.number)}")
                 if tuple(row["image_id"] for row in rows) != shard.image_ids:
                     raise _changed(place, shard)
                 for row in rows:
@@ -270,12 +270,22 @@ def _counted(place: Place, shards: Sequence[Shard]) -> tuple[int, int]:
     """Check that every image has one row; (detections, images that were not read)."""
     detections = bad = 0
     for shard in shards:
-        facts = part_facts(place.read(part_name(shard.number)) or b"")
+        facts = part_facts(_part(place, shard))
         if facts is None or facts.image_ids != shard.image_ids:
             raise _changed(place, shard)
         detections += facts.detections
         bad += facts.bad
     return detections, bad
+
+
+def _part(place: Place, shard: Shard) -> bytes:
+    data = place.read(part_name(shard.number))
+    if data is None:
+        raise OutputError(
+            f"'{place.name}' lacks {part_name(shard.number)}, which a worker has written; on a cluster --output must be an "
+            "address such as s3://bucket/run1, or a folder that all machines share"
+        )
+    return data
 
 
 def _changed(place: Place, shard: Shard) -> OutputError:
