@@ -112,7 +112,7 @@ std::vector<Detections> Detector::run(std::vector<const Image*> images, Timing& 
         feeds.emplace(name, tensor);
       runs.push_back(session_->run(feeds));
     }
-    outputs = prompt_->merged(std::move(runs), static_cast<std::int64_t>(images.size()));
+    outputs = prompt_->merged(runs, static_cast<std::int64_t>(images.size()));
   } else {
     outputs = session_->run(batch.feeds);
   }

@@ -136,57 +136,63 @@ Tensors Prompt::feeds(std::size_t part, std::int64_t images, const Session& sess
   return feeds;
 }
 
-Tensors Prompt::merged(std::vector<Tensors> runs, std::int64_t images) const {
+Tensors Prompt::merged(const std::vector<Tensors>& runs, std::int64_t images) const {
+  return spec_.decode.in_graph ? merged_decoded(runs, images) : merged_raw(runs, images);
+}
+
+Tensors Prompt::merged_decoded(const std::vector<Tensors>& runs, std::int64_t images) const {
+  Tensors result;
+  const std::int64_t k = model_.max_detections;
+  Tensor boxes(DType::float32, {images, k, 4}), scores(DType::float32, {images, k}), labels(DType::int64, {images, k});
+  Tensor counts(DType::int64, {images});
+  for (std::int64_t image = 0; image < images; ++image) {
+    struct Row {
+      Place place;
+      float score;
+      std::int64_t id;
+    };
+    std::vector<Row> rows;
+    for (std::size_t p = 0; p < runs.size(); ++p) {
+      const float* box = output(runs[p], "boxes", DType::float32, 3, images, k).as<float>() + image * k * 4;
+      const float* score = output(runs[p], "scores", DType::float32, 2, images, k).as<float>() + image * k;
+      const std::int64_t* id = output(runs[p], "labels", DType::int64, 2, images, k).as<std::int64_t>() + image * k;
+      const std::int64_t count =
+          output(runs[p], "num_detections", DType::int64, 1, images, 0).as<std::int64_t>()[image];
+      for (std::int64_t i = 0; i < std::clamp<std::int64_t>(count, 0, k); ++i)
+        if (id[i] >= 0 &&
+            id[i] < static_cast<std::int64_t>(parts_[p].phrases.size())) // a phrase of the padding is none
+          rows.push_back({{{box[i * 4], box[i * 4 + 1], box[i * 4 + 2], box[i * 4 + 3]}, p, rows.size()},
+                          score[i],
+                          parts_[p].phrases[static_cast<std::size_t>(id[i])].class_id});
+    }
+    std::vector<Row> sorted = rows;
+    std::stable_sort(sorted.begin(), sorted.end(), [](const Row& a, const Row& b) { return a.score > b.score; });
+    std::vector<Place> places;
+    for (const Row& row : sorted)
+      places.push_back(row.place);
+    if (runs.size() > 1 && model_.select == Select::query)
+      places = one_a_place(places, places.size());
+    const auto kept = std::min(static_cast<std::int64_t>(places.size()), k);
+    for (std::int64_t i = 0; i < kept; ++i) {
+      const Row& row = rows[places[static_cast<std::size_t>(i)].index];
+      std::copy_n(row.place.box.begin(), 4, boxes.as<float>() + (image * k + i) * 4);
+      scores.as<float>()[image * k + i] = row.score;
+      labels.as<std::int64_t>()[image * k + i] = row.id;
+    }
+    counts.as<std::int64_t>()[image] = kept;
+  }
+  result["boxes"] = std::move(boxes);
+  result["scores"] = std::move(scores);
+  result["labels"] = std::move(labels);
+  result["num_detections"] = std::move(counts);
+  return result;
+}
+
+// Queries of all parts after one another; what a part was not asked for has minus infinity.
+Tensors Prompt::merged_raw(const std::vector<Tensors>& runs, std::int64_t images) const {
   const std::int64_t classes = spec_.decode.num_classes, queries = model_.num_queries;
   const auto parts = static_cast<std::int64_t>(runs.size());
   Tensors result;
-  if (spec_.decode.in_graph) {
-    const std::int64_t k = model_.max_detections;
-    Tensor boxes(DType::float32, {images, k, 4}), scores(DType::float32, {images, k}),
-        labels(DType::int64, {images, k});
-    Tensor counts(DType::int64, {images});
-    for (std::int64_t image = 0; image < images; ++image) {
-      struct Row {
-        Place place;
-        float score;
-        std::int64_t id;
-      };
-      std::vector<Row> rows;
-      for (std::size_t p = 0; p < runs.size(); ++p) {
-        const float* box = output(runs[p], "boxes", DType::float32, 3, images, k).as<float>() + image * k * 4;
-        const float* score = output(runs[p], "scores", DType::float32, 2, images, k).as<float>() + image * k;
-        const std::int64_t* id = output(runs[p], "labels", DType::int64, 2, images, k).as<std::int64_t>() + image * k;
-        const std::int64_t count =
-            output(runs[p], "num_detections", DType::int64, 1, images, 0).as<std::int64_t>()[image];
-        for (std::int64_t i = 0; i < std::clamp<std::int64_t>(count, 0, k); ++i)
-          if (id[i] >= 0 &&
-              id[i] < static_cast<std::int64_t>(parts_[p].phrases.size())) // a phrase of the padding is none
-            rows.push_back({{{box[i * 4], box[i * 4 + 1], box[i * 4 + 2], box[i * 4 + 3]}, p, rows.size()},
-                            score[i],
-                            parts_[p].phrases[static_cast<std::size_t>(id[i])].class_id});
-      }
-      std::vector<Row> sorted = rows;
-      std::stable_sort(sorted.begin(), sorted.end(), [](const Row& a, const Row& b) { return a.score > b.score; });
-      std::vector<Place> places;
-      for (const Row& row : sorted)
-        places.push_back(row.place);
-      if (parts > 1 && model_.select == Select::query)
-        places = one_a_place(places, places.size());
-      const auto kept = std::min(static_cast<std::int64_t>(places.size()), k);
-      for (std::int64_t i = 0; i < kept; ++i) {
-        const Row& row = rows[places[static_cast<std::size_t>(i)].index];
-        std::copy_n(row.place.box.begin(), 4, boxes.as<float>() + (image * k + i) * 4);
-        scores.as<float>()[image * k + i] = row.score;
-        labels.as<std::int64_t>()[image * k + i] = row.id;
-      }
-      counts.as<std::int64_t>()[image] = kept;
-    }
-    result["boxes"] = std::move(boxes);
-    result["scores"] = std::move(scores);
-    result["labels"] = std::move(labels);
-    result["num_detections"] = std::move(counts);
-    return result;
-  }
   Tensor logits(DType::float32, {images, queries * parts, classes}),
       boxes(DType::float32, {images, queries * parts, 4});
   std::fill_n(logits.as<float>(), logits.elements(), minus_infinity);
@@ -219,32 +225,39 @@ Tensors Prompt::merged(std::vector<Tensors> runs, std::int64_t images) const {
     }
   }
   if (parts > 1 && model_.select == Select::query)
-    for (std::int64_t image = 0; image < images; ++image) {
-      std::vector<float> best(static_cast<std::size_t>(queries * parts));
-      for (std::size_t q = 0; q < best.size(); ++q) {
-        const float* row = logits.as<float>() + (image * queries * parts + static_cast<std::int64_t>(q)) * classes;
-        best[q] = *std::max_element(row, row + classes);
-      }
-      std::vector<std::size_t> order(best.size());
-      std::iota(order.begin(), order.end(), std::size_t{0});
-      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return best[a] > best[b]; });
-      std::vector<Place> places;
-      for (std::size_t q : order) {
-        const float* b = boxes.as<float>() + (image * queries * parts + static_cast<std::int64_t>(q)) * 4;
-        const float w = b[2] / 2, h = b[3] / 2;
-        places.push_back({{b[0] - w, b[1] - h, b[0] + w, b[1] + h}, q / static_cast<std::size_t>(queries), q});
-      }
-      std::vector<bool> stays(best.size(), false);
-      for (const Place& place : one_a_place(places, static_cast<std::size_t>(spec_.decode.max_detections)))
-        stays[place.index] = true;
-      for (std::size_t q = 0; q < stays.size(); ++q)
-        if (!stays[q])
-          std::fill_n(logits.as<float>() + (image * queries * parts + static_cast<std::int64_t>(q)) * classes, classes,
-                      minus_infinity);
-    }
+    keep_one_a_place(logits, boxes);
   result["logits"] = std::move(logits);
   result["pred_boxes"] = std::move(boxes);
   return result;
+}
+
+// Of boxes of two parts on the same place the better one stays, whatever its class.
+void Prompt::keep_one_a_place(Tensor& logits, const Tensor& boxes) const {
+  const std::int64_t images = logits.shape()[0], rows = logits.shape()[1], classes = logits.shape()[2];
+  const std::int64_t queries = model_.num_queries;
+  for (std::int64_t image = 0; image < images; ++image) {
+    std::vector<float> best(static_cast<std::size_t>(rows));
+    for (std::size_t q = 0; q < best.size(); ++q) {
+      const float* row = logits.as<float>() + (image * rows + static_cast<std::int64_t>(q)) * classes;
+      best[q] = *std::max_element(row, row + classes);
+    }
+    std::vector<std::size_t> order(best.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return best[a] > best[b]; });
+    std::vector<Place> places;
+    for (std::size_t q : order) {
+      const float* b = boxes.as<float>() + (image * rows + static_cast<std::int64_t>(q)) * 4;
+      const float w = b[2] / 2, h = b[3] / 2;
+      places.push_back({{b[0] - w, b[1] - h, b[0] + w, b[1] + h}, q / static_cast<std::size_t>(queries), q});
+    }
+    std::vector<bool> stays(best.size(), false);
+    for (const Place& place : one_a_place(places, static_cast<std::size_t>(spec_.decode.max_detections)))
+      stays[place.index] = true;
+    for (std::size_t q = 0; q < stays.size(); ++q)
+      if (!stays[q])
+        std::fill_n(logits.as<float>() + (image * rows + static_cast<std::int64_t>(q)) * classes, classes,
+                    minus_infinity);
+  }
 }
 
 } // namespace detrt

@@ -42,11 +42,15 @@ public:
   // The text inputs for a batch of images, padded to lengths that the session takes. Throws Error.
   Tensors feeds(std::size_t part, std::int64_t images, const Session& session) const;
   // Outputs of every part to those of a model with spec(). Throws Error (session).
-  Tensors merged(std::vector<Tensors> runs, std::int64_t images) const;
+  Tensors merged(const std::vector<Tensors>& runs, std::int64_t images) const;
   // Gives detections the phrases and where they stand in the prompt.
   void name(Detections& detections) const;
 
 private:
+  Tensors merged_raw(const std::vector<Tensors>& runs, std::int64_t images) const;
+  Tensors merged_decoded(const std::vector<Tensors>& runs, std::int64_t images) const;
+  void keep_one_a_place(Tensor& logits, const Tensor& boxes) const;
+
   std::string text_;
   bool listed_ = false;
   std::int64_t pad_id_ = 0;
