@@ -211,10 +211,10 @@ def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | N
     return Answer(text.encode("utf-8", "backslashreplace"), decode_ms, model_ms, len(kept))
 
 
-def chunks_of(batch: Batch) -> list[list[int]]:
-    """Indices of a batch of images, in parts that may be decoded at once."""
+def parts_of(batch: Batch) -> tuple[list[list[int]], bool]:
+    """Indices of a batch of images, in parts that may be decoded at once; and whether the first may be while another runs."""
     parts: list[list[int]] = [[]]
-    total = 0
+    total = first = 0
     for index, task in enumerate(batch.tasks):
         pixels = declared_pixels(task.data) if isinstance(task, ImageTask) else 0
         if parts[-1] and total + pixels > PIXELS_AT_ONCE:
@@ -222,4 +222,5 @@ def chunks_of(batch: Batch) -> list[list[int]]:
             total = 0
         parts[-1].append(index)
         total += pixels
-    return parts
+        first = total if len(parts) == 1 else first
+    return parts, first <= PIXELS_AT_ONCE

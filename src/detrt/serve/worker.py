@@ -21,11 +21,11 @@ from PIL import Image
 
 from ..errors import DetrtError
 from . import wire
-from .runner import Decoded, Model, chunks_of, decoded
+from .runner import Decoded, Model, decoded, parts_of
 from .wire import Batch, Done, Failed, ImageTask, Ready, Refusal, Setup, TensorTask
 
-# A batch, its parts, and the images of the first part, which are being decoded.
-Work = tuple[Batch, list[list[int]], list["Future[Decoded]"]]
+# A batch, its parts, and the images of the first part, which are being decoded; None: they are too large to be, ahead.
+Work = tuple[Batch, list[list[int]], "list[Future[Decoded]] | None"]
 
 
 def main(descriptor: int) -> None:
@@ -69,8 +69,8 @@ def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: q
     try:
         while True:
             batch = wire.receive(sock)
-            parts = chunks_of(batch)
-            coming.put((batch, parts, _start(batch, parts[0], pool, setup.max_pixels)))
+            parts, ahead = parts_of(batch)
+            coming.put((batch, parts, _start(batch, parts[0], pool, setup.max_pixels) if ahead else None))
     except (EOFError, OSError):
         os._exit(0)  # the front process has gone; the model may be running, and nobody waits for it
     except Exception:
@@ -93,7 +93,7 @@ def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, max_pi
             return Done(batch.number, tuple(model.infer(tensors, runs.append)), tuple(runs))
         results = []
         for number, part in enumerate(parts):
-            futures = started if number == 0 else _start(batch, part, pool, max_pixels)
+            futures = started if number == 0 and started is not None else _start(batch, part, pool, max_pixels)
             images = [future.result() for future in futures]
             tasks = [task for i in part if isinstance(task := batch.tasks[i], ImageTask)]
             results += model.detect(tasks, images, runs.append)
