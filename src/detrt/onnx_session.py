@@ -13,6 +13,7 @@ import numpy as np
 
 from .bundle import MANIFEST, Bundle
 from .errors import MissingPackageError, SessionError, SpecError
+from .onnx_binding import Binding, is_fixed
 from .session import Feeds, Outputs, TensorInfo, check_feeds, check_spec
 from .spec import ModelSpec
 
@@ -91,6 +92,24 @@ class OnnxSession:
         self.outputs = tuple(map(_tensor_info, session.get_outputs()))
         self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))
         check_spec(self.name, self.spec, self.inputs, self.outputs)
+        self._binding: Binding | None = None
+        if self.backend == "onnxruntime-cuda":
+            self._bind(onnxruntime, source, options, providers)
+
+    def _bind(self, onnxruntime: Any, source: Any, options: Any, providers: list[Any]) -> None:
+        """Keep tensors on the GPU; replay a CUDA graph where the shapes are fixed and ONNX Runtime can capture it."""
+        fixed = is_fixed(self.inputs) and is_fixed(self.outputs)
+        index = int(providers[0][1]["device_id"])
+        if fixed:
+            graphs = [(providers[0][0], {**providers[0][1], "enable_cuda_graph": "1"}), *providers[1:]]
+            try:
+                self._session = onnxruntime.InferenceSession(source, options, providers=graphs)
+            except Exception as error:  # as above
+                fixed = False
+                self.note = f"ONNX Runtime runs this graph without a CUDA graph: {_short(error)}"
+        else:
+            self.note = "without a CUDA graph, because the size or the batch is symbolic"
+        self._binding = Binding(self._session, onnxruntime.OrtValue, "cuda", index, self.outputs, fixed=fixed)
 
     def _find_spec(self, path: Path | None) -> ModelSpec:
         text = self._session.get_modelmeta().custom_metadata_map.get(SPEC_KEY)
@@ -118,8 +137,11 @@ class OnnxSession:
             raise SessionError(f"the session of {self.name} is closed")
         check_feeds(self.inputs, feeds)
         names = [info.name for info in self.outputs]
+        arrays = {name: np.ascontiguousarray(a) for name, a in feeds.items()}
         try:
-            values = self._session.run(names, {name: np.ascontiguousarray(a) for name, a in feeds.items()})
+            if self._binding is not None:
+                return self._binding.run(arrays)
+            values = self._session.run(names, arrays)
         except Exception as error:  # as above
             shapes = {name: a.shape for name, a in feeds.items()}
             raise SessionError(f"{self.name} failed on inputs of shape {shapes}: {_short(error)}") from error
@@ -127,7 +149,7 @@ class OnnxSession:
 
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
-        self._session = None
+        self._session = self._binding = None
 
     def __enter__(self) -> OnnxSession:
         return self

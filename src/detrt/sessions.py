@@ -9,13 +9,14 @@ from pathlib import Path
 
 from .bundle import MANIFEST, Bundle, BundleFile
 from .errors import EngineError, MissingPackageError, SessionError, SpecError
+from .inductor_session import InductorSession
 from .onnx_session import OnnxSession
 from .prompted import PromptedSession
 from .session import Session, is_tower
 from .spec import ModelSpec
 from .tokens import PromptTokenizer
 
-BACKENDS = ("auto", "onnxruntime", "tensorrt", "torch")
+BACKENDS = ("auto", "onnxruntime", "tensorrt", "inductor", "torch")
 
 
 def open_session(
@@ -33,11 +34,11 @@ def open_session(
 ) -> Session:
     """Open a model for running.
 
-    ref: a bundle folder (the engine that suits this GPU, else its ONNX file; `session.note` says
-        why), a `.onnx` file, a `.engine` file, or a checkpoint: `hf:org/name`, a folder with
+    ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.note`
+        says why), a `.onnx` file, a `.engine` file, a `.pt2` package, or a checkpoint: `hf:org/name`, a folder with
         config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
     backend: one of BACKENDS; anything but "auto" must suit the reference.
-    provider, threads: for ONNX Runtime ("cpu", "cuda", "cuda:1"). device: for TensorRT and PyTorch
+    provider, threads: for ONNX Runtime ("cpu", "cuda", "cuda:1"). device: for TensorRT, packages and PyTorch
         ("cuda:0", "cpu"); None is the back end's own default.
     spec: replaces the spec of an ONNX file.
     trust_remote_code: run Python code that comes with a checkpoint.
@@ -60,7 +61,7 @@ def open_session(
         if value is not None and kind != "checkpoint":
             raise SpecError(
                 f"--{name} '{os.fspath(value)}' says how a checkpoint is read; '{os.fspath(ref)}' is "
-                f"{'an' if kind in ('engine', 'onnx') else 'a'} {kind} and has its own; leave it out"
+                f"{'an' if kind in ('engine', 'onnx', 'inductor') else 'a'} {kind} and has its own; leave it out"
             )
     if kind == "onnx":
         onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
@@ -70,6 +71,8 @@ def open_session(
         tower = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
         tower_engine = tower if tower != Path(ref) and tower.is_file() else None
         return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=tower_engine)
+    if kind == "inductor":
+        return InductorSession(ref, device=device)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, provider, device, threads, spec)
     try:
@@ -93,7 +96,7 @@ def open_session(
 
 
 def kind_of(ref: str | os.PathLike) -> str:
-    """What a reference is: "bundle", "onnx", "engine" or "checkpoint"; looks at names and folders only.
+    """What a reference is: "bundle", "onnx", "engine", "inductor" or "checkpoint"; looks at names and folders only.
 
     Raises:
         SessionError: a path that is not there, or a file or folder of another kind.
@@ -111,6 +114,8 @@ def kind_of(ref: str | os.PathLike) -> str:
         return "onnx"
     if suffix in (".engine", ".plan", ".trt"):
         return "engine"
+    if suffix == ".pt2":
+        return "inductor"
     scheme, colon, rest = text.partition(":")
     if colon and scheme.isalpha() and len(scheme) > 1 and rest:
         return "checkpoint"
@@ -129,7 +134,8 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     runs = {
         "onnx": ("onnxruntime",),
         "engine": ("tensorrt",),
-        "bundle": ("onnxruntime", "tensorrt"),
+        "inductor": ("inductor",),
+        "bundle": ("onnxruntime", "tensorrt", "inductor"),
         "checkpoint": ("torch",),
     }[kind]
     if backend != "auto" and backend not in runs:
@@ -152,10 +158,11 @@ def _open_bundle(
     spec: ModelSpec | None,
 ) -> Session:
     reasons = []
-    engines = bundle.of_kind("engine") if backend != "onnxruntime" else []
+    engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
+    packages = bundle.of_kind("inductor") if backend in ("auto", "inductor") else []
     # A spec or a provider is asked of ONNX Runtime, so it decides between the two.
     if backend == "auto" and (spec is not None or provider != "cpu"):
-        engines = []
+        engines, packages = [], []
     for entry in engines:
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
         path = bundle.checked_path(entry)
@@ -165,6 +172,15 @@ def _open_bundle(
             reasons.append(f"{entry.path}: {error}")
         else:
             return _with_text_of(bundle, session, backend, provider, device, threads, entry)
+    opened = _open_package(bundle, packages, device, reasons)
+    if opened is not None:
+        return opened
+    if backend == "inductor":
+        why = "; ".join(reasons) or "it holds none"
+        raise EngineError(
+            f"no compiled package of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build MODEL -o OUT "
+            "--target inductor"
+        )
     if backend == "tensorrt":
         why = "; ".join(reasons) or "it holds no engine"
         raise EngineError(f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build")
@@ -175,9 +191,20 @@ def _open_bundle(
     onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
     if reasons:
         onnx.note = "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
-    elif engines == [] and backend == "auto" and not bundle.of_kind("engine"):
+    elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
         onnx.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
+
+
+def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> Session | None:
+    """The first package that runs here, those of a GPU first; why the others do not is added to `reasons`."""
+    for entry in sorted(packages, key=lambda e: e.engine is None or not e.engine.compute_capabilities):
+        path = bundle.checked_path(entry)
+        try:
+            return InductorSession(path, bundle.spec, entry.engine, device=device)
+        except (EngineError, MissingPackageError, SessionError) as error:
+            reasons.append(f"{entry.path}: {error}")
+    return None
 
 
 def _with_text_of(

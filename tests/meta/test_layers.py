@@ -13,7 +13,7 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 
 # package -> files and folders that may import it when they are loaded, and those that may inside functions only.
 ALWAYS: dict[str, tuple[str, ...]] = {
-    "torch": ("sources/", "export/", "torch_session.py", "models/", "kernels/"),
+    "torch": ("sources/", "export/", "torch_session.py", "models/", "kernels/", "inductor/"),
     "transformers": ("sources/", "export/", "torch_session.py", "models/"),
     "triton": ("kernels/triton_msda.py",),
     "onnx": ("graph/", "precision/"),
@@ -36,7 +36,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("serve/metrics.py",),
 }
 INSIDE: dict[str, tuple[str, ...]] = {
-    "torch": ("bench.py",),
+    "torch": ("bench.py", "inductor_session.py"),
     "transformers": ("bench.py",),
     "onnx": ("export/onnx.py",),
     "onnxslim": ("graph/",),
@@ -55,7 +55,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bundle.py", "session.py"),
     ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "scenes_phrases.py", "suppress.py"),
     ("prompts.py", "text_decode.py", "tokens.py", "prompted.py", "bound.py"),
-    ("sources/", "export/", "graph/", "engine/", "onnx_session.py", "torch_session.py", "models/", "kernels/"),
+    (
+        "sources/",
+        "export/",
+        "graph/",
+        "engine/",
+        "onnx_session.py",
+        "onnx_binding.py",
+        "torch_session.py",
+        "models/",
+        "kernels/",
+        "inductor/",
+        "inductor_session.py",
+    ),
     ("sessions.py", "detector.py", "devices.py", "compare.py"),
     ("",),  # all others: parity, bench, pipeline, draw, outputs, ...
     ("cli/",),

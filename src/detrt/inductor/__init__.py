@@ -1,0 +1,1 @@
+"""The target `inductor`: a checkpoint compiled by PyTorch for one CPU or GPU, and the session that runs it."""

@@ -1,0 +1,196 @@
+"""A checkpoint -> a compiled package and its sidecar, in a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .. import bundle, files
+from ..bundle import EngineFacts
+from ..engine import explain
+from ..engine.build import Progress, _end, _environment, _tail, _wait
+from ..errors import EngineError, ExportError, GateError, MissingPackageError, SourceError, SpecError
+from ..spec import ModelSpec
+from .config import PRECISIONS, InductorConfig, package_name
+
+WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.inductor.worker")
+_KINDS = {"GateError": GateError, "ExportError": ExportError, "SourceError": SourceError, "SpecError": SpecError}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPackage:
+    """A written package. size in bytes; error: largest difference to PyTorch, relative to the largest value."""
+
+    path: Path
+    facts: EngineFacts
+    size: int
+    error: float
+
+
+def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
+    """Find out before minutes of export whether this machine can compile.
+
+    Raises:
+        MissingPackageError: no torch. EngineError: no C++ compiler, no GPU, or a model that the target cannot take.
+    """
+    if find_spec("torch") is None:
+        raise MissingPackageError("torch", "export", "--target inductor")
+    if not compiler():
+        raise EngineError(
+            "--target inductor needs a C++ compiler, and neither g++ nor clang++ is on the PATH; install one (Debian, Ubuntu: "
+            "apt-get install g++), or name it in the environment variable CXX"
+        )
+    if spec is not None and spec.text is not None:
+        raise EngineError(
+            "--target inductor is not for models that take a prompt yet; use --target onnx, tensorrt-rtx or tensorrt"
+        )
+
+
+def compiler() -> str | None:
+    """The C++ compiler that PyTorch will call."""
+    named = os.environ.get("CXX", "").split()
+    return shutil.which(named[0]) if named else shutil.which("g++") or shutil.which("clang++")
+
+
+def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
+    """The spec at the package's one size; inputs and outputs stay those of the bundle.
+
+    Raises:
+        EngineError: a size that the model cannot take.
+    """
+    given = spec.input
+    height, width = (t[0] if t else side for t, side in ((config.height, given.height), (config.width, given.width)))
+    if not given.dynamic and (height, width) != given.size_hw:
+        raise EngineError(f"this model takes {given.height}x{given.width} only; got {height}x{width}; leave the size out")
+    multiple = given.multiple_of
+    if config.height is None:
+        height, width = (-(-side // multiple) * multiple for side in (height, width))
+    if height % multiple or width % multiple:
+        raise EngineError(f"both sides must be multiples of {multiple} for this model; got {height}x{width} (height x width)")
+    return replace(spec, input=replace(given, height=height, width=width, dynamic=False)) if given.dynamic else spec
+
+
+def build_package(
+    ref: str,
+    folder: Path,
+    config: InductorConfig,
+    spec: ModelSpec,
+    precision: str = "fp32",
+    *,
+    loading: Mapping[str, Any] | None = None,
+    onnx_sha256: str = "",
+    progress: Progress | None = None,
+) -> BuiltPackage:
+    """Compile a checkpoint into `folder`, with a sidecar; both are written whole or not at all.
+
+    ref, loading: as `load_source` takes them. spec: of the bundle. precision: one of PRECISIONS.
+
+    Raises:
+        EngineError: the choices do not fit, no compiler or GPU, the compiler failed or took too long.
+        GateError: the package's outputs are not those of PyTorch. ExportError: the model cannot be captured.
+    """
+    check_ready(config, spec)
+    if precision not in PRECISIONS:
+        raise EngineError(
+            f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
+        )
+    spec_here = fixed_spec(spec, config)
+    place = folder / f".package-{os.getpid()}.pt2"
+    try:
+        answer = _run(ref, place, config, spec_here, precision, dict(loading or {}), progress)
+        sms = tuple(answer["compute_capabilities"])
+        path = folder / package_name(config.device, sms[0] if sms else None, precision)
+        os.replace(place, path)
+    finally:
+        files.remove(place)
+    facts = EngineFacts(
+        target=config.label,
+        tensorrt_version=answer["torch"],
+        compute_capabilities=sms,
+        precision=precision,
+        profile=answer["profile"],
+        onnx_sha256=onnx_sha256,
+        layers=answer["nodes"],
+        build_seconds=answer["build_seconds"],
+        options={
+            "format": answer["format"],
+            **config.to_dict(),
+            **answer["machine"],
+            "share": answer["share"],
+            "errors": answer["errors"],
+        },
+        inputs=tuple(answer["inputs"]),
+        outputs=tuple(answer["outputs"]),
+        peak_memory_mib=answer["peak_memory_mib"],
+    )
+    bundle.write_sidecar(path, spec, facts)
+    if progress:
+        progress(1.0, "done")
+    return BuiltPackage(path, facts, answer["size"], max(answer["errors"].values()))
+
+
+def _run(
+    ref: str,
+    package: Path,
+    config: InductorConfig,
+    spec: ModelSpec,
+    precision: str,
+    loading: dict[str, Any],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Run the compiler process and return its answer; kill it whatever happens here."""
+    with tempfile.TemporaryDirectory(prefix="detrt-inductor-") as name:
+        scratch = Path(name)
+        paths = {key: scratch / f"{key}.json" for key in ("request", "answer", "progress")}
+        local = ref if ":" in ref and not Path(ref).exists() else str(Path(ref).resolve())
+        if ref.startswith("ckpt:"):
+            local = "ckpt:" + str(Path(ref[5:]).resolve())
+        request = {
+            "ref": local,
+            "loading": {k: str(Path(v).resolve()) if isinstance(v, Path) else v for k, v in loading.items()},
+            "spec": spec.to_dict(),
+            "config": config.to_dict(),
+            "precision": precision,
+            "package": str(package.resolve()),
+            "answer": str(paths["answer"]),
+            "progress": str(paths["progress"]),
+        }
+        paths["request"].write_text(json.dumps(request), "utf-8")
+        log = scratch / "log.txt"
+        environment = {**_environment(), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
+        if "CXX" not in os.environ:
+            environment["CXX"] = str(compiler())
+        with open(log, "wb") as log_file:
+            process = subprocess.Popen(
+                [*WORKER_COMMAND, str(paths["request"])],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                cwd=scratch,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                _wait(process, config.timeout_seconds, paths["progress"], progress)
+            finally:
+                _end(process)
+        if not paths["answer"].is_file():
+            raise EngineError(explain.ended(process.returncode, _tail(log)))
+        answer: dict[str, Any] = json.loads(paths["answer"].read_text("utf-8"))
+        if not answer["ok"]:
+            if answer["kind"] == "os":
+                raise OSError(answer["errno"], answer["message"])
+            if answer["kind"] == "internal":
+                tail = _tail(log).strip().splitlines()[-1:] or [""]
+                raise EngineError(f"the compiler process failed: {answer['message']}\n  {tail[0]}")
+            raise _KINDS.get(answer["kind"], EngineError)(answer["message"])
+        return answer

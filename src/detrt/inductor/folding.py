@@ -1,0 +1,234 @@
+"""What depends on weights and fixed sizes alone is computed once, and what does nothing goes.
+
+The graphs are functional, so a node whose inputs are known is a constant, and a node without users can go.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .nodes import MSDA, VIEWS, Constants, aten, is_pure, uniform, value_of
+
+# A folded tensor larger than this stays what computes it, unless it was a weight before.
+LARGEST_CONSTANT = 256 << 20  # bytes
+_CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
+
+
+def drop_checks(graph: fx.GraphModule) -> None:
+    """Remove assertions about what was traced, and steps that do nothing."""
+    for node in list(graph.graph.nodes):
+        name = str(node.target)
+        if (node.op == "call_module" and "guard" in name) or any(check in name for check in _CHECKS):
+            node.replace_all_uses_with(None)  # type: ignore[arg-type]
+            graph.graph.erase_node(node)
+        elif node.op == "call_function" and node.target in (
+            aten.alias.default,
+            aten.lift_fresh_copy.default,
+            aten.detach.default,
+        ):
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+        elif node.op == "call_function" and node.target == aten.view.default:
+            node.target = aten.reshape.default  # a joined product gives slices, which have no view
+        elif node.op == "call_function" and node.target == aten.dropout.default and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+
+
+def plain_norms(graph: fx.GraphModule) -> None:
+    """BatchNorm has one of two forms, depending on whether gradients were on while capturing; take the plain one."""
+    for node in list(graph.graph.nodes):
+        if node.target != aten._native_batch_norm_legit_no_training.default:
+            continue
+        firsts = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+        if len(firsts) != len(node.users):
+            continue
+        data, weight, bias, mean, var, momentum, eps = node.args
+        with graph.graph.inserting_before(node):
+            new = graph.graph.call_function(aten.batch_norm.default, (data, weight, bias, mean, var, False, momentum, eps, False))
+        val = value_of(node)
+        new.meta["val"] = val[0] if isinstance(val, (tuple, list)) else value_of(firsts[0])
+        for first in firsts:
+            first.replace_all_uses_with(new)
+            graph.graph.erase_node(first)
+        graph.graph.erase_node(node)
+
+
+def fold_constants(graph: fx.GraphModule) -> None:
+    """Compute what depends on weights and fixed sizes alone: position tables, anchors, masks, scaled weights.
+
+    A tensor of one value becomes `full`, which the compiler puts into the code that reads it.
+    """
+    constants = Constants(graph)
+    known: dict[fx.Node, Any] = {}
+    folded: list[fx.Node] = []
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            tensor = constants.get(node)
+            if tensor is not None:
+                known[node] = tensor
+        elif node.op == "call_function" and _can_fold(node, known):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: known[n])
+            with torch.no_grad():
+                result = node.target(*args, **kwargs)
+            if isinstance(result, Tensor) and result.numel() * result.element_size() > LARGEST_CONSTANT:
+                continue
+            known[node] = result
+            folded.append(node)
+    for node in folded:
+        outside = [user for user in node.users if user not in known]
+        if not outside:
+            continue
+        result = known[node]
+        if isinstance(result, Tensor):
+            new = _constant_node(constants, node, result)
+            for user in outside:
+                user.replace_input_with(node, new)
+        elif isinstance(result, (bool, int, float)):
+            for user in outside:
+                _replace_by_number(user, node, result)
+    graph.graph.eliminate_dead_code()
+
+
+def _can_fold(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
+    if not all(source in known for source in node.all_input_nodes):
+        return False
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target == MSDA:
+        return False
+    return is_pure(node.target)
+
+
+def _constant_node(constants: Constants, node: fx.Node, result: Tensor) -> fx.Node:
+    graph = constants.graph.graph
+    if result.numel() > 1 and result.dtype != torch.int64:
+        first = result.flatten()[0]
+        if bool((result == first).all()):
+            number = first.item()
+            with graph.inserting_before(node):
+                new = graph.call_function(
+                    aten.full.default, (list(result.shape), number), {"dtype": result.dtype, "device": result.device}
+                )
+            new.meta["val"] = value_of(node)
+            return new
+    # A view of something else is stored whole and by itself.
+    return constants.add(result.contiguous().clone(), node, node)
+
+
+def _replace_by_number(user: fx.Node, node: fx.Node, number: Any) -> None:
+    swap = lambda n: number if n is node else n  # noqa: E731
+    user.args, user.kwargs = fx.map_arg(user.args, swap), fx.map_arg(user.kwargs, swap)
+
+
+def _same_form(a: Any, b: Any) -> bool:
+    x, y = value_of(a), value_of(b)
+    return x is not None and y is not None and tuple(x.shape) == tuple(y.shape) and x.dtype == y.dtype
+
+
+def drop_neutral(graph: fx.GraphModule) -> None:
+    """Remove masks that mask nothing: all the image is picture where there is no padding mask."""
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target == aten.scaled_dot_product_attention.default:
+            mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+            value = uniform(_through_views(mask))
+            if value is not None and (value is True or (value == 0 and value is not False)):
+                if len(node.args) > 3:
+                    node.args = (*node.args[:3], None, *node.args[4:])
+                else:
+                    node.kwargs = {**node.kwargs, "attn_mask": None}
+            continue
+        kept = _neutral(node)
+        if isinstance(kept, fx.Node) and _same_form(kept, node):
+            node.replace_all_uses_with(kept)
+    graph.graph.eliminate_dead_code()
+
+
+def _through_views(node: Any) -> Any:
+    while isinstance(node, fx.Node) and node.target in VIEWS:
+        node = node.args[0]
+    return node
+
+
+def _neutral(node: fx.Node) -> Any:
+    """The input that a node gives back unchanged, else None."""
+    target, args = node.target, node.args
+    if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        return args[0] if uniform(args[1]) in (False, 0) and uniform(args[1]) is not None else None
+    if target == aten.where.self:
+        value = uniform(args[0])
+        return None if value is None else args[1] if value else args[2]
+    if target in (aten.mul.Tensor, aten.add.Tensor, aten.div.Tensor):
+        for data, other in ((args[0], args[1]), (args[1], args[0])):
+            value = uniform(other)
+            if value is None:
+                continue
+            if target == aten.mul.Tensor and value == 1:
+                return data
+            if target == aten.add.Tensor and value == 0 and not node.kwargs:
+                return data
+            if target == aten.div.Tensor and value == 1 and other is args[1]:
+                return data
+    if target in (aten.to.dtype, aten._to_copy.default):
+        return args[0]  # the caller compares types
+    return None
+
+
+def fold_into_convolutions(graph: fx.GraphModule) -> None:
+    """BatchNorm, frozen BatchNorm and scales behind a convolution become its weight and bias."""
+    constants = Constants(graph)
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target not in (aten.conv2d.default, aten.conv2d.padding):
+            continue
+        weight = constants.get(node.args[1])
+        bias = constants.get(node.args[2]) if len(node.args) > 2 else None
+        if weight is None or (len(node.args) > 2 and node.args[2] is not None and bias is None):
+            continue
+        w, b = weight.double(), None if bias is None else bias.double()
+        changed, last = False, node
+        while len(last.users) == 1:
+            user = next(iter(last.users))
+            affine = _affine(user, last, constants, w.shape[0])
+            if affine is None:
+                break
+            scale, shift = affine
+            w = w * scale.view(-1, 1, 1, 1)
+            b = shift if b is None else b * scale + shift
+            changed, last = True, user
+        if not changed:
+            continue
+        new_weight = constants.add(w.to(weight.dtype), node, node)
+        new_bias = constants.add(b.to(weight.dtype), node, node)  # type: ignore[union-attr]
+        node.args = (node.args[0], new_weight, new_bias, *node.args[3:])
+        last.replace_all_uses_with(node)
+    graph.graph.eliminate_dead_code()
+
+
+def _affine(user: fx.Node, data: fx.Node, constants: Constants, channels: int) -> tuple[Tensor, Tensor] | None:
+    """(scale, shift) by channel of a node that does nothing else, float64."""
+    if user.op != "call_function" or not user.args or user.args[0] is not data:
+        return None
+    if user.target == aten.batch_norm.default:
+        _, weight, bias, mean, var, training, _, eps, _ = user.args
+        tensors = [constants.get(n) for n in (weight, bias, mean, var)]
+        if training or tensors[2] is None or tensors[3] is None:
+            return None
+        ones = torch.ones(channels, dtype=torch.float64, device=tensors[2].device)
+        gain, offset, centre, spread = (None if t is None else t.double() for t in tensors)
+        scale = (ones if gain is None else gain) / (spread + eps).sqrt()  # type: ignore[operator]
+        return scale, (ones * 0 if offset is None else offset) - centre * scale  # type: ignore[operator]
+    if user.target in (aten.mul.Tensor, aten.add.Tensor) and not user.kwargs:
+        tensor = constants.get(user.args[1])
+        if tensor is None or tensor.ndim not in (3, 4) or tensor.numel() != channels or tensor.shape[-3] != channels:
+            return None
+        vector = tensor.double().flatten()
+        if user.target == aten.mul.Tensor:
+            return vector, torch.zeros_like(vector)
+        return torch.ones_like(vector), vector
+    return None

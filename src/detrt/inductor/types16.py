@@ -1,0 +1,259 @@
+"""FP16 and BF16 in the captured graph, by the rules of `detrt.precision.rules`.
+
+Products, convolutions, attention and what lies between them run in the low type. What ends in positions, orders and
+outputs stays FP32 from the last product before it. The compiler computes fused elementwise steps in FP32 in any case,
+so that the FP32 parts cost little.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .nodes import MSDA, Constants, fake_like, finish, value_of
+
+aten = torch.ops.aten
+LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_FUSED = "detrt::ms_deform_attn_fused"
+GEMM = {
+    aten.linear.default,
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv2d.padding,
+    aten.conv_transpose2d.input,
+    aten.convolution.default,
+    aten.matmul.default,
+    aten.bmm.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.einsum.default,
+    aten.scaled_dot_product_attention.default,
+}
+BARRIER = {
+    aten.layer_norm.default,
+    aten.group_norm.default,
+    aten.batch_norm.default,
+    aten.avg_pool2d.default,
+    aten.max_pool2d.default,
+}
+# No 16-bit type holds what these make.
+WIDE = {
+    "pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "sum", "mean", "prod", "cumsum", "var", "var_mean", "norm",
+    "linalg_vector_norm", "floor", "ceil", "round", "remainder", "logit",
+}  # fmt: skip
+# Their inputs decide an index, an order or a comparison.
+DECIDE = {
+    "topk", "sort", "argsort", "argmax", "argmin", "gt", "lt", "ge", "le", "eq", "ne", "floor", "ceil", "round", "sin", "cos",
+    "log", "logit", "floor_divide", "remainder", "grid_sampler", "grid_sampler_2d",
+}  # fmt: skip
+FILL, FILL_VALUE = 1e30, 16384.0  # larger finite constants mean "never"; see detrt.precision.rules
+
+
+def lower_types(graph: fx.GraphModule, precision: str) -> fx.GraphModule:
+    """Rewrite the graph in place; inputs and outputs keep their types. precision: a key of LOW."""
+    low = LOW[precision]
+    exact = _exact_nodes(graph)
+    constants = Constants(graph)
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+    now: dict[fx.Node, Any] = {}  # what each node gives by now
+    for node in graph.graph.nodes:
+        tensor = constants.get(node)
+        if tensor is not None:
+            now[node] = fake_like(tensor, node)
+
+    def given(node: Any) -> Any:
+        return now.get(node, value_of(node))
+
+    def is_float(node: Any) -> bool:
+        val = given(node)
+        return isinstance(val, Tensor) and val.dtype in (torch.float32, low)
+
+    def cast(node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        val = given(node)
+        if val.dtype == dtype:
+            return node
+        key = (node, dtype)
+        if key in casts:
+            return casts[key]
+        tensor = constants.get(node)
+        if tensor is not None:
+            tensor = _without_fills(tensor).to(dtype) if dtype == low else tensor.to(dtype)
+            new = constants.add(tensor, _first_after(node), node)
+        else:
+            with graph.graph.inserting_after(_last_of(node)):
+                new = graph.graph.call_function(aten.to.dtype, (node, dtype))
+        new.meta["val"] = now[new] = _faked(lambda: val.to(dtype), val)
+        casts[key] = new
+        return new
+
+    for node in list(graph.graph.nodes):
+        if node.op == "output":
+            node.args = (fx.map_arg(node.args[0], lambda n: cast(n, value_of(n).dtype) if is_float(n) else n),)
+            continue
+        if node.op != "call_function":
+            continue
+        floats = [n for n in node.all_input_nodes if is_float(n)]
+        if floats:
+            wanted = _wanted(node, floats, exact, low, constants, given)
+            position = _positions(node)
+            if position is not None:
+                node.args = tuple(
+                    cast(arg, want) if (want := position(index, low)) is not None and is_float(arg) else arg
+                    for index, arg in enumerate(node.args)
+                )
+            elif wanted is not None:
+                swap = lambda n: cast(n, wanted) if is_float(n) else n  # noqa: E731, B023
+                node.args, node.kwargs = fx.map_arg(node.args, swap), fx.map_arg(node.kwargs, swap)
+                if wanted == low:
+                    _small_numbers(node)
+        now[node] = _again(node, given)
+    for node, val in now.items():
+        node.meta["val"] = val
+    return finish(graph)
+
+
+def _wanted(node: fx.Node, floats: list[fx.Node], exact: set[fx.Node], low: torch.dtype, constants: Constants, given: Any) -> Any:
+    """The type that a node's inputs get; None leaves them."""
+    if node in exact:
+        return torch.float32
+    if node.target in GEMM:
+        return low
+    if _name(node) in WIDE:
+        return torch.float32
+    if node.target is operator.getitem or _is_cast(node):
+        return None
+    moving = [n for n in floats if constants.get(n) is None and n.target != aten.full.default]
+    return low if any(given(n).dtype == low for n in moving) else torch.float32
+
+
+def _positions(node: fx.Node) -> Any:
+    """For deformable attention: argument -> its type (None leaves it)."""
+    if node.target == MSDA:
+        return lambda index, low: {0: low, 2: torch.float32}.get(index)
+    if str(node.target).startswith(_FUSED.replace("::", ".")):
+        return lambda index, low: {0: low, 2: torch.float32}.get(index)
+    return None
+
+
+def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
+    """From outputs, indices, orders and angles back to the products that their values come from."""
+    todo: list[Any] = []
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            todo += node.all_input_nodes
+        elif node.op == "call_function":
+            if node.target == MSDA or str(node.target).startswith(_FUSED.replace("::", ".")):
+                todo.append(node.args[2])
+            elif _name(node) in DECIDE or (_is_cast(node) and not _floating(value_of(node))):
+                todo += node.all_input_nodes
+    exact: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen or not isinstance(node, fx.Node) or node.op != "call_function":
+            continue
+        seen.add(node)
+        val = value_of(node)
+        if isinstance(val, Tensor) and not _floating(val):
+            continue
+        if node.target in BARRIER or node.target == MSDA or str(node.target).startswith("detrt."):
+            continue
+        if node.target in GEMM and not _is_dot(node):
+            continue
+        exact.add(node)
+        todo += node.all_input_nodes
+    return exact
+
+
+def _is_dot(node: fx.Node) -> bool:
+    """A product with one vector behind a softmax, such as the expected distance of D-FINE: arithmetic, not a layer."""
+    if node.target not in (aten.linear.default, aten.matmul.default, aten.mm.default):
+        return False
+    weight = value_of(node.args[1])
+    if not isinstance(weight, Tensor) or (weight.ndim == 2 and weight.shape[0 if node.target == aten.linear.default else 1] != 1):
+        return False
+    before = node.args[0]
+    while isinstance(before, fx.Node) and _name(before) in (
+        "reshape",
+        "view",
+        "unsqueeze",
+        "squeeze",
+        "permute",
+        "transpose",
+        "flatten",
+    ):
+        before = before.args[0]
+    return isinstance(before, fx.Node) and _name(before) in ("softmax", "_softmax")
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def _is_cast(node: fx.Node) -> bool:
+    return node.target in (aten.to.dtype, aten._to_copy.default)
+
+
+def _floating(val: Any) -> bool:
+    return isinstance(val, Tensor) and val.is_floating_point()
+
+
+def _faked(step: Any, val: Any) -> Any:
+    mode = getattr(val, "fake_mode", None)
+    if mode is None:
+        return step()
+    with mode:
+        return step()
+
+
+def _again(node: fx.Node, given: Any) -> Any:
+    """What a node gives with the types that its inputs have now."""
+    values = [given(n) for n in node.all_input_nodes]
+    if any(v is None for v in values):
+        return value_of(node)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+    mode = next((m for v in values if (m := getattr(v, "fake_mode", None)) is not None), None)
+    if mode is None or not any(_floating(v) or isinstance(v, (tuple, list)) for v in values):
+        return value_of(node)
+    with mode, torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _small_numbers(node: fx.Node) -> None:
+    """Numbers that a 16-bit type has no room for, such as the fill of a mask."""
+    limit = lambda x: max(-FILL_VALUE, min(FILL_VALUE, x)) if isinstance(x, float) and FILL < abs(x) < float("inf") else x  # noqa: E731
+    node.args = tuple(limit(a) for a in node.args)
+    for source in node.all_input_nodes:
+        if source.target == aten.full.default:
+            source.args = (source.args[0], limit(source.args[1]))
+
+
+def _without_fills(tensor: Tensor) -> Tensor:
+    return torch.where((tensor.abs() > FILL) & tensor.isfinite(), tensor.sign() * FILL_VALUE, tensor)
+
+
+def _first_after(node: fx.Node) -> fx.Node:
+    return node.next
+
+
+def _last_of(node: fx.Node) -> fx.Node:
+    """Where a cast of a node goes: behind the placeholders, which must stay together."""
+    while node.op == "placeholder" and node.next.op == "placeholder":
+        node = node.next
+    return node
+
+
+def share_of_low(graph: fx.GraphModule, precision: str) -> float:
+    """Share of products and convolutions that run in the low type, 0 to 1."""
+    low = LOW[precision]
+    gemms = [n for n in graph.graph.nodes if n.op == "call_function" and n.target in GEMM]
+    typed = [n for n in gemms if isinstance(value_of(n), Tensor) and value_of(n).dtype == low]
+    return len(typed) / len(gemms) if gemms else 0.0
+
+
+__all__ = ["LOW", "lower_types", "share_of_low"]

@@ -1,0 +1,148 @@
+"""The compiler process: `python -m detrt.inductor.worker REQUEST.json`.
+
+PyTorch's compiler takes minutes and gigabytes, and a C++ compiler that fails may take its process along, so it has one of
+its own. The request: {"ref", "loading", "spec", "config", "precision", "package", "answer", "progress"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import files
+from ..engine.worker import _end_with_parent, _ProgressFile
+from ..errors import DetrtError, GateError
+from ..export.contract import contract
+from ..export.onnx import relative_error
+from ..memory import peak_memory_mib
+from ..sources import load_source
+from ..spec import ModelSpec
+from .compile import compile_package
+from .config import InductorConfig
+from .package import is_artifact, load_package
+from .program import prepare, tune_for_gpu
+from .types16 import LOW, lower_types, share_of_low
+
+# Largest difference to the captured FP32 graph, relative to the largest value; see docs/gpu.md.
+TOLERANCE = {"fp32": 1e-3, "tf32": 5e-2}
+
+
+def build(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile the package at request["package"] and return its facts.
+
+    Raises:
+        DetrtError: the model or the machine do not allow it. GateError: its outputs are not the model's.
+    """
+    config = InductorConfig.from_dict(request["config"])
+    spec = ModelSpec.from_dict(request["spec"])
+    precision = request["precision"]
+    package = Path(request["package"])
+    progress = _ProgressFile(Path(request["progress"]))
+    start = time.monotonic()
+    progress(0.0, "loading the checkpoint")
+    source = load_source(request["ref"], **request["loading"])
+    if config.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    progress(0.05, "capturing the model")
+    torch.set_grad_enabled(False)
+    captured = prepare(source, spec, config.batches, "fp32", config.device)
+    want = [t.float().cpu() for t in captured.graph(*captured.inputs)]
+    share = 1.0
+    if precision in LOW:
+        lower_types(captured.graph, precision)
+        share = share_of_low(captured.graph, precision)
+        if config.device == "cuda":
+            tune_for_gpu(captured)
+    progress(0.2, "compiling with PyTorch Inductor; this takes minutes")
+    compile_package(captured, package, tune="max" if config.tune == "max" else "")
+    progress(0.95, "comparing with PyTorch")
+    got = [t.float().cpu() for t in load_package(package, config.device)(*captured.inputs)]
+    errors = {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(captured.outputs, want, got, strict=True)}
+    _require_equal(errors, precision)
+    inputs, outputs = contract(spec)
+    low, high = config.batches
+    count = low if low == high else None
+    return {
+        "torch": torch.__version__,
+        "compute_capabilities": _capabilities(config.device),
+        "profile": {i.name: _profile(i.shape, low, high) for i in inputs},
+        "inputs": [_described(i, count) for i in inputs],
+        "outputs": [_described(o, count) for o in outputs],
+        "nodes": len(captured.graph.graph.nodes),
+        "share": round(share, 4),
+        "errors": errors,
+        "machine": _machine(config.device),
+        "format": "artifact" if is_artifact(package) else "aoti",
+        "build_seconds": round(time.monotonic() - start, 3),
+        "peak_memory_mib": round(peak_memory_mib()),
+        "size": package.stat().st_size,
+    }
+
+
+def _require_equal(errors: dict[str, float], precision: str) -> None:
+    """16-bit types are judged by detections, with detrt verify; here they must only be finite."""
+    limit = TOLERANCE.get(precision, np.inf)
+    for name, error in errors.items():
+        if not error <= limit or not np.isfinite(error):
+            raise GateError(
+                f"the compiled model differs from PyTorch by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
+                "written. Try another version of torch, or use --target onnx"
+            )
+
+
+def _profile(shape: tuple[int | str, ...], low: int, high: int) -> dict[str, list[int]]:
+    def sides(batch: int) -> list[int]:
+        return [batch if axis == "batch" else int(axis) for axis in shape]
+
+    return {"min": sides(low), "opt": sides(low), "max": sides(high)}
+
+
+def _described(info: Any, count: int | None) -> dict[str, Any]:
+    shape = [count if axis == "batch" and count is not None else axis for axis in info.shape]
+    return {"name": info.name, "dtype": info.dtype, "shape": shape}
+
+
+def _capabilities(device: str) -> list[int]:
+    if device == "cpu":
+        return []
+    major, minor = torch.cuda.get_device_capability()
+    return [major * 10 + minor]
+
+
+def _machine(device: str) -> dict[str, str]:
+    found = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    if device == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    request = json.loads(Path(arguments[0]).read_text("utf-8"))
+    _end_with_parent()
+    answer: dict[str, Any]
+    try:
+        answer = {"ok": True, **build(request)}
+    except OSError as error:
+        answer = {"ok": False, "kind": "os", "errno": error.errno, "message": str(error)}
+    except DetrtError as error:
+        answer = {"ok": False, "kind": type(error).__name__, "message": str(error)}
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        answer = {"ok": False, "kind": "internal", "message": f"{type(error).__name__}: {error}"}
+    files.write_text(Path(request["answer"]), json.dumps(answer))
+    # The compiler's pool of processes need not be waited for.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
