@@ -106,7 +106,7 @@ def build(
     with _new_folder(Path(output)) as folder:
         if is_onnx:
             spec, provenance = _adopt(Path(model), folder, stages)
-            refuse_calibration(spec, precision)
+            check_prompt(spec, precision)
         else:
             spec, provenance = _export(
                 str(model), folder, export, engines, precision, trust_remote_code, (labels, family, tokenizer), stages, say
@@ -136,12 +136,23 @@ def build(
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)
 
 
-def refuse_calibration(spec: ModelSpec, precision: PrecisionConfig) -> None:
-    """Raise ExportError for choices that run a model on images alone, if it takes a prompt as well."""
-    if spec.text is not None and precision.calibration is not None:
+def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
+    """Raise ExportError where calibration needs a prompt that is not given, or is given one that it cannot use."""
+    if spec.text is None:
+        if precision.prompt is not None:
+            raise ExportError(
+                f"--prompt {precision.prompt!r} is for models that take one; this one has fixed classes; leave it out"
+            )
+        return
+    if precision.precision == "auto":
         raise ExportError(
-            f"--calibration '{precision.calibration}' runs the model on images, which is not done yet for models that "
-            "take a prompt; leave it out: --precision fp16 and bf16 need none"
+            "--precision auto compares detections, which is not done yet for models that take a prompt; choose fp16, bf16, int8 or "
+            "fp8, and name blocks that must stay exact with --keep-fp32"
+        )
+    if precision.calibration is not None and precision.prompt is None:
+        raise ExportError(
+            f"--calibration '{precision.calibration}' runs the model, which needs to know what to look for; give --prompt "
+            "'a cat. a dog.' with it, naming things that are in the pictures"
         )
 
 
@@ -220,7 +231,7 @@ def _export(
     say("load", None, ref)
     labels, family, tokenizer = names
     source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
-    refuse_calibration(source.spec, precision)  # before minutes of export
+    check_prompt(source.spec, precision)  # before minutes of export
     for engine in engines:
         for name in ("height", "width"):
             sides = getattr(engine, name)

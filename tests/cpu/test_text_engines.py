@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
-from detrt import EngineConfig, ExportConfig, build
+from detrt import EngineConfig, ExportConfig, build, graph
 from detrt.engine.profiles import NetworkTensor, check_shapes, plan_profile
-from detrt.errors import EngineError, ExportError, SessionError, SpecError
+from detrt.errors import EngineError, ExportError, GraphError, SessionError, SpecError
 from detrt.export.contract import contract, exported_spec, tower_contract
+from detrt.graph.rounded import rounded
+from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig
+from detrt.precision.images import Prompted
+from detrt.precision.ranges import image_feeds
+from detrt.precision.stage import text_feeds
 
 
 def network(infos):
@@ -94,21 +101,73 @@ def test_a_bundle_has_every_file_and_kind(tiny, tmp_path):
     assert not (tmp_path / "d").exists()
 
 
-def test_calibration_is_refused(tmp_path):
+@pytest.fixture
+def photographs(tmp_path):
     from PIL import Image
 
     (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (64, 64)).save(tmp_path / "pictures" / "black.png")
-    types = PrecisionConfig(precision="fp16", calibration=tmp_path / "pictures")
-    with pytest.raises(ExportError, match="not done yet for models that take a prompt"):
-        build(
-            "random:omdet_turbo/tiny",
-            tmp_path / "b",
-            engines=(),
-            precision=types,
-            export=ExportConfig(check=False),
-        )
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        Image.fromarray(rng.integers(0, 256, (96, 64, 3), np.uint8)).save(tmp_path / "pictures" / f"{name}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"precision": "fp16"}, r"give --prompt 'a cat\. a dog\.' with it"),
+        ({"precision": "auto", "budget": ("drift", 0.1), "prompt": "red."}, "not done yet for models that take a prompt"),
+    ],
+)
+def test_calibration_asks_for_a_prompt(choices, message, photographs, tmp_path):
+    types = PrecisionConfig(calibration=photographs, **choices)
+    with pytest.raises(ExportError, match=message):
+        build("random:omdet_turbo/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
     assert not (tmp_path / "b").exists()
+
+
+def test_a_prompt_is_for_models_that_take_one(photographs, tmp_path):
+    types = PrecisionConfig(precision="fp16", calibration=photographs, prompt="red.")
+    with pytest.raises(ExportError, match="this one has fixed classes; leave it out"):
+        build("random:yolos/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
+    with pytest.raises(GraphError, match="goes with the pictures of --calibration"):
+        PrecisionConfig(precision="fp16", prompt="red.")
+
+
+@pytest.mark.parametrize(
+    ("name", "low"),
+    [
+        ("grounding_dino", "int8"),
+        pytest.param("grounding_dino", "fp16", marks=pytest.mark.slow),
+        pytest.param("omdet_turbo", "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_prompted_models_are_calibrated_with_their_prompt(name, low, photographs, tmp_path):
+    """The ranges are those of the prompt: they hold every tensor that the text goes through."""
+    types = PrecisionConfig(low, calibration=photographs, prompt="red circle. blue square.", quantize_share=1.0, min_share=0.01)
+    report = build(f"random:{name}/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
+    kept = report.bundle.provenance.options["precision"]
+    assert kept["calibration_images"] == 2 and kept["prompt"] == "red circle. blue square." and kept["share"]["shares"][low] > 0
+    ranges = json.loads((tmp_path / "b" / "ranges.json").read_text())["tensors"]
+    text = [row for tensor, row in ranges.items() if "text" in tensor or "task" in tensor]
+    assert text and all(row["absmax"] >= 0 and row["values"] > 0 for row in text)
+    assert any(row["absmax"] > 0 for row in text)
+    # The typed detector runs, and finds much the same as the exact one.
+    exact = build(f"random:{name}/tiny", tmp_path / "a", engines=(), export=ExportConfig(check=False))
+    outputs = []
+    for folder in (exact.bundle.folder, report.bundle.folder):
+        spec = exact.bundle.spec
+        model = rounded(graph.load(folder / "model.onnx"))
+        (feeds,) = (
+            f
+            for f in image_feeds(
+                Prompted([photographs / "a.png"], text_feeds(exact.bundle.folder / "model.onnx", types.prompt)), spec
+            )
+        )
+        with OnnxSession(model.SerializeToString(), spec) as session:
+            outputs.append(session.run(feeds)["pred_boxes"])
+    # A query of equal score may be another one; the median is not moved by it.
+    assert np.median(np.abs(outputs[0] - outputs[1])) < {"fp16": 2e-3, "int8": 0.03, "fp8": 0.05}[low]
 
 
 @pytest.mark.parametrize("name", ["grounding_dino", "omdet_turbo"])

@@ -51,6 +51,9 @@ Calibration = Annotated[
     Path | None, typer.Option(help="Folder of images or COCO file: ranges for fp16, scales for int8 and fp8.")
 ]
 CalibrationImages = Annotated[int, typer.Option(help="Use at most so many of them.")]
+CalibrationPrompt = Annotated[
+    str | None, typer.Option("--prompt", help="With --calibration, for a model that takes a prompt: what to look for meanwhile.")
+]
 Method = Annotated[str, typer.Option("--calibration-method", help="auto, entropy, percentile, mse or minmax.")]
 KeepFp32 = Annotated[
     list[str] | None, typer.Option("--keep-fp32", help="Module paths or patterns that stay FP32: decoder.layers.5,*bbox*.")
@@ -85,6 +88,7 @@ def build(
     precision: Precision = "fp32",
     calibration: Calibration = None,
     calibration_images: CalibrationImages = 128,
+    prompt: CalibrationPrompt = None,
     calibration_method: Method = "auto",
     keep_fp32: KeepFp32 = None,
     budget: Budget = None,
@@ -97,6 +101,7 @@ def build(
     timeout: Annotated[float | None, typer.Option(help="Stop an engine build after so many seconds.")] = None,
     timing_cache: Annotated[Path | None, typer.Option(help="File of measured tactics (tensorrt).")] = None,
     tf32: Annotated[bool, typer.Option("--tf32", help="Let FP32 products use TF32.")] = False,
+    plugin: Annotated[list[Path] | None, typer.Option(help="Library of TensorRT plugins; may be repeated (tensorrt).")] = None,
     check: Check = True,
     trust_remote_code: Trust = False,
     labels: Labels = None,
@@ -107,7 +112,6 @@ def build(
     json_file: Json = None,
 ) -> None:
     """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
-    plugin: Annotated[list[Path] | None, typer.Option(help="Library of TensorRT plugins; may be repeated (tensorrt).")] = None,
 
     Given an ONNX file with its spec (from detrt export), only the engine is built.
     """
@@ -128,6 +132,7 @@ def build(
         timeout_seconds=timeout,
         timing_cache=timing_cache,
         tf32=tf32,
+        plugins=plugin or (),
     )
     export = choices.export_config(
         nms=nms,
@@ -138,7 +143,6 @@ def build(
         decode=decode,
         max_detections=max_detections,
         score_threshold=score_threshold,
-        plugins=plugin or (),
         normalize=normalize,
         input_dtype=input_dtype,
         mask=mask,
@@ -149,6 +153,7 @@ def build(
         precision=precision,
         calibration=calibration,
         calibration_images=calibration_images,
+        prompt=prompt,
         method=calibration_method,
         keep_fp32=keep_fp32,
         budget=budget,
@@ -199,6 +204,7 @@ def export(
     precision: Precision = "fp32",
     calibration: Calibration = None,
     calibration_images: CalibrationImages = 128,
+    prompt: CalibrationPrompt = None,
     calibration_method: Method = "auto",
     keep_fp32: KeepFp32 = None,
     budget: Budget = None,
@@ -217,7 +223,7 @@ def export(
 ) -> None:
     """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
     from ..export import export_onnx
-    from ..pipeline import refuse_calibration
+    from ..pipeline import check_prompt
     from ..precision.capability import check_before
     from ..sources import load_source
     from . import choices, show
@@ -247,6 +253,7 @@ def export(
         precision=precision,
         calibration=calibration,
         calibration_images=calibration_images,
+        prompt=prompt,
         method=calibration_method,
         keep_fp32=keep_fp32,
         budget=budget,
@@ -261,7 +268,7 @@ def export(
     with show.progress() as step:
         step("load", None, model)
         source = load_source(model, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
-        refuse_calibration(source.spec, types)
+        check_prompt(source.spec, types)
         report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
         typed = None
         if types.target != "fp32":

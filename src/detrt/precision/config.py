@@ -30,6 +30,7 @@ class PrecisionConfig:
     calibration: folder of images, or a COCO annotation file whose images lie beside it (see
         `calibration.find`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
     calibration_images: use at most so many of them. batch_size: images a run.
+    prompt: what a model with a prompt is asked for on these images; such a model needs one.
     method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
     percentile: for that method, in percent.
     keep_fp32: module paths or glob patterns ("decoder.layers.5", "*bbox*") that stay in FP32; with int8
@@ -49,6 +50,7 @@ class PrecisionConfig:
     precision: str = "fp32"
     calibration: Path | None = None
     calibration_images: int = 128
+    prompt: str | None = None
     batch_size: int = 1
     method: str = "auto"
     percentile: float = 99.99
@@ -95,6 +97,8 @@ class PrecisionConfig:
             raise GraphError(
                 f"--precision {self.precision} needs pictures like those it will see: --calibration DIR or a COCO file"
             )
+        if self.prompt is not None and self.calibration is None:
+            raise GraphError(f"--prompt {self.prompt!r} goes with the pictures of --calibration; give those too, or leave it out")
         if self.precision == "auto" and self.calibration is None:
             raise GraphError("--precision auto needs --calibration DIR or, for --budget ap=..., a COCO file")
 

@@ -5,9 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 from ..errors import ImageError
-from ..images import IMAGE_SUFFIXES
+from ..images import IMAGE_SUFFIXES, ImageSource
+from ..session import Feeds
+
+
+class Prompted(Sequence[ImageSource]):
+    """Calibration images of a model that takes a prompt, with the text inputs of each.
+
+    texts: what the detector is fed beside one image; a list of several (a prompt that the model takes in parts) is given
+    to the images in turn.
+    """
+
+    def __init__(self, images: Sequence[ImageSource], texts: Sequence[Feeds]) -> None:
+        self.images, self.texts = images, texts
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @overload
+    def __getitem__(self, index: int) -> ImageSource: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ImageSource]: ...
+
+    def __getitem__(self, index: int | slice) -> ImageSource | Sequence[ImageSource]:
+        return Prompted(self.images[index], self.texts) if isinstance(index, slice) else self.images[index]
+
+    def text_of(self, index: int) -> Feeds:
+        return self.texts[index % len(self.texts)]
 
 
 def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:

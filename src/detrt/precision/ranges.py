@@ -16,6 +16,7 @@ from ..onnx_session import OnnxSession
 from ..preprocess import preprocess
 from ..session import Feeds
 from ..spec import ModelSpec
+from .images import Prompted
 from .rules import GEMM
 from .shapes import run_shapes
 from .view import FLOAT, GraphView
@@ -99,9 +100,10 @@ class TensorRange:
 
 
 def image_feeds(images: Sequence[ImageSource], spec: ModelSpec) -> Iterator[Feeds]:
-    """Inputs of the model, one image a run."""
-    for image in images:
-        yield preprocess([load_image(image)], spec).feeds
+    """Inputs of the model, one image a run; `Prompted` images bring their text."""
+    for index, image in enumerate(images):
+        feeds = preprocess([load_image(image)], spec).feeds
+        yield {**feeds, **images.text_of(index)} if isinstance(images, Prompted) else feeds
 
 
 def run_tensors(

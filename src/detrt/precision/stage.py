@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +11,12 @@ import onnx
 
 from .. import files, graph
 from ..errors import GraphError
+from ..images import ImageSource
+from ..session import Feeds
 from ..spec import ModelSpec
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
 from .config import PrecisionConfig
-from .images import find, images_of
+from .images import Prompted, find, images_of
 from .search import Search, plot
 
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
@@ -44,7 +46,10 @@ def convert_file(
             f"--keep-fp32 {', '.join(unknown)} fits no layer of this graph; its paths start with {', '.join(paths[:8])}; "
             "see the names with: detrt info"
         )
-    images, coco = find(config.calibration, config.calibration_images) if config.calibration else ([], None)
+    images: Sequence[ImageSource] = []
+    images, coco = find(config.calibration, config.calibration_images) if config.calibration else (images, None)
+    if images and spec.text is not None:
+        images = Prompted(images, text_feeds(path, config.prompt or ""))
     if config.precision == "auto":
         typed, report = _search(model, spec, config, images, coco, say, extras)
     else:
@@ -55,11 +60,29 @@ def convert_file(
     return report
 
 
+def text_feeds(path: Path, prompt: str) -> list[Feeds]:
+    """The text inputs of a detector for one image, for each part in which it takes the prompt; path: its ONNX file,
+    beside which its text tower and its tokenizer lie.
+
+    Raises:
+        PromptError: nothing to look for, or too many tokens.
+    """
+    from ..prompted import PromptedSession
+    from ..sessions import open_session
+
+    session = open_session(path)
+    try:
+        assert isinstance(session, PromptedSession)
+        return [session.text_feeds([part]) for part in session.ask(prompt).parts]
+    finally:
+        session.close()
+
+
 def _search(
     model: onnx.ModelProto,
     spec: ModelSpec,
     config: PrecisionConfig,
-    images: list[Path],
+    images: Sequence[ImageSource],
     coco: Path | None,
     say: Progress,
     extras: Path | None,
