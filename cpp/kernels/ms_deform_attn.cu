@@ -16,12 +16,14 @@ constexpr int tensor_core_threads = 128, vector_threads = 256;
 
 template <class T> constexpr bool is_half = sizeof(T) == 2;
 
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                                             __half) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __nv_bfloat16) {
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                                             __nv_bfloat16) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -35,18 +37,20 @@ __device__ __forceinline__ unsigned packed(float low, float high, __nv_bfloat16)
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const unsigned*>(&pair);
 }
-__device__ __forceinline__ float2 unpacked(unsigned bits, __half) { return __half22float2(*reinterpret_cast<const __half2*>(&bits)); }
+__device__ __forceinline__ float2 unpacked(unsigned bits, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
 __device__ __forceinline__ float2 unpacked(unsigned bits, __nv_bfloat16) {
   return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
 }
 
 // FP16 and BF16 values, dim 16 to 64 in steps of 8: the weighted sum of the corners as a product of matrices.
 //
-// A warp works on 8 / Lanes queries of one head, Lanes lanes of 8 channels each. Lane (g, t), g = lane / 4, t = lane % 4,
-// reads the 8 channels of its block at the four corners of sample t: these are row g and g + 8 (two channels at a time)
-// and columns 2t, 2t + 1, 2t + 8, 2t + 9 of the left matrix. It also gives column g of the right matrix: the weights of
-// the same corners, rounded, in the first lane of the query, and in the second lane what the rounding took away. So the
-// sum of two columns of the product is the sum with FP32 weights, as far as 22 (BF16: 16) bits go.
+// A warp works on 8 / Lanes queries of one head, Lanes lanes of 8 channels each. Lane (g, t), g = lane / 4, t = lane %
+// 4, reads the 8 channels of its block at the four corners of sample t: these are row g and g + 8 (two channels at a
+// time) and columns 2t, 2t + 1, 2t + 8, 2t + 9 of the left matrix. It also gives column g of the right matrix: the
+// weights of the same corners, rounded, in the first lane of the query, and in the second lane what the rounding took
+// away. So the sum of two columns of the product is the sum with FP32 weights, as far as 22 (BF16: 16) bits go.
 template <class T, class W, int Lanes, bool Discrete>
 __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const __grid_constant__ Call call) {
   extern __shared__ Level table[];
@@ -96,7 +100,8 @@ __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const 
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           if (c < Sample<Discrete>::corners) {
-            corner[c] = __ldg(reinterpret_cast<const uint4*>(values + static_cast<std::uint64_t>(sample.cell[c]) * stride));
+            corner[c] =
+                __ldg(reinterpret_cast<const uint4*>(values + static_cast<std::uint64_t>(sample.cell[c]) * stride));
             share[c] = sample.weight[c];
           } else {
             corner[c] = make_uint4(0, 0, 0, 0);
@@ -129,9 +134,7 @@ __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const 
   }
 }
 
-template <class T, int N> struct alignas(sizeof(T) * N) Pack {
-  T item[N];
-};
+template <class T, int N> struct alignas(sizeof(T) * N) Pack { T item[N]; };
 
 // Any type and dim: a thread sums N channels of one query and head.
 template <class T, class W, int N, bool Discrete>
@@ -189,11 +192,15 @@ template <class T, class W, bool Discrete> Kernel kernel_of(Method method, std::
 template <class T> Kernel kernel_of(const MsDeformAttn& call, Method method, int& channels) {
   const bool wide = call.weights_type == FloatType::fp32;
   if (call.discrete)
-    return wide ? kernel_of<T, float, true>(method, call.dim, channels) : kernel_of<T, T, true>(method, call.dim, channels);
-  return wide ? kernel_of<T, float, false>(method, call.dim, channels) : kernel_of<T, T, false>(method, call.dim, channels);
+    return wide ? kernel_of<T, float, true>(method, call.dim, channels)
+                : kernel_of<T, T, true>(method, call.dim, channels);
+  return wide ? kernel_of<T, float, false>(method, call.dim, channels)
+              : kernel_of<T, T, false>(method, call.dim, channels);
 }
 
-bool aligned(const void* pointer, std::uintptr_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
+bool aligned(const void* pointer, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
 
 bool can(const MsDeformAttn& call, Method method) {
   const bool half = call.value_type != FloatType::fp32;
@@ -211,22 +218,23 @@ bool valid(const MsDeformAttn& call, std::int64_t points) {
   for (const std::int32_t count : call.points)
     if (count < 0)
       return false;
-  return static_cast<std::int64_t>(call.points.size()) <= max_levels && points <= max_points && call.tokens < max_tokens &&
-         call.heads * call.dim * 4 < most && (call.weights_type == FloatType::fp32 || call.weights_type == call.value_type) &&
-         aligned(call.locations, 8);
+  return static_cast<std::int64_t>(call.points.size()) <= max_levels && points <= max_points &&
+         call.tokens < max_tokens && call.heads * call.dim * 4 < most &&
+         (call.weights_type == FloatType::fp32 || call.weights_type == call.value_type) && aligned(call.locations, 8);
 }
 
 int multiprocessors() {
   int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
     return 1;
   return count;
 }
 
 } // namespace
 
-// Tensor cores need fewer threads for a sum, which pays while the GPU is not full: 7.3 us against 9.4 us for 900 queries of
-// 8 heads on an H200. With 22 223 queries they take 113 us and vectors 83 us (docs/plugin.md).
+// Tensor cores need fewer threads for a sum, which pays while the GPU is not full: 7.3 us against 9.4 us for 900
+// queries of 8 heads on an H200. With 22 223 queries they take 113 us and vectors 83 us (docs/plugin.md).
 Method chosen_method(const MsDeformAttn& call) noexcept {
   constexpr std::int64_t many = 1 << 15;
   const bool vectors = can(call, Method::vectors);
@@ -248,7 +256,8 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
     return cudaSuccess;
   const std::size_t item = call.value_type == FloatType::fp32 ? 4 : 2;
   if (call.tokens == 0 || points == 0)
-    return cudaMemsetAsync(call.out, 0, static_cast<std::size_t>(call.batch * call.queries * call.heads * call.dim) * item, stream);
+    return cudaMemsetAsync(call.out, 0,
+                           static_cast<std::size_t>(call.batch * call.queries * call.heads * call.dim) * item, stream);
   const Method method = call.method == Method::automatic ? chosen_method(call) : call.method;
   if (!can(call, method))
     return cudaErrorInvalidValue;
@@ -277,9 +286,12 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
   if (method == Method::tensor_cores) {
     threads = tensor_core_threads;
     const std::int64_t lanes = call.dim <= 16 ? 2 : call.dim <= 32 ? 4 : 8;
-    const std::int64_t in_block = tensor_core_threads / 32 * (8 / lanes), blocks = (call.queries + in_block - 1) / in_block;
-    // Many queries: a block makes its table once for several rounds. Few: every block has one, so that all of the GPU works.
-    given.passes = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks * planes / (16 * multiprocessors()), 1, 8));
+    const std::int64_t in_block = tensor_core_threads / 32 * (8 / lanes),
+                       blocks = (call.queries + in_block - 1) / in_block;
+    // Many queries: a block makes its table once for several rounds. Few: every block has one, so that all of the GPU
+    // works.
+    given.passes =
+        static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks * planes / (16 * multiprocessors()), 1, 8));
     given.tiles = (blocks + given.passes - 1) / given.passes;
   } else {
     given.tiles = (call.queries * (call.dim / channels) + threads - 1) / threads;

@@ -15,8 +15,8 @@ enum class FloatType : std::int32_t { fp32, fp16, bf16 };
 enum class Method : std::int32_t { automatic, tensor_cores, vectors, scalars };
 
 inline constexpr std::int32_t max_levels = 32;
-inline constexpr std::int64_t max_points = 1024;       // of all levels together, for one query and head
-inline constexpr std::int64_t max_tokens = 1 << 23;    // of one image: the last cell that FP32 counts exactly
+inline constexpr std::int64_t max_points = 1024;    // of all levels together, for one query and head
+inline constexpr std::int64_t max_tokens = 1 << 23; // of one image: the last cell that FP32 counts exactly
 
 // All pointers are device memory. value and out: aligned to 16 bytes for the fast methods; locations: to 8 bytes.
 struct MsDeformAttn {

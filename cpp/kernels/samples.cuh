@@ -27,13 +27,15 @@ struct Call {
   Ends ends;
 };
 
-// One row a point. A level that is empty, or that does not fit into the tokens, is so small that no location lies inside.
+// One row a point. A level that is empty, or that does not fit into the tokens, is so small that no location lies
+// inside.
 struct Level {
   float width, height, start, unused;
 };
 
 __device__ __forceinline__ std::int64_t side_of(const Call& call, int index) {
-  return call.shapes_are_int64 ? static_cast<const long long*>(call.shapes)[index] : static_cast<const int*>(call.shapes)[index];
+  return call.shapes_are_int64 ? static_cast<const long long*>(call.shapes)[index]
+                               : static_cast<const int*>(call.shapes)[index];
 }
 
 // rows: the points rounded up, so that whole groups may read the table.
@@ -43,7 +45,8 @@ __device__ inline void fill_table(const Call& call, Level* table, int rows) {
     std::int64_t start = 0;
     for (int level = 0; level < call.levels && point < call.points; ++level) {
       const std::int64_t height = side_of(call, 2 * level), width = side_of(call, 2 * level + 1);
-      const bool fits = height > 0 && width > 0 && height <= call.tokens && width <= call.tokens && start <= call.tokens - height * width;
+      const bool fits = height > 0 && width > 0 && height <= call.tokens && width <= call.tokens &&
+                        start <= call.tokens - height * width;
       if (point < call.ends.end[level]) {
         if (fits)
           row = Level{static_cast<float>(width), static_cast<float>(height), static_cast<float>(start), 0.0f};
@@ -67,15 +70,18 @@ template <bool Discrete> struct Sample {
 };
 
 // All corners are cells of the level, also those of a sample that weighs nothing.
-template <bool Discrete> __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2 location, float weight) {
+template <bool Discrete>
+__device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2 location, float weight) {
   Sample<Discrete> sample;
   const float last_x = level.width - 1.0f, last_y = level.height - 1.0f;
   if constexpr (Discrete) {
     // Two roundings, as PyTorch makes them: the centre of a cell lies on the border between two answers.
-    const float x = __fadd_rn(__fmul_rn(location.x, level.width), 0.5f), y = __fadd_rn(__fmul_rn(location.y, level.height), 0.5f);
+    const float x = __fadd_rn(__fmul_rn(location.x, level.width), 0.5f),
+                y = __fadd_rn(__fmul_rn(location.y, level.height), 0.5f);
     const bool number = x == x && y == y && level.width > 0.0f;
     // fmaxf takes the other one of a NaN.
-    const float column = fminf(fmaxf(truncf(x), 0.0f), fmaxf(last_x, 0.0f)), row = fminf(fmaxf(truncf(y), 0.0f), fmaxf(last_y, 0.0f));
+    const float column = fminf(fmaxf(truncf(x), 0.0f), fmaxf(last_x, 0.0f)),
+                row = fminf(fmaxf(truncf(y), 0.0f), fmaxf(last_y, 0.0f));
     sample.weight[0] = number ? weight : 0.0f;
     sample.cell[0] = __float_as_uint(fmaf(row, level.width, level.start + whole) + column);
   } else {
@@ -89,7 +95,8 @@ template <bool Discrete> __device__ __forceinline__ Sample<Discrete> sample_of(c
     const float right = x - x0, low = y - y0;
     const float x1 = x0 + 1.0f, y1 = y0 + 1.0f;
     const float left_share = x0 >= 0.0f ? 1.0f - right : 0.0f, right_share = x1 < level.width ? right : 0.0f;
-    const float top_share = (y0 >= 0.0f ? 1.0f - low : 0.0f) * weight, low_share = (y1 < level.height ? low : 0.0f) * weight;
+    const float top_share = (y0 >= 0.0f ? 1.0f - low : 0.0f) * weight,
+                low_share = (y1 < level.height ? low : 0.0f) * weight;
     sample.weight[0] = left_share * top_share;
     sample.weight[1] = right_share * top_share;
     sample.weight[2] = left_share * low_share;
@@ -105,13 +112,25 @@ template <bool Discrete> __device__ __forceinline__ Sample<Discrete> sample_of(c
   return sample;
 }
 
-__device__ __forceinline__ float as_float(float x) { return x; }
-__device__ __forceinline__ float as_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float as_float(float x) {
+  return x;
+}
+__device__ __forceinline__ float as_float(__half x) {
+  return __half2float(x);
+}
+__device__ __forceinline__ float as_float(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
 
 template <class T> __device__ __forceinline__ T rounded(float x);
-template <> __device__ __forceinline__ float rounded<float>(float x) { return x; }
-template <> __device__ __forceinline__ __half rounded<__half>(float x) { return __float2half_rn(x); }
-template <> __device__ __forceinline__ __nv_bfloat16 rounded<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ float rounded<float>(float x) {
+  return x;
+}
+template <> __device__ __forceinline__ __half rounded<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <> __device__ __forceinline__ __nv_bfloat16 rounded<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 } // namespace detrt::kernels::device

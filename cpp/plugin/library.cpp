@@ -26,7 +26,9 @@ void detrt::plugin::report(const std::string& message) noexcept {
   }
 }
 
-DETRT_EXPORTED void setLoggerFinder(nvinfer1::ILoggerFinder* given) { finder = given; }
+DETRT_EXPORTED void setLoggerFinder(nvinfer1::ILoggerFinder* given) {
+  finder = given;
+}
 
 DETRT_EXPORTED nvinfer1::IPluginCreatorInterface* const* getCreators(std::int32_t& count) {
   static detrt::plugin::MsDeformAttnCreator creator;

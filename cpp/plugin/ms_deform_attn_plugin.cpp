@@ -25,7 +25,9 @@ using nvinfer1::PluginTensorDesc;
 enum Input : std::int32_t { value, shapes, locations, weights, input_count };
 constexpr std::int32_t failed = 1;
 
-bool is_value(DataType type) { return type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16; }
+bool is_value(DataType type) {
+  return type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
+}
 
 FloatType float_type(DataType type) {
   return type == DataType::kHALF ? FloatType::fp16 : type == DataType::kBF16 ? FloatType::bf16 : FloatType::fp32;
@@ -39,12 +41,15 @@ std::string text_of(const nvinfer1::Dims& dims) {
 }
 
 // A length is -1 while it is symbolic.
-bool agree(std::int64_t length, std::int64_t wanted) { return length < 0 || wanted < 0 || length == wanted; }
+bool agree(std::int64_t length, std::int64_t wanted) {
+  return length < 0 || wanted < 0 || length == wanted;
+}
 
 // Throws std::invalid_argument where shapes do not fit to the attributes or to each other.
 void check_shapes(const Attributes& attributes, const std::array<nvinfer1::Dims, input_count>& in) {
   const auto levels = static_cast<std::int64_t>(attributes.points_per_level.size());
-  const std::int64_t points = std::accumulate(attributes.points_per_level.begin(), attributes.points_per_level.end(), std::int64_t{0});
+  const std::int64_t points =
+      std::accumulate(attributes.points_per_level.begin(), attributes.points_per_level.end(), std::int64_t{0});
   constexpr std::int64_t any = -1;
   const auto require = [&](Input index, const char* name, std::initializer_list<std::int64_t> wanted) {
     const nvinfer1::Dims& got = in[static_cast<std::size_t>(index)];
@@ -119,18 +124,20 @@ Attributes Attributes::of(const PluginFieldCollection& fields) {
     else if (name == "points_per_level")
       found.points_per_level = numbers(field);
   }
-  const std::int64_t points = std::accumulate(found.points_per_level.begin(), found.points_per_level.end(), std::int64_t{0});
+  const std::int64_t points =
+      std::accumulate(found.points_per_level.begin(), found.points_per_level.end(), std::int64_t{0});
   const auto levels = static_cast<std::int64_t>(found.points_per_level.size());
   if (found.heads < 1 || found.head_dim < 1)
-    throw std::invalid_argument("attributes heads and head_dim must be at least 1; got " + std::to_string(found.heads) + " and " +
-                                std::to_string(found.head_dim));
+    throw std::invalid_argument("attributes heads and head_dim must be at least 1; got " + std::to_string(found.heads) +
+                                " and " + std::to_string(found.head_dim));
   if (found.discrete != 0 && found.discrete != 1)
     throw std::invalid_argument("attribute discrete must be 0 or 1; got " + std::to_string(found.discrete));
   if (levels < 1 || levels > kernels::max_levels || points > kernels::max_points ||
       std::any_of(found.points_per_level.begin(), found.points_per_level.end(), [](std::int32_t n) { return n < 0; }))
     throw std::invalid_argument("attribute points_per_level must have 1 to " + std::to_string(kernels::max_levels) +
-                                " numbers from 0, of " + std::to_string(kernels::max_points) + " at most together; got " +
-                                std::to_string(levels) + " numbers, together " + std::to_string(points));
+                                " numbers from 0, of " + std::to_string(kernels::max_points) +
+                                " at most together; got " + std::to_string(levels) + " numbers, together " +
+                                std::to_string(points));
   return found;
 }
 
@@ -138,9 +145,12 @@ MsDeformAttnPlugin::MsDeformAttnPlugin(Attributes attributes) : attributes_(std:
 
 nvinfer1::IPluginCapability* MsDeformAttnPlugin::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
   switch (type) {
-  case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-  case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
-  case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+  case nvinfer1::PluginCapabilityType::kCORE:
+    return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+  case nvinfer1::PluginCapabilityType::kBUILD:
+    return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
+  case nvinfer1::PluginCapabilityType::kRUNTIME:
+    return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
   }
   return nullptr;
 }
@@ -158,24 +168,27 @@ std::int32_t MsDeformAttnPlugin::configurePlugin(const DynamicPluginTensorDesc* 
                                                  const DynamicPluginTensorDesc* out, std::int32_t outputs) noexcept {
   return guarded("configurePlugin", [&] {
     if (in == nullptr || out == nullptr || inputs != input_count || outputs != 1)
-      throw std::invalid_argument("the node has 4 inputs and 1 output; got " + std::to_string(inputs) + " and " + std::to_string(outputs));
-    check_shapes(attributes_, {in[value].desc.dims, in[shapes].desc.dims, in[locations].desc.dims, in[weights].desc.dims});
+      throw std::invalid_argument("the node has 4 inputs and 1 output; got " + std::to_string(inputs) + " and " +
+                                  std::to_string(outputs));
+    check_shapes(attributes_,
+                 {in[value].desc.dims, in[shapes].desc.dims, in[locations].desc.dims, in[weights].desc.dims});
   });
 }
 
-std::int32_t MsDeformAttnPlugin::getOutputDataTypes(DataType* output_types, std::int32_t outputs, const DataType* input_types,
-                                                    std::int32_t inputs) const noexcept {
+std::int32_t MsDeformAttnPlugin::getOutputDataTypes(DataType* output_types, std::int32_t outputs,
+                                                    const DataType* input_types, std::int32_t inputs) const noexcept {
   if (output_types == nullptr || input_types == nullptr || outputs != 1 || inputs != input_count)
     return failed;
   output_types[0] = input_types[value];
   return 0;
 }
 
-std::int32_t MsDeformAttnPlugin::getOutputShapes(const nvinfer1::DimsExprs* in, std::int32_t inputs, const nvinfer1::DimsExprs*,
-                                                 std::int32_t, nvinfer1::DimsExprs* out, std::int32_t outputs,
-                                                 nvinfer1::IExprBuilder& builder) noexcept {
+std::int32_t MsDeformAttnPlugin::getOutputShapes(const nvinfer1::DimsExprs* in, std::int32_t inputs,
+                                                 const nvinfer1::DimsExprs*, std::int32_t, nvinfer1::DimsExprs* out,
+                                                 std::int32_t outputs, nvinfer1::IExprBuilder& builder) noexcept {
   return guarded("getOutputShapes", [&] {
-    if (in == nullptr || out == nullptr || inputs != input_count || outputs != 1 || in[value].nbDims != 4 || in[locations].nbDims != 5)
+    if (in == nullptr || out == nullptr || inputs != input_count || outputs != 1 || in[value].nbDims != 4 ||
+        in[locations].nbDims != 5)
       throw std::invalid_argument("value must have 4 axes and locations 5, of 4 inputs");
     out[0].nbDims = 3;
     out[0].d[0] = in[value].d[0];
@@ -184,24 +197,29 @@ std::int32_t MsDeformAttnPlugin::getOutputShapes(const nvinfer1::DimsExprs* in, 
   });
 }
 
-bool MsDeformAttnPlugin::supportsFormatCombination(std::int32_t position, const DynamicPluginTensorDesc* tensors, std::int32_t inputs,
-                                                   std::int32_t outputs) noexcept {
+bool MsDeformAttnPlugin::supportsFormatCombination(std::int32_t position, const DynamicPluginTensorDesc* tensors,
+                                                   std::int32_t inputs, std::int32_t outputs) noexcept {
   if (tensors == nullptr || inputs != input_count || outputs != 1 || position < 0 || position > input_count)
     return false;
   const PluginTensorDesc& tensor = tensors[position].desc;
   if (tensor.format != nvinfer1::TensorFormat::kLINEAR)
     return false;
   switch (position) {
-  case value: return is_value(tensor.type);
-  case shapes: return tensor.type == DataType::kINT32 || tensor.type == DataType::kINT64;
-  case locations: return tensor.type == DataType::kFLOAT; // FP16 would move samples of wide levels by a quarter of a cell
-  case weights: return tensor.type == DataType::kFLOAT || tensor.type == tensors[value].desc.type;
-  default: return tensor.type == tensors[value].desc.type;
+  case value:
+    return is_value(tensor.type);
+  case shapes:
+    return tensor.type == DataType::kINT32 || tensor.type == DataType::kINT64;
+  case locations:
+    return tensor.type == DataType::kFLOAT; // FP16 would move samples of wide levels by a quarter of a cell
+  case weights:
+    return tensor.type == DataType::kFLOAT || tensor.type == tensors[value].desc.type;
+  default:
+    return tensor.type == tensors[value].desc.type;
   }
 }
 
-std::int32_t MsDeformAttnPlugin::onShapeChange(const PluginTensorDesc* in, std::int32_t inputs, const PluginTensorDesc* out,
-                                               std::int32_t outputs) noexcept {
+std::int32_t MsDeformAttnPlugin::onShapeChange(const PluginTensorDesc* in, std::int32_t inputs,
+                                               const PluginTensorDesc* out, std::int32_t outputs) noexcept {
   return guarded("onShapeChange", [&] {
     if (in == nullptr || out == nullptr || inputs != input_count || outputs != 1)
       throw std::invalid_argument("the node has 4 inputs and 1 output");
@@ -212,8 +230,9 @@ std::int32_t MsDeformAttnPlugin::onShapeChange(const PluginTensorDesc* in, std::
   });
 }
 
-std::int32_t MsDeformAttnPlugin::enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out, const void* const* inputs,
-                                         void* const* outputs, void*, cudaStream_t stream) noexcept {
+std::int32_t MsDeformAttnPlugin::enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out,
+                                         const void* const* inputs, void* const* outputs, void*,
+                                         cudaStream_t stream) noexcept {
   return guarded("enqueue", [&] {
     if (in == nullptr || out == nullptr || inputs == nullptr || outputs == nullptr)
       throw std::invalid_argument("TensorRT gave no tensors");
@@ -240,7 +259,9 @@ std::int32_t MsDeformAttnPlugin::enqueue(const PluginTensorDesc* in, const Plugi
 }
 
 // Nothing is kept between runs, so every context gets a copy.
-nvinfer1::IPluginV3* MsDeformAttnPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept { return clone(); }
+nvinfer1::IPluginV3* MsDeformAttnPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
+  return clone();
+}
 
 const PluginFieldCollection* MsDeformAttnPlugin::getFieldsToSerialize() noexcept {
   const auto made = guarded("getFieldsToSerialize", [&] {

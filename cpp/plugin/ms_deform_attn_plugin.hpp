@@ -45,18 +45,20 @@ public:
   std::int32_t getNbOutputs() const noexcept override { return 1; }
   std::int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* in, std::int32_t inputs,
                                const nvinfer1::DynamicPluginTensorDesc* out, std::int32_t outputs) noexcept override;
-  std::int32_t getOutputDataTypes(nvinfer1::DataType* output_types, std::int32_t outputs, const nvinfer1::DataType* input_types,
-                                  std::int32_t inputs) const noexcept override;
-  std::int32_t getOutputShapes(const nvinfer1::DimsExprs* in, std::int32_t inputs, const nvinfer1::DimsExprs* shape_inputs,
-                               std::int32_t shape_input_count, nvinfer1::DimsExprs* out, std::int32_t outputs,
+  std::int32_t getOutputDataTypes(nvinfer1::DataType* output_types, std::int32_t outputs,
+                                  const nvinfer1::DataType* input_types, std::int32_t inputs) const noexcept override;
+  std::int32_t getOutputShapes(const nvinfer1::DimsExprs* in, std::int32_t inputs,
+                               const nvinfer1::DimsExprs* shape_inputs, std::int32_t shape_input_count,
+                               nvinfer1::DimsExprs* out, std::int32_t outputs,
                                nvinfer1::IExprBuilder& builder) noexcept override;
-  bool supportsFormatCombination(std::int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors, std::int32_t inputs,
-                                 std::int32_t outputs) noexcept override;
+  bool supportsFormatCombination(std::int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors,
+                                 std::int32_t inputs, std::int32_t outputs) noexcept override;
 
-  std::int32_t onShapeChange(const nvinfer1::PluginTensorDesc* in, std::int32_t inputs, const nvinfer1::PluginTensorDesc* out,
-                             std::int32_t outputs) noexcept override;
-  std::int32_t enqueue(const nvinfer1::PluginTensorDesc* in, const nvinfer1::PluginTensorDesc* out, const void* const* inputs,
-                       void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
+  std::int32_t onShapeChange(const nvinfer1::PluginTensorDesc* in, std::int32_t inputs,
+                             const nvinfer1::PluginTensorDesc* out, std::int32_t outputs) noexcept override;
+  std::int32_t enqueue(const nvinfer1::PluginTensorDesc* in, const nvinfer1::PluginTensorDesc* out,
+                       const void* const* inputs, void* const* outputs, void* workspace,
+                       cudaStream_t stream) noexcept override;
   nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 

@@ -18,8 +18,10 @@ inline void check(cudaError_t status, const char* call) {
   (void)cudaGetLastError(); // so that the next call does not report it again
   const std::string text = std::string(call) + " failed: " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation)
-    throw Error(ErrorKind::session, "the GPU is out of memory (" + text + "); use a smaller batch or fewer contexts, close other programs on "
-                                    "the GPU, or build the engine with a smaller max of --batch, --height and --width");
+    throw Error(ErrorKind::session,
+                "the GPU is out of memory (" + text +
+                    "); use a smaller batch or fewer contexts, close other programs on "
+                    "the GPU, or build the engine with a smaller max of --batch, --height and --width");
   throw Error(ErrorKind::session, text);
 }
 

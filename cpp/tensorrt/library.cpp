@@ -24,10 +24,8 @@ std::string joined(const std::vector<int>& numbers) {
 } // namespace
 
 std::string library_version() {
-#if DETRT_IS_RTX || NV_TENSORRT_MAJOR >= 10
   return std::to_string(getInferLibMajorVersion()) + "." + std::to_string(getInferLibMinorVersion()) + "." +
          std::to_string(getInferLibPatchVersion()) + "." + std::to_string(getInferLibBuildVersion());
-#endif
 }
 
 Logger& Logger::instance() {
@@ -74,28 +72,33 @@ std::string refusal(const BundleFile& file, int device) {
     return "'" + file.path + "' has no facts in detrt.json; build the bundle again with detrt build";
   const EngineFacts& facts = *file.engine;
   if (facts.target != target)
-    return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " + library_name;
+    return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " +
+           library_name;
   const std::string version = library_version();
   if (facts.tensorrt_version != version)
-    return "'" + file.path + "' was built with " + library_name + " " + facts.tensorrt_version + " and runs only on it; this is " + version +
-           ": install that version, or build the engine again";
+    return "'" + file.path + "' was built with " + library_name + " " + facts.tensorrt_version +
+           " and runs only on it; this is " + version + ": install that version, or build the engine again";
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
     (void)cudaGetLastError();
-    return std::string("no CUDA device was found (") + (status == cudaSuccess ? "none is there" : cudaGetErrorString(status)) +
-           "); run it on a machine with an NVIDIA GPU and its driver, or run the bundle on the CPU with another back end";
+    return std::string("no CUDA device was found (") +
+           (status == cudaSuccess ? "none is there" : cudaGetErrorString(status)) +
+           "); run it on a machine with an NVIDIA GPU and its driver, or run the bundle on the CPU with another back "
+           "end";
   }
   if (device >= count)
-    return "there is no device cuda:" + std::to_string(device) + ", only " + std::to_string(count) + " GPUs; count from 0";
+    return "there is no device cuda:" + std::to_string(device) + ", only " + std::to_string(count) +
+           " GPUs; count from 0";
   cudaDeviceProp gpu{};
   if (const cudaError_t asked = cudaGetDeviceProperties(&gpu, device); asked != cudaSuccess)
     return std::string("device cuda:") + std::to_string(device) + " does not answer: " + cudaGetErrorString(asked);
   const int capability = 10 * gpu.major + gpu.minor;
   const std::vector<int>& built = facts.compute_capabilities;
   if (std::find(built.begin(), built.end(), capability) == built.end())
-    return "'" + file.path + "' was built for compute capability " + joined(built) + "; this GPU, " + gpu.name + ", has " +
-           std::to_string(capability) + ": build an engine for it" + (DETRT_IS_RTX ? " with --sm " + std::to_string(capability) : " on it");
+    return "'" + file.path + "' was built for compute capability " + joined(built) + "; this GPU, " + gpu.name +
+           ", has " + std::to_string(capability) + ": build an engine for it" +
+           (DETRT_IS_RTX ? " with --sm " + std::to_string(capability) : " on it");
   return "";
 }
 
@@ -103,8 +106,10 @@ void load_plugins(const std::vector<std::string>& paths) {
   if (paths.empty())
     return;
   if (DETRT_IS_RTX)
-    throw Error(ErrorKind::usage, "TensorRT-RTX has no plugin layers; leave the plugin libraries out, and build the engine from a graph of "
-                                  "standard operators (--msda gather)");
+    throw Error(
+        ErrorKind::usage,
+        "TensorRT-RTX has no plugin layers; leave the plugin libraries out, and build the engine from a graph of "
+        "standard operators (--msda gather)");
   static std::mutex lock;
   static std::set<std::filesystem::path> loaded;
   const std::lock_guard<std::mutex> held(lock);
@@ -112,17 +117,23 @@ void load_plugins(const std::vector<std::string>& paths) {
     std::error_code failed;
     const std::filesystem::path place = std::filesystem::canonical(path, failed);
     if (failed || !std::filesystem::is_regular_file(place))
-      throw Error(ErrorKind::usage, "there is no plugin library '" + path + "'; build one with cmake -S cpp/plugin, or check the path");
+      throw Error(ErrorKind::usage,
+                  "there is no plugin library '" + path + "'; build one with cmake -S cpp/plugin, or check the path");
     if (loaded.count(place))
       continue;
     if (getPluginRegistry()->loadLibrary(place.c_str()) == nullptr)
-      throw Error(ErrorKind::session, "the plugin library '" + path + "' was not loaded: " + Logger::instance().taken() +
-                                          ". It must be built against the headers of " + library_name + " " + library_version());
+      throw Error(ErrorKind::session,
+                  "the plugin library '" + path + "' was not loaded: " + Logger::instance().taken() +
+                      ". It must be built against the headers of " + library_name + " " + library_version());
     loaded.insert(place);
   }
 }
 
 std::unique_ptr<nvinfer1::IRuntime> make_runtime() {
+  if (!DETRT_IS_RTX && getInferLibMajorVersion() != NV_TENSORRT_MAJOR)
+    throw Error(ErrorKind::session, "libdetrt was built with the headers of TensorRT " +
+                                        std::to_string(NV_TENSORRT_MAJOR) + " and found the library of " +
+                                        library_version() + "; build it again with -DTENSORRT_INCLUDE_DIR= of that");
   // The version of the library, not of the headers: they may differ in the minor version, and do for TensorRT-RTX.
   std::unique_ptr<nvinfer1::IRuntime> runtime(
       static_cast<nvinfer1::IRuntime*>(createInferRuntime_INTERNAL(&Logger::instance(), getInferLibVersion())));
@@ -145,8 +156,9 @@ std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, 
   if (!engine) {
     const std::string reason = Logger::instance().taken();
     const bool plugin = reason.find("lugin") != std::string::npos;
-    throw Error(ErrorKind::session, "'" + path.string() + "' was not opened by " + library_name + " " + library_version() + ": " + reason +
-                                        (plugin ? "; give its plugin library with --plugin" : "; build the engine again on this machine"));
+    throw Error(ErrorKind::session,
+                "'" + path.string() + "' was not opened by " + library_name + " " + library_version() + ": " + reason +
+                    (plugin ? "; give its plugin library with --plugin" : "; build the engine again on this machine"));
   }
   return engine;
 }

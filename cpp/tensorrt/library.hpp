@@ -23,6 +23,11 @@
 static_assert(DETRT_IS_RTX || (NV_TENSORRT_MAJOR > 10 || (NV_TENSORRT_MAJOR == 10 && NV_TENSORRT_MINOR >= 3)),
               "libdetrt needs TensorRT 10.3 or newer");
 
+// TensorRT-RTX 1.7 has the interfaces of TensorRT 11: with those of TensorRT 10 it crashes.
+#if defined(DETRT_TENSORRT_RTX) && !defined(TRT_MAJOR_RTX) && NV_TENSORRT_MAJOR < 11
+#error "TensorRT-RTX needs its own headers, or the public ones of TensorRT 11 or newer (TENSORRT_INCLUDE_DIR)"
+#endif
+
 namespace detrt::tensorrt {
 
 inline constexpr const char* target = DETRT_IS_RTX ? "tensorrt-rtx" : "tensorrt";

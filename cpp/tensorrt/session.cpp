@@ -8,22 +8,34 @@ namespace detrt::tensorrt {
 namespace {
 
 // TensorRT stays on the device of the thread that calls it.
-void use(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+void use(int device) {
+  check(cudaSetDevice(device), "cudaSetDevice");
+}
 
-std::vector<std::int64_t> shape_of(const nvinfer1::Dims& dims) { return {dims.d, dims.d + std::max<std::int32_t>(dims.nbDims, 0)}; }
+std::vector<std::int64_t> shape_of(const nvinfer1::Dims& dims) {
+  return {dims.d, dims.d + std::max<std::int32_t>(dims.nbDims, 0)};
+}
 
 DType dtype_of_type(nvinfer1::DataType type, const std::string& name) {
   switch (type) {
-  case nvinfer1::DataType::kFLOAT: return DType::float32;
-  case nvinfer1::DataType::kHALF: return DType::float16;
-  case nvinfer1::DataType::kBF16: return DType::bfloat16;
-  case nvinfer1::DataType::kINT32: return DType::int32;
-  case nvinfer1::DataType::kINT64: return DType::int64;
-  case nvinfer1::DataType::kUINT8: return DType::uint8;
-  case nvinfer1::DataType::kBOOL: return DType::boolean;
+  case nvinfer1::DataType::kFLOAT:
+    return DType::float32;
+  case nvinfer1::DataType::kHALF:
+    return DType::float16;
+  case nvinfer1::DataType::kBF16:
+    return DType::bfloat16;
+  case nvinfer1::DataType::kINT32:
+    return DType::int32;
+  case nvinfer1::DataType::kINT64:
+    return DType::int64;
+  case nvinfer1::DataType::kUINT8:
+    return DType::uint8;
+  case nvinfer1::DataType::kBOOL:
+    return DType::boolean;
   default:
-    throw Error(ErrorKind::session, "tensor '" + name + "' of the engine has a type that libdetrt does not know; export the model with "
-                                    "float32 or float16 inputs and outputs");
+    throw Error(ErrorKind::session, "tensor '" + name +
+                                        "' of the engine has a type that libdetrt does not know; export the model with "
+                                        "float32 or float16 inputs and outputs");
   }
 }
 
@@ -36,7 +48,8 @@ std::size_t bytes_of(const std::vector<std::int64_t>& shape, DType dtype) {
 
 } // namespace
 
-void* GrowingOutput::reallocateOutputAsync(const char*, void*, std::uint64_t bytes, std::uint64_t, cudaStream_t) noexcept {
+void* GrowingOutput::reallocateOutputAsync(const char*, void*, std::uint64_t bytes, std::uint64_t,
+                                           cudaStream_t) noexcept {
   try {
     buffer_.ensure(static_cast<std::size_t>(bytes));
     return buffer_.device.get();
@@ -73,16 +86,22 @@ TrtSession::~TrtSession() {
   free_.clear(); // contexts before their engine
 }
 
-std::string TrtSession::backend() const { return std::string(target) + "-cuda:" + std::to_string(device_); }
+std::string TrtSession::backend() const {
+  return std::string(target) + "-cuda:" + std::to_string(device_);
+}
 
 // From the engine, not from its facts: those give the names of symbolic axes.
 void TrtSession::read_tensors(const EngineFacts& facts) {
   for (std::int32_t i = 0; i < engine_->getNbIOTensors(); ++i) {
     const std::string name = engine_->getIOTensorName(i);
     if (engine_->getTensorLocation(name.c_str()) == nvinfer1::TensorLocation::kHOST)
-      throw Error(ErrorKind::session, "tensor '" + name + "' of '" + path_ + "' lies in host memory (its values are shapes), which libdetrt "
-                                      "does not support; export the model with detrt export");
-    TensorInfo info{name, dtype_of_type(engine_->getTensorDataType(name.c_str()), name), shape_of(engine_->getTensorShape(name.c_str())), {}};
+      throw Error(ErrorKind::session, "tensor '" + name + "' of '" + path_ +
+                                          "' lies in host memory (its values are shapes), which libdetrt "
+                                          "does not support; export the model with detrt export");
+    TensorInfo info{name,
+                    dtype_of_type(engine_->getTensorDataType(name.c_str()), name),
+                    shape_of(engine_->getTensorShape(name.c_str())),
+                    {}};
     const bool input = engine_->getTensorIOMode(name.c_str()) == nvinfer1::TensorIOMode::kINPUT;
     for (const TensorInfo& told : input ? facts.inputs : facts.outputs)
       if (told.name == name && told.shape.size() == info.shape.size())
@@ -104,7 +123,8 @@ std::optional<std::int64_t> TrtSession::max_batch() const {
   return most;
 }
 
-std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> TrtSession::limits(const std::string& input) const {
+std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>
+TrtSession::limits(const std::string& input) const {
   const auto row = profile_.find(input);
   if (row == profile_.end())
     return std::nullopt;
@@ -116,11 +136,13 @@ std::unique_ptr<Lane> TrtSession::make_lane() {
   lane->stream = make_stream();
   lane->context.reset(engine_->createExecutionContext());
   if (!lane->context)
-    throw Error(ErrorKind::session, "TensorRT could not prepare '" + path_ + "' for running (" + Logger::instance().taken() +
-                                        "), most likely for lack of GPU memory; use fewer contexts, or build it with a smaller max of "
-                                        "--batch, --height and --width");
+    throw Error(ErrorKind::session,
+                "TensorRT could not prepare '" + path_ + "' for running (" + Logger::instance().taken() +
+                    "), most likely for lack of GPU memory; use fewer contexts, or build it with a smaller max of "
+                    "--batch, --height and --width");
   // Only the first context of an engine has the profile from the start.
-  if (lane->context->getOptimizationProfile() != 0 && !lane->context->setOptimizationProfileAsync(0, lane->stream.get()))
+  if (lane->context->getOptimizationProfile() != 0 &&
+      !lane->context->setOptimizationProfileAsync(0, lane->stream.get()))
     throw Error(ErrorKind::session, "TensorRT refused the profile of '" + path_ + "': " + Logger::instance().taken());
   return lane;
 }
@@ -176,8 +198,8 @@ void TrtSession::check_profile(const Tensors& feeds) const {
     const std::vector<std::int64_t>& shape = feeds.at(name).shape();
     for (std::size_t i = 0; i < shape.size() && i < range.min.size(); ++i)
       if (shape[i] < range.min[i] || shape[i] > range.max[i])
-        throw Error(ErrorKind::session, "input '" + name + "' has shape " + shape_text(shape) + "; '" + path_ + "' takes from " +
-                                            shape_text(range.min) + " to " + shape_text(range.max) +
+        throw Error(ErrorKind::session, "input '" + name + "' has shape " + shape_text(shape) + "; '" + path_ +
+                                            "' takes from " + shape_text(range.min) + " to " + shape_text(range.max) +
                                             "; use a smaller --batch, or build the engine for more");
   }
 }
@@ -190,7 +212,8 @@ Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds) {
     if (tensor.bytes() == 0)
       continue;
     std::memcpy(buffer.host.get(), tensor.data(), tensor.bytes());
-    check(cudaMemcpyAsync(buffer.device.get(), buffer.host.get(), tensor.bytes(), cudaMemcpyHostToDevice, lane.stream.get()),
+    check(cudaMemcpyAsync(buffer.device.get(), buffer.host.get(), tensor.bytes(), cudaMemcpyHostToDevice,
+                          lane.stream.get()),
           "the copy to the GPU");
   }
   execute(lane);
@@ -209,7 +232,8 @@ void TrtSession::bind(Lane& lane, const Tensors& feeds) {
   lane.graph = RunnableGraph(); // it holds the old shapes and addresses
   nvinfer1::IExecutionContext& context = *lane.context;
   const auto refused = [&](const std::string& what) {
-    return Error(ErrorKind::session, "TensorRT refused " + what + ": " + Logger::instance().taken() + "; build the engine again");
+    return Error(ErrorKind::session,
+                 "TensorRT refused " + what + ": " + Logger::instance().taken() + "; build the engine again");
   };
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     nvinfer1::Dims dims{};
@@ -267,7 +291,8 @@ void TrtSession::record(Lane& lane) {
   if (!started || ended != cudaSuccess) {
     (void)cudaGetLastError();
     throw Error(ErrorKind::session, "'" + path_ + "' cannot be recorded as a CUDA graph (" +
-                                        (started ? cudaGetErrorString(ended) : Logger::instance().taken()) + "); run it without one");
+                                        (started ? cudaGetErrorString(ended) : Logger::instance().taken()) +
+                                        "); run it without one");
   }
   cudaGraphExec_t runnable = nullptr;
   check(cudaGraphInstantiate(&runnable, graph.get(), 0), "cudaGraphInstantiate");
@@ -284,7 +309,8 @@ Tensors TrtSession::download(Lane& lane) {
     Buffer& buffer = lane.buffers.at(info.name);
     const std::size_t bytes = bytes_of(lane.output_shapes.at(info.name), info.dtype);
     if (bytes > buffer.bytes)
-      throw Error(ErrorKind::session, "output '" + info.name + "' of '" + path_ + "' is larger than its memory; build the engine again");
+      throw Error(ErrorKind::session,
+                  "output '" + info.name + "' of '" + path_ + "' is larger than its memory; build the engine again");
     if (bytes)
       check(cudaMemcpyAsync(buffer.host.get(), buffer.device.get(), bytes, cudaMemcpyDeviceToHost, lane.stream.get()),
             "the copy from the GPU");

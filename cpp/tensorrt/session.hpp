@@ -50,7 +50,8 @@ public:
   std::optional<std::int64_t> max_batch() const override;
   // TensorRT-RTX prepares kernels for every shape.
   std::int64_t length_step() const override { return DETRT_IS_RTX ? 16 : 1; }
-  std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> limits(const std::string& input) const override;
+  std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>
+  limits(const std::string& input) const override;
   Tensors run(const Tensors& feeds) override;
 
 private:

@@ -21,6 +21,10 @@ NVCC = shutil.which("nvcc")
 CUDA_PLACES = (Path(NVCC or "/").resolve().parent.parent / "include", Path("/usr/local/cuda/include"))
 CUDA = next((place for place in CUDA_PLACES if (place / "cuda_runtime_api.h").is_file()), CUDA_PLACES[-1])
 
+VERSION = (Path(HEADERS) / "NvInferVersion.h").read_text() if HEADERS else ""
+MAJOR = int((re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) (\d+)", VERSION) or [0, 0])[1])
+rtx = pytest.mark.skipif(MAJOR < 11, reason=f"TensorRT-RTX needs headers of TensorRT 11 or newer; these are of {MAJOR}")
+
 pytestmark = [
     pytest.mark.skipif(HEADERS is None, reason="no TensorRT headers: give their folder in DETRT_TENSORRT_INCLUDE"),
     pytest.mark.skipif(NVCC is None or shutil.which("cmake") is None, reason="needs nvcc and cmake"),
@@ -33,7 +37,7 @@ def run(*command: object, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("define", [(), ("-DDETRT_TENSORRT_RTX",)], ids=["tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("define", [(), pytest.param(("-DDETRT_TENSORRT_RTX",), marks=rtx)], ids=["tensorrt", "tensorrt-rtx"])
 @pytest.mark.parametrize("name", ["backend", "library", "session"])
 def test_back_end_compiles_without_warnings(name, define):
     run(
@@ -56,6 +60,7 @@ def test_plugin_library_through_tensorrts_interfaces(tmp_path):
     assert sorted(name for name in exported if not name.startswith("_")) == ["getCreators", "setLoggerFinder"]
 
 
+@rtx
 @pytest.mark.slow
 def test_back_end_links_with_tensorrt_rtx_and_says_that_there_is_no_gpu(tmp_path):
     spec = importlib.util.find_spec("tensorrt_rtx_libs")

@@ -20,7 +20,7 @@ enum class Places { uniform, local, hostile }; // where samples lie: anywhere, a
 struct Case {
   std::string name;
   std::int64_t batch, heads, dim, queries;
-  std::vector<std::int64_t> shapes;  // height, width of each level
+  std::vector<std::int64_t> shapes; // height, width of each level
   std::vector<std::int32_t> points;
   Places places = Places::uniform;
   bool discrete = false, shapes64 = true;
@@ -42,10 +42,14 @@ struct Case {
 };
 
 inline float through(float x, FloatType type) {
-  return type == FloatType::fp16 ? __half2float(__float2half_rn(x)) : type == FloatType::bf16 ? __bfloat162float(__float2bfloat16_rn(x)) : x;
+  return type == FloatType::fp16   ? __half2float(__float2half_rn(x))
+         : type == FloatType::bf16 ? __bfloat162float(__float2bfloat16_rn(x))
+                                   : x;
 }
 
-inline std::size_t size_of(FloatType type) { return type == FloatType::fp32 ? 4 : 2; }
+inline std::size_t size_of(FloatType type) {
+  return type == FloatType::fp32 ? 4 : 2;
+}
 
 inline std::vector<unsigned char> bytes_of(const std::vector<float>& numbers, FloatType type) {
   std::vector<unsigned char> bytes(numbers.size() * size_of(type));
@@ -110,10 +114,12 @@ inline Inputs inputs_of(const Case& c, FloatType value_type, FloatType weights_t
       for (std::int64_t h = 0; h < c.heads; ++h)
         for (std::size_t level = 0; level < c.points.size(); ++level)
           for (std::int32_t p = 0; p < c.points[level]; ++p) {
-            const float height = static_cast<float>(c.shapes[2 * level]), width = static_cast<float>(c.shapes[2 * level + 1]);
+            const float height = static_cast<float>(c.shapes[2 * level]),
+                        width = static_cast<float>(c.shapes[2 * level + 1]);
             float u = uniform(random), v = uniform(random);
             if (c.places == Places::local) { // as an untrained Deformable DETR: a direction a head, a step a point
-              const float angle = 6.2831853f * static_cast<float>(h) / static_cast<float>(c.heads), step = static_cast<float>(p + 1);
+              const float angle = 6.2831853f * static_cast<float>(h) / static_cast<float>(c.heads),
+                          step = static_cast<float>(p + 1);
               u = x + (std::cos(angle) * step + 0.5f * normal(random)) / width;
               v = y + (std::sin(angle) * step + 0.5f * normal(random)) / height;
             } else if (c.places == Places::hostile) {
@@ -151,7 +157,8 @@ inline std::vector<double> reference(const Case& c, const Inputs& in) {
         for (std::size_t level = 0; level < c.points.size(); ++level) {
           const std::int64_t height = c.shapes[2 * level], width = c.shapes[2 * level + 1];
           for (std::int32_t p = 0; p < c.points[level]; ++p, ++point) {
-            const float u = in.locations[static_cast<std::size_t>(2 * point)], v = in.locations[static_cast<std::size_t>(2 * point + 1)];
+            const float u = in.locations[static_cast<std::size_t>(2 * point)],
+                        v = in.locations[static_cast<std::size_t>(2 * point + 1)];
             const double weight = static_cast<double>(in.weights[static_cast<std::size_t>(point)]);
             const auto add = [&](std::int64_t x, std::int64_t y, double share) {
               const float* cell = in.value.data() + ((b * tokens + start + y * width + x) * c.heads + h) * c.dim;
@@ -162,15 +169,19 @@ inline std::vector<double> reference(const Case& c, const Inputs& in) {
               continue;
             if (c.discrete) { // the cell is chosen in FP32, as PyTorch does
               const volatile float wide = u * static_cast<float>(width), high = v * static_cast<float>(height);
-              const double x = std::fmin(std::fmax(std::trunc(static_cast<double>(wide + 0.5f)), 0.0), static_cast<double>(width - 1));
-              const double y = std::fmin(std::fmax(std::trunc(static_cast<double>(high + 0.5f)), 0.0), static_cast<double>(height - 1));
+              const double x = std::fmin(std::fmax(std::trunc(static_cast<double>(wide + 0.5f)), 0.0),
+                                         static_cast<double>(width - 1));
+              const double y = std::fmin(std::fmax(std::trunc(static_cast<double>(high + 0.5f)), 0.0),
+                                         static_cast<double>(height - 1));
               add(static_cast<std::int64_t>(x), static_cast<std::int64_t>(y), weight);
               continue;
             }
-            const double x = static_cast<double>(u) * static_cast<double>(width) - 0.5, y = static_cast<double>(v) * static_cast<double>(height) - 0.5;
+            const double x = static_cast<double>(u) * static_cast<double>(width) - 0.5,
+                         y = static_cast<double>(v) * static_cast<double>(height) - 0.5;
             if (!(x > -1.0 && x < static_cast<double>(width) && y > -1.0 && y < static_cast<double>(height)))
               continue;
-            const std::int64_t x0 = static_cast<std::int64_t>(std::floor(x)), y0 = static_cast<std::int64_t>(std::floor(y));
+            const std::int64_t x0 = static_cast<std::int64_t>(std::floor(x)),
+                               y0 = static_cast<std::int64_t>(std::floor(y));
             for (int down = 0; down < 2; ++down)
               for (int right = 0; right < 2; ++right) {
                 const double across = x - static_cast<double>(x0), along = y - static_cast<double>(y0);
@@ -184,7 +195,8 @@ inline std::vector<double> reference(const Case& c, const Inputs& in) {
   return out;
 }
 
-// Norm of the difference and largest difference, both against the same of the reference. Infinite for what is no number.
+// Norm of the difference and largest difference, both against the same of the reference. Infinite for what is no
+// number.
 struct Error {
   double norm, largest;
 };
@@ -206,8 +218,12 @@ inline Error error_of(const std::vector<float>& got, const std::vector<double>& 
 }
 
 // Allowed norm of the error, against float64 on the same rounded inputs.
-inline double allowed(FloatType type) { return type == FloatType::fp32 ? 1e-5 : type == FloatType::fp16 ? 1e-3 : 8e-3; }
-inline const char* name_of(FloatType type) { return type == FloatType::fp32 ? "fp32" : type == FloatType::fp16 ? "fp16" : "bf16"; }
+inline double allowed(FloatType type) {
+  return type == FloatType::fp32 ? 1e-5 : type == FloatType::fp16 ? 1e-3 : 8e-3;
+}
+inline const char* name_of(FloatType type) {
+  return type == FloatType::fp32 ? "fp32" : type == FloatType::fp16 ? "fp16" : "bf16";
+}
 
 inline const std::vector<std::int64_t>& coco_levels() { // 800x1333 with strides 8 to 64: 22 223 tokens
   static const std::vector<std::int64_t> levels{100, 167, 50, 84, 25, 42, 13, 21};

@@ -1,5 +1,5 @@
-// Time of one call: kernel_bench [FILE.json [fp16|bf16|fp32]]. Every method is checked against float64 before it is timed.
-// `graph_us`: one of 50 calls in a CUDA graph; `event_us`: median of single calls between two events.
+// Time of one call: kernel_bench [FILE.json [fp16|bf16|fp32]]. Every method is checked against float64 before it is
+// timed. `graph_us`: one of 50 calls in a CUDA graph; `event_us`: median of single calls between two events.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -77,7 +77,8 @@ int main(int argc, char** argv) {
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "driver");
   if (json)
-    std::fprintf(json, "{\"gpu\": \"%s\", \"cuda_runtime\": %d, \"cuda_driver\": %d, \"rows\": [", device.name, CUDART_VERSION, driver);
+    std::fprintf(json, "{\"gpu\": \"%s\", \"cuda_runtime\": %d, \"cuda_driver\": %d, \"rows\": [", device.name,
+                 CUDART_VERSION, driver);
   const std::vector<std::int64_t> rt_detr{80, 80, 40, 40, 20, 20};
   const std::vector<std::int32_t> four{4, 4, 4, 4}, three{4, 4, 4};
   bool first = true, good = true;
@@ -90,7 +91,8 @@ int main(int argc, char** argv) {
           continue;
         const Inputs in = inputs_of(c, type, type, 3);
         const std::vector<double> wanted = reference(c, in);
-        const Memory value(bytes_of(in.value, type)), locations(in.locations), weights(bytes_of(in.weights, type)), shapes(c.shapes);
+        const Memory value(bytes_of(in.value, type)), locations(in.locations), weights(bytes_of(in.weights, type)),
+            shapes(c.shapes);
         Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
         for (const Method method : {Method::tensor_cores, Method::vectors, Method::scalars}) {
           MsDeformAttn call;
@@ -117,12 +119,15 @@ int main(int argc, char** argv) {
           const Times times = times_of(call);
           static const char* names[] = {"automatic", "tensor_cores", "vectors", "scalars"};
           const char* where = places == Places::local ? "local" : "uniform";
-          std::printf("%-24s %-8s %s %-13s %8.2f us in a graph, %8.2f us alone, error %.1e\n", c.name.c_str(), where, name_of(type),
-                      names[static_cast<int>(method)], times.graph_us, times.event_us, error.norm);
+          std::printf("%-24s %-8s %s %-13s %8.2f us in a graph, %8.2f us alone, error %.1e\n", c.name.c_str(), where,
+                      name_of(type), names[static_cast<int>(method)], times.graph_us, times.event_us, error.norm);
           std::fflush(stdout);
           if (json)
-            std::fprintf(json, "%s\n{\"shape\": \"%s\", \"places\": \"%s\", \"type\": \"%s\", \"method\": \"%s\", \"graph_us\": %.3f, \"event_us\": %.3f, \"error\": %.3e}",
-                         first ? "" : ",", c.name.c_str(), where, name_of(type), names[static_cast<int>(method)], times.graph_us, times.event_us, error.norm);
+            std::fprintf(json,
+                         "%s\n{\"shape\": \"%s\", \"places\": \"%s\", \"type\": \"%s\", \"method\": \"%s\", "
+                         "\"graph_us\": %.3f, \"event_us\": %.3f, \"error\": %.3e}",
+                         first ? "" : ",", c.name.c_str(), where, name_of(type), names[static_cast<int>(method)],
+                         times.graph_us, times.event_us, error.norm);
           first = false;
         }
       }

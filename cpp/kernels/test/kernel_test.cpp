@@ -1,4 +1,5 @@
-// The kernel against float64 on a GPU: kernel_test [--large] [--seed N]. Exit code 1 where a case is wrong, 77 without a GPU.
+// The kernel against float64 on a GPU: kernel_test [--large] [--seed N]. Exit code 1 where a case is wrong, 77 without
+// a GPU.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -46,16 +47,19 @@ void run(const Case& c, FloatType type, FloatType weights_type, Method method, u
   const bool good = error.norm <= allowed(type);
   wrong += !good;
   if (!good || method == Method::automatic)
-    std::printf("%s %-28s %s, weights %s, method %d: error %.2e (largest %.2e)\n", good ? "ok   " : "WRONG", c.name.c_str(),
-                name_of(type), name_of(weights_type), static_cast<int>(method), error.norm, error.largest);
+    std::printf("%s %-28s %s, weights %s, method %d: error %.2e (largest %.2e)\n", good ? "ok   " : "WRONG",
+                c.name.c_str(), name_of(type), name_of(weights_type), static_cast<int>(method), error.norm,
+                error.largest);
 }
 
 // Level sizes that do not fit into the tokens must not be read; a level behind them contributes zero too.
 void run_lies() {
-  for (const std::vector<std::int64_t>& lie : {std::vector<std::int64_t>{8, 9, 4, 4}, {1 << 30, 1 << 30, 4, 4}, {-3, 4, 4, 4}}) {
+  for (const std::vector<std::int64_t>& lie :
+       {std::vector<std::int64_t>{8, 9, 4, 4}, {1 << 30, 1 << 30, 4, 4}, {-3, 4, 4, 4}}) {
     Case c{"sizes that lie", 1, 8, 32, 64, {8, 8, 4, 4}, {4, 4}};
     const Inputs in = inputs_of(c, FloatType::fp16, FloatType::fp16, 5);
-    const Memory value(bytes_of(in.value, FloatType::fp16)), locations(in.locations), weights(bytes_of(in.weights, FloatType::fp16));
+    const Memory value(bytes_of(in.value, FloatType::fp16)), locations(in.locations),
+        weights(bytes_of(in.weights, FloatType::fp16));
     const Memory shapes(lie);
     Memory out(static_cast<std::size_t>(c.outputs()) * 2);
     for (const Method method : {Method::tensor_cores, Method::vectors, Method::scalars}) {

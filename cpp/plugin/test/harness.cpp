@@ -68,8 +68,14 @@ private:
       made.push_back(std::make_unique<Length>(number));
       return made.back().get();
     }
-    const IDimensionExpr* operation(DimensionOperation, const IDimensionExpr&, const IDimensionExpr&) noexcept override { return nullptr; }
-    const IDimensionExpr* declareSizeTensor(std::int32_t, const IDimensionExpr&, const IDimensionExpr&) noexcept override { return nullptr; }
+    const IDimensionExpr* operation(DimensionOperation, const IDimensionExpr&,
+                                    const IDimensionExpr&) noexcept override {
+      return nullptr;
+    }
+    const IDimensionExpr* declareSizeTensor(std::int32_t, const IDimensionExpr&,
+                                            const IDimensionExpr&) noexcept override {
+      return nullptr;
+    }
     std::vector<std::unique_ptr<Length>> made;
   } impl_;
 };
@@ -100,16 +106,19 @@ DataType type_of(FloatType type) {
   return type == FloatType::fp32 ? DataType::kFLOAT : type == FloatType::fp16 ? DataType::kHALF : DataType::kBF16;
 }
 
-Tensors tensors_of(const Case& c, FloatType type, FloatType weights_type, std::int64_t batch, std::int64_t tokens, std::int64_t queries) {
+Tensors tensors_of(const Case& c, FloatType type, FloatType weights_type, std::int64_t batch, std::int64_t tokens,
+                   std::int64_t queries) {
   const std::int64_t points = c.all_points();
   return {{tensor(type_of(type), {batch, tokens, c.heads, c.dim}),
            tensor(c.shapes64 ? DataType::kINT64 : DataType::kINT32, {static_cast<std::int64_t>(c.points.size()), 2}),
-           tensor(DataType::kFLOAT, {batch, queries, c.heads, points, 2}), tensor(type_of(weights_type), {batch, queries, c.heads, points})},
+           tensor(DataType::kFLOAT, {batch, queries, c.heads, points, 2}),
+           tensor(type_of(weights_type), {batch, queries, c.heads, points})},
           {tensor(type_of(type), {batch, queries, c.heads * c.dim})}};
 }
 
 IPluginV3* create(IPluginCreatorV3One& creator, const Case& c, TensorRTPhase phase) {
-  const std::int32_t heads = static_cast<std::int32_t>(c.heads), dim = static_cast<std::int32_t>(c.dim), discrete = c.discrete;
+  const std::int32_t heads = static_cast<std::int32_t>(c.heads), dim = static_cast<std::int32_t>(c.dim),
+                     discrete = c.discrete;
   const std::vector<PluginField> fields{
       {"heads", &heads, PluginFieldType::kINT32, 1},
       {"head_dim", &dim, PluginFieldType::kINT32, 1},
@@ -126,17 +135,20 @@ template <class T> T* capability(IPluginV3* plugin, PluginCapabilityType type) {
 
 void creator_refuses(IPluginCreatorV3One& creator) {
   const Case good{"layer 7", 1, 8, 32, 4, {4, 4}, {4}};
-  for (const Case& bad : {Case{"no heads", 1, 0, 32, 4, {4, 4}, {4}}, Case{"negative points", 1, 8, 32, 4, {4, 4}, {-1}},
-                          Case{"no levels", 1, 8, 32, 4, {}, {}}, Case{"too many points", 1, 8, 32, 4, {4, 4}, {5000}}}) {
+  for (const Case& bad :
+       {Case{"no heads", 1, 0, 32, 4, {4, 4}, {4}}, Case{"negative points", 1, 8, 32, 4, {4, 4}, {-1}},
+        Case{"no levels", 1, 8, 32, 4, {}, {}}, Case{"too many points", 1, 8, 32, 4, {4, 4}, {5000}}}) {
     logger.last.clear();
     expect(create(creator, bad, TensorRTPhase::kBUILD) == nullptr, "the creator takes " + bad.name);
-    expect(logger.last.find(bad.name) != std::string::npos, "the refusal of '" + bad.name + "' is not logged: " + logger.last);
+    expect(logger.last.find(bad.name) != std::string::npos,
+           "the refusal of '" + bad.name + "' is not logged: " + logger.last);
   }
   expect(creator.createPlugin("none", nullptr, TensorRTPhase::kBUILD) == nullptr, "the creator takes no fields");
   const float heads = 8.0f;
   const PluginField field{"heads", &heads, PluginFieldType::kFLOAT32, 1};
   const PluginFieldCollection collection{1, &field};
-  expect(creator.createPlugin("float heads", &collection, TensorRTPhase::kBUILD) == nullptr, "the creator takes heads as FP32");
+  expect(creator.createPlugin("float heads", &collection, TensorRTPhase::kBUILD) == nullptr,
+         "the creator takes heads as FP32");
   std::unique_ptr<IPluginV3> made(create(creator, good, TensorRTPhase::kBUILD));
   expect(made != nullptr, "the creator refuses a usual layer: " + logger.last);
 }
@@ -148,14 +160,17 @@ void build_time(IPluginV3* plugin, const Case& c, FloatType type, FloatType weig
   std::vector<DynamicPluginTensorDesc> all = symbolic.dynamic();
   expect(build->getNbOutputs() == 1, "number of outputs");
   for (std::int32_t i = 0; i < 5; ++i)
-    expect(build->supportsFormatCombination(i, all.data(), 4, 1), c.name + ": tensor " + std::to_string(i) + " is refused");
+    expect(build->supportsFormatCombination(i, all.data(), 4, 1),
+           c.name + ": tensor " + std::to_string(i) + " is refused");
   for (std::int32_t i = 0; i < 5; ++i) {
     std::vector<DynamicPluginTensorDesc> bad = all;
     bad[static_cast<std::size_t>(i)].desc.format = TensorFormat::kCHW32;
-    expect(!build->supportsFormatCombination(i, bad.data(), 4, 1), "packed channels are taken for tensor " + std::to_string(i));
+    expect(!build->supportsFormatCombination(i, bad.data(), 4, 1),
+           "packed channels are taken for tensor " + std::to_string(i));
     bad = all;
     bad[static_cast<std::size_t>(i)].desc.type = i == 2 ? DataType::kHALF : i == 1 ? DataType::kFLOAT : DataType::kINT8;
-    expect(!build->supportsFormatCombination(i, bad.data(), 4, 1), "a wrong type is taken for tensor " + std::to_string(i));
+    expect(!build->supportsFormatCombination(i, bad.data(), 4, 1),
+           "a wrong type is taken for tensor " + std::to_string(i));
   }
   const DataType types[] = {all[0].desc.type, all[1].desc.type, all[2].desc.type, all[3].desc.type};
   DataType out_type = DataType::kINT8;
@@ -172,13 +187,15 @@ void build_time(IPluginV3* plugin, const Case& c, FloatType type, FloatType weig
     }
   }
   DimsExprs out{};
-  expect(build->getOutputShapes(shapes.data(), 4, nullptr, 0, &out, 1, builder) == 0 && out.nbDims == 3 && out.d[0] == shapes[0].d[0] &&
-             out.d[1] == shapes[2].d[1] && out.d[2]->isConstant() && out.d[2]->getConstantValue() == c.heads * c.dim,
+  expect(build->getOutputShapes(shapes.data(), 4, nullptr, 0, &out, 1, builder) == 0 && out.nbDims == 3 &&
+             out.d[0] == shapes[0].d[0] && out.d[1] == shapes[2].d[1] && out.d[2]->isConstant() &&
+             out.d[2]->getConstantValue() == c.heads * c.dim,
          c.name + ": shape of the output");
   expect(build->getWorkspaceSize(all.data(), 4, all.data() + 4, 1) == 0, "workspace");
   std::vector<DynamicPluginTensorDesc> bad = all;
   bad[0].desc.dims.d[2] = c.heads + 1;
-  expect(build->configurePlugin(bad.data(), 4, bad.data() + 4, 1) != 0 && logger.last.find("value has shape") != std::string::npos,
+  expect(build->configurePlugin(bad.data(), 4, bad.data() + 4, 1) != 0 &&
+             logger.last.find("value has shape") != std::string::npos,
          "another number of heads is taken: " + logger.last);
 }
 
@@ -196,7 +213,8 @@ IPluginV3* through_the_engine(IPluginV3* plugin, IPluginCreatorV3One& creator, c
     bytes.emplace_back(data, data + field.length);
   }
   for (std::int32_t i = 0; i < kept->nbFields; ++i)
-    fields.emplace_back(kept->fields[i].name, bytes[static_cast<std::size_t>(i)].data(), kept->fields[i].type, kept->fields[i].length);
+    fields.emplace_back(kept->fields[i].name, bytes[static_cast<std::size_t>(i)].data(), kept->fields[i].type,
+                        kept->fields[i].length);
   const PluginFieldCollection collection{static_cast<std::int32_t>(fields.size()), fields.data()};
   return creator.createPlugin(name.c_str(), &collection, TensorRTPhase::kRUNTIME);
 }
@@ -207,7 +225,8 @@ void run_time(IPluginV3* plugin, const Case& c, FloatType type, FloatType weight
   expect(attached != nullptr && attached.get() != plugin, "attachToContext");
   auto* runtime = capability<IPluginV3OneRuntime>(attached.get(), PluginCapabilityType::kRUNTIME);
   const Tensors real = tensors_of(c, type, weights_type, c.batch, c.tokens(), c.queries);
-  expect(runtime->onShapeChange(real.in.data(), 4, real.out.data(), 1) == 0, c.name + ": onShapeChange: " + logger.last);
+  expect(runtime->onShapeChange(real.in.data(), 4, real.out.data(), 1) == 0,
+         c.name + ": onShapeChange: " + logger.last);
   std::vector<PluginTensorDesc> bad = real.in;
   bad[3].dims.d[3] += 1;
   expect(runtime->onShapeChange(bad.data(), 4, real.out.data(), 1) != 0, "one weight too many is taken");
@@ -219,17 +238,20 @@ void run_time(IPluginV3* plugin, const Case& c, FloatType type, FloatType weight
   const Memory shapes64(c.shapes), shapes32(narrow);
   Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
   out.fill(0xFF);
-  const void* inputs[] = {value.data(), c.shapes64 ? shapes64.data() : shapes32.data(), locations.data(), weights.data()};
+  const void* inputs[] = {value.data(), c.shapes64 ? shapes64.data() : shapes32.data(), locations.data(),
+                          weights.data()};
   void* outputs[] = {out.data()};
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   check(cudaDeviceSynchronize(), "copies");
-  expect(runtime->enqueue(real.in.data(), real.out.data(), inputs, outputs, nullptr, stream) == 0, c.name + ": enqueue: " + logger.last);
+  expect(runtime->enqueue(real.in.data(), real.out.data(), inputs, outputs, nullptr, stream) == 0,
+         c.name + ": enqueue: " + logger.last);
   check(cudaStreamSynchronize(stream), c.name.c_str());
   check(cudaStreamDestroy(stream), "stream");
   const Error error = error_of(numbers_of(out.read(), type), reference(c, in));
   expect(error.norm <= allowed(type), c.name + ": error " + std::to_string(error.norm));
-  std::printf("%-28s %s, weights %s: error %.2e (largest %.2e)\n", c.name.c_str(), name_of(type), name_of(weights_type), error.norm, error.largest);
+  std::printf("%-28s %s, weights %s: error %.2e (largest %.2e)\n", c.name.c_str(), name_of(type), name_of(weights_type),
+              error.norm, error.largest);
 }
 
 } // namespace
@@ -253,7 +275,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   const auto set_finder = reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library, "setLoggerFinder"));
-  const auto get_creators = reinterpret_cast<IPluginCreatorInterface* const* (*)(std::int32_t&)>(dlsym(library, "getCreators"));
+  const auto get_creators =
+      reinterpret_cast<IPluginCreatorInterface* const* (*)(std::int32_t&)>(dlsym(library, "getCreators"));
   if (!set_finder || !get_creators) {
     std::printf("WRONG the library has no setLoggerFinder or getCreators\n");
     return 1;
@@ -285,7 +308,9 @@ int main(int argc, char** argv) {
         std::unique_ptr<IPluginV3> plugin(first->clone());
         first.reset(); // a copy must not need its original
         auto* core = capability<IPluginV3OneCore>(plugin.get(), PluginCapabilityType::kCORE);
-        expect(std::string(core->getPluginName()) == creator.getPluginName() && std::string(core->getPluginNamespace()) == "detrt", "core");
+        expect(std::string(core->getPluginName()) == creator.getPluginName() &&
+                   std::string(core->getPluginNamespace()) == "detrt",
+               "core");
         build_time(plugin.get(), c, type, weights);
         std::unique_ptr<IPluginV3> opened(through_the_engine(plugin.get(), creator, c.name));
         plugin.reset();
@@ -295,7 +320,7 @@ int main(int argc, char** argv) {
         if (type == FloatType::fp32)
           break;
       }
-  std::printf("headers of TensorRT %d.%d; %d checks, %d wrong; enqueue %s\n", NV_TENSORRT_MAJOR, NV_TENSORRT_MINOR, checks, wrong,
-              gpu ? "ran on the GPU" : "did not run: no CUDA device");
+  std::printf("headers of TensorRT %d.%d; %d checks, %d wrong; enqueue %s\n", NV_TENSORRT_MAJOR, NV_TENSORRT_MINOR,
+              checks, wrong, gpu ? "ran on the GPU" : "did not run: no CUDA device");
   return wrong != 0;
 }
