@@ -19,6 +19,8 @@ from .engine import EngineConfig, build_engine
 from .engine.build import check_model_file
 from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
 from .export.config import ExportConfig
+from .inductor.config import InductorConfig
+from .inductor.stage import build_packages, check_packages
 from .precision import PrecisionConfig
 from .precision.capability import check_before
 from .precision.engine_types import check_engine
@@ -56,6 +58,7 @@ def build(
     *,
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
     engines: Sequence[EngineConfig] = (EngineConfig(),),
+    packages: Sequence[InductorConfig] = (),
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
@@ -66,7 +69,8 @@ def build(
     """Build a bundle in `output`.
 
     model: a checkpoint reference (see `load_source`) or an ONNX file with its spec. engines: one
-    engine file for each; empty for a bundle with the ONNX file alone. precision: the types of the graph;
+    engine file for each; empty for a bundle with the ONNX file alone. packages: the checkpoint compiled by PyTorch, a
+    file for each. precision: the types of the graph;
     anything but fp32 turns `model.onnx` itself, and adds `ranges.json` where images were given. tokenizer: see
     `load_source`. A model that takes a prompt brings its text tower and its tokenizer, and an engine of the
     tower beside each engine; the tower stays FP32. An existing bundle in `output` is replaced when everything is done, and stays as it was if anything fails.
@@ -79,18 +83,14 @@ def build(
 
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     names = [engine_name(config, precision.target) for config in engines]
-    if len(set(names)) != len(names):
-        raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
-    for config in engines:
-        check_installed(config.target)  # before minutes of export, not after them
     if export.plugin and precision.precision not in ("fp32", "tf32"):
         raise ExportError(
             f"--precision {precision.precision} is not done yet for graphs with plugin nodes (--msda {export.msda}); leave one of "
             "the two out"
         )
-    warnings = check_before(precision, engines)
-    say = progress or (lambda stage, fraction, text: None)
-    stages: list[Stage] = []
+    if len(set(names)) != len(names):
+        raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
+    for config in engines:
         if export.plugin and config.target == "tensorrt-rtx":
             raise ExportError(
                 f"--msda {export.msda} makes plugin nodes, and TensorRT-RTX has no plugin layers; choose --target tensorrt, or "
@@ -98,6 +98,11 @@ def build(
             )
         if export.msda == "plugin" and not config.plugins:
             raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/plugin.md)")
+        check_installed(config.target)  # before minutes of export, not after them
+    check_packages(packages, str(model), export, precision.precision)
+    warnings = check_before(precision, engines)
+    say = progress or (lambda stage, fraction, text: None)
+    stages: list[Stage] = []
     is_onnx = str(model).lower().endswith(".onnx")
     if is_onnx:
         _refuse_export_choices(model, export, labels, family, tokenizer)
@@ -131,6 +136,11 @@ def build(
             stages.append(Stage(f"engine {config.label}", time.perf_counter() - start, built.size, verdict))
             if spec.text is not None and spec.text.tower:
                 entries.append(_tower_engine(folder, name, spec, spec.text.tower, config, stages, warnings, say))
+        if packages:
+            loading = {"trust_remote_code": trust_remote_code, "labels": labels, "family": family, "tokenizer": tokenizer}
+            for one in build_packages(str(model), folder, MODEL, packages, spec, precision.precision, loading, say):
+                stages.append(Stage(one.config.label, one.seconds, one.built.size, one.verdict))
+                entries.append(_entry(folder, one.built.path.name, "inductor", one.built.facts))
         Bundle(folder, spec, provenance, tuple(entries)).save()
     notes = tuple(provenance.options.get("loading", ()))
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)

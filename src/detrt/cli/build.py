@@ -71,8 +71,14 @@ Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this
 def build(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle.")],
-    target: Annotated[str, typer.Option(help="tensorrt-rtx, tensorrt, onnx (no engine); several with commas.")] = "tensorrt-rtx",
+    target: Annotated[
+        str, typer.Option(help="tensorrt-rtx, tensorrt, inductor, onnx (no engine); several with commas.")
+    ] = "tensorrt-rtx",
     sm: Annotated[str | None, typer.Option(help="Compute capabilities for tensorrt-rtx: 86,89.")] = None,
+    device: Annotated[str | None, typer.Option(help="With --target inductor: cpu, cuda, or both with a comma.")] = None,
+    tune: Annotated[
+        str | None, typer.Option(help="With --target inductor: default, or max to try many kernels, which takes minutes.")
+    ] = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes MIN,OPT,MAX; default 1,1,8.")] = None,
     size: Size = None,
     height: Height = None,
@@ -134,6 +140,7 @@ def build(
         tf32=tf32,
         plugins=plugin or (),
     )
+    packages = choices.package_configs(target, device, batch, tall, wide, tune=tune, timeout_seconds=timeout)
     export = choices.export_config(
         nms=nms,
         opset=opset,
@@ -168,6 +175,7 @@ def build(
             output,
             export=export,
             engines=engines,
+            packages=packages,
             precision=types,
             trust_remote_code=trust_remote_code,
             labels=labels,

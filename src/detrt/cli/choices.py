@@ -9,6 +9,8 @@ from ..engine import EngineConfig
 from ..engine.config import Triple, parse_sms, parse_triple
 from ..errors import DetrtError, EngineError
 from ..export.config import ExportConfig
+from ..inductor.config import TARGET as INDUCTOR
+from ..inductor.config import InductorConfig
 from ..precision import PrecisionConfig, parse_budget
 
 NO_ENGINE = "onnx"
@@ -115,19 +117,19 @@ def engine_configs(
     timeout_seconds: float | None,
     timing_cache: Path | None,
     tf32: bool,
+    plugins: Sequence[Path] = (),
 ) -> list[EngineConfig]:
     """One EngineConfig for each target of a comma-separated list; none for "onnx"."""
     targets = [name.strip() for name in target.split(",") if name.strip()]
     if not targets:
-    plugins: Sequence[Path] = (),
-        raise EngineError("--target must be tensorrt-rtx, tensorrt or onnx (no engine); got nothing")
+        raise EngineError("--target must be tensorrt-rtx, tensorrt, inductor or onnx (no engine); got nothing")
     configs = []
     for name in targets:
-        if name == NO_ENGINE:
+        if name in (NO_ENGINE, INDUCTOR):
             continue
         if name not in ("tensorrt-rtx", "tensorrt"):
             raise EngineError(
-                f"--target must be tensorrt-rtx, tensorrt or onnx (no engine), or several with commas; got {name!r}"
+                f"--target must be tensorrt-rtx, tensorrt, inductor or onnx (no engine), or several with commas; got {name!r}"
             )
         configs.append(
             EngineConfig(
@@ -141,29 +143,58 @@ def engine_configs(
                 timeout_seconds=timeout_seconds,
                 timing_cache=timing_cache if name == "tensorrt" else None,
                 tf32=tf32,
+                plugins=tuple(plugins) if name == "tensorrt" else (),
             )
         )
-    if sm and "tensorrt-rtx" not in targets:
-        raise EngineError("--sm chooses GPUs for --target tensorrt-rtx; tensorrt builds for the GPU that it runs on")
-                plugins=tuple(plugins) if name == "tensorrt" else (),
-    if timing_cache is not None and "tensorrt" not in targets:
-        raise EngineError(f"--timing-cache '{timing_cache}' has a use with --target tensorrt only; leave it out")
     if plugins and "tensorrt" not in targets:
         raise EngineError(f"--plugin '{plugins[0]}' has a use with --target tensorrt only; TensorRT-RTX has no plugin layers")
+    if sm and "tensorrt-rtx" not in targets:
+        raise EngineError("--sm chooses GPUs for --target tensorrt-rtx; tensorrt builds for the GPU that it runs on")
+    if timing_cache is not None and "tensorrt" not in targets:
+        raise EngineError(f"--timing-cache '{timing_cache}' has a use with --target tensorrt only; leave it out")
     if not configs:
-        given = {
-            "--batch": batch,
-            "--height": height if fixed(height) is None else None,
-            "--width": width if fixed(width) is None else None,
-            "--workspace-mib": workspace_mib,
-            "--timeout": timeout_seconds,
-            "--tf32": tf32 or None,
-        }
+        given = {"--workspace-mib": workspace_mib, "--tf32": tf32 or None}
+        if INDUCTOR not in targets:
+            given |= {
+                "--batch": batch,
+                "--height": height if fixed(height) is None else None,
+                "--width": width if fixed(width) is None else None,
+                "--timeout": timeout_seconds,
+            }
         for name, value in given.items():
             if value is not None:
                 shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
                 raise EngineError(
-                    f"{name} ({shown}) is a choice for an engine, and --target onnx builds none; leave it out, or name a "
+                    f"{name} ({shown}) is a choice for an engine, and --target {target} builds none; leave it out, or name a "
                     "target with an engine"
                 )
     return configs
+
+
+def package_configs(
+    target: str,
+    device: str | None,
+    batch: str | None,
+    height: Triple | None,
+    width: Triple | None,
+    *,
+    tune: str | None,
+    timeout_seconds: float | None,
+) -> list[InductorConfig]:
+    """One InductorConfig for each device of a comma-separated list, where the target is asked for."""
+    if INDUCTOR not in [name.strip() for name in target.split(",")]:
+        for name, value in (("--device", device), ("--tune", tune)):
+            if value is not None:
+                raise EngineError(f"{name} {value} is a choice for --target inductor; leave it out, or add that target")
+        return []
+    sides = {"height": height, "width": width} if height is not None and width is not None else {}
+    return [
+        InductorConfig(
+            device=name.strip(),
+            batch=parse_triple(batch) if batch else None,
+            tune=tune or "default",
+            timeout_seconds=timeout_seconds,
+            **sides,  # type: ignore[arg-type]
+        )
+        for name in (device or "cpu").split(",")
+    ]

@@ -55,7 +55,7 @@ def detect(
     batch: Annotated[int | None, typer.Option(help="Images a run.")] = None,
     size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Take every n-th frame of a video.")] = 1,
-    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt, inductor or torch.")] = "auto",
     provider: Annotated[str, typer.Option(help="ONNX Runtime: cpu, cuda or cuda:1.")] = "cpu",
     device: Annotated[str | None, typer.Option(help="TensorRT, PyTorch: cuda:0, cpu.")] = None,
     devices: Annotated[

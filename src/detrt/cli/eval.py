@@ -17,7 +17,7 @@ def evaluate(
     resume: Annotated[Path | None, typer.Option(help="State file: written batch by batch, and gone on from.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file.")] = None,
-    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt, inductor or torch.")] = "auto",
     provider: Annotated[str, typer.Option(help="Of ONNX Runtime: cpu or cuda.")] = "cpu",
     device: Annotated[str | None, typer.Option(help="Of TensorRT and PyTorch: cuda:0, cpu.")] = None,
     devices: Annotated[

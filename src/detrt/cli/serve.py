@@ -24,7 +24,7 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Processes for each device (CPU: 2, GPU: 1).")] = None,
     devices: Annotated[str, typer.Option(help="cpu, or GPUs: 0,1 or all; a worker process runs on each.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="Threads of a CPU worker; default: its share of the cores.")] = None,
-    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt or torch.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt, inductor or torch.")] = "auto",
     size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number.")] = None,
     threshold: Annotated[float, typer.Option("--threshold", "-t", help="For requests that give none.")] = 0.5,
     queue: Annotated[int | None, typer.Option(help="Images that may wait; more are refused with 429.")] = None,

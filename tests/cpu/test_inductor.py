@@ -1,0 +1,221 @@
+"""The target inductor on a CPU: capture, passes, types, one compiled package, and its session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from detrt.bundle import Bundle, read_sidecar
+from detrt.errors import EngineError, ExportError, SessionError
+from detrt.export.config import ExportConfig
+from detrt.export.contract import exported_spec
+from detrt.export.inputs import example_feeds
+from detrt.inductor.build import check_ready, fixed_spec
+from detrt.inductor.capture import capture
+from detrt.inductor.config import InductorConfig, package_name
+from detrt.inductor.fusing import fuse_attention
+from detrt.inductor.nodes import MSDA
+from detrt.inductor.passes import simplify
+from detrt.inductor.program import prepare
+from detrt.inductor.stage import check_packages
+from detrt.inductor.types16 import lower_types, share_of_low
+from detrt.inductor_session import InductorSession
+from detrt.onnx_session import OnnxSession
+from detrt.sessions import open_session
+from detrt.sources import load_source
+
+SMALL = ExportConfig(height=64, width=96)
+
+
+def small(name: str, **choices):
+    source = load_source(name)
+    return source, exported_spec(source, ExportConfig(height=64, width=96, **choices))
+
+
+def run(captured):
+    with torch.no_grad():
+        return captured.graph(*captured.inputs)
+
+
+def names(captured):
+    return [str(node.target) for node in captured.graph.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2"])
+def test_passes_keep_the_function(name):
+    source, spec = small(f"random:{name}/tiny")
+    captured = capture(source, spec, (2, 2))
+    before, count = run(captured), len(captured.graph.graph.nodes)
+    simplify(captured.graph)
+    for a, b in zip(before, run(captured), strict=True):
+        assert torch.allclose(a, b, atol=1e-4 * float(a.abs().max()))
+    assert len(captured.graph.graph.nodes) < count * 0.8
+    assert not any("batch_norm" in target for target in names(captured)), "BatchNorm belongs into the convolutions"
+
+
+def test_a_full_picture_needs_no_mask():
+    source, spec = small("random:detr/tiny", mask=False)
+    captured = capture(source, spec, (1, 1))
+    simplify(captured.graph)
+    attention = [n for n in captured.graph.graph.nodes if "scaled_dot_product" in str(n.target)]
+    assert len(attention) == 6 and all(len(n.args) < 4 or n.args[3] is None for n in attention)
+    assert not any("cumsum" in target or "sin" in target for target in names(captured)), "positions are constants at one size"
+
+
+def test_written_out_attention_is_fused():
+    class Plain(torch.nn.Module):
+        def forward(self, q, k, v, bias):
+            return ((q * 0.5) @ k.transpose(-2, -1) + bias).softmax(-1) @ v
+
+    inputs = tuple(torch.randn(2, 3, 5, 4) for _ in range(3)) + (torch.randn(1, 3, 5, 5),)
+    graph = torch.export.export(Plain(), inputs).run_decompositions({}).module(check_guards=False)
+    want = graph(*inputs)
+    fuse_attention(graph)
+    graph.recompile()
+    assert any("scaled_dot_product" in str(n.target) for n in graph.graph.nodes)
+    assert torch.allclose(want, graph(*inputs), atol=1e-5)
+
+
+def test_types_keep_positions_exact():
+    source, spec = small("random:rt_detr_v2/tiny")
+    captured = capture(source, spec, (1, 1))
+    simplify(captured.graph)
+    want = run(captured)
+    lower_types(captured.graph, "bf16")
+    assert share_of_low(captured.graph, "bf16") > 0.9
+    nodes = [n for n in captured.graph.graph.nodes if n.target == MSDA]
+    assert nodes
+    for node in nodes:
+        assert node.args[0].meta["val"].dtype == torch.bfloat16
+        assert node.args[2].meta["val"].dtype == torch.float32, "sampling locations"
+    got = run(captured)
+    assert [t.dtype for t in got] == [torch.float32, torch.float32]
+    assert all(t.isfinite().all() for t in got)
+    assert float((want[0] - got[0]).norm() / want[0].norm()) < 0.2
+
+
+def test_the_batch_can_stay_symbolic():
+    source, spec = small("random:rt_detr_v2/tiny")
+    captured = prepare(source, spec, (1, 4))
+    assert str(MSDA) not in names(captured), "plain operators on a CPU"
+    program = captured.exported().module()
+    module = prepare(load_source("random:rt_detr_v2/tiny"), spec, (3, 3))
+    feeds = example_feeds(spec, 3, (64, 96), seed=5)
+    inputs = tuple(torch.from_numpy(feeds[name]) for name in captured.names)
+    with torch.no_grad():
+        for a, b in zip(program(*inputs), module.graph(*inputs), strict=True):
+            assert torch.allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"device": "tpu"}, "cpu or cuda"),
+        ({"tune": "much"}, "default or max"),
+        ({"batch": (4, 2, 1)}, "rising"),
+        ({"batch": (0, 1, 1)}, "from 1 to"),
+        ({"height": (480, 640, 800), "width": (640, 640, 640)}, "one size"),
+        ({"height": (640, 640, 640)}, "both height and width"),
+        ({"timeout_seconds": 0}, "more than 0"),
+    ],
+)
+def test_choices_are_checked(choices, says):
+    with pytest.raises(EngineError, match=says):
+        InductorConfig(**choices)
+
+
+def test_config_survives_json():
+    config = InductorConfig(device="cuda", batch=(1, 2, 4), height=(64, 64, 64), width=(96, 96, 96), tune="max")
+    assert InductorConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.batches == (1, 4) and InductorConfig(device="cuda").batches == (1, 1)
+    assert package_name("cuda", 90, "fp16") == "model.inductor-sm90.fp16.pt2"
+
+
+def test_what_cannot_be_built_is_refused_first(monkeypatch):
+    packages = (InductorConfig(),)
+    with pytest.raises(EngineError, match="give the checkpoint itself"):
+        check_packages(packages, "model.onnx", ExportConfig(), "fp32")
+    with pytest.raises(ExportError, match="--nms graph"):
+        check_packages(packages, "embedded:shapes", ExportConfig(nms="graph", decode="graph"), "fp32")
+    with pytest.raises(EngineError, match="int8"):
+        check_packages(packages, "embedded:shapes", ExportConfig(), "int8")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EngineError, match=r"C\+\+ compiler"):
+        check_ready(InductorConfig())
+
+
+def test_one_size_of_a_symbolic_model():
+    spec = exported_spec(load_source("random:rt_detr_v2/tiny"), ExportConfig())
+    fixed = fixed_spec(spec, InductorConfig(height=(64, 64, 64), width=(96, 96, 96)))
+    assert fixed.input.size_hw == (64, 96) and not fixed.input.dynamic
+    with pytest.raises(EngineError, match="multiples of 32"):
+        fixed_spec(spec, InductorConfig(height=(65, 65, 65), width=(96, 96, 96)))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """One compiled package: a tiny model at a small size, because compiling is what takes the time."""
+    from detrt.inductor.build import compiler
+    from detrt.pipeline import build
+
+    if not compiler():
+        pytest.skip("no C++ compiler here")
+    folder = tmp_path_factory.mktemp("inductor") / "bundle"
+    config = InductorConfig(batch=(1, 1, 2), height=(64, 64, 64), width=(96, 96, 96))
+    seen = []
+    build(
+        "random:lw_detr/tiny", folder, export=ExportConfig(check=False), engines=(), packages=(config,),
+        progress=lambda *step: seen.append(step),
+    )  # fmt: skip
+    assert any("compiling" in text for _, _, text in seen)
+    return folder
+
+
+def test_a_package_equals_onnx_runtime(bundle):
+    with open_session(bundle) as session, OnnxSession(bundle / "model.onnx") as onnx:
+        assert session.backend == "inductor-cpu" and session.max_batch == 2
+        for batch in (1, 2):
+            feeds = example_feeds(fixed_spec(session.spec, InductorConfig()), batch, session.inputs[0].shape[2:], seed=batch)
+            got, want = session.run(feeds), onnx.run(feeds)
+            assert set(got) == set(want)
+            for name in want:
+                assert np.abs(got[name] - want[name]).max() <= 1e-3 * np.abs(want[name]).max()
+        with pytest.raises(SessionError, match="from 1 to 2"):
+            session.run(example_feeds(fixed_spec(session.spec, InductorConfig()), 3, session.inputs[0].shape[2:]))
+
+
+def test_a_package_of_another_version_is_not_opened(bundle, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    entry = Bundle.open(copy).of_kind("inductor")[0]
+    assert entry.engine is not None and entry.engine.options["format"] == "aoti"
+    monkeypatch.setattr(torch, "__version__", "1.0.0")
+    with pytest.raises(EngineError, match=r"compiled by PyTorch .*build it again"):
+        InductorSession(copy / entry.path)
+    session = open_session(copy)
+    assert session.backend == "onnxruntime-cpu" and "compiled by PyTorch" in session.note
+    session.close()
+    with pytest.raises(EngineError, match="--target inductor"):
+        open_session(copy, backend="inductor")
+
+
+def test_a_damaged_package_is_an_error(bundle, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    path = copy / Bundle.open(copy).of_kind("inductor")[0].path
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(EngineError, match="truncated or replaced"):
+        InductorSession(path)
+    assert read_sidecar(bundle / path.name)[1].target == "inductor-cpu"
+
+
+def test_a_package_runs_on_its_own_device_only(bundle):
+    path = bundle / Bundle.open(bundle).of_kind("inductor")[0].path
+    with pytest.raises(SessionError, match="compiled for cpu"):
+        InductorSession(path, device="cuda:0")
