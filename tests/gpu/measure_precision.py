@@ -25,8 +25,13 @@ from detrt.export.onnx import relative_error
 from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.images import Prompted
 from detrt.precision.ranges import image_feeds
+from detrt.precision.stage import text_feeds
 from detrt.sources import load_source
+
+
+PROMPT = "a person. a cat. a dog. a car. a chair."
 
 
 class Session:
@@ -48,7 +53,13 @@ class Session:
 def memory_of(model) -> str:
     """The encoder's memory: what the last normalisation before the decoder, or the flattened pyramid, gives."""
     names = [(n.name, n.output[0], n.op_type) for n in model.graph.node]
-    for want in ("/enc_output/enc_output.1/", "/encoder/layers.5/final_layer_norm/", "/encoder/layers.5/"):
+    places = (
+        "/enc_output/enc_output.1/",
+        "/encoder/layers.5/final_layer_norm/",
+        "/encoder/layers.5/",
+        "/deformable_layer/final_layer_norm",
+    )
+    for want in places:
         found = [o for name, o, kind in names if want in name and kind == "LayerNormalization"]
         if found:
             return found[-1]
@@ -76,7 +87,10 @@ def measure(ref: str, val, pictures) -> dict:
     like = OnnxSession(path)
     row: dict = {}
     random = ref.startswith("random:")
-    scan = pictures[:2] if random else pictures[:16]
+    scan, shown = pictures[:2] if random else pictures[:16], pictures[:20]
+    if spec.text is not None:
+        texts = text_feeds(path, PROMPT)
+        scan, shown = Prompted(scan, texts), Prompted(shown, texts)
     known = calibrate(model, spec, PrecisionConfig("fp16", calibration=val[1]), scan)
     for precision in ("fp32", "fp16", "bf16"):
         typed, done = apply_precision(model, spec, PrecisionConfig(precision, min_share=0.0), scan, known=known)
@@ -84,7 +98,7 @@ def measure(ref: str, val, pictures) -> dict:
         session = Session(typed, like)
         if random:
             name = memory_of(model)
-            found = [session.graph.run(f, (name,)) for f in image_feeds(pictures[:20], spec)]
+            found = [session.graph.run(f, (name,)) for f in image_feeds(shown, spec)]
             if precision == "fp32":
                 exact = found
                 continue

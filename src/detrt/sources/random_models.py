@@ -280,6 +280,9 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
                 buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)
         if settle and family.name in ("d_fine", "deimv2"):
             _settle_batch_norms(module, generator)
+        projection = getattr(getattr(module, "model", None), "input_projection", None)
+        if settle and isinstance(projection, torch.nn.Conv2d):
+            _settle_projection(projection, module, generator)
     return module.eval().requires_grad_(False)
 
 
@@ -298,3 +301,23 @@ def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> 
     for norm in norms:
         norm.momentum = 0.1
         norm.eval()
+
+
+def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Bring what a DETR's encoder reads to a standard deviation of 1, in place.
+
+    It projects the backbone's output without a norm. Of untrained layers that is in the thousands, its attention has
+    logits of millions, and a softmax of those is a maximum that rounding moves to another pixel.
+    """
+    # Noise of every scale, as in photographs: plain noise averages out in every convolution.
+    picture = torch.zeros(1, 3, 256, 256)
+    for side in (2, 4, 8, 16, 32, 64, 128, 256):
+        noise = torch.randn(1, 3, side, side, generator=generator)
+        picture += torch.nn.functional.interpolate(noise, size=(256, 256), mode="bilinear")
+    found: list[torch.Tensor] = []
+    hook = projection.register_forward_hook(lambda _, __, output: found.append(output))
+    with torch.no_grad():
+        module.eval()(pixel_values=picture / picture.std())
+        for parameter in projection.parameters():
+            parameter /= found[0].std()
+    hook.remove()
