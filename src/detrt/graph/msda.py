@@ -4,7 +4,7 @@
 wrongly without an error (NVIDIA/TensorRT issues 4646 and 4813).
 "gather": the bilinear sample written out: four Gathers of whole rows and FP32 coordinates, over all
 levels at once. Only operators that every runtime gets right.
-The op itself is defined in `detrt.export.msda.reference`.
+The op itself is defined in `detrt.kernels.portable.reference`.
 """
 
 from __future__ import annotations

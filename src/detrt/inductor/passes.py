@@ -28,7 +28,7 @@ def simplify(graph: fx.GraphModule, biased: bool = True) -> fx.GraphModule:
 def sampled(
     value: Tensor, shapes: list[list[int]], locations: Tensor, weights: Tensor, points: list[int], discrete: bool
 ) -> Tensor:
-    """`detrt.export.msda.reference` with sizes that are numbers, so that the compiler sees plain operators."""
+    """`detrt.kernels.portable.reference` with sizes that are numbers, so that the compiler sees plain operators."""
     batch, _, heads, dim = value.shape
     queries = locations.shape[1]
     values = value.split([h * w for h, w in shapes], dim=1)
