@@ -116,7 +116,6 @@ def test_external_weights(tmp_path):
 @pytest.mark.parametrize(
     ("operator", "attributes", "parts"),
     [
-        ("MSDeformAttn", {"domain": "detrt"}, ["--msda gridsample", "module model.decoder.layers.0"]),
         ("NoSuchOp", {"domain": "detrt"}, ["NoSuchOp", "plugin"]),
         ("Unique", {}, ["Unique", "/model/decoder/layers.0/Unique"]),
     ],

@@ -129,6 +129,8 @@ def test_plugin_for_a_family_without_deformable_attention_is_refused(tmp_path):
 def test_rtx_has_no_plugins(exported, tmp_path):
     with pytest.raises(EngineError, match="no plugin layers"):
         build_engine(exported["nvidia-plugin"], tmp_path / "m.engine", EngineConfig())
+    with pytest.raises(EngineError, match="no plugin layers"):
+        build_engine(exported["plugin"], tmp_path / "m.engine", EngineConfig())
     library = tmp_path / "libp.so"
     library.write_bytes(b"\x7fELF")
     with pytest.raises(EngineError, match="no plugin layers"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -28,6 +29,8 @@ WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.engine.worker")
 _POLL_SECONDS = 0.05
 _TERMINATE_SECONDS = 2.0
 _LOG_TAIL_BYTES = 4000
+# Looked for as NodeProto's field op_type (tag 0x22, length, text), since the caller's process does not load `onnx`.
+_PLUGIN_NODES = ("MSDeformAttn", "MultiscaleDeformableAttnPlugin_TRT")
 # Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
 _FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
 
@@ -120,23 +123,20 @@ def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
     """Refuse a graph whose plugin the choices do not bring, before a build.
 
     Raises:
-        EngineError: plugin nodes for TensorRT-RTX, or detrt's own without --plugin.
+        EngineError: plugin nodes for TensorRT-RTX, or detrt's own without a library.
     """
-    from .. import graph
-    from ..graph.msda_plugin import OP_TYPE, plugin_nodes
-
-    nodes = plugin_nodes(graph.load(model_onnx, weights=False))
-    if not nodes:
+    with open(model_onnx, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        held = [name for name in _PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
+    if not held:
         return
-    held = ", ".join(f"{count} of {name}" for name, count in nodes.items())
     if config.target == "tensorrt-rtx":
         raise EngineError(
-            f"'{model_onnx}' holds plugin nodes ({held}), and TensorRT-RTX has no plugin layers; export with --msda gather, or "
-            "choose --target tensorrt"
+            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with --msda "
+            "gather, or choose --target tensorrt"
         )
-    if OP_TYPE in nodes and not config.plugins:
+    if _PLUGIN_NODES[0] in held and not config.plugins:
         raise EngineError(
-            f"'{model_onnx}' holds plugin nodes ({held}); give their library with --plugin libdetrt_plugin.so (docs/plugin.md "
+            f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/plugin.md "
             "says how to build it), or export with --msda gather"
         )
 
