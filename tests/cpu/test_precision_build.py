@@ -19,6 +19,7 @@ from detrt import graph
 from detrt.bundle import Bundle, EngineFacts
 from detrt.engine import EngineConfig, build_engine
 from detrt.errors import EngineError, GateError, GraphError, ImageError
+from detrt.graph.rounded import rounded as emulate
 from detrt.onnx_session import OnnxSession
 from detrt.parity import verify
 from detrt.pipeline import build
@@ -26,7 +27,6 @@ from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import threshold
 from detrt.precision.capability import check_capability
-from detrt.graph.rounded import rounded as emulate
 from detrt.precision.engine_types import check_engine
 from detrt.precision.images import find
 from detrt.precision.quantize import fp8_bits, weight_scales

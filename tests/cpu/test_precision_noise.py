@@ -11,11 +11,11 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 
+from detrt.graph.rounded import rounded as emulate
 from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig
 from detrt.precision import noise as noise_module
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.graph.rounded import rounded as emulate
 from detrt.precision.noise import LEFT, LayerNoise, correct_biases, leave_noisy, measure
 from detrt.precision.quantize import QuantPlan, activation_scale, rounded, weight_scales
 from detrt.precision.ranges import run_tensors

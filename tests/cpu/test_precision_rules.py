@@ -14,11 +14,11 @@ from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 
 from detrt import graph
 from detrt.errors import GateError, GraphError
+from detrt.graph.rounded import rounded as emulate
 from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision
 from detrt.precision.cast import bf16_bits, retype
-from detrt.graph.rounded import rounded as emulate
 from detrt.precision.proof import check_share, flop_share, multiply_adds
 from detrt.precision.rules import Rules
 from detrt.precision.view import GraphView, element_types, set_opset
