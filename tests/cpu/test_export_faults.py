@@ -142,7 +142,7 @@ def test_choices_that_a_family_cannot_take(name, choices, words, tiny, tmp_path)
     ("choices", "words"),
     [
         ({"opset": 16}, "--opset must be one of 17, 18, 19, 20; got 16"),
-        ({"msda": "plugin"}, "--msda must be one of .*got 'plugin'"),
+        ({"msda": "kernel"}, "--msda must be one of .*got 'kernel'"),
         ({"decode": "nms"}, "--decode .*got 'nms'"),
         ({"input_dtype": "float16"}, "--input-dtype .*got 'float16'"),
         ({"height": 640}, "give both --height and --width"),
