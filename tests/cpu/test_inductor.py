@@ -29,8 +29,6 @@ from detrt.onnx_session import OnnxSession
 from detrt.sessions import open_session
 from detrt.sources import load_source
 
-SMALL = ExportConfig(height=64, width=96)
-
 
 def small(name: str, **choices):
     source = load_source(name)
@@ -99,6 +97,7 @@ def test_types_keep_positions_exact():
     assert float((want[0] - got[0]).norm() / want[0].norm()) < 0.2
 
 
+@pytest.mark.slow
 def test_the_batch_can_stay_symbolic():
     source, spec = small("random:rt_detr_v2/tiny")
     captured = prepare(source, spec, (1, 4))
@@ -156,6 +155,11 @@ def test_one_size_of_a_symbolic_model():
     assert fixed.input.size_hw == (64, 96) and not fixed.input.dynamic
     with pytest.raises(EngineError, match="multiples of 32"):
         fixed_spec(spec, InductorConfig(height=(65, 65, 65), width=(96, 96, 96)))
+    padded = exported_spec(load_source("random:detr/tiny"), ExportConfig())
+    assert fixed_spec(padded, InductorConfig(height=(64, 64, 64), width=(96, 96, 96))).input.resize == "fit"
+    whole = exported_spec(load_source("random:yolos/tiny"), ExportConfig())
+    with pytest.raises(EngineError, match="give --size 64x96"):
+        fixed_spec(whole, InductorConfig(height=(64, 64, 64), width=(96, 96, 96)))
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +174,7 @@ def bundle(tmp_path_factory):
     config = InductorConfig(batch=(1, 1, 2), height=(64, 64, 64), width=(96, 96, 96))
     seen = []
     build(
-        "random:lw_detr/tiny", folder, export=ExportConfig(check=False), engines=(), packages=(config,),
+        "random:yolos/tiny", folder, export=ExportConfig(height=64, width=96, check=False), engines=(), packages=(config,),
         progress=lambda *step: seen.append(step),
     )  # fmt: skip
     assert any("compiling" in text for _, _, text in seen)
@@ -181,13 +185,13 @@ def test_a_package_equals_onnx_runtime(bundle):
     with open_session(bundle) as session, OnnxSession(bundle / "model.onnx") as onnx:
         assert session.backend == "inductor-cpu" and session.max_batch == 2
         for batch in (1, 2):
-            feeds = example_feeds(fixed_spec(session.spec, InductorConfig()), batch, session.inputs[0].shape[2:], seed=batch)
+            feeds = example_feeds(session.spec, batch, session.inputs[0].shape[2:], seed=batch)
             got, want = session.run(feeds), onnx.run(feeds)
             assert set(got) == set(want)
             for name in want:
                 assert np.abs(got[name] - want[name]).max() <= 1e-3 * np.abs(want[name]).max()
         with pytest.raises(SessionError, match="from 1 to 2"):
-            session.run(example_feeds(fixed_spec(session.spec, InductorConfig()), 3, session.inputs[0].shape[2:]))
+            session.run(example_feeds(session.spec, 3, session.inputs[0].shape[2:]))
 
 
 def test_a_package_of_another_version_is_not_opened(bundle, tmp_path, monkeypatch):

@@ -76,7 +76,16 @@ def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
         height, width = (-(-side // multiple) * multiple for side in (height, width))
     if height % multiple or width % multiple:
         raise EngineError(f"both sides must be multiples of {multiple} for this model; got {height}x{width} (height x width)")
-    return replace(spec, input=replace(given, height=height, width=width, dynamic=False)) if given.dynamic else spec
+    if not given.dynamic:
+        return spec
+    if given.resize == "shortest_edge" and not given.mask:
+        raise EngineError(
+            "this model keeps the aspect ratio of pictures and has no padding mask, so a package of one size needs a graph of one "
+            f"size: give --size {height}x{width}"
+        )
+    resize = "fit" if given.resize == "shortest_edge" else given.resize
+    fixed = replace(given, height=height, width=width, dynamic=False, resize=resize, shortest_edge=None, longest_edge=None)
+    return replace(spec, input=fixed)
 
 
 def build_package(
