@@ -30,7 +30,6 @@ from detrt.precision.ranges import image_feeds
 from detrt.precision.stage import text_feeds
 from detrt.sources import load_source
 
-
 PROMPT = "a person. a cat. a dog. a car. a chair."
 
 
