@@ -110,7 +110,7 @@ def test_pytorch_detects_what_the_authors_graph_detects(size, source, authors, i
 
 
 @pytest.mark.parametrize("batch", (1, 5))
-@pytest.mark.parametrize("msda", ("gather", "gridsample"))
+@pytest.mark.parametrize("msda", ("gather", pytest.param("gridsample", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("size", SIZES)
 def test_exported_graph_detects_what_the_authors_graph_detects(size, msda, batch, graph_file, authors, images):
     with Detector(OnnxSession(graph_file(size, msda)), threshold=0.0, batch_size=batch) as detector:

@@ -48,6 +48,7 @@ def test_other_batches_and_odd_sizes(name, batch, exported, tiny):
         assert relative_error(want[output], got[output]) <= 1e-4, output
 
 
+@pytest.mark.slow
 def test_vit_at_another_size(exported, tiny):
     """Windows, the table of positions and rotary positions all follow the size, in steps of 32 pixels."""
     report = exported("co_dino-vit-l")

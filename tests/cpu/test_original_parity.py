@@ -248,7 +248,16 @@ def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
 
 @pytest.mark.parametrize(
     "case",
-    ("detr", "deformable-two-stage", "rt_detr", "d_fine", "deim", "deimv2-lite", "rf_detr", *WITHOUT_FOLDERS),
+    (
+        "detr",
+        "deformable-two-stage",
+        "rt_detr",
+        "d_fine",
+        "deim",
+        "rf_detr",
+        "deimv2-dinov3",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("deimv2-lite", *WITHOUT_FOLDERS[:3])),
+    ),
 )
 def test_a_loaded_file_exports(case, loaded, tmp_path):
     _, source = loaded(case)

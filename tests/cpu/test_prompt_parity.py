@@ -27,7 +27,10 @@ def pictures():
     return [rng.integers(0, 255, shape, dtype=np.uint8) for shape in ((100, 150, 3), (130, 90, 3), (64, 64, 3))]
 
 
-@pytest.fixture(scope="module", params=CASES)
+SLOW = ("grounding_dino in graph", "grounding_dino one graph")
+
+
+@pytest.fixture(scope="module", params=[pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES])
 def both(request, tiny, exported):
     """(reference, candidate): the plain model and its export, open."""
     name = request.param.split()[0]
