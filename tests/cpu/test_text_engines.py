@@ -137,7 +137,7 @@ def test_a_prompt_is_for_models_that_take_one(photographs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "low"),
     [
-        ("grounding_dino", "int8"),
+        pytest.param("grounding_dino", "int8", marks=pytest.mark.slow),
         pytest.param("grounding_dino", "fp16", marks=pytest.mark.slow),
         pytest.param("omdet_turbo", "fp8", marks=pytest.mark.slow),
     ],

@@ -329,6 +329,7 @@ def test_omdet_turbo_with_timms_backbone(tiny, tmp_path, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*maps, strict=True))
 
 
+@pytest.mark.slow
 def test_the_tokenizer_travels_from_every_command(published, tiny, tmp_path, capsys):
     """An authors' file is opened, built and verified with the tokenizer that is given once."""
     from PIL import Image
