@@ -7,7 +7,6 @@ scope, and the report names the machine. Nothing but the measured call is inside
 from __future__ import annotations
 
 import json
-import os
 import platform
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .cores import usable_cores
 from .errors import DetrtError, SessionError
 from .memory import peak_memory_mib
 
@@ -98,15 +98,21 @@ def machine() -> dict[str, Any]:
 
 def measure_call(step: Callable[[], object], backend: str, scope: str, config: BenchConfig) -> Latency:
     """Time a call after warming up; the call must have finished its work when it returns."""
-    for _ in range(config.warmup):
+    samples = time_call(step, config.warmup, config.repeats)
+    p50, p90 = np.percentile(samples, [50, 90])
+    return Latency(backend, scope, float(p50), float(p90), min(samples), tuple(round(s, 3) for s in samples))
+
+
+def time_call(step: Callable[[], object], warmup: int, repeats: int) -> list[float]:
+    """Milliseconds of each of `repeats` calls, after `warmup` others."""
+    for _ in range(warmup):
         step()
     samples = []
-    for _ in range(config.repeats):
+    for _ in range(repeats):
         start = time.perf_counter()
         step()
         samples.append((time.perf_counter() - start) * 1e3)
-    p50, p90 = np.percentile(samples, [50, 90])
-    return Latency(backend, scope, float(p50), float(p90), min(samples), tuple(round(s, 3) for s in samples))
+    return samples
 
 
 def measure_model(model: str, config: BenchConfig, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -192,7 +198,7 @@ def _torch_latencies(source: Any, size: tuple[int, int], config: BenchConfig) ->
     """The plain transformers model: forward on a ready tensor, and from arrays to boxes as its users call it."""
     import torch
 
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or usable_cores())
     module = source.module
     if getattr(type(module), "_supports_sdpa", False):
         # What from_pretrained chooses by itself; detrt loads models with plain attention, for tracing.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .bench import machine
+from .bench import machine, time_call
 from .bundle import Bundle
 from .errors import DetrtError, EngineError, MissingPackageError, SessionError
 from .files import write_text
@@ -135,13 +135,7 @@ def _measure(ref: str, session: Session, opened_s: float, config: RunConfig) -> 
 
 
 def _times(step: Callable[[], object], config: RunConfig, batch: int) -> dict[str, Any]:
-    for _ in range(config.warmup):
-        step()
-    samples = []
-    for _ in range(config.repeats):
-        start = time.perf_counter()
-        step()
-        samples.append((time.perf_counter() - start) * 1e3)
+    samples = time_call(step, config.warmup, config.repeats)
     p50, p90, p99 = (round(float(v), 3) for v in np.percentile(samples, [50, 90, 99]))
     return {
         "p50_ms": p50,

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from .cores import usable_cores
 from .errors import DetrtError, SessionError
 from .session import Session
 from .sessions import kind_of, open_session
@@ -55,11 +56,6 @@ def _every_gpu() -> list[str]:
     if not count:
         raise SessionError("--devices all: there is no NVIDIA GPU here; name the devices, e.g. --devices cpu,cpu")
     return [f"cuda:{index}" for index in range(count)]
-
-
-def usable_cores() -> int:
-    """Cores that this process may use; fewer than the machine has inside many containers."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_threads(devices: Sequence[str]) -> int:

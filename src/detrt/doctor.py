@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from typing import Any
 
+from .cores import usable_cores
+
 # package -> (import name, extra, what it is for)
 PACKAGES: dict[str, tuple[str, str, str]] = {
     "onnxruntime": ("onnxruntime", "", "run ONNX files"),
@@ -80,17 +82,13 @@ def _package(name: str) -> Package:
 
 
 def _machine() -> dict[str, Any]:
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
     memory = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "cores": cores,
+        "cores": usable_cores(),
         "memory_gib": memory,
         "disk_free_gib": round(shutil.disk_usage(".").free / 2**30, 1),
     }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .bundle import MANIFEST, Bundle
+from .cores import usable_cores
 from .errors import MissingPackageError, SessionError, SpecError
 from .onnx_binding import Binding, is_fixed
 from .session import Feeds, Outputs, TensorInfo, check_feeds, check_spec
@@ -265,9 +266,7 @@ def _threads(threads: int | None) -> int:
             raise SessionError(f"threads must be at least 1; got {threads}")
         return threads
     # The default of ONNX Runtime counts the machine's cores, also those a container may not use.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return usable_cores()
 
 
 def _tensor_info(node: Any) -> TensorInfo:

@@ -16,9 +16,10 @@ import sys
 import time
 from pathlib import Path
 
+from detrt.cores import usable_cores
 from detrt.detect import Found
 from detrt.device_pool import DevicePool
-from detrt.devices import parse_devices, usable_cores
+from detrt.devices import parse_devices
 from detrt.images import expand_inputs, load_image
 
 

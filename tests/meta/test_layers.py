@@ -51,7 +51,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 }
 # Layers from the bottom up; a module imports from its own layer and from those below it. Prefixes; the first fits.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors.py", "spec.py", "detections.py", "files.py", "memory.py", "__init__.py"),
+    ("errors.py", "spec.py", "detections.py", "files.py", "memory.py", "cores.py", "__init__.py"),
     ("bundle.py", "session.py"),
     ("images.py", "video.py", "preprocess.py", "decode.py", "scenes.py", "scenes_shapes.py", "scenes_phrases.py", "suppress.py"),
     ("prompts.py", "text_decode.py", "tokens.py", "prompted.py", "bound.py"),

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..cores import usable_cores
 from ..device_worker import rebuilt
-from ..devices import CPU, usable_cores
+from ..devices import CPU
 from ..errors import DetrtError, MissingPackageError, SessionError
 from ..spec import ModelSpec
 from .job import ClusterConfig
