@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import mmap
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +12,11 @@ from .. import bundle, files
 from ..bundle import EngineFacts
 from ..errors import EngineError, MissingPackageError, OutputError
 from ..spec import ModelSpec
-from . import explain
+from .child import Progress, run_child
 from .config import EngineConfig
 from .trt import check_installed
 
-# progress(fraction 0..1, what is being done)
-Progress = Callable[[float, str], None]
-
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.engine.worker")
-_POLL_SECONDS = 0.05
-_TERMINATE_SECONDS = 2.0
-_LOG_TAIL_BYTES = 4000
 # Looked for as NodeProto's field op_type (tag 0x22, length, text), since the caller's process does not load `onnx`.
 _PLUGIN_NODES = ("MSDeformAttn", "MultiscaleDeformableAttnPlugin_TRT")
 # Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
@@ -167,109 +155,26 @@ def check_model_file(path: Path) -> None:
 def _run_worker(
     model_onnx: Path, temporary: Path, config: EngineConfig, spec: ModelSpec, progress: Progress | None
 ) -> dict[str, Any]:
-    """Run the builder process and return its answer; kill it whatever happens here."""
-    with tempfile.TemporaryDirectory(prefix="detrt-build-") as folder_name:
-        folder = Path(folder_name)
-        paths = {name: folder / f"{name}.json" for name in ("request", "answer", "progress")}
-        request = {
-            "onnx": str(model_onnx.resolve()),
-            "engine": str(temporary.resolve()),
-            "answer": str(paths["answer"]),
-            "progress": str(paths["progress"]),
-            "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
-            "spec": spec.to_dict(),
-        }
-        paths["request"].write_text(json.dumps(request), "utf-8")
-        log = folder / "log.txt"
-        with open(log, "wb") as log_file:
-            process = subprocess.Popen(
-                [*WORKER_COMMAND, str(paths["request"])],
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                # An empty working folder: a json.py of the caller's must not shadow the library's.
-                cwd=folder,
-                env=_environment(),
-                # Ctrl-C in a terminal reaches this process, which then ends the builder itself.
-                start_new_session=True,
-            )
-            try:
-                _wait(process, config.timeout_seconds, paths["progress"], progress)
-            finally:
-                _end(process)
-        if not paths["answer"].is_file():
-            raise EngineError(explain.ended(process.returncode, _tail(log)))
-        answer: dict[str, Any] = json.loads(paths["answer"].read_text("utf-8"))
-        if not answer["ok"]:
-            _raise(answer, config, _tail(log))
-        return answer
+    """The answer of the builder process."""
+    request = {
+        "onnx": str(model_onnx.resolve()),
+        "engine": str(temporary.resolve()),
+        "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
+        "spec": spec.to_dict(),
+    }
+    answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="builder")
+    if not answer["ok"]:
+        _raise(answer, config)
+    return answer
 
 
-def _wait(
-    process: subprocess.Popen[bytes],
-    timeout_seconds: float | None,
-    progress_path: Path,
-    progress: Progress | None,
-) -> None:
-    deadline_s = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    seen = 0
-    while True:
-        try:
-            process.wait(_POLL_SECONDS)
-            return
-        except subprocess.TimeoutExpired:
-            if progress:
-                seen = _relay(progress_path, seen, progress)
-            if deadline_s is not None and time.monotonic() > deadline_s:
-                raise EngineError(
-                    f"the build took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
-                    "written. Raise --timeout, lower --optimization-level, or use a smaller profile"
-                ) from None
-
-
-def _relay(path: Path, seen: int, progress: Progress) -> int:
-    """Pass on the newest complete line after byte `seen`; return how far was read."""
-    if not path.is_file():
-        return seen
-    with open(path, "rb") as file:
-        file.seek(seen)
-        complete, newline, _ = file.read().rpartition(b"\n")
-    if newline:
-        event = json.loads(complete.rpartition(b"\n")[2])
-        progress(event["fraction"], event["text"])
-    return seen + len(complete) + len(newline)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait(_TERMINATE_SECONDS * 5)
-
-
-def _raise(answer: dict[str, Any], config: EngineConfig, log_tail: str) -> None:
+def _raise(answer: dict[str, Any], config: EngineConfig) -> None:
     kind, message = answer["kind"], answer["message"]
-    if kind == "os":
-        raise OSError(answer["errno"], message)  # files.writing turns it into an OutputError.
     if kind == "MissingPackageError":
         check_installed(config.target)
         raise MissingPackageError("cuda-python", "gpu", f"the target '{config.target}'")
-    if kind == "internal":
-        tail = log_tail.strip().splitlines()[-1:] or [""]
-        raise EngineError(f"the builder process failed: {message}\n  {tail[0]}")
     raise (OutputError if kind == "OutputError" else EngineError)(message)
 
 
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
-
-
-def _environment() -> dict[str, str]:
-    """The child must find the detrt that is running here, however that was found."""
-    package_parent = str(Path(__file__).resolve().parents[2])
-    paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths)}
-
-
-def _tail(path: Path) -> str:
-    data = path.read_bytes()[-_LOG_TAIL_BYTES:]
-    return data.decode("utf-8", "replace")

@@ -7,27 +7,22 @@ and not the caller's. The request names every file by its absolute path:
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import DetrtError, EngineError
+from ..errors import EngineError
 from ..memory import peak_memory_mib
 from ..spec import ModelSpec
 from . import explain
+from .child import ProgressFile, answer_parent
 from .config import EngineConfig
 from .profiles import NetworkTensor, Profile, plan_profile
 from .trt import NUMPY_DTYPES, Messages, Trt, load_trt
 
-_PROGRESS_SECONDS = 0.1
-_PARENT_SECONDS = 1.0
 # TensorRT type -> name in the sidecar. Whole numbers and booleans say nothing about precision.
 _FLOATS = {
     "FLOAT": "fp32",
@@ -40,21 +35,6 @@ _FLOATS = {
 }
 
 
-class _ProgressFile:
-    """Appends {"fraction", "text"} lines, at most ten a second."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._next_s = 0.0
-
-    def __call__(self, fraction: float, text: str) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _PROGRESS_SECONDS
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"fraction": round(fraction, 4), "text": text}) + "\n")
-
-
 def build(request: dict[str, Any]) -> dict[str, Any]:
     """Build the engine at request["engine"] and return its facts.
 
@@ -64,7 +44,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     config = EngineConfig.from_dict(request["config"])
     spec = ModelSpec.from_dict(request["spec"])
     onnx = Path(request["onnx"])
-    progress = _ProgressFile(Path(request["progress"]))
+    progress = ProgressFile(Path(request["progress"]))
     started_s = time.monotonic()
     progress(0.0, "loading TensorRT")
     trt = load_trt(config.target)
@@ -223,34 +203,8 @@ def _sms_of_this_gpu(config: EngineConfig) -> tuple[int, ...]:
     return (cuda.compute_capability(0),)
 
 
-def _end_with_parent() -> None:
-    """A builder must not outlive a caller that was killed: nobody would read its answer."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main(arguments: list[str]) -> int:
-    request = json.loads(Path(arguments[0]).read_text("utf-8"))
-    _end_with_parent()
-    answer: dict[str, Any]
-    try:
-        answer = {"ok": True, **build(request)}
-    except OSError as error:
-        answer = {"ok": False, "kind": "os", "errno": error.errno, "message": str(error)}
-    except DetrtError as error:
-        answer = {"ok": False, "kind": type(error).__name__, "message": str(error)}
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        answer = {"ok": False, "kind": "internal", "message": f"{type(error).__name__}: {error}"}
-    files.write_text(Path(request["answer"]), json.dumps(answer))
+    answer_parent(Path(arguments[0]), build)
     return 0
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,8 +13,7 @@ from typing import Any
 
 from .. import bundle, files
 from ..bundle import EngineFacts
-from ..engine import explain
-from ..engine.build import Progress, _end, _environment, _tail, _wait
+from ..engine.child import Progress, run_child
 from ..errors import EngineError, ExportError, GateError, MissingPackageError, SourceError, SpecError
 from ..spec import ModelSpec
 from .config import PRECISIONS, InductorConfig, package_name
@@ -156,50 +152,24 @@ def _run(
     loading: dict[str, Any],
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Run the compiler process and return its answer; kill it whatever happens here."""
-    with tempfile.TemporaryDirectory(prefix="detrt-inductor-") as name:
-        scratch = Path(name)
-        paths = {key: scratch / f"{key}.json" for key in ("request", "answer", "progress")}
-        local = ref if ":" in ref and not Path(ref).exists() else str(Path(ref).resolve())
-        if ref.startswith("ckpt:"):
-            local = "ckpt:" + str(Path(ref[5:]).resolve())
-        request = {
-            "ref": local,
-            "loading": {k: str(Path(v).resolve()) if isinstance(v, Path) else v for k, v in loading.items()},
-            "spec": spec.to_dict(),
-            "config": config.to_dict(),
-            "precision": precision,
-            "package": str(package.resolve()),
-            "answer": str(paths["answer"]),
-            "progress": str(paths["progress"]),
-        }
-        paths["request"].write_text(json.dumps(request), "utf-8")
-        log = scratch / "log.txt"
-        environment = {**_environment(), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
-        if "CXX" not in os.environ:
-            environment["CXX"] = str(compiler())
-        with open(log, "wb") as log_file:
-            process = subprocess.Popen(
-                [*WORKER_COMMAND, str(paths["request"])],
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                cwd=scratch,
-                env=environment,
-                start_new_session=True,
-            )
-            try:
-                _wait(process, config.timeout_seconds, paths["progress"], progress)
-            finally:
-                _end(process)
-        if not paths["answer"].is_file():
-            raise EngineError(explain.ended(process.returncode, _tail(log)))
-        answer: dict[str, Any] = json.loads(paths["answer"].read_text("utf-8"))
-        if not answer["ok"]:
-            if answer["kind"] == "os":
-                raise OSError(answer["errno"], answer["message"])
-            if answer["kind"] == "internal":
-                tail = _tail(log).strip().splitlines()[-1:] or [""]
-                raise EngineError(f"the compiler process failed: {answer['message']}\n  {tail[0]}")
-            raise _KINDS.get(answer["kind"], EngineError)(answer["message"])
-        return answer
+    """The answer of the compiler process."""
+    local = ref if ":" in ref and not Path(ref).exists() else str(Path(ref).resolve())
+    if ref.startswith("ckpt:"):
+        local = "ckpt:" + str(Path(ref[5:]).resolve())
+    request = {
+        "ref": local,
+        "loading": {k: str(Path(v).resolve()) if isinstance(v, Path) else v for k, v in loading.items()},
+        "spec": spec.to_dict(),
+        "config": config.to_dict(),
+        "precision": precision,
+        "package": str(package.resolve()),
+    }
+
+    def environment(scratch: Path) -> dict[str, str]:
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
+        return cache if "CXX" in os.environ else {**cache, "CXX": str(compiler())}
+
+    answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="compiler", environment=environment)
+    if not answer["ok"]:
+        raise _KINDS.get(answer["kind"], EngineError)(answer["message"])
+    return answer

@@ -6,7 +6,6 @@ its own. The request: {"ref", "loading", "spec", "config", "precision", "package
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import files
-from ..engine.worker import _end_with_parent, _ProgressFile
-from ..errors import DetrtError, GateError
+from ..engine.child import ProgressFile, answer_parent
+from ..errors import GateError
 from ..export.contract import contract
 from ..export.onnx import relative_error
 from ..memory import peak_memory_mib
@@ -44,7 +42,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     spec = ModelSpec.from_dict(request["spec"])
     precision = request["precision"]
     package = Path(request["package"])
-    progress = _ProgressFile(Path(request["progress"]))
+    progress = ProgressFile(Path(request["progress"]))
     start = time.monotonic()
     progress(0.0, "loading the checkpoint")
     source = load_source(request["ref"], **request["loading"])
@@ -124,21 +122,7 @@ def _machine(device: str) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    request = json.loads(Path(arguments[0]).read_text("utf-8"))
-    _end_with_parent()
-    answer: dict[str, Any]
-    try:
-        answer = {"ok": True, **build(request)}
-    except OSError as error:
-        answer = {"ok": False, "kind": "os", "errno": error.errno, "message": str(error)}
-    except DetrtError as error:
-        answer = {"ok": False, "kind": type(error).__name__, "message": str(error)}
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        answer = {"ok": False, "kind": "internal", "message": f"{type(error).__name__}: {error}"}
-    files.write_text(Path(request["answer"]), json.dumps(answer))
+    answer_parent(Path(arguments[0]), build)
     # The compiler's pool of processes need not be waited for.
     sys.stdout.flush()
     os._exit(0)
