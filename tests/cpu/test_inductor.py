@@ -50,8 +50,12 @@ def test_passes_keep_the_function(name):
     captured = capture(source, spec, (2, 2))
     before, count = run(captured), len(captured.graph.graph.nodes)
     simplify(captured.graph)
-    for a, b in zip(before, run(captured), strict=True):
-        assert torch.allclose(a, b, atol=1e-4 * float(a.abs().max()))
+    before, after = (torch.cat(outputs, dim=-1) for outputs in (before, run(captured)))
+    # By nearest query, not by place: in a random model neighbours in the query selection tie within FP32's rounding.
+    nearest = torch.cdist(before, after, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+    assert all(len(set(row.tolist())) == before.shape[1] for row in nearest), "each query has a partner of its own"
+    partner = torch.gather(after, 1, nearest[..., None].expand_as(after))
+    assert torch.allclose(before, partner, atol=1e-4 * float(before.abs().max()))
     assert len(captured.graph.graph.nodes) < count * 0.8
     assert not any("batch_norm" in target for target in names(captured)), "BatchNorm belongs into the convolutions"
 
