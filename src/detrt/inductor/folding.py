@@ -15,6 +15,15 @@ from .nodes import MSDA, VIEWS, Constants, aten, is_pure, uniform, value_of
 
 # A folded tensor larger than this stays what computes it, unless it was a weight before.
 LARGEST_CONSTANT = 256 << 20  # bytes
+# Operators that fill a tensor with one number -> the number; None: their last argument.
+_FILLS = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.full_like.default: None,
+    aten.new_ones.default: 1,
+    aten.new_zeros.default: 0,
+    aten.new_full.default: None,
+}
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
 
 
@@ -92,6 +101,28 @@ def fold_constants(graph: fx.GraphModule) -> None:
             for user in outside:
                 _replace_by_number(user, node, result)
     graph.graph.eliminate_dead_code()
+
+
+def fill_fixed(graph: fx.GraphModule) -> None:
+    """`ones_like(picture)` and its kin read sizes alone; as `full` of fixed sizes they are constants, and so is what follows:
+    a mask without padding, its position table, the reference points of an encoder."""
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target not in _FILLS:
+            continue
+        val, number = value_of(node), _FILLS[node.target]
+        if not isinstance(val, Tensor) or not all(isinstance(side, int) for side in val.shape):
+            continue
+        if number is None:
+            number = node.args[-1]
+        if not isinstance(number, (bool, int, float)):
+            continue
+        with graph.graph.inserting_before(node):
+            new = graph.graph.call_function(
+                aten.full.default, (list(val.shape), number), {"dtype": val.dtype, "device": val.device}
+            )
+        new.meta["val"] = val
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
 
 
 def _can_fold(node: fx.Node, known: dict[fx.Node, Any]) -> bool:

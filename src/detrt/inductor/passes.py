@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .folding import drop_checks, drop_neutral, fold_constants, fold_into_convolutions, plain_norms
+from .folding import drop_checks, drop_neutral, fill_fixed, fold_constants, fold_into_convolutions, plain_norms
 from .fusing import fuse_attention, join_linears, share_equal
 from .nodes import MSDA, Constants, finish, value_of
 
@@ -15,6 +15,7 @@ def simplify(graph: fx.GraphModule, biased: bool = True) -> fx.GraphModule:
     """All passes, in their order. biased: see `fuse_attention`."""
     drop_checks(graph)
     plain_norms(graph)
+    fill_fixed(graph)
     fold_constants(graph)
     drop_neutral(graph)
     fold_into_convolutions(graph)
@@ -43,11 +44,12 @@ def sampled(
             flat = index.reshape(batch * heads, 1, -1).expand(-1, dim, -1)
             sample = grid.flatten(2).gather(2, flat).reshape(batch * heads, dim, queries, -1)
         else:
-            where = (2 * location - 1).to(grid.dtype)
-            sample = F.grid_sample(grid, where, mode="bilinear", padding_mode="zeros", align_corners=False)
+            # Coordinates in 16 bits are percents of a cell wrong, and the CPU's kernel in 16 bits gives NaN far outside.
+            where = (2 * location - 1).to(torch.float32)
+            sample = F.grid_sample(grid.to(torch.float32), where, mode="bilinear", padding_mode="zeros", align_corners=False)
         samples.append(sample)
     scale = weights.permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, -1)
-    out = (torch.cat(samples, dim=-1) * scale).sum(-1)
+    out = (torch.cat(samples, dim=-1) * scale).sum(-1).to(value.dtype)
     return out.reshape(batch, heads * dim, queries).transpose(1, 2)
 
 
