@@ -15,7 +15,7 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 ALWAYS: dict[str, tuple[str, ...]] = {
     "torch": ("sources/", "export/", "torch_session.py", "models/", "kernels/", "inductor/"),
     "transformers": ("sources/", "export/", "torch_session.py", "models/"),
-    "triton": ("kernels/triton_msda.py",),
+    "triton": ("kernels/triton_*.py",),
     "onnx": ("graph/", "precision/"),
     "onnxslim": (),
     "onnxruntime": (),

@@ -8,10 +8,12 @@ from torch import Tensor
 from ..sources import Source
 from ..spec import ModelSpec
 from .capture import Captured, Range, capture, capture_text
+from .epilogues import fuse_epilogues
 from .fusing import pad_stem
 from .nodes import Constants, aten, finish
 from .passes import lower_deformable, simplify
 from .types16 import lower_types
+from .windows import fuse_windows
 
 
 def prepare(
@@ -56,10 +58,12 @@ def _use_kernels(source: Source) -> None:
         install(source.module)
 
 
-def tune_for_gpu(captured: Captured) -> None:
-    """Layouts that tensor cores read without a detour; after the types are chosen."""
+def tune_for_gpu(captured: Captured, linears: bool = True, convolutions: str = "all") -> None:
+    """Layouts that tensor cores read without a detour, and epilogues (see `fuse_epilogues`); after the types are chosen."""
+    fuse_windows(captured.graph)
     pad_stem(captured.graph, 4)
     channels_last(captured)
+    fuse_epilogues(captured.graph, linears, convolutions)
     finish(captured.graph)
 
 

@@ -165,7 +165,7 @@ def _fake_fused(
     return value.new_empty(value.shape[0], sampling_offsets.shape[1], value.shape[2] * value.shape[3])
 
 
-def _see_through(op: str, run: Any) -> None:
+def see_through(op: str, run: Any, library: Any) -> None:
     """Replace the op by its parts when a program is compiled, but keep it whole when a program is exported.
 
     The rule of `torch.library.triton_op`, which cannot be used itself: it needs Triton at registration, and its
@@ -179,7 +179,7 @@ def _see_through(op: str, run: Any) -> None:
         with mode:
             return run(*args, **(kwargs or {}))
 
-    torch.library.register_torch_dispatch(op, FunctionalTensorMode, rule, lib=_LIBRARY)
+    torch.library.register_torch_dispatch(op, FunctionalTensorMode, rule, lib=library)
 
 
 def _exporting() -> bool:
@@ -190,8 +190,8 @@ def _exporting() -> bool:
     return custom_triton_ops_decomposition_disabled()
 
 
-_see_through(OP, _run)
-_see_through(FUSED_OP, _run_fused)
+see_through(OP, _run, _LIBRARY)
+see_through(FUSED_OP, _run_fused, _LIBRARY)
 
 ms_deform_attn = torch.ops.detrt.ms_deform_attn
 ms_deform_attn_fused = torch.ops.detrt.ms_deform_attn_fused

@@ -34,7 +34,7 @@ def choose(sums: int, points: int, head_dim: int, *, fused: bool) -> Tile:
     if beside <= MOST_AT_ONCE and sums <= FEW_SUMS:
         return Tile(1, 0, 1)
     if fused and 4 * points < 3 * beside:  # side by side, more than a quarter of them would be empty places
-        return Tile(max(samples // 4, 1), 4, 1)
+        return Tile(samples, 2, 1) if sums > SOME_SUMS else Tile(max(samples // 4, 1), 4, 1)
     if beside <= MOST_AT_ONCE and fused:
         return Tile(max(4 * samples // beside, 1), 0, 1, heads_first=sums > SOME_SUMS)
     if sums <= SOME_SUMS:

@@ -242,7 +242,7 @@ def msda_kernel(
     BLOCK_P points of a level at a time (many). HEADS_FIRST: neighbouring programs are heads of the same queries. REFERENCE: 0 (places are locations), 2 or 4 (places are offsets from
     points or boxes). WIDE: 64-bit indices. PAIRS: places are aligned in pairs.
     """
-    scale = scale.to(tl.float32)  # PyTorch's compiler hands over Python's numbers as FP64
+    scale = tl.cast(scale, tl.float32)  # PyTorch's compiler hands over Python's numbers as FP64
     program = tl.program_id(0)
     if HEADS_FIRST:
         head, block = program % HEADS, (program // HEADS) % blocks

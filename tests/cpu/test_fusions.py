@@ -1,0 +1,144 @@
+"""Passes for GPUs, on a CPU: constants of fixed sizes, epilogues of products and convolutions, attention inside windows."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from detrt.export.config import ExportConfig
+from detrt.export.contract import exported_spec
+from detrt.inductor.epilogues import fuse_epilogues
+from detrt.inductor.folding import fill_fixed, fold_constants
+from detrt.inductor.program import prepare, tune_for_gpu
+from detrt.inductor.windows import fuse_windows
+from detrt.kernels.epilogues import conv_relu, linear_relu
+from detrt.kernels.windows import portable, window_attention
+from detrt.models.swin import shift_mask
+from detrt.sources import load_source
+
+
+def graph_of(module, *inputs):
+    with torch.no_grad():
+        return torch.export.export(module.eval(), inputs, strict=False).run_decompositions({}).module(check_guards=False)
+
+
+def targets(graph):
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def relative(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def test_fills_of_fixed_size_are_constants():
+    class Mask(torch.nn.Module):
+        def forward(self, x):
+            keep = torch.ones_like(x[:, 0]).cumsum(-1) / 4 + torch.full_like(x[:, 0], 0.5) + x.new_zeros(4)
+            return x * keep[:, None]
+
+    x = torch.randn(2, 3, 5, 4)
+    graph = graph_of(Mask(), x)
+    fill_fixed(graph)
+    fold_constants(graph)
+    graph.recompile()
+    assert len(targets(graph)) == 1, "a product with a constant"
+    assert torch.equal(graph(x), Mask()(x))
+
+
+def test_epilogues_equal_separate_steps():
+    x, weight, bias = torch.randn(2, 7, 12), torch.randn(5, 12), torch.randn(5)
+    assert torch.allclose(linear_relu(x, weight, bias), torch.nn.functional.linear(x, weight, bias).relu(), atol=1e-5)
+    data, kernel, residual = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3), torch.randn(2, 6, 5, 4)
+    shape = ([2, 2], [1, 1], [1, 1], 2)
+    whole = torch.conv2d(data, kernel, torch.ones(6), *shape)
+    assert torch.allclose(conv_relu(data, kernel, torch.ones(6), None, *shape), whole.relu(), atol=1e-5)
+    found = conv_relu(data, kernel, torch.ones(6), residual, *shape)
+    assert torch.allclose(found, (whole + residual).relu(), atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.library.opcheck(linear_relu, (x, weight, bias), test_utils=("test_schema", "test_faketensor"))
+    arguments = (data, kernel, torch.ones(6), residual, *shape)
+    torch.library.opcheck(conv_relu, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_backbone_loses_its_relus():
+    source = load_source("random:detr/tiny")
+    spec = exported_spec(source, ExportConfig(height=64, width=96, mask=False))
+    captured = prepare(source, spec, (1, 1), "bf16")
+    with torch.no_grad():
+        want = captured.graph(*captured.inputs)
+        tune_for_gpu(captured)
+        got = captured.graph(*captured.inputs)
+    found = targets(captured.graph)
+    assert found.count(conv_relu) >= 8 and found.count(linear_relu) >= 4
+    assert sum(1 for node in captured.graph.graph.nodes if node.target == conv_relu and node.args[3] is not None) == 4, (
+        "residuals"
+    )
+    assert all(relative(b, a) < 0.02 for a, b in zip(want, got, strict=True))
+    assert captured.exported() is not None, "traces again with the ops in it"
+
+
+def test_fp32_keeps_its_relus():
+    graph = graph_of(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(2, 4))
+    assert fuse_epilogues(graph) == 0
+
+
+class Windows(torch.nn.Module):
+    """As Swin has it; `split`: three products, joined by a pass, as in transformers."""
+
+    def __init__(self, heads: int, dim: int, tokens: int, mask: torch.Tensor | None, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.qkv = torch.nn.Linear(heads * dim, 3 * heads * dim)
+        self.register_buffer("bias", torch.randn(1, heads, tokens, tokens))
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        windows, tokens, width = x.shape
+        q, k, v = self.qkv(x).view(windows, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, self.bias)
+        else:
+            scores = (q * (width // self.heads) ** -0.5) @ k.transpose(-1, -2) + self.bias
+            if self.mask is not None:
+                scores = scores.view(-1, len(self.mask), self.heads, tokens, tokens) + self.mask[None, :, None]
+                scores = scores.view(windows, self.heads, tokens, tokens)
+            out = scores.softmax(-1) @ v
+        return out.transpose(1, 2).reshape(windows, tokens, width)
+
+
+@pytest.mark.parametrize(("masked", "fused"), [(True, False), (False, False), (False, True)])
+def test_attention_inside_windows_is_one_op(masked, fused):
+    heads, dim, window = 2, 16, 4
+    mask = shift_mask(8, 12, window).to(torch.bfloat16) if masked else None
+    module = Windows(heads, dim, window**2, mask, fused).to(torch.bfloat16)
+    x = torch.randn(12, window**2, heads * dim, dtype=torch.bfloat16)  # two pictures of six windows
+    graph = graph_of(module, x)
+    fold_constants(graph)
+    assert fuse_windows(graph) == 1
+    graph.recompile()
+    found = targets(graph)
+    assert window_attention in found and torch.ops.aten.softmax.int not in found
+    with torch.no_grad():
+        assert relative(graph(x), module.float()(x.float())) < 0.02
+
+
+def test_slices_in_another_order_are_left_alone():
+    class Turned(Windows):
+        def forward(self, x):
+            k, q, v = self.qkv(x).view(6, 16, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind(0)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, self.bias)
+
+    module = Turned(2, 16, 16, None, True).to(torch.float16)
+    assert fuse_windows(graph_of(module, torch.randn(6, 16, 32, dtype=torch.float16))) == 0
+
+
+def test_the_window_op_checks_its_shapes():
+    qkv, bias, mask = torch.randn(6, 16, 96), torch.randn(2, 16, 16), torch.randn(3, 16, 16)
+    assert torch.equal(window_attention(qkv, bias, mask, 2, 0.25), portable(qkv, bias, mask, 2, 0.25))
+    torch.library.opcheck(window_attention, (qkv, bias, mask, 2, 0.25), test_utils=("test_schema", "test_faketensor"))
+    for wrong, says in (((qkv, bias, mask, 5, 1.0), "multiple of"), ((qkv, bias[:1], None, 2, 1.0), "bias must be")):
+        with pytest.raises(ValueError, match=says):
+            window_attention(*wrong)
+    with pytest.raises(ValueError, match="divisor of 6 windows"):
+        window_attention(qkv, bias, torch.randn(4, 16, 16), 2, 1.0)

@@ -1,0 +1,96 @@
+"""How far 16-bit graphs are from FP32, with each graph's own selection of queries and with FP32's: see docs/benchmarks-gpu.md.
+
+    python tests/gpu/measure_agreement.py OUT.jsonl fp16 rt_detr co_dino-swin-l ...
+
+The graphs run as they are, uncompiled. A model that selects queries by rank trades rows wherever two scores are closer
+than rounding. Forcing the selection of the FP32 graph on the other shows what rounding alone does. `spread` is the
+standard deviation of the scores that the first selection ranks, `noise` that of their change: where noise is not far
+below spread, ranks mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from measure_inductor import SIZES, matched, relative
+from torch import fx
+
+aten = torch.ops.aten
+
+
+class Forced(fx.Interpreter):
+    """Runs a graph; records the inputs and indices of its selections, or takes the indices from an earlier run."""
+
+    def __init__(self, graph, indices=None):
+        super().__init__(graph)
+        self.scores, self.indices, self.given = [], [], list(indices or [])
+
+    def run_node(self, n):
+        result = super().run_node(n)
+        if n.op == "call_function" and n.target == aten.topk.default:
+            scores = self.env[n.args[0]]
+            self.scores.append(scores.float())
+            index = result[1]
+            if self.given:
+                index = self.given.pop(0)
+                result = (scores.gather(n.args[2] if len(n.args) > 2 else -1, index), index)
+            self.indices.append(index)
+        return result
+
+
+def run(graph, inputs, indices=None):
+    # The scores of a selection must outlive their last user.
+    runner = Forced(graph, indices)
+    out = [t.float() for t in runner.run(*inputs)]
+    return out, runner
+
+
+def measure(name: str, precision: str, size: str | None, device: str) -> dict:
+    from detrt.export.config import ExportConfig
+    from detrt.export.contract import exported_spec
+    from detrt.inductor.program import prepare
+    from detrt.inductor.types16 import lower_types
+    from detrt.sources import load_source
+
+    source = load_source(f"random:{name}")
+    given = source.spec.input
+    height, width = (int(s) for s in size.split("x")) if size and size != "-" else given.size_hw
+    height, width = height // given.multiple_of * given.multiple_of, width // given.multiple_of * given.multiple_of
+    config = ExportConfig(height=height, width=width, mask=False) if given.dynamic else ExportConfig(mask=not given.mask or False)
+    captured = prepare(source, exported_spec(source, config), (1, 1), "fp32", device, 6)
+    want, first = run(captured.graph, captured.inputs)
+    row = {"model": name, "precision": precision, "selections": len(first.indices)}
+    lower_types(captured.graph, precision)
+    for label, indices in (("own", None), ("forced", first.indices)):
+        got, second = run(captured.graph, captured.inputs, indices)
+        row[label] = {"errors": [relative(a, b) for a, b in zip(want, got, strict=True)], "matched": matched(want, got)}
+    if first.scores:
+        good = first.scores[0].abs() < 1e4
+        change = (second.scores[0] - first.scores[0])[good]
+        row["spread"], row["noise"] = float(first.scores[0][good].std()), float(change.std())
+        count = first.indices[0].shape[-1]
+        tops = [r.scores[0].flatten(1).topk(count, 1).indices.tolist() for r in (first, second)]
+        row["same_selected"] = sum(len(set(a) & set(b)) for a, b in zip(*tops, strict=True)) / (count * len(tops[0]))
+    return row
+
+
+def main() -> int:
+    out, precision, *names = sys.argv[1:]
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name in names:
+        try:
+            row = measure(name, precision, SIZES.get(name), device)
+        except Exception as error:
+            row = {"model": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+        with open(out, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
