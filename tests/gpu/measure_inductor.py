@@ -3,7 +3,8 @@
     python tests/gpu/measure_inductor.py OUT.jsonl SECONDS JOB...
 
 A JOB is kind|model|size|precision|batch[|how]: kind "ours", "eager" or "compile" (transformers), "captured" (eager run of
-our graph); size HEIGHTxWIDTH or "-". Every job compiles in a process of its own, several at once; when all are ready, or
+our graph); size HEIGHTxWIDTH or "-". With PACKAGES=FOLDER in the environment, "ours" opens the package that an earlier run
+with BUILD=1, which times nothing, left there. Every job compiles in a process of its own, several at once; when all are ready, or
 time is short, they are timed one at a time, in their order, and each row is written at once.
 """
 
@@ -113,6 +114,8 @@ def main() -> int:
                     row = {"job": job, **json.loads(line)}
                 except Exception as error:
                     row = {"job": job, "error": str(error), "log": log.read_text()[-1500:]}
+            elif os.environ.get("BUILD") and process.poll() == 0:
+                row = {"job": job, "built": True}
             elif index in ready and not ready[index]:
                 row = {"job": job, "error": f"exit {process.returncode}", "log": log.read_text()[-3000:]}
             process.kill()
@@ -147,6 +150,8 @@ def worker(job: str) -> int:
     start = time.monotonic()
     step, row = prepare_job(kind, model, size, precision, int(batch), how[0] if how else "")
     row["compile_s"] = round(time.monotonic() - start, 1)
+    if os.environ.get("BUILD"):
+        return 0
     print("ready", flush=True)
     sys.stdin.readline()
     try:
@@ -170,6 +175,10 @@ def prepare_job(kind, model, size, precision, batch, how):
     height, width = (int(s) for s in size.split("x")) if size != "-" else given.size_hw
     step_of = given.multiple_of
     height, width = height // step_of * step_of, width // step_of * step_of
+    folder = os.environ.get("PACKAGES") if kind == "ours" else None
+    kept = Path(folder or ".", f"{model}-{size}-{precision}-{batch}-{how}.pt2".replace(":", "-").replace("/", "-"))
+    if folder and kept.exists() and not os.environ.get("BUILD"):
+        return reopened(kept)
     config = ExportConfig(height=height, width=width, mask=False) if given.dynamic else ExportConfig(mask=not given.mask or False)
     spec = exported_spec(source, config)
     row = {"kind": kind, "model": model, "height": height, "width": width, "precision": precision, "batch": batch}
@@ -177,11 +186,46 @@ def prepare_job(kind, model, size, precision, batch, how):
     if kind in ("eager", "compile"):
         return transformers_job(source, spec, row, kind, precision, batch, tokens)
     try:
-        run, want, inputs = ours(source, spec, row, kind, precision, batch, how, tokens, biased=True)
+        run, want, inputs = ours(
+            source, spec, row, kind, precision, batch, how, tokens, "nobias" not in how, kept if folder else None
+        )
     except Exception as error:
         traceback.print_exc()
         row["retried"] = " ".join(str(error).split())[-200:]
-        run, want, inputs = ours(source, spec, row, kind, precision, batch, how, tokens, biased=False)
+        run, want, inputs = ours(source, spec, row, kind, precision, batch, how, tokens, False, kept if folder else None)
+    if os.environ.get("BUILD"):
+        torch.save((row, inputs, want), kept.with_suffix(".io"))
+        return None, row
+    return checked(run, want, inputs, row)
+
+
+def reopened(path):
+    """A package that an earlier process compiled."""
+    import torch
+
+    import detrt.kernels.epilogues  # noqa: F401 (registers ops)
+    from detrt.inductor.package import load_package
+
+    row, inputs, want = torch.load(path.with_suffix(".io"))
+    run = load_package(path, "cuda")
+    searched(run, inputs)
+    return checked(run, want, inputs, row)
+
+
+def searched(run, inputs):
+    """First run; the search for the fastest convolutions takes gigabytes of work memory for a moment."""
+    import torch
+
+    with alone():
+        torch.backends.cudnn.benchmark = True
+        run(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def checked(run, want, inputs, row):
+    import torch
+
     got = [t.float() for t in run(*inputs)]
     torch.cuda.synchronize()
     row["errors"] = [relative(a, b) for a, b in zip(want, got, strict=True)]
@@ -194,7 +238,7 @@ def prepare_job(kind, model, size, precision, batch, how):
     return (lambda: run(*inputs)), row
 
 
-def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
+def ours(source, spec, row, kind, precision, batch, how, tokens, biased, path):
     import torch
 
     from detrt.inductor.compile import compile_artifact, options_for
@@ -208,23 +252,18 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
     if precision != "fp32":
         lower_types(captured.graph, precision)
         row["share"] = share_of_low(captured.graph, precision)
-        tune_for_gpu(captured)
+        tune_for_gpu(captured, "nolin" not in how, "none" if "noconv" in how else "wide" if "wideconv" in how else "all")
     inputs = captured.inputs
     row["nodes"] = len(captured.graph.graph.nodes)
     if kind == "captured":
         return captured.graph, want, inputs
-    path = Path("/tmp/keep.pt2") if "keep" in how else None
     start = time.monotonic()
     run = compile_artifact(captured, path, options_for("cuda", how))
-    with alone():  # the search for the fastest convolutions takes gigabytes of work memory for a moment
-        torch.backends.cudnn.benchmark = True
-        run(*inputs)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
     row["inductor_s"] = round(time.monotonic() - start, 1)
     if path is not None:
         row["package_mb"] = round(path.stat().st_size / 1e6, 1)
-        torch.save((inputs, want), "/tmp/keep-io.pt")
+    if not os.environ.get("BUILD"):
+        searched(run, inputs)
     return run, want, inputs
 
 
@@ -253,35 +292,6 @@ def matched(want, got):
         alike = (scores[best][:, None] - found[None]).abs() < 0.02
         shares.append(float((near & alike).any(1).float().mean()))
     return round(sum(shares) / len(shares), 4)
-
-
-def reload():
-    """Open the kept package as a new process does."""
-    import torch
-
-    from detrt.inductor.package import load_package
-
-    torch.set_grad_enabled(False)
-    inputs, want = torch.load("/tmp/keep-io.pt")
-    torch.zeros(1, device="cuda")
-    start = time.monotonic()
-    run = load_package(Path("/tmp/keep.pt2"), "cuda")
-    loaded = time.monotonic() - start
-    got = [t.float() for t in run(*inputs)]
-    torch.cuda.synchronize()
-    first = time.monotonic() - start
-    print(
-        json.dumps(
-            {
-                "job": "reload",
-                "load_s": round(loaded, 2),
-                "first_run_s": round(first, 2),
-                "errors": [relative(a, b) for a, b in zip(want, got, strict=True)],
-                "matched": matched(want, got),
-            }
-        )
-    )
-    return 0
 
 
 def transformers_job(source, spec, row, kind, precision, batch, tokens):
@@ -354,9 +364,9 @@ def profile(replay):
         for _ in range(3):
             replay()
         torch.cuda.synchronize()
-    rows = sorted(prof.key_averages(), key=lambda e: -e.self_device_time_total)[:25]
+    rows = sorted(prof.key_averages(), key=lambda e: -e.self_device_time_total)[:70]
     return [[e.key[:90], e.count // 3, round(e.self_device_time_total / 3, 1)] for e in rows]
 
 
 if __name__ == "__main__":
-    sys.exit(worker(sys.argv[2]) if sys.argv[1] == "worker" else reload() if sys.argv[1] == "reload" else main())
+    sys.exit(worker(sys.argv[2]) if sys.argv[1] == "worker" else main())
