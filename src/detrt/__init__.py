@@ -68,9 +68,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("detrt")
+        try:
+            return version("detrt")
+        except PackageNotFoundError:  # run from its source tree
+            return "0+unknown"
     if name in _HOMES:
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,22 @@ _OVERFLOW = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a device found before thresholds: the best k (query, class) pairs of each image, in any order.
+
+    values: (n, k) float32, logits where the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
+    class. boxes: (n, k, 4) float32 cxcywh of the pairs' queries. overflow: the output that had NaN or infinite values, or "".
+    """
+
+    values: NDArray[np.float32]
+    flat: NDArray[np.int64]
+    boxes: NDArray[np.float32]
+    overflow: str = ""
+
+
 def decode(
-    outputs: Mapping[str, NDArray],
+    outputs: Mapping[str, NDArray] | Candidates,
     spec: ModelSpec,
     original_sizes_hw: Sequence[tuple[int, int]],
     *,
@@ -47,7 +62,7 @@ def decode(
     """One `Detections` for each image of the batch.
 
     outputs: `logits` (n, queries, classes) and `pred_boxes` (n, queries, 4), or with decoding in the
-        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,).
+        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); or `Candidates`.
     threshold: keep scores above it, 0..1. class_ids: keep these classes only.
 
     Raises:
@@ -58,8 +73,11 @@ def decode(
     check_threshold(threshold)
     if max_detections is not None and max_detections < 1:
         raise ValueError(f"max_detections must be at least 1; got {max_detections}")
-    read = _read_decoded if spec.decode.in_graph else _read_raw
-    rows = read(outputs, spec, original_sizes_hw, threshold)
+    if isinstance(outputs, Candidates):
+        rows = _read_candidates(outputs, spec, original_sizes_hw)
+    else:
+        read = _read_decoded if spec.decode.in_graph else _read_raw
+        rows = read(outputs, spec, original_sizes_hw, threshold)
     results = []
     for (boxes, scores, ids), (height, width) in zip(rows, original_sizes_hw, strict=True):
         boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
@@ -98,16 +116,39 @@ def softmax(x: NDArray) -> NDArray[np.float32]:
 Row = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]  # boxes, scores, class ids
 
 
+def count_candidates(spec: ModelSpec) -> int:
+    """How many (query, class) pairs of an image are looked at."""
+    rule = spec.decode
+    pairs = rule.num_queries * (1 if rule.select == "query" else rule.num_classes)
+    return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
+
+
+def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]]) -> list[Row]:
+    if found.overflow:
+        raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
+    scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
+    rows = []
+    for image_scores, flat, boxes, size in zip(scores, found.flat, found.boxes, sizes_hw, strict=True):
+        order = np.lexsort((flat, -image_scores))
+        rows.append((_pixels(boxes[order], size), image_scores[order], flat[order] % spec.decode.num_classes))
+    return rows
+
+
+def _pixels(boxes: NDArray, size_hw: tuple[int, int]) -> NDArray[np.float32]:
+    height, width = size_hw
+    return cxcywh_to_xyxy(boxes.astype(np.float32)) * np.array([width, height, width, height], np.float32)
+
+
 def _read_raw(
     outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
 ) -> list[Row]:
     rule = spec.decode
-    candidates = rule.max_detections if rule.nms == "none" else rule.num_queries
+    candidates = count_candidates(spec)
     background = rule.activation == "softmax"
     logits, boxes = checked_raw(outputs, len(sizes_hw), rule.num_queries, columns=rule.num_classes + background)
     scores = softmax(logits)[..., :-1] if background else sigmoid(logits)
     rows = []
-    for image_scores, image_boxes, (height, width) in zip(scores, boxes, sizes_hw, strict=True):
+    for image_scores, image_boxes, size in zip(scores, boxes, sizes_hw, strict=True):
         if rule.select == "query":
             best = image_scores.argmax(-1)
             flat = np.arange(rule.num_queries) * rule.num_classes + best
@@ -118,9 +159,7 @@ def _read_raw(
         order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[:candidates]
         flat = flat[order]
         query, ids = np.divmod(flat, rule.num_classes)
-        scale = np.array([width, height, width, height], np.float32)
-        pixels = cxcywh_to_xyxy(image_boxes[query].astype(np.float32)) * scale
-        rows.append((pixels, image_scores.reshape(-1)[flat], ids.astype(np.int64)))
+        rows.append((_pixels(image_boxes[query], size), image_scores.reshape(-1)[flat], ids.astype(np.int64)))
     return rows
 
 

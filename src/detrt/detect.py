@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .cores import usable_cores
+from .detections import Detections
 from .detector import Detector
 from .draw import draw_detections
 from .errors import ImageError, OutputError
 from .files import writing
 from .images import Input
 from .outputs import Record
-from .video import Frame, read_frames, video_facts, video_writer
+from .reading import Item, read_ahead
+from .video import Frame, video_facts, video_writer
 
+_DECODERS = 8  # threads that decode for a GPU at most
 _KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
@@ -42,50 +46,37 @@ class Bad:
 
 
 def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1) -> Iterator[Found | Bad]:
-    """Detect in images and videos, in order, decoding one batch ahead in a second thread.
+    """Detect in images and videos, in order, decoding ahead in other threads: one beside a model that runs on the CPU,
+    several where a GPU would wait for them.
 
     every: take every n-th frame of a video.
 
     Raises:
         SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
     """
-    items = _read_all(inputs, every)
-    with ThreadPoolExecutor(1, "detrt-decode") as pool:
-        following = pool.submit(_take, items, detector.batch_size)
-        while chunk := following.result():
-            following = pool.submit(_take, items, detector.batch_size)
-            found = iter(detector([frame.image for _, frame in chunk if isinstance(frame, Frame)]))
-            for source, frame in chunk:
-                if isinstance(frame, ImageError):
-                    yield Bad(source, frame)
-                    continue
-                moving = source.kind == "video"
-                record = Record(
-                    str(source.path),
-                    next(found),
-                    frame.index if moving else None,
-                    frame.time_s if moving else None,
-                )
-                yield Found(source, record, frame.image)
+    on_cpu = detector.session.backend.endswith("cpu")
+    threads = 1 if on_cpu else max(1, min(_DECODERS, usable_cores() - 1))
+    items = read_ahead(inputs, every=every, threads=threads, ahead=2 * detector.batch_size + (0 if on_cpu else threads))
+    waiting: deque[tuple[list[Item], Callable[[], list[Detections]]]] = deque()
+    with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator
+        while chunk := list(itertools.islice(items, detector.batch_size)):
+            images = [frame.image for _, frame in chunk if isinstance(frame, Frame)]
+            waiting.append((chunk, detector.submit(images) if images else list))
+            if len(waiting) > detector.ahead:
+                yield from _records(*waiting.popleft())
+        for chunk, finish in waiting:
+            yield from _records(chunk, finish)
 
 
-Item = tuple[Input, Frame | ImageError]
-
-
-def _take(items: Iterator[Item], count: int) -> list[Item]:
-    return list(itertools.islice(items, count))
-
-
-def _read_all(inputs: Sequence[Input], every: int) -> Iterator[Item]:
-    for source in inputs:
-        try:
-            if source.kind == "video":
-                for frame in read_frames(source.path, every=every):
-                    yield source, frame
-            else:
-                yield source, Frame(0, 0.0, source.load())
-        except ImageError as error:
-            yield source, error
+def _records(chunk: list[Item], finish: Callable[[], list[Detections]]) -> Iterator[Found | Bad]:
+    found = iter(finish())
+    for source, frame in chunk:
+        if isinstance(frame, ImageError):
+            yield Bad(source, frame)
+            continue
+        moving = source.kind == "video"
+        record = Record(str(source.path), next(found), frame.index if moving else None, frame.time_s if moving else None)
+        yield Found(source, record, frame.image)
 
 
 class AnnotatedCopies:

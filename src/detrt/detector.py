@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +27,8 @@ from .tokens import Asked
 
 # What to look for: text with a dot behind each phrase, or a list of class names.
 Prompts = str | Sequence[str] | Prompt
+# Waits for a batch that was begun.
+Found = Callable[[], list[Detections]]
 
 
 class Detector:
@@ -37,6 +40,7 @@ class Detector:
     size_hw: another (height, width) of the input, for models with a dynamic size.
     max_detections: keep at most so many for each image.
     resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
+    on_device: resize and choose candidates on the GPU where the session can; the detections are the same.
 
     For models that take a prompt (see docs/prompts.md):
 
@@ -61,6 +65,7 @@ class Detector:
         classes: Sequence[str | int] | None = None,
         max_detections: int | None = None,
         resize_threads: int = 1,
+        on_device: bool = True,
         prompt: Prompts | None = None,
         task: str = "",
         phrases: str = "best",
@@ -101,6 +106,7 @@ class Detector:
             size_hw = (int(size_hw[0]), int(size_hw[1]))
         check_size(self.spec.input, size_hw)
         self.size_hw = size_hw
+        self._runner = getattr(session, "pictures", None) if on_device else None
         limit = self._fixed_batch or session.max_batch
         self.batch_size = min(batch_size or limit or 1, limit or batch_size or 1)
 
@@ -156,15 +162,37 @@ class Detector:
         return list(self.stream(images, prompts))
 
     def stream(self, images: Iterable[ImageSource], prompts: Iterable[Prompts] | None = None) -> Iterator[Detections]:
-        """Detect in images as they come, in order; holds one batch of images in memory. prompts: see `__call__`."""
+        """Detect in images as they come, in order; holds one batch of images in memory, and another on its way where
+        the device resizes. prompts: see `__call__`."""
         source, asked = iter(images), self._asked(prompts)
+        waiting: deque[Found] = deque()
         while chunk := [load_image(image) for image in itertools.islice(source, self.batch_size)]:
             wanted = None if asked is None else list(itertools.islice(asked, len(chunk)))
             if wanted is not None and len(wanted) != len(chunk):
                 raise PromptError("there are fewer prompts than images; give one for each image")
-            yield from self._chunk(chunk, wanted)
+            waiting.append(self._chunk(chunk, wanted))
+            if len(waiting) > self.ahead:
+                yield from waiting.popleft()()
+        for found in waiting:
+            yield from found()
         if asked is not None and next(asked, None) is not None:
             raise PromptError("there are more prompts than images; give one for each image")
+
+    @property
+    def ahead(self) -> int:
+        """How many batches `submit` may begin before their results are asked for."""
+        return 0 if self._runner is None else 1
+
+    def submit(self, images: Sequence[NDArray[np.uint8]]) -> Found:
+        """Begin a batch of at most `batch_size` images (H, W, 3) uint8 RGB; the call of what comes back waits for it.
+
+        Where the device resizes, the work goes on meanwhile; otherwise it is done here.
+
+        Raises:
+            As `__call__`.
+        """
+        self.check_prompt()
+        return self._chunk(list(images), None)
 
     def check_prompt(self) -> None:
         """Raise PromptError where the model takes a prompt and the detector has none."""
@@ -185,17 +213,36 @@ class Detector:
             raise PromptError(f"give a list of prompts, one for each image; got one, {prompts!r}")
         return (model.ask(prompt, self._task) for prompt in prompts)
 
-    def _chunk(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> list[Detections]:
-        results: list[Detections | None] = [None] * len(images)
+    def _chunk(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> Found:
+        begun: list[tuple[list[int], Found]] = []
         sizes = [(image.shape[0], image.shape[1]) for image in images]
         for group in group_by_size(sizes, self.spec, size_hw=self.size_hw):
             for part in [group] if asked is None else _sharing(group, asked):
                 wanted = None if asked is None else [asked[i] for i in part]
-                for index, found in zip(part, self._batch([images[i] for i in part], wanted), strict=True):
-                    results[index] = found
-        return results  # type: ignore[return-value]  # every index is in one group
+                begun.append((part, self._batch([images[i] for i in part], wanted)))
 
-    def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> list[Detections]:
+        def finished() -> list[Detections]:
+            results = {i: found for part, finish in begun for i, found in zip(part, finish(), strict=True)}
+            return [results[i] for i in range(len(images))]
+
+        return finished
+
+    def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> Found:
+        if self._runner is None:
+            found = self._batch_here(images, asked)
+            return lambda: found
+        pending = self._runner.submit(images, self.size_hw, self._fixed_batch)
+        sizes = [(image.shape[0], image.shape[1]) for image in images]
+        return lambda: decode(
+            pending.outputs(),
+            self.spec,
+            sizes,
+            threshold=self.threshold,
+            class_ids=self.class_ids,
+            max_detections=self.max_detections,
+        )
+
+    def _batch_here(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> list[Detections]:
         count = len(images)
         if self._fixed_batch:  # the model cannot run fewer: repeat the last image and forget its results
             images = images + [images[-1]] * (self._fixed_batch - count)

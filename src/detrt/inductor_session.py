@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from .bundle import EngineFacts, read_sidecar
 from .errors import EngineError, MissingPackageError, SessionError
 from .session import Feeds, Outputs, TensorInfo, check_feeds
 from .spec import ModelSpec
+
+if TYPE_CHECKING:
+    from .on_device.runner import PictureRunner
 
 # CUDA graphs of so many input shapes are kept; each holds the memory of a run.
 GRAPHS = 8
@@ -67,6 +71,7 @@ class InductorSession:
                 f"'{path.name}' cannot be loaded by PyTorch {torch.__version__}: {_short(error)}; build it again with: detrt build"
             ) from None
         self._replays: dict[tuple[tuple[int, ...], ...], _Replay] | None = {} if graphs else None
+        self._pictures: PictureRunner | None = None
 
     def run(self, feeds: Feeds) -> Outputs:
         """Run one batch.
@@ -96,9 +101,7 @@ class InductorSession:
             if self._device.type == "cpu":
                 found = self._run(*(torch.from_numpy(a) for a in arrays))
                 return [t.numpy().copy() for t in found]
-            # The fastest convolutions are searched for in the first run; FP32 stays FP32.
-            exact = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=self.facts.precision == "tf32")
-            with torch.cuda.device(self._device), exact:
+            with torch.cuda.device(self._device), self._exact():
                 if self._replays is None:
                     found = self._run(*(torch.from_numpy(a).to(self._device) for a in arrays))
                     return [t.cpu().numpy() for t in found]
@@ -109,9 +112,46 @@ class InductorSession:
                     self._replays[key] = _Replay(torch, self._run, arrays, self._device)
                 return self._replays[key](arrays)
 
+    @property
+    def pictures(self) -> PictureRunner | None:
+        """What resizes, runs and chooses on the GPU; None on a CPU."""
+        if self._replays is None or self._run is None:
+            return None
+        if self._pictures is None:
+            from .on_device.runner import PictureRunner
+
+            stream = self._torch.cuda.Stream(self._device)
+            self._pictures = PictureRunner(
+                self.spec,
+                self.inputs,
+                self.outputs,
+                self._device,
+                lambda inputs, then: self._captured(stream, inputs, then),
+                stream,
+            )
+        return self._pictures
+
+    def _captured(self, stream: Any, inputs: Mapping[str, Any], then: Any) -> tuple[Any, list[Any]]:
+        """A CUDA graph of the model on these tensors and of `then` on its outputs."""
+        given = [inputs[info.name] for info in self.inputs]
+
+        def step() -> list[Any]:
+            found: list[Any] = then(dict(zip((info.name for info in self.outputs), self._run(*given), strict=True)))
+            return found
+
+        from .on_device.capture import captured
+
+        with self._exact():
+            graph, results = captured(step, stream)
+        return graph.replay, results
+
+    def _exact(self) -> Any:
+        """The fastest convolutions are searched for in the first run; FP32 stays FP32."""
+        return self._torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=self.facts.precision == "tf32")
+
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
-        self._run, self._replays = None, None
+        self._run, self._replays, self._pictures = None, None, None
 
     def __enter__(self) -> InductorSession:
         return self
@@ -124,18 +164,14 @@ class _Replay:
     """A CUDA graph of one run: pinned host memory, fixed device memory, copies that do not wait."""
 
     def __init__(self, torch: Any, run: Any, arrays: list[np.ndarray], device: Any) -> None:
+        from .on_device.capture import captured
+
         self._torch = torch
         self._stream = torch.cuda.Stream(device)
         self._hosts = [torch.from_numpy(a).clone().pin_memory() for a in arrays]
         with torch.cuda.stream(self._stream):
             self._inputs = [h.to(device, non_blocking=True) for h in self._hosts]
-            for _ in range(2):  # handles and work memory are made before the capture, which allows neither
-                run(*self._inputs)
-            self._stream.synchronize()
-            torch.cuda.empty_cache()  # the search took more memory than the graph will need
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
-                self._outputs = list(run(*self._inputs))
+            self._graph, self._outputs = captured(lambda: list(run(*self._inputs)), self._stream)
             self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in self._outputs]
 
     def __call__(self, arrays: list[np.ndarray]) -> list[np.ndarray]:

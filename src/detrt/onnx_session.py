@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .bundle import MANIFEST, Bundle
 from .cores import usable_cores
 from .errors import MissingPackageError, SessionError, SpecError
-from .onnx_binding import Binding, is_fixed
+from .onnx_binding import Binding, Graphs
 from .session import Feeds, Outputs, TensorInfo, check_feeds, check_spec
 from .spec import ModelSpec
+
+if TYPE_CHECKING:
+    from .on_device.runner import PictureRunner
 
 SPEC_KEY = "detrt.spec"  # key of the spec in the file's metadata_props
 
@@ -56,7 +61,7 @@ class OnnxSession:
     """
 
     max_batch: int | None = None
-    note: str = ""  # why this session and not another, where open_session had a choice
+    _note = ""
 
     def __init__(
         self,
@@ -73,15 +78,15 @@ class OnnxSession:
         self.path = None if isinstance(model, bytes) else Path(model)
         self.name = f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
         providers, self.backend = _providers(provider, onnxruntime.get_available_providers())
+        self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(self.backend == "onnxruntime-cuda")
+        if self._graphs.enabled:
+            self._stream = _shared_stream(onnxruntime, providers)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
         options.intra_op_num_threads = _threads(threads)
         options.inter_op_num_threads = 1
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
-        try:
-            session = onnxruntime.InferenceSession(source, options, providers=providers)
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise _load_error(self.name, error) from None
+        session = self._open(source, options, providers)
         if providers and _name_of(providers[0]) not in session.get_providers():
             raise SessionError(
                 f"ONNX Runtime could not start the provider '{provider}' and fell back to "
@@ -94,23 +99,53 @@ class OnnxSession:
         self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))
         check_spec(self.name, self.spec, self.inputs, self.outputs)
         self._binding: Binding | None = None
+        self._pictures: PictureRunner | None = None
         if self.backend == "onnxruntime-cuda":
-            self._bind(onnxruntime, source, options, providers)
+            index = int(providers[0][1]["device_id"])
+            self._binding = Binding(session, onnxruntime, "cuda", index, self.outputs, self._graphs)
 
-    def _bind(self, onnxruntime: Any, source: Any, options: Any, providers: list[Any]) -> None:
-        """Keep tensors on the GPU; replay a CUDA graph where the shapes are fixed and ONNX Runtime can capture it."""
-        fixed = is_fixed(self.inputs) and is_fixed(self.outputs)
-        index = int(providers[0][1]["device_id"])
-        if fixed:
-            graphs = [(providers[0][0], {**providers[0][1], "enable_cuda_graph": "1"}), *providers[1:]]
+    def _open(self, source: Any, options: Any, providers: list[Any]) -> Any:
+        """An InferenceSession; on CUDA one that captures a graph for each shape, where ONNX Runtime can with this model."""
+        if self._graphs.enabled:
+            with_graphs = [(providers[0][0], {**providers[0][1], "enable_cuda_graph": "1"}), *providers[1:]]
             try:
-                self._session = onnxruntime.InferenceSession(source, options, providers=graphs)
-            except Exception as error:  # as above
-                fixed = False
-                self.note = f"ONNX Runtime runs this graph without a CUDA graph: {_short(error)}"
-        else:
-            self.note = "without a CUDA graph, because the size or the batch is symbolic"
-        self._binding = Binding(self._session, onnxruntime.OrtValue, "cuda", index, self.outputs, fixed=fixed)
+                return self._ort.InferenceSession(source, options, providers=with_graphs)
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                self._graphs.failed(error)
+        try:
+            return self._ort.InferenceSession(source, options, providers=providers)
+        except Exception as error:  # as above
+            raise _load_error(self.name, error) from None
+
+    @property
+    def note(self) -> str:
+        """Why this session and not another, where open_session had a choice, and what it cannot do here."""
+        why = f"ONNX Runtime runs this graph without a CUDA graph: {self._graphs.why}" if self._graphs.why else ""
+        return "; ".join(text for text in (self._note, why) if text)
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self._note = text
+
+    @property
+    def pictures(self) -> PictureRunner | None:
+        """What resizes, runs and chooses on the GPU; None on a CPU, and where PyTorch is not there to do it."""
+        if self._stream is None or self._session is None or self.spec.text is not None:
+            return None
+        if self._pictures is None:
+            from .on_device.onnx import prepare
+            from .on_device.runner import PictureRunner
+
+            stream, session = self._stream, self._session
+            self._pictures = PictureRunner(
+                self.spec,
+                self.inputs,
+                self.outputs,
+                stream.device,
+                lambda inputs, then: prepare(session, self._ort, inputs, self.outputs, then, stream, self._graphs),
+                stream,
+            )
+        return self._pictures
 
     def _find_spec(self, path: Path | None) -> ModelSpec:
         text = self._session.get_modelmeta().custom_metadata_map.get(SPEC_KEY)
@@ -150,7 +185,7 @@ class OnnxSession:
 
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
-        self._session = self._binding = None
+        self._session = self._binding = self._pictures = None
 
     def __enter__(self) -> OnnxSession:
         return self
@@ -254,6 +289,25 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     if kind == "cuda":
         options["use_tf32"] = "0"  # the default rounds float32 inputs of matrix products to 10 bits
     return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
+
+
+def _shared_stream(onnxruntime: Any, providers: list[Any]) -> Any:
+    """The stream of PyTorch that ONNX Runtime computes on, so that neither waits for the other; None without PyTorch.
+
+    PyTorch is loaded first in any case: it brings the CUDA libraries that ONNX Runtime's own package leaves out.
+    """
+    try:
+        from .on_device.onnx import stream_for
+
+        stream = stream_for(int(providers[0][1]["device_id"]))
+    except (ImportError, OSError):
+        stream = None
+    if stream is not None:
+        providers[0][1]["user_compute_stream"] = str(stream.cuda_stream)
+    elif hasattr(onnxruntime, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+            onnxruntime.preload_dlls()
+    return stream
 
 
 def _name_of(provider: Any) -> str:

@@ -69,14 +69,7 @@ def preprocess(
             batch of a model without a mask (see `group_by_size`).
     """
     given = spec.input
-    if not len(images):
-        raise ImageError("preprocess needs at least one image; got an empty list")
-    for index, image in enumerate(images):
-        _check_image(index, image)
-    check_size(given, size_hw)
-    originals = tuple((int(image.shape[0]), int(image.shape[1])) for image in images)
-    resized = tuple(resized_size(size, given, size_hw) for size in originals)
-    height, width = _canvas(resized, given, size_hw)
+    originals, resized, (height, width) = plan(images, given, size_hw)
 
     batch = np.zeros((len(images), 3, height, width), given.dtype)
 
@@ -95,6 +88,24 @@ def preprocess(
     if spec.decode.in_graph:
         feeds[TARGET_SIZES] = np.array(originals, np.int64)
     return PreparedBatch(feeds, originals, resized)
+
+
+def plan(
+    images: Sequence[NDArray[np.uint8]], given: InputSpec, size_hw: SizeHW | None = None
+) -> tuple[tuple[SizeHW, ...], tuple[SizeHW, ...], SizeHW]:
+    """(original sizes, sizes of the pictures inside the tensor, size of the tensor), each (height, width).
+
+    Raises:
+        ImageError, SpecError: as `preprocess`.
+    """
+    if not len(images):
+        raise ImageError("preprocess needs at least one image; got an empty list")
+    for index, image in enumerate(images):
+        _check_image(index, image)
+    check_size(given, size_hw)
+    originals = tuple((int(image.shape[0]), int(image.shape[1])) for image in images)
+    resized = tuple(resized_size(size, given, size_hw) for size in originals)
+    return originals, resized, _canvas(resized, given, size_hw)
 
 
 def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> list[list[int]]:

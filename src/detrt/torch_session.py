@@ -78,7 +78,9 @@ class TorchSession:
         check_feeds(self.inputs, feeds)
         tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
         try:
-            with torch.inference_mode():
+            # PyTorch lets convolutions on a GPU round to TF32, which a reference must not.
+            exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+            with torch.inference_mode(), exact:
                 if self.selections is None:
                     results = self._module(*tensors)
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from .errors import ImageError, MissingPackageError, OutputError
 from .files import writing
 from .images import MAX_PIXELS
+
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
         MissingPackageError: PyAV is not installed.
         ValueError: every is below 1.
     """
+    for frame in raw_frames(path, every=every):
+        yield frame()
+
+
+def raw_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Callable[[], Frame]]:
+    """As `read_frames`; a call turns a frame to RGB, also in another thread, while the next ones are decoded."""
     if every < 1:
         raise ValueError(f"every must be at least 1; got {every}")
     path = Path(path)
@@ -65,7 +74,7 @@ def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
             if index % every:
                 continue
             time_s = float(frame.time) if frame.time is not None else float(index / rate)
-            yield Frame(index, time_s, _upright(frame))
+            yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _upright(frame))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
 
@@ -134,7 +143,9 @@ def _opened(path: Path) -> Iterator[tuple]:
 
 
 def _upright(frame) -> NDArray[np.uint8]:
-    image = frame.to_ndarray(format="rgb24")
+    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
+        _thread.reformatter = _import_av("reading videos").video.reformatter.VideoReformatter()
+    image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()
     # Phones store the sensor's frame and a display rotation, in degrees counter-clockwise.
     quarter = round(getattr(frame, "rotation", 0) / 90) % 4
     return np.ascontiguousarray(np.rot90(image, quarter)) if quarter else image

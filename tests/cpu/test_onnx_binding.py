@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import types
-
 import numpy as np
 import onnxruntime
 import pytest
 
 from detrt.detector import Detector
 from detrt.export.inputs import example_feeds
-from detrt.onnx_binding import Binding, is_fixed
+from detrt.onnx_binding import BINDINGS, NO_GRAPH, Binding, Graphs
 from detrt.onnx_session import OnnxSession
-from detrt.session import TensorInfo
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,7 @@ def model(tmp_path_factory):
 
 def test_a_binding_gives_what_run_gives(model):
     with OnnxSession(model) as session:
-        bound = Binding(session._session, onnxruntime.OrtValue, "cpu", 0, session.outputs, fixed=False)
+        bound = Binding(session._session, onnxruntime, "cpu", 0, session.outputs)
         # The second and third run of a shape reuse its memory; another batch has its own.
         for batch, seed in ((1, 1), (1, 2), (2, 3), (1, 4)):
             feeds = example_feeds(session.spec, batch, (64, 64), seed=seed)
@@ -38,31 +35,65 @@ def test_a_binding_gives_what_run_gives(model):
                 np.testing.assert_array_equal(want[name], got[name])
 
 
-def test_fixed_memory_for_outputs(model):
+def test_graphs_have_fixed_memory_for_outputs(model):
+    """With graphs every shape has outputs that stay; here on a CPU, which ignores the numbers of graphs."""
     with OnnxSession(model) as session:
-        outputs = tuple(
-            TensorInfo(o.name, o.dtype, tuple(1 if axis == "batch" else axis for axis in o.shape)) for o in session.outputs
-        )
-        assert is_fixed(outputs) and not is_fixed(session.outputs)
-        bound = Binding(session._session, onnxruntime.OrtValue, "cpu", 0, outputs, fixed=True)
-        for seed in (1, 2):
-            feeds = example_feeds(session.spec, 1, (64, 64), seed=seed)
+        graphs = Graphs(True)
+        bound = Binding(session._session, onnxruntime, "cpu", 0, session.outputs, graphs)
+        for batch, seed in ((1, 1), (1, 2), (2, 3), (1, 4)):
+            feeds = example_feeds(session.spec, batch, (64, 64), seed=seed)
             for name, array in session.run(feeds).items():
                 np.testing.assert_array_equal(array, bound.run(feeds)[name])
+        assert graphs.next() == 3, "one graph for each of the two shapes"
+
+
+def test_no_more_graphs_than_memory_for_them():
+    graphs = Graphs(True)
+    numbers = [graphs.next() for _ in range(2 * BINDINGS + 2)]
+    assert numbers[-3:] == [2 * BINDINGS, NO_GRAPH, NO_GRAPH]
 
 
 def test_a_graph_that_cannot_be_captured_is_said(model):
-    def refuse(*_args, **_options):
-        raise RuntimeError("control flow cannot be captured")
+    """At opening, and at the first run of a shape: the model runs without, and the note says why."""
+    opened = []
 
-    fake = types.SimpleNamespace(InferenceSession=refuse, OrtValue=onnxruntime.OrtValue)
+    class Fake:
+        RunOptions = onnxruntime.RunOptions
+
+        @staticmethod
+        def InferenceSession(source, options, providers):
+            opened.append(providers)
+            if "enable_cuda_graph" in providers[0][1]:
+                raise RuntimeError("control flow cannot be captured")
+            return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
     with OnnxSession(model) as session:
-        providers = [("CUDAExecutionProvider", {"device_id": "0"}), "CPUExecutionProvider"]
-        session._bind(fake, str(model), None, providers)
-        assert "symbolic" in session.note
-        session.inputs = session.outputs = (TensorInfo("x", "float32", (1, 2)),)
-        session._bind(fake, str(model), None, providers)
+        session._ort, session._graphs = Fake, Graphs(True)
+        session._open(str(model), onnxruntime.SessionOptions(), [("CUDAExecutionProvider", {"device_id": "0"})])
+        assert len(opened) == 2 and not session._graphs.enabled
         assert "without a CUDA graph: control flow cannot be captured" in session.note
+        session.note = "chosen because"
+        assert session.note.startswith("chosen because; ONNX Runtime runs")
+
+        class Refusing:
+            """Refuses the run that would be captured."""
+
+            def __init__(self, inner):
+                self.io_binding, self._inner = inner.io_binding, inner
+
+            def run_with_iobinding(self, binding, options):
+                if options.get_run_config_entry("gpu_graph_id") != str(NO_GRAPH):
+                    raise RuntimeError("capture failed")
+                self._inner.run_with_iobinding(binding, options)
+
+        session._graphs = Graphs(True)
+        feeds = example_feeds(session.spec, 1, (64, 64))
+        want = session.run(feeds)
+        session._binding = Binding(Refusing(session._session), onnxruntime, "cpu", 0, session.outputs, session._graphs)
+        for _ in range(2):
+            for name, array in session.run(feeds).items():
+                np.testing.assert_array_equal(array, want[name])
+        assert "without a CUDA graph: capture failed" in session.note
 
 
 def test_detection_is_the_same_through_a_binding(model):
@@ -70,5 +101,5 @@ def test_detection_is_the_same_through_a_binding(model):
     with Detector.open(model, threshold=0.0) as detector:
         plain = detector([picture])[0]
         session = detector.session
-        session._binding = Binding(session._session, onnxruntime.OrtValue, "cpu", 0, session.outputs, fixed=False)
+        session._binding = Binding(session._session, onnxruntime, "cpu", 0, session.outputs)
         np.testing.assert_array_equal(plain.boxes_xyxy, detector([picture])[0].boxes_xyxy)

@@ -282,6 +282,6 @@ def options_of(config: ExportConfig) -> dict[str, Any]:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from .. import __version__
 
-    return version("detrt")
+    return str(__version__)

@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .. import __version__
 from .body import Bodies, ClientDisconnect
 from .calls import Calls, ClientLeft, milliseconds
 from .config import ServeConfig
@@ -48,7 +48,7 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
 
     app = FastAPI(
         title="detrt",
-        version=metadata.version("detrt"),
+        version=__version__,
         description="Object detection with models of the DETR family.",
         lifespan=lifespan,
         docs_url=None,  # these pages fetch their code from other hosts

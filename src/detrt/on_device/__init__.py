@@ -1,0 +1,1 @@
+"""Pictures to detections on the device that runs the model; see docs/gpu.md."""

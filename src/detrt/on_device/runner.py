@@ -1,0 +1,195 @@
+"""Pictures in, candidates out, without waiting: upload, resize, forward and selection on one device, in order.
+
+`PictureRunner.submit` puts the work of one batch on a stream and returns at once, so that the next batch is decoded and
+packed while the device works. All memory is kept: pinned on the host, fixed on the device, as CUDA graphs need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..decode import Candidates
+from ..kernels.pictures import fill_pictures
+from ..preprocess import SizeHW, plan
+from ..session import Outputs, TensorInfo
+from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
+from .select import can_select, select, unpacked
+from .staging import layout
+
+# Input shapes whose memory and graphs are kept; batches on their way at once.
+SLOTS = 8
+DEPTH = 3
+Tensors = Mapping[str, Tensor]
+# prepare(inputs, then): what runs the model on these very tensors and `then` on its outputs, and the results of `then`,
+# which stay where they are.
+Prepare = Callable[[Tensors, Callable[[Tensors], list[Tensor]]], tuple[Callable[[], None], list[Tensor]]]
+
+
+class Pending:
+    """A batch on its way."""
+
+    def __init__(self, way: _Way, count: int, names: Sequence[str] | None) -> None:
+        self._way, self._count, self._names = way, count, names
+
+    def outputs(self) -> Outputs | Candidates:
+        """Wait, and give what `decode` takes."""
+        arrays = self._way.arrays()
+        if self._names is None:
+            return unpacked(arrays[0], self._count)
+        return {name: array[: self._count] for name, array in zip(self._names, arrays, strict=True)}
+
+
+class PictureRunner:
+    """Runs a model of fixed classes on pictures. Not for several threads at once.
+
+    spec, inputs, outputs: of the session. device: a CUDA device; the CPU works too, without overlap. prepare: see above.
+    stream: the CUDA stream that `prepare`'s model runs on; None makes one.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        device: torch.device,
+        prepare: Prepare,
+        stream: Any = None,
+    ) -> None:
+        self.spec, self.device = spec, device
+        self._inputs = {info.name: info for info in inputs}
+        self._outputs = [info.name for info in outputs]
+        self._prepare = prepare
+        self._cuda = device.type == "cuda"
+        self._stream = stream if stream is not None or not self._cuda else torch.cuda.Stream(device)
+        self._slots: dict[tuple[int, SizeHW], _Slot] = {}
+        self._hosts: list[_Host] = [_Host(self._cuda) for _ in range(DEPTH)]
+        self._block = torch.empty(0, dtype=torch.uint8, device=device)
+        self._turn = 0
+
+    def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: SizeHW | None = None, batch: int | None = None) -> Pending:
+        """Begin a batch. images: (H, W, 3) uint8 RGB. size_hw: as `preprocess` takes it. batch: fill up to so many.
+
+        At most DEPTH batches may be on their way: waits for the oldest otherwise.
+
+        Raises:
+            ImageError, SpecError: as `preprocess`.
+        """
+        filled = [*images, *[images[-1]] * ((batch or 0) - len(images))] if len(images) else []
+        _, resized, canvas = plan(filled, self.spec.input, size_hw)
+        plan_of = layout(filled, resized, self.spec.input.resample)
+        host = self._hosts[self._turn]
+        self._turn = (self._turn + 1) % DEPTH
+        with self._on_stream():
+            slot = self._slot(len(filled), canvas)
+            plan_of.write(host.block(plan_of.size))
+            if self._block.numel() < plan_of.size:
+                self._block = torch.empty(plan_of.size * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
+            self._block[: plan_of.size].copy_(host.bytes[: plan_of.size], non_blocking=True)
+            slot.fill(self._block, plan_of.rows, self.spec)
+            slot.run()
+            way = host.take(slot.results)
+        return Pending(way, len(images), None if slot.selects else self._outputs)
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        if not self._cuda:
+            return torch.inference_mode()
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.cuda.device(self.device))
+        stack.enter_context(torch.cuda.stream(self._stream))
+        return stack
+
+    def _slot(self, count: int, canvas: SizeHW) -> _Slot:
+        key = count, canvas
+        if key not in self._slots:
+            if len(self._slots) >= SLOTS:
+                self._slots.pop(next(iter(self._slots)))
+            self._slots[key] = _Slot(self.spec, self._inputs, count, canvas, self.device, self._prepare)
+        return self._slots[key]
+
+
+class _Slot:
+    """Fixed tensors of one input shape, and what runs the model on them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        inputs: Mapping[str, TensorInfo],
+        count: int,
+        canvas: SizeHW,
+        device: torch.device,
+        prepare: Prepare,
+    ) -> None:
+        height, width = canvas
+        pixels = torch.zeros((count, 3, height, width), dtype=getattr(torch, spec.input.dtype), device=device)
+        self.tensors = {PIXEL_VALUES: pixels}
+        if PIXEL_MASK in inputs:
+            self.tensors[PIXEL_MASK] = torch.ones((count, height, width), dtype=torch.int64, device=device)
+        if TARGET_SIZES in inputs:
+            self.tensors[TARGET_SIZES] = torch.full((count, 2), height, dtype=torch.int64, device=device)
+        self.selects = can_select(spec)
+
+        def then(found: Tensors) -> list[Tensor]:
+            return [select(found[LOGITS], found[PRED_BOXES], spec)] if self.selects else list(found.values())
+
+        self.run, self.results = prepare(self.tensors, then)
+
+    def fill(self, block: Tensor, rows: NDArray[np.int64], spec: ModelSpec) -> None:
+        count = len(rows)
+        fill_pictures(block, count, self.tensors[PIXEL_VALUES], self.tensors.get(PIXEL_MASK), spec.input)
+        if TARGET_SIZES in self.tensors:
+            sizes = block[: rows.nbytes].view(torch.int64).view(count, -1)[:, 1:3]
+            self.tensors[TARGET_SIZES].copy_(sizes)
+
+
+class _Host:
+    """Memory of the host for one batch: its bytes on the way up, its results on the way down."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self._results: list[Tensor] = []
+        self._last: _Way | None = None
+
+    def block(self, size: int) -> NDArray[np.uint8]:
+        """Room for `size` bytes, once the batch that used it has come back."""
+        if self._last is not None:
+            self._last.arrays()
+        if self.bytes.numel() < size:
+            self.bytes = torch.empty(size * 5 // 4, dtype=torch.uint8, pin_memory=self._pinned)
+        return self.bytes.numpy()
+
+    def take(self, results: Sequence[Tensor]) -> _Way:
+        """Begin to copy results of the current stream."""
+        if [t.shape for t in self._results] != [t.shape for t in results]:
+            self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=self._pinned) for t in results]
+        for mine, theirs in zip(self._results, results, strict=True):
+            mine.copy_(theirs, non_blocking=True)
+        self._last = _Way(self._results, self._pinned)
+        return self._last
+
+
+class _Way:
+    """Results on their way down."""
+
+    def __init__(self, results: Sequence[Tensor], cuda: bool) -> None:
+        self._results = results
+        self._event: Any = torch.cuda.Event() if cuda else None
+        if self._event is not None:
+            self._event.record()
+        self._arrays: list[NDArray] | None = None
+
+    def arrays(self) -> list[NDArray]:
+        """Waits; the arrays stay when the memory is used again."""
+        if self._arrays is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._arrays = [t.numpy().copy() for t in self._results]
+        return self._arrays

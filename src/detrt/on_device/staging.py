@@ -1,0 +1,79 @@
+"""Pictures of a batch and the tables that resize them, as one block of bytes for one copy to the device. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..resampling import AxisTable, axis_table, down_first
+
+SizeHW = tuple[int, int]
+# Whole numbers that describe one picture to the kernel, in this order; sizes in pixels, `source` in bytes from the start
+# of the block, the places of tables in int32 from there. Rows have a fixed length, so that a program finds its own.
+FIELDS = (
+    "source", "source_height", "source_width", "height", "width",
+    "x_first", "x_weights", "x_taps", "y_first", "y_weights", "y_taps", "down_first",
+)  # fmt: skip
+ROW = 16
+_ALIGN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything lies in a block.
+
+    rows: (pictures, ROW) int64, see FIELDS. tables: (place in bytes, table) of both axes. sources: (place in bytes,
+    picture), each picture once. size: bytes.
+    """
+
+    rows: NDArray[np.int64]
+    tables: tuple[tuple[int, AxisTable], ...]
+    sources: tuple[tuple[int, NDArray[np.uint8]], ...]
+    size: int
+
+    def write(self, block: NDArray[np.uint8]) -> None:
+        """Fill `block`, of at least `size` bytes."""
+        whole = np.ascontiguousarray(self.rows).view(np.uint8).reshape(-1)
+        block[: whole.size] = whole
+        for place, table in self.tables:
+            for part in (table.first, table.weights):
+                data = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
+                block[place : place + data.size] = data
+                place += data.size
+        for place, image in self.sources:
+            block[place : place + image.size].reshape(image.shape)[...] = image
+
+
+def layout(images: Sequence[NDArray[np.uint8]], sizes: Sequence[SizeHW], resample: str) -> Layout:
+    """Plan a block. images: (H, W, 3) uint8; the same array twice is copied once. sizes: of the resized pictures."""
+    rows = np.zeros((len(images), ROW), np.int64)
+    end = _aligned(rows.nbytes)
+    places: dict[int, int] = {}
+    tables: list[tuple[int, AxisTable]] = []
+    sources: list[tuple[int, NDArray[np.uint8]]] = []
+    for row, image, (height, width) in zip(rows, images, sizes, strict=True):
+        original = image.shape[0], image.shape[1]
+        both = axis_table(original[1], width, resample), axis_table(original[0], height, resample)
+        for table in both:
+            if id(table) not in places:  # tables are kept, so equal ones are the same object
+                places[id(table)] = end
+                tables.append((end, table))
+                end = _aligned(end + table.first.nbytes + table.weights.nbytes)
+        if id(image) not in places:
+            places[id(image)] = end
+            sources.append((end, image))
+            end = _aligned(end + image.size)
+        across, down = (places[id(table)] // 4 for table in both)
+        row[: len(FIELDS)] = (
+            places[id(image)], *original, height, width,
+            across, across + width, both[0].taps, down, down + height, both[1].taps,
+            down_first(original, (height, width)),
+        )  # fmt: skip
+    return Layout(rows, tuple(tables), tuple(sources), end)
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGN) * _ALIGN

@@ -1,0 +1,171 @@
+"""Pictures resized and candidates chosen by the device's code, here on a CPU, against Pillow and the reference decoder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from detrt.decode import decode
+from detrt.detector import Detector
+from detrt.errors import ImageError, SessionError
+from detrt.kernels.pictures import fill_pictures
+from detrt.on_device.runner import DEPTH, PictureRunner
+from detrt.on_device.select import select, unpacked
+from detrt.on_device.staging import layout
+from detrt.onnx_session import OnnxSession
+from detrt.preprocess import preprocess, resize
+from detrt.resampling import resized
+from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, InputSpec, ModelSpec
+
+RNG = np.random.default_rng(7)
+
+
+def picture(height: int, width: int) -> np.ndarray:
+    return RNG.integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_tables_give_pillows_pixels(resample):
+    # Both ways, one way, none, a single pixel, and many more rows than columns gone, where Pillow 13 turns the order.
+    sizes = [
+        ((60, 80), (90, 31)),
+        ((60, 80), (60, 33)),
+        ((7, 9), (7, 9)),
+        ((1, 50), (20, 3)),
+        ((200, 20), (13, 31)),
+        ((5, 3), (64, 48)),
+    ]
+    sizes += [tuple((int(a), int(b)) for a, b in RNG.integers(1, 120, (2, 2))) for _ in range(20)]
+    for original, size in sizes:
+        image = picture(*original)
+        assert (resized(image, size, resample) == resize(image, size, resample)).all(), (original, size)
+
+
+INPUTS = {
+    "stretch": InputSpec("stretch", 40, 56),
+    "padded": InputSpec("shortest_edge", 40, 56, 32, 60, "bicubic", mask=True, dynamic=True, multiple_of=8),
+    "normalised": InputSpec(
+        "fit", 48, 40, mask=True, dtype="float32", normalize_in_graph=False, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25)
+    ),
+    "raw float": InputSpec("stretch", 24, 33, dtype="float32", resample="lanczos"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_pictures_are_those_of_preprocess(name, tiny):
+    from dataclasses import replace
+
+    given = INPUTS[name]
+    spec = replace(tiny("detr").spec, input=given)
+    images = [picture(50, 30), picture(33, 90), picture(64, 64)]
+    want = preprocess(images, spec)
+    plan = layout([*images, images[-1]], [*want.resized_sizes_hw, want.resized_sizes_hw[-1]], given.resample)
+    assert len(plan.sources) == 3, "a picture that fills a batch up is not uploaded again"
+    block = np.empty(plan.size, np.uint8)
+    plan.write(block)
+    pixels = torch.full((4, *want.feeds[PIXEL_VALUES].shape[1:]), 9, dtype=getattr(torch, given.dtype))
+    mask = torch.full((4, *pixels.shape[2:]), 9) if given.mask else None
+    fill_pictures(torch.from_numpy(block), 4, pixels, mask, given)
+    assert np.array_equal(pixels[:3].numpy(), want.feeds[PIXEL_VALUES])
+    assert torch.equal(pixels[3], pixels[2])
+    if mask is not None:
+        assert np.array_equal(mask[:3].numpy(), want.feeds[PIXEL_MASK])
+
+
+def test_kernel_gives_the_same_pixels_interpreted():
+    pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds")
+    script = Path(__file__).with_name("interpret_pictures.py")
+    run = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+class OnDevice(OnnxSession):
+    """An ONNX session whose pictures go through the runner, with the CPU as the device."""
+
+    @property
+    def pictures(self):
+        if not hasattr(self, "_runner"):
+            self._runner = PictureRunner(self.spec, self.inputs, self.outputs, torch.device("cpu"), self._prepare)
+        return self._runner
+
+    def _prepare(self, inputs, then):
+        def step():
+            found = self.run({name: tensor.numpy() for name, tensor in inputs.items()})
+            return then({name: torch.from_numpy(found[name]) for name in (info.name for info in self.outputs)})
+
+        results = step()
+
+        def run():
+            for kept, fresh in zip(results, step(), strict=True):
+                kept.copy_(fresh)
+
+        return run, results
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("detr", {}),
+        ("rt_detr_v2", {"check": False}),
+        ("yolos", {"check": False}),
+        ("detr", {"decode": "graph", "check": False}),
+    ],
+)
+def test_detections_are_those_of_the_cpu(name, choices, exported):
+    path = exported(name, **choices).path
+    images = [picture(50, 70), picture(90, 60), picture(50, 70), picture(41, 43), picture(50, 70)]
+    options = {"threshold": 0.0, "batch_size": 2}
+    with Detector(OnnxSession(path), **options) as here, Detector(OnDevice(path), **options) as there:
+        assert here.ahead == 0 and there.ahead == 1
+        for want, got in zip(here(images), there(images), strict=True):
+            assert want.image_size_hw == got.image_size_hw and len(want) == len(got) > 0
+            assert np.array_equal(want.class_ids, got.class_ids)
+            assert np.array_equal(want.scores, got.scores) or np.abs(want.scores - got.scores).max() < 1e-6
+            assert np.abs(want.boxes_xyxy - got.boxes_xyxy).max() < 1e-3
+        with Detector(OnDevice(path), on_device=False) as plain:
+            assert plain.ahead == 0
+
+
+def test_batches_may_be_asked_for_late(exported):
+    path = exported("detr").path
+    images = [picture(40 + i, 60) for i in range(DEPTH + 2)]
+    with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
+        waiting = [there.submit([image]) for image in images]
+        for finish, image in reversed(list(zip(waiting, images, strict=True))):
+            assert np.allclose(finish()[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
+        with pytest.raises(ImageError, match="empty list"):
+            there._runner.submit([])
+
+
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2", "yolos"])
+def test_selection_is_the_rule_of_decode(name, tiny):
+    spec: ModelSpec = tiny(name).spec
+    rule = spec.decode
+    logits = RNG.normal(0, 3, (2, rule.num_queries, rule.num_classes + (rule.activation == "softmax"))).astype(np.float32)
+    logits[0, 3] = logits[0, 1]  # equal scores
+    logits[1, :, 0] = -np.inf  # classes that cannot be
+    boxes = RNG.uniform(0.1, 0.9, (2, rule.num_queries, 4)).astype(np.float32)
+    sizes = [(480, 640), (100, 90)]
+    found = unpacked(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+    for threshold in (0.0, 0.6):
+        raw = decode({LOGITS: logits, PRED_BOXES: boxes}, spec, sizes, threshold=threshold)
+        for want, got in zip(raw, decode(found, spec, sizes, threshold=threshold), strict=True):
+            assert np.array_equal(want.class_ids, got.class_ids)
+            assert np.abs(want.scores - got.scores).max(initial=0) < 1e-6
+            assert np.abs(want.boxes_xyxy - got.boxes_xyxy).max(initial=0) < 1e-3
+    for output, array in ((LOGITS, logits), (PRED_BOXES, boxes)):
+        kept = array[1, 2, 1]
+        array[1, 2, 1] = np.nan
+        found = unpacked(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+        with pytest.raises(SessionError, match=f"infinite values in '{output}'"):
+            decode(found, spec, sizes)
+        array[1, 2, 1] = kept
