@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from .bound import BoundSession
 from .decode import check_threshold, decode
 from .detections import Detections
-from .errors import PromptError
+from .errors import PromptError, SpecError
 from .images import ImageSource, load_image
-from .preprocess import SizeHW, check_size, group_by_size, preprocess
+from .preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess
 from .prompted import PromptedSession
 from .prompts import Prompt
 from .session import Session
@@ -100,6 +100,12 @@ class Detector:
             self.class_ids = frozenset(self.spec.class_ids([str(name) for name in classes]))
         shape = next((info.shape for info in session.inputs if info.name == PIXEL_VALUES), ())
         self._fixed_batch = shape[0] if shape and isinstance(shape[0], int) and shape[0] > 0 else None
+        # A session of several sizes lets every picture have its own.
+        sizes: tuple[SizeHW, ...] = getattr(session, "sizes", ())
+        self._sizes = sizes if size_hw is None else ()
+        if sizes and size_hw is not None and tuple(size_hw) not in sizes:
+            shown = ", ".join(f"{height}x{width}" for height, width in sizes)
+            raise SpecError(f"--size {size_hw[0]}x{size_hw[1]}: this bundle was compiled for {shown}; give one of them, or none")
         if size_hw is None and self.spec.input.dynamic and all(isinstance(side, int) for side in shape[2:]):
             size_hw = shape[2:] or None  # an engine of one size from a model of many
         if size_hw is not None:
@@ -216,10 +222,10 @@ class Detector:
     def _chunk(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> Found:
         begun: list[tuple[list[int], Found]] = []
         sizes = [(image.shape[0], image.shape[1]) for image in images]
-        for group in group_by_size(sizes, self.spec, size_hw=self.size_hw):
+        for group, size_hw in self._groups(sizes):
             for part in [group] if asked is None else _sharing(group, asked):
                 wanted = None if asked is None else [asked[i] for i in part]
-                begun.append((part, self._batch([images[i] for i in part], wanted)))
+                begun.append((part, self._batch([images[i] for i in part], wanted, size_hw)))
 
         def finished() -> list[Detections]:
             results = {i: found for part, finish in begun for i, found in zip(part, finish(), strict=True)}
@@ -227,11 +233,20 @@ class Detector:
 
         return finished
 
-    def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> Found:
+    def _groups(self, sizes: list[SizeHW]) -> list[tuple[list[int], SizeHW | None]]:
+        """Indices of images that may share a batch, and the size of their input."""
+        if not self._sizes:
+            return [(group, self.size_hw) for group in group_by_size(sizes, self.spec, size_hw=self.size_hw)]
+        groups: dict[SizeHW, list[int]] = {}
+        for index, size in enumerate(sizes):
+            groups.setdefault(nearest_size(size, self._sizes), []).append(index)
+        return [(group, size) for size, group in groups.items()]
+
+    def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None, size_hw: SizeHW | None) -> Found:
         if self._runner is None:
-            found = self._batch_here(images, asked)
+            found = self._batch_here(images, asked, size_hw)
             return lambda: found
-        pending = self._runner.submit(images, self.size_hw, self._fixed_batch)
+        pending = self._runner.submit(images, size_hw, self._fixed_batch)
         sizes = [(image.shape[0], image.shape[1]) for image in images]
         return lambda: decode(
             pending.outputs(),
@@ -242,7 +257,7 @@ class Detector:
             max_detections=self.max_detections,
         )
 
-    def _batch_here(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> list[Detections]:
+    def _batch_here(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None, size_hw: SizeHW | None) -> list[Detections]:
         count = len(images)
         if self._fixed_batch:  # the model cannot run fewer: repeat the last image and forget its results
             images = images + [images[-1]] * (self._fixed_batch - count)
@@ -252,7 +267,7 @@ class Detector:
             same = all(one.prompt == asked[0].prompt for one in asked)
             filled = asked[:1] if same else asked + asked[-1:] * (len(images) - count)
             session = BoundSession(self._model, filled, phrases=self._phrases)
-        batch = preprocess(images, session.spec, size_hw=self.size_hw, pool=self._pool)
+        batch = preprocess(images, session.spec, size_hw=size_hw, pool=self._pool)
         bound = session if isinstance(session, BoundSession) else None
         if bound is not None and bound.phrases != "best":
             found = bound.found(

@@ -194,6 +194,15 @@ class OnnxSession:
         self.close()
 
 
+def require_provider(provider: str) -> None:
+    """Raise SessionError where ONNX Runtime has no such provider here, MissingPackageError where it is missing."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+    _providers(provider, onnxruntime.get_available_providers())
+
+
 def optimize_basic(model: bytes) -> bytes:
     """ONNX Runtime's basic graph optimisation: standard operators only, the same function.
 
@@ -217,8 +226,12 @@ def optimize_basic(model: bytes) -> bytes:
         return target.read_bytes()
 
 
-def profiled_run(model: bytes, feeds: Feeds, folder: Path) -> Path:
-    """Run a graph once as it is written, without optimisation, and return the profiler's JSON file in `folder`.
+def profiled_run(
+    model: bytes | Path, feeds: Feeds, folder: Path, *, optimise: bool = False, runs: int = 1, threads: int | None = None
+) -> Path:
+    """Run a graph and return the profiler's JSON file in `folder`.
+
+    optimise: as a session runs it; otherwise as it is written. runs: how often; all are in the file.
 
     Raises:
         SessionError: ONNX Runtime refuses the graph or the feeds.
@@ -229,12 +242,17 @@ def profiled_run(model: bytes, feeds: Feeds, folder: Path) -> Path:
         raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if optimise:
+        options.intra_op_num_threads = _threads(threads)
+    else:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "run")
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        session.run(None, {name: np.ascontiguousarray(array) for name, array in feeds.items()})
+        source = model if isinstance(model, bytes) else str(model)
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        for _ in range(runs):
+            session.run(None, {name: np.ascontiguousarray(array) for name, array in feeds.items()})
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise _load_error("the graph", error) from None
     return Path(session.end_profiling())

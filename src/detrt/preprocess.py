@@ -20,6 +20,7 @@ normalises, padding comes after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -160,6 +161,11 @@ def resized_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None =
         multiple = given.multiple_of
         height, width = (max(multiple, side - side % multiple) for side in (height, width))
     return height, width
+
+
+def nearest_size(original_hw: SizeHW, sizes: Sequence[SizeHW]) -> SizeHW:
+    """The size whose aspect ratio is nearest to the image's; the first of equal ones."""
+    return min(sizes, key=lambda size: round(abs(math.log(size[0] / size[1] * original_hw[1] / original_hw[0])), 6))
 
 
 def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:

@@ -13,6 +13,7 @@ from .inductor_session import InductorSession
 from .onnx_session import OnnxSession
 from .prompted import PromptedSession
 from .session import Session, is_tower
+from .sized_session import SizedSession
 from .spec import ModelSpec
 from .tokens import PromptTokenizer
 
@@ -197,14 +198,18 @@ def _open_bundle(
 
 
 def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> Session | None:
-    """The first package that runs here, those of a GPU first; why the others do not is added to `reasons`."""
+    """The packages of the first kind of device that run here, those of a GPU first; why the others do not is added to
+    `reasons`."""
+    opened: list[InductorSession] = []
     for entry in sorted(packages, key=lambda e: e.engine is None or not e.engine.compute_capabilities):
+        if opened and (entry.engine is None or entry.engine.target != opened[0].facts.target):
+            continue
         path = bundle.checked_path(entry)
         try:
-            return InductorSession(path, bundle.spec, entry.engine, device=device)
+            opened.append(InductorSession(path, bundle.spec, entry.engine, device=device))
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
-    return None
+    return SizedSession(opened) if len(opened) > 1 else opened[0] if opened else None
 
 
 def _with_text_of(

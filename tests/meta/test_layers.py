@@ -78,6 +78,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "kernels/",
         "inductor/",
         "inductor_session.py",
+        "sized_session.py",
         "on_device/",
     ),
     ("sessions.py", "detector.py", "devices.py", "compare.py"),

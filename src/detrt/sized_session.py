@@ -1,0 +1,83 @@
+"""Several packages of one model, each for one size, as one session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import SessionError
+from .inductor_session import InductorSession
+from .preprocess import SizeHW
+from .session import Feeds, Outputs
+from .spec import PIXEL_VALUES
+
+if TYPE_CHECKING:
+    from .on_device.runner import Pending
+
+
+class SizedSession:
+    """Runs each batch with the session of its size; what is not about size is that of the first session.
+
+    sessions: of one model and device, in the order of preference. sizes: (height, width) of each; a `Detector` gives
+    every picture the size whose aspect ratio is nearest to its own, the first of equal ones.
+    """
+
+    def __init__(self, sessions: Sequence[InductorSession]) -> None:
+        first = sessions[0]
+        self._sessions = {_size(session): session for session in sessions}
+        self.sizes = tuple(self._sessions)
+        self.spec, self.inputs, self.outputs = first.spec, first.inputs, first.outputs
+        self.backend, self.path, self.facts = first.backend, Path(first.path), first.facts
+        self.min_batch = max(session.min_batch for session in sessions)
+        self.max_batch = min(session.max_batch for session in sessions)
+        self.note = ""
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Run one batch.
+
+        Raises:
+            SessionError: as `InductorSession.run`; a size that is none of `sizes`.
+        """
+        return self._of(tuple(feeds[PIXEL_VALUES].shape[2:]) if PIXEL_VALUES in feeds else None).run(feeds)
+
+    @property
+    def pictures(self) -> SizedSession | None:
+        """Itself, where the sessions resize on their device."""
+        return self if next(iter(self._sessions.values())).pictures is not None else None
+
+    def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: SizeHW | None = None, batch: int | None = None) -> Pending:
+        """As `PictureRunner.submit`."""
+        runner = self._of(size_hw).pictures
+        assert runner is not None
+        return runner.submit(images, size_hw, batch)
+
+    def _of(self, size_hw: SizeHW | None) -> InductorSession:
+        if size_hw is None:
+            size_hw = self.sizes[0]
+        if size_hw not in self._sessions:
+            raise SessionError(f"no package is for {size_hw[0]}x{size_hw[1]}; there are {words(self.sizes)}")
+        return self._sessions[size_hw]
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+
+    def __enter__(self) -> SizedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def words(sizes: Sequence[SizeHW]) -> str:
+    """ "480x640, 640x480"."""
+    return ", ".join(f"{height}x{width}" for height, width in sizes)
+
+
+def _size(session: InductorSession) -> SizeHW:
+    shape = next(info.shape for info in session.inputs if info.name == PIXEL_VALUES)
+    return int(shape[2]), int(shape[3])
