@@ -204,7 +204,7 @@ def _torch_latencies(source: Any, size: tuple[int, int], config: BenchConfig) ->
         # What from_pretrained chooses by itself; detrt loads models with plain attention, for tracing.
         module.config._attn_implementation = "sdpa"
     pictures = _pictures(size, config.batch)
-    processor = _processor_of(source.family.name, source.spec, size)
+    processor = processor_of(source.family.name, source.spec, size)
     sizes = [picture.shape[:2] for picture in pictures]
 
     def prepared() -> Any:
@@ -239,7 +239,7 @@ _PROCESSORS = {
 }
 
 
-def _processor_of(family: str, spec: Any, size: tuple[int, int]) -> Any:
+def processor_of(family: str, spec: Any, size: tuple[int, int]) -> Any:
     """transformers' image processor (its Pillow version) with the checkpoint's settings, at the measured size."""
     import transformers
 

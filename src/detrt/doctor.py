@@ -26,6 +26,7 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "tokenizers": ("tokenizers", "text", "models that take a prompt"),
     "av": ("av", "video", "read and write videos"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
+    "matplotlib": ("matplotlib", "bench", "plots of detrt bench"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),
     "fastapi": ("fastapi", "serve", "detrt serve"),
     "uvicorn": ("uvicorn", "serve", "detrt serve"),

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import math
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from detrt.bench_bundles import RunConfig, bench_bundles, is_built, write_plot
+from detrt.bench_bundles import RunConfig, bench_bundles, is_built
+from detrt.bench_parts import kind_of_kernel, product_work, roofline
+from detrt.bench_plots import pareto
+from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.errors import DetrtError, SessionError
+from detrt.scenes import draw_scene
+
+
+def matmul_model(rows, width, out):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.ones((width, out), np.float32), "w")
+    sides = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [rows, width]), ("y", [rows, out]))]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="/product/MatMul")], "g", *[[s] for s in sides], [weight]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=onnx.IR_VERSION_2023_5_5)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +51,66 @@ def test_figures_of_a_bundle(bundle, tmp_path):
         assert len(row["samples_ms"]) == 5 and 0 < row["min_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["images_per_s"] == pytest.approx(row["batch"] * 1e3 / row["p50_ms"], rel=0.01)
         assert row["backend"] == "onnxruntime-cpu" and (row["height"], row["width"]) == (64, 64)
-    write_plot(report, tmp_path / "plot.svg")
-    texts = [e.text for e in ET.parse(tmp_path / "plot.svg").iter() if e.tag.endswith("text")]
-    assert any("onnxruntime-cpu" in str(text) for text in texts)
+
+
+def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
+    """All that can be asked for in one run: its library, average precision, parts and the roofline, drawn."""
+    from PIL import Image
+
+    labels = Bundle.open(bundle).spec.labels
+    Image.fromarray(draw_scene(3, size_hw=(64, 64)).image).save(tmp_path / "a.png")
+    annotation = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [5, 5, 30, 30], "area": 900, "iscrowd": 0}
+    truth = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 64}],
+        "categories": [{"id": 7, "name": next(iter(labels.values()))}],
+        "annotations": [annotation],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    plot, figures = tmp_path / "plot.svg", tmp_path / "figures.json"
+    command = ["bench", str(bundle), "--repeats", "2", "--warmup", "1", "--against", "random:lw_detr/tiny", "--parts"]
+    command += ["--ground-truth", str(tmp_path / "truth.json"), "--images", str(tmp_path), "--plot", str(plot)]
+    done = CliRunner().invoke(app, [*command, "--json", str(figures)])
+    assert done.exit_code == 0, done.output
+    assert "roofline:" in done.output and "kind of step" in done.output and "transformers" in done.output
+    report = json.loads(figures.read_text())
+    assert {row["backend"] for row in report["rows"]} == {"onnxruntime-cpu", "transformers"}
+    assert {row["scope"] for row in report["rows"]} == {"forward", "end_to_end"}
+    ours = [row for row in report["rows"] if row["backend"] == "onnxruntime-cpu"]
+    assert all(0 <= row["AP"] <= 1 for row in ours)
+    (part,) = report["parts"]
+    for shares in (part["modules"], part["kinds"]):
+        assert sum(shares.values()) == pytest.approx(1, abs=0.01) and list(shares.values()) == sorted(
+            shares.values(), reverse=True
+        )
+    assert any(name.startswith("model.") for name in part["modules"]) and "Conv" in part["kinds"]
+    assert 0 < part["roofline"]["share"] < 1 and part["roofline"]["gflop"] > 0
+    texts = [text for e in ET.parse(plot).iter() if (text := e.text) and "%" in text]
+    assert plot.stat().st_size > 10_000 and texts is not None
+
+
+def test_work_of_a_product_is_counted(tmp_path):
+    model = matmul_model(3, 5, 7)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    work = product_work(path, {"x": np.ones((3, 5), np.float32)})
+    assert list(work.values()) == [(2 * 3 * 5 * 7, 4 * (3 * 5 + 5 * 7 + 3 * 7))]
+    found = roofline(path, {"x": np.ones((3, 5), np.float32)}, 1.0, False)
+    assert found["bound_ms"] < 1 and math.isfinite(found["gflops"])
+
+
+def test_only_points_that_nothing_beats():
+    assert pareto([(2.0, 0.5), (1.0, 0.3), (3.0, 0.4), (2.0, 0.6)]) == [(1.0, 0.3), (2.0, 0.6)]
+    assert kind_of_kernel("triton_poi_fused_convolution_relu_3").startswith("fused")
+    assert (
+        kind_of_kernel("sm90_xmma_fprop_implicit_gemm_f16") == "convolutions" and kind_of_kernel("nvjet_sm90_hsh") == "products"
+    )
 
 
 def test_the_command(bundle, tmp_path):
-    plot = tmp_path / "plot.svg"
+    plot = tmp_path / "plot.png"
     done = CliRunner().invoke(app, ["bench", str(bundle), "--batches", "1,2", "--repeats", "2", "--plot", str(plot)])
     assert done.exit_code == 0, done.output
-    assert "forward" in done.output and "end to end" in done.output and plot.is_file()
+    assert "forward" in done.output and "end to end" in done.output and plot.read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
@@ -50,18 +119,38 @@ def test_the_command(bundle, tmp_path):
         (["--batches", "1,x"], "whole numbers"),
         (["--batches", "0"], "from 1 to 256"),
         (["--backends", "tpu"], "got tpu"),
+        (["--plot", "x.pdf"], "must end in .svg or .png"),
+        (["--prompt", "a cat."], "takes no prompt"),
+        (["--ground-truth", "x.json"], "needs both"),
+        (["--compile"], "give it with --against"),
+        (["--against", "random:grounding_dino/tiny"], "leave it out"),
+        (["--against", "random:dino/tiny"], "transformers has no"),
         (["embedded:shapes"], "not both"),
     ],
 )
 def test_bad_choices(bundle, arguments, says):
-    done = CliRunner().invoke(app, ["bench", str(bundle), *arguments])
+    done = CliRunner().invoke(app, ["bench", str(bundle), "--repeats", "1", "--warmup", "0", *arguments])
     assert isinstance(done.exception, (DetrtError, SystemExit))
     assert says in (str(done.exception) + done.output).replace("\n", " ")
 
 
-def test_what_is_for_bundles_only():
-    done = CliRunner().invoke(app, ["bench", "embedded:shapes", "--plot", "x.svg"])
-    assert "is for bundles" in str(done.exception) + done.output
+@pytest.mark.parametrize("option", [["--plot", "x.svg"], ["--parts"], ["--against", "embedded:shapes"]])
+def test_what_is_for_bundles_only(option):
+    done = CliRunner().invoke(app, ["bench", "embedded:shapes", *option])
+    assert f"{option[0]} is for bundles" in str(done.exception) + done.output
+
+
+@pytest.mark.slow
+def test_a_prompted_bundle_needs_its_prompt(tmp_path):
+    from detrt.export import ExportConfig
+    from detrt.pipeline import build
+
+    build("embedded:phrases", tmp_path / "b", engines=(), export=ExportConfig(check=False))
+    with pytest.raises(SessionError, match="--prompt 'a cat"):
+        bench_bundles([str(tmp_path / "b")], RunConfig(repeats=1))
+    config = RunConfig(repeats=1, warmup=0, prompt="a red circle. a square.", parts=True)
+    report = bench_bundles([str(tmp_path / "b")], config)
+    assert {row["scope"] for row in report["rows"]} == {"forward", "end_to_end"} and report["parts"][0]["roofline"]["gflop"] > 0
 
 
 def test_a_back_end_that_is_not_there(bundle):

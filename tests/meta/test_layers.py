@@ -23,6 +23,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "tensorrt": (),
     "tensorrt_rtx_bindings": (),
     "av": (),
+    "matplotlib": (),
     "cuda": (),
     "ray": (),
     "pyarrow": (),
@@ -36,13 +37,14 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("serve/metrics.py",),
 }
 INSIDE: dict[str, tuple[str, ...]] = {
-    "torch": ("bench.py", "inductor_session.py"),
+    "torch": ("bench.py", "bench_against.py", "bench_parts.py", "inductor_session.py"),
     "transformers": ("bench.py",),
     "onnx": ("export/onnx.py",),
     "onnxslim": ("graph/",),
     "onnxruntime": ("onnx_session.py",),
     "tokenizers": ("tokens.py",),
     "av": ("video.py",),
+    "matplotlib": ("bench_plots.py",),
     "uvicorn": ("serve/server.py",),
     "uvloop": ("serve/server.py",),
     "ray": ("cluster/on_ray.py",),

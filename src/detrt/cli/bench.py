@@ -21,7 +21,21 @@ def bench(
     backends: Annotated[
         str | None, typer.Option(help="With bundles: onnxruntime, inductor, tensorrt; default: all that run here.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="With bundles: latency against batch as SVG to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all that was measured, FILE.svg or FILE.png.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="With bundles that take one: 'a cat. a remote control.'")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="With bundles: their checkpoint, timed in transformers as well.", metavar="CHECKPOINT")
+    ] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="With --against: also under torch.compile.")] = False,
+    ground_truth: Annotated[
+        Path | None, typer.Option(help="With bundles: annotations in COCO's format, for average precision; needs --images.")
+    ] = None,
+    images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its pictures.")] = None,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="With bundles: time by module and kind of step, and the share of the roofline.")
+    ] = False,
+    provider: Annotated[str, typer.Option(help="With bundles: of ONNX Runtime, cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="With bundles: of packages, engines and --against, e.g. cuda:0.")] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs.")] = 7,
     warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
     threads: Annotated[int | None, typer.Option(help="Threads of PyTorch and ONNX Runtime; default: all cores.")] = None,
@@ -42,17 +56,40 @@ def bench(
     show.check_json(json_file)
     tall, wide = choices.sizes(size, None, None)
     built = [is_built(model) for model in models]
+    bundles = {
+        "--batches": batches, "--backends": backends, "--plot": plot, "--prompt": prompt, "--against": against,
+        "--compile": compiled or None, "--ground-truth": ground_truth, "--images": images, "--parts": parts or None,
+        "--device": device, "--provider": None if provider == "cpu" else provider,
+    }  # fmt: skip
+    size_hw = (tall[0], wide[0]) if tall and wide else None
     if built and all(built):
-        size_hw = (tall[0], wide[0]) if tall and wide else None
-        _bundles(models, batches or str(batch), size_hw, repeats, warmup, threads, backends, plot, json_file)
+        from ..bench_bundles import RunConfig
+
+        config_of_bundles = RunConfig(
+            batches=_numbers(batches or str(batch)),
+            size_hw=size_hw,
+            repeats=repeats,
+            warmup=warmup,
+            threads=threads,
+            backends=_backends(backends),
+            provider=provider,
+            device=device,
+            prompt=prompt,
+            against=against,
+            compile=compiled,
+            annotations=ground_truth,
+            images=images,
+            parts=parts,
+        )
+        _bundles(models, config_of_bundles, plot, json_file)
         return
     if any(built):
         raise DetrtError("give checkpoints or bundles, not both in one run: they are measured in different ways")
-    for name, value in (("--batches", batches), ("--backends", backends), ("--plot", plot)):
+    for name, value in bundles.items():
         if value is not None:
-            raise DetrtError(f"{name} {value} is for bundles; leave it out for checkpoints")
+            raise DetrtError(f"{name} is for bundles; leave it out for checkpoints")
     config = BenchConfig(
-        size_hw=(tall[0], wide[0]) if tall and wide else None,
+        size_hw=size_hw,
         batch=batch,
         repeats=repeats,
         warmup=warmup,
@@ -79,27 +116,27 @@ def bench(
     show.table("", COLUMNS, [_row(row) for row in report["rows"]], right=range(1, len(COLUMNS)))
 
 
-def _bundles(
-    models: list[str],
-    batches: str,
-    size_hw: tuple[int, int] | None,
-    repeats: int,
-    warmup: int,
-    threads: int | None,
-    backends: str | None,
-    plot: Path | None,
-    json_file: str | None,
-) -> None:
-    from ..bench_bundles import RunConfig, bench_bundles, write_plot
-    from . import show
-
+def _numbers(batches: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in batches.split(",")):
         raise DetrtError(f"--batches must be whole numbers with commas, such as 1,4,16; got {batches!r}")
+    return tuple(int(part) for part in batches.split(","))
+
+
+def _backends(backends: str | None) -> tuple[str, ...]:
     wanted = tuple(part.strip() for part in (backends or "").split(",") if part.strip())
     unknown = sorted(set(wanted) - {"onnxruntime", "inductor", "tensorrt"})
     if unknown:
         raise DetrtError(f"--backends must be of onnxruntime, inductor, tensorrt; got {', '.join(unknown)}")
-    config = RunConfig(tuple(int(part) for part in batches.split(",")), size_hw, repeats, warmup, threads, wanted)
+    return wanted
+
+
+def _bundles(models: list[str], config: Any, plot: Path | None, json_file: str | None) -> None:
+    from ..bench_bundles import bench_bundles
+    from ..bench_plots import check_plot, write_plot
+    from . import show
+
+    if plot is not None:
+        check_plot(plot)
     with show.progress() as step:
         report = bench_bundles(models, config, step)
     if plot is not None:
@@ -109,22 +146,41 @@ def _bundles(
     if json_file == "-":
         return
     show.notes(f"{skip['model']} with {skip['backend']}: {skip['why']}" for skip in report["skipped"])
-    columns = ("model", "back end", "scope", "batch", "size", "p50 ms", "p90 ms", "p99 ms", "images/s", "open s", "peak MiB")
-    rows = [
-        (
+    some = {key for row in report["rows"] for key, value in row.items() if value is not None}
+    columns = ["model", "back end", "scope", "batch", "size", "p50 ms", "p90 ms", "p99 ms", "images/s", "open s", "peak MiB"]
+    columns += ["GPU MiB"] * ("gpu_memory_mib" in some) + ["AP"] * ("AP" in some)
+    rows = []
+    for row in report["rows"]:
+        cells = [
             row["model"],
             row["backend"],
             row["scope"].replace("_", " "),
             str(row["batch"]),
             f"{row['height']}x{row['width']}",
-            *(f"{row[key]:.2f}" for key in ("p50_ms", "p90_ms", "p99_ms")),
-            f"{row['images_per_s']:.1f}",
-            f"{row['open_s']:.2f}",
-            str(row["peak_memory_mib"]),
-        )
-        for row in report["rows"]
-    ]
+        ]
+        cells += [f"{row[key]:.2f}" for key in ("p50_ms", "p90_ms", "p99_ms")]
+        cells += [f"{row['images_per_s']:.1f}", f"{row['open_s']:.2f}", str(row["peak_memory_mib"])]
+        cells += [str(row.get("gpu_memory_mib", ""))] * ("gpu_memory_mib" in some)
+        cells += [f"{row['AP']:.4f}" if row.get("AP") is not None else ""] * ("AP" in some)
+        rows.append(cells)
     show.table("", columns, rows, right=range(3, len(columns)))
+    for part in report["parts"]:
+        _show_parts(part)
+
+
+def _show_parts(part: dict[str, Any]) -> None:
+    from . import show
+
+    for key, title in (("modules", "module"), ("kinds", "kind of step")):
+        shown = [[name, f"{100 * share:.1f}"] for name, share in list(part[key].items())[:12]]
+        if shown:
+            show.table(f"{part['model']} {part['backend']}, batch {part['batch']}", (title, "% of the time"), shown, right=(1,))
+    if roofline := part["roofline"]:
+        print(
+            f"roofline: {roofline['gflop']:.1f} GFLOP and {roofline['gbyte']:.3f} GB of products need {roofline['bound_ms']:.2f} ms at "
+            f"{roofline['gflops']:.0f} GFLOP/s and {roofline['gbytes_per_s']:.0f} GB/s (measured here): "
+            f"{100 * roofline['share']:.0f} % of the forward time"
+        )
 
 
 COLUMNS = (
@@ -144,9 +200,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         both = [found.get((backend, scope)) for backend in ("transformers", "onnxruntime")]
         return "" if None in both else f"{both[0] / both[1]:.2f}"
 
-    build = ["", "", ""]
-    if "build_seconds" in row:  # absent with --no-engine
-        build = ["", "", ""]
+    build = ["", "", ""]  # absent with --no-engine
     if "build_seconds" in row:
         build = [f"{row['build_seconds']:.1f}", f"{row['engine_bytes'] / 1e6:.1f}", f"{row['build_peak_memory_mib']:.0f}"]
     return [
