@@ -2,7 +2,7 @@
 
     python tests/gpu/measure_inductor.py OUT.jsonl SECONDS JOB...
 
-A JOB is kind|model|size|precision|batch[|how]: kind "ours", "eager" or "compile" (transformers), "captured" (eager run of
+A JOB is kind|model|size|precision|batch[|how]: kind "ours"; "eager", "compile" or "patched" (see baselines.py); "captured" (eager run of
 our graph); size HEIGHTxWIDTH or "-". With PACKAGES=FOLDER in the environment, "ours" opens the package that an earlier run
 with BUILD=1, which times nothing, left there. Every job compiles in a process of its own, several at once; when all are ready, or
 time is short, they are timed one at a time, in their order, and each row is written at once.
@@ -20,6 +20,8 @@ import sys
 import time
 import traceback
 from pathlib import Path
+
+from baselines import KINDS, before_import, transformers_job
 
 REPEATS, WARMUP = 40, 5
 DEVICE = "cuda"
@@ -75,6 +77,7 @@ def main() -> int:
     waiting = list(enumerate(jobs))
     running: dict[int, tuple[str, subprocess.Popen, Path]] = {}
     ready: dict[int, bool] = {}
+    rows: dict[int, dict] = {}
     # Processes that are ready stay, because a compiled model lives in its process.
     while waiting or any(i not in ready for i in running):
         compiling = [i for i in running if i not in ready]
@@ -90,6 +93,8 @@ def main() -> int:
             compiling.append(index)
         for index in compiling:
             line = running[index][1].stdout.readline()
+            if line.startswith("{"):
+                rows[index] = json.loads(line)
             if line.startswith("ready") or running[index][1].poll() is not None:
                 ready[index] = line.startswith("ready")
         if time.monotonic() - started > seconds * 0.86:
@@ -115,7 +120,7 @@ def main() -> int:
                 except Exception as error:
                     row = {"job": job, "error": str(error), "log": log.read_text()[-1500:]}
             elif os.environ.get("BUILD") and process.poll() == 0:
-                row = {"job": job, "built": True}
+                row = {"job": job, "built": True, **rows.get(index, {})}
             elif index in ready and not ready[index]:
                 row = {"job": job, "error": f"exit {process.returncode}", "log": log.read_text()[-3000:]}
             process.kill()
@@ -147,15 +152,19 @@ def worker(job: str) -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     kind, model, size, precision, batch, *how = job.split("|")
+    before_import(kind)
+    if precision == "tf32" and kind in KINDS:
+        tensor_float()
     start = time.monotonic()
     step, row = prepare_job(kind, model, size, precision, int(batch), how[0] if how else "")
     row["compile_s"] = round(time.monotonic() - start, 1)
     if os.environ.get("BUILD"):
+        print(json.dumps(row), flush=True)
         return 0
     print("ready", flush=True)
     sys.stdin.readline()
     try:
-        row |= timed(step, graph=kind != "compile" and row.get("graph", True))
+        row |= timed(step, graph=row.get("graph", True))
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         traceback.print_exc()
@@ -183,7 +192,7 @@ def prepare_job(kind, model, size, precision, batch, how):
     spec = exported_spec(source, config)
     row = {"kind": kind, "model": model, "height": height, "width": width, "precision": precision, "batch": batch}
     tokens = 6
-    if kind in ("eager", "compile"):
+    if kind in KINDS:
         return transformers_job(source, spec, row, kind, precision, batch, tokens)
     try:
         run, want, inputs = ours(
@@ -208,8 +217,16 @@ def reopened(path):
 
     row, inputs, want = torch.load(path.with_suffix(".io"))
     run = load_package(path, "cuda")
+    if row["precision"] == "tf32":
+        tensor_float()
     searched(run, inputs)
     return checked(run, want, inputs, row)
+
+
+def tensor_float():
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 def searched(run, inputs):
@@ -249,7 +266,7 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased, path):
     captured = prepare(source, spec, (batch, batch), "fp32", DEVICE, tokens, biased)
     want = [t.float() for t in captured.graph(*captured.inputs)]
     torch.cuda.empty_cache()
-    if precision != "fp32":
+    if precision not in ("fp32", "tf32"):
         lower_types(captured.graph, precision)
         row["share"] = share_of_low(captured.graph, precision)
         tune_for_gpu(captured, "nolin" not in how, "none" if "noconv" in how else "wide" if "wideconv" in how else "all")
@@ -257,6 +274,8 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased, path):
     row["nodes"] = len(captured.graph.graph.nodes)
     if kind == "captured":
         return captured.graph, want, inputs
+    if precision == "tf32":
+        tensor_float()
     start = time.monotonic()
     run = compile_artifact(captured, path, options_for("cuda", how))
     row["inductor_s"] = round(time.monotonic() - start, 1)
@@ -292,37 +311,6 @@ def matched(want, got):
         alike = (scores[best][:, None] - found[None]).abs() < 0.02
         shares.append(float((near & alike).any(1).float().mean()))
     return round(sum(shares) / len(shares), 4)
-
-
-def transformers_job(source, spec, row, kind, precision, batch, tokens):
-    import torch
-
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    module = source.module
-    for part in module.modules():
-        config = getattr(part, "config", None)
-        if getattr(type(part), "_supports_sdpa", False) and getattr(config, "_attn_implementation", None) == "eager":
-            config._attn_implementation = "sdpa"
-    module = module.to("cuda", dtype)
-    pixels = torch.rand(batch, 3, row["height"], row["width"], device="cuda", dtype=dtype)
-    feeds = {"pixel_values": pixels}
-    if spec.text is not None:
-        from detrt.export.text_inputs import example_ids
-
-        ids, mask = example_ids(source, batch, tokens)
-        feeds |= {"input_ids": torch.from_numpy(ids).cuda(), "attention_mask": torch.from_numpy(mask).cuda()}
-    elif type(module).__module__.startswith("detrt."):
-        raise RuntimeError("transformers has no such model")
-    run = module
-    if kind == "compile":
-        run = torch.compile(module, mode="reduce-overhead")
-    row["graph"] = False
-    step = lambda: run(**feeds)  # noqa: E731
-    for _ in range(4 if kind == "compile" else 1):
-        step()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    return step, row
 
 
 def timed(step, graph):

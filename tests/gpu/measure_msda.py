@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import triton
-import triton.language as tl
+from plain_kernel import plain_msda
 
 from detrt.kernels import ms_deform_attn, portable
 from detrt.kernels.launch import attend
@@ -43,45 +43,6 @@ TILES = [
         (False, True),
     )
 ]
-
-
-@triton.jit
-def plain_kernel(value, shapes, places, weights, out, queries, tokens, HEADS: tl.constexpr, D: tl.constexpr, L: tl.constexpr, P: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """What one writes in an afternoon: 8 queries of one head a program, FP16 values, FP32 coordinates and sums."""
-    q = tl.program_id(0) * B + tl.arange(0, B)
-    head = tl.program_id(1)
-    ok, d = q < queries, tl.arange(0, D)
-    total = tl.zeros((B, D), tl.float32)
-    start = 0
-    for level in tl.static_range(L):
-        h, w = tl.load(shapes + 2 * level).to(tl.int32), tl.load(shapes + 2 * level + 1).to(tl.int32)
-        for point in tl.static_range(P):
-            s = (q * HEADS + head) * (L * P) + level * P + point
-            x = tl.load(places + 2 * s, mask=ok, other=0.0) * w - 0.5
-            y = tl.load(places + 2 * s + 1, mask=ok, other=0.0) * h - 0.5
-            a = tl.load(weights + s, mask=ok, other=0.0).to(tl.float32)
-            x0, y0 = tl.floor(x), tl.floor(y)
-            for dy in tl.static_range(2):
-                for dx in tl.static_range(2):
-                    ix, iy = x0.to(tl.int32) + dx, y0.to(tl.int32) + dy
-                    share = a * (1 - tl.abs(x - x0 - dx)) * (1 - tl.abs(y - y0 - dy))
-                    inside = ok & (ix >= 0) & (ix < w) & (iy >= 0) & (iy < h)
-                    at = ((start + iy * w + ix) * HEADS + head) * D
-                    v = tl.load(value + at[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
-                    total += v * share[:, None]
-        start += h * w
-    tl.store(out + ((q * HEADS + head) * D)[:, None] + d[None, :], total, mask=ok[:, None])
-
-
-def plain(value, shapes, locations, weights, points):
-    _, tokens, heads, dim = value.shape
-    queries = locations.shape[1]
-    out = torch.empty(1, queries, heads * dim, dtype=value.dtype, device=value.device)
-    plain_kernel[(triton.cdiv(queries, 8), heads)](
-        value, shapes, locations, weights, out, queries, tokens,
-        HEADS=heads, D=dim, L=len(points), P=points[0], B=8, num_warps=1,
-    )  # fmt: skip
-    return out
 
 
 def grid_sample(value, shapes, locations, weights, points):
@@ -216,7 +177,7 @@ def table(results: dict, save, compiled: bool) -> None:
         key = f"{name} {where} {'cold' if cold else 'warm'}"
         levels = CASES[name][0]
         sets = copies(name, where, cold, "plain")
-        calls = {"ours": ms_deform_attn, "plain triton": plain}
+        calls = {"ours": ms_deform_attn, "plain triton": plain_msda}
         if where == "random" and not cold:
             eager = lambda v, s, x, w, p, levels=levels: grid_sample(v, levels, x, w, p)  # noqa: E731
             calls["grid sample"] = eager

@@ -1,0 +1,112 @@
+"""What transformers itself gives: eager, torch.compile, and compiled with a plain Triton op in place of its deformable attention.
+
+The last one is what a skilled user writes in an afternoon: one `torch.library` op around a plain kernel, so that the model
+compiles without a graph break.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import torch
+
+KINDS = ("eager", "compile", "patched")
+
+
+def transformers_job(source, spec, row, kind, precision, batch, tokens):
+    dtype = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    module = source.module
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if getattr(type(part), "_supports_sdpa", False) and getattr(config, "_attn_implementation", None) == "eager":
+            config._attn_implementation = "sdpa"
+    module = module.to("cuda", dtype)
+    pixels = torch.rand(batch, 3, row["height"], row["width"], device="cuda", dtype=dtype)
+    feeds = {"pixel_values": pixels}
+    if spec.text is not None:
+        from detrt.export.text_inputs import example_ids
+
+        ids, mask = example_ids(source, batch, tokens)
+        feeds |= {"input_ids": torch.from_numpy(ids).cuda(), "attention_mask": torch.from_numpy(mask).cuda()}
+    elif type(module).__module__.startswith("detrt."):
+        raise RuntimeError("transformers has no such model")
+    row["graph"] = False
+    want = outputs(module(**feeds))
+    run = module
+    if kind == "patched":
+        row["patched"] = patch(module)
+    if kind != "eager":
+        run = torch.compile(module, mode="reduce-overhead")
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            got = outputs(run(**feeds))
+        from measure_inductor import matched, relative
+
+        row["errors"] = [relative(a, b) for a, b in zip(want, got, strict=True)]
+        with contextlib.suppress(Exception):
+            row["matched"] = matched(want, got)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return (lambda: run(**feeds)), row
+
+
+def outputs(found):
+    """(logits, boxes), FP32 copies."""
+    names = [("logits", "decoder_class_logits"), ("pred_boxes", "decoder_coord_logits")]
+    return [next(getattr(found, n) for n in pair if getattr(found, n, None) is not None).float().clone() for pair in names]
+
+
+def patch(model) -> int:
+    """Replace the sampling of every deformable attention of a transformers model; how many there are."""
+    op = _op()
+
+    def library(self, value, value_spatial_shapes, value_spatial_shapes_list, level_start_index, places, weights, im2col_step):
+        points = places.shape[4]
+        sides = [int(side) for pair in value_spatial_shapes_list for side in pair]
+        return op(value, places.flatten(3, 4), weights.flatten(3), sides, [points] * places.shape[3])
+
+    def second(value, value_spatial_shapes, sampling_locations, attention_weights, num_points_list, method="default"):
+        sides = [int(side) for pair in value_spatial_shapes for side in pair]
+        return op(value, sampling_locations, attention_weights, sides, list(num_points_list))
+
+    count = 0
+    for module in model.modules():
+        cls, home = type(module), sys.modules[type(module).__module__]
+        if cls.__name__ == "MultiScaleDeformableAttention":
+            cls.forward = library
+            count += 1
+        elif hasattr(module, "ms_deformable_attn_core"):
+            module.ms_deformable_attn_core = second
+            count += 1
+        elif cls.__name__.endswith("MultiscaleDeformableAttention") and hasattr(home, "multi_scale_deformable_attention_v2"):
+            home.multi_scale_deformable_attention_v2 = second
+            count += 1
+    return count
+
+
+def _op():
+    from plain_kernel import plain_msda
+
+    sizes: dict = {}
+
+    @torch.library.custom_op("afternoon::msda", mutates_args=())
+    def msda(
+        value: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sides: list[int], points: list[int]
+    ) -> torch.Tensor:
+        key = (*sides, value.device)
+        if key not in sizes:
+            sizes[key] = torch.tensor(sides, device=value.device).view(-1, 2)
+        return plain_msda(value.contiguous(), sizes[key], places.contiguous(), weights.contiguous(), points)
+
+    @msda.register_fake
+    def _(value, places, weights, sides, points):
+        return value.new_empty(value.shape[0], places.shape[1], value.shape[2] * value.shape[3])
+
+    return msda
+
+
+def before_import(kind: str) -> None:
+    if kind == "patched":
+        os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"
