@@ -83,11 +83,6 @@ def build(
 
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     names = [engine_name(config, precision.target) for config in engines]
-    if export.plugin and precision.precision not in ("fp32", "tf32"):
-        raise ExportError(
-            f"--precision {precision.precision} is not done yet for graphs with plugin nodes (--msda {export.msda}); leave one of "
-            "the two out"
-        )
     if len(set(names)) != len(names):
         raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
     for config in engines:

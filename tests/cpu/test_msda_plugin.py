@@ -20,8 +20,13 @@ from detrt.engine.opening import plugins_of
 from detrt.errors import EngineError, ExportError, GraphError
 from detrt.export import export_onnx
 from detrt.export.config import ExportConfig
+from detrt.graph import read_spec
 from detrt.graph.msda import lower_msda
-from detrt.graph.msda_plugin import emit, plugin_nodes
+from detrt.graph.msda_plugin import emit, plugin_nodes, runnable
+from detrt.graph.rounded import rounded
+from detrt.graph.view import PLUGIN_NODES, element_types
+from detrt.precision.apply import apply_precision
+from detrt.precision.config import PrecisionConfig
 from detrt.sources import load_source
 
 
@@ -111,6 +116,31 @@ def test_nvidia_plugin_node_equals_the_standard_graph(exported):
         assert starts.tolist() == [0, *np.cumsum(shapes.prod(1))[:-1]]
 
 
+FLOAT, HALF, BF16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", HALF), pytest.param("bf16", BF16, marks=pytest.mark.slow)])
+def test_low_types_reach_the_plugins_as_they_take_them(exported, precision, kind):
+    """Values of 16 bits beside FP32 locations for our own, one type for NVIDIA's; what they compute is the standard graph's."""
+    spec = read_spec(exported["plugin"])
+    results = {}
+    for how in ("plugin", "nvidia-plugin", "gather"):
+        typed, report = apply_precision(onnx.load(exported[how]), spec, PrecisionConfig(precision=precision))
+        assert report.share.of(precision) > 0.99
+        types = element_types(typed)
+        for node in typed.graph.node:
+            if node.op_type in PLUGIN_NODES:
+                value, places, shares = (types[node.input[i]] for i in ((0, 2, 3) if how == "plugin" else (0, 3, 4)))
+                expected = (kind, FLOAT, kind) if how == "plugin" else (FLOAT, FLOAT, FLOAT)
+                assert (value, places, shares) == expected and types[node.output[0]] == value
+        assert plugin_nodes(runnable(typed)) == {}
+        results[how] = run(runnable(rounded(typed)))
+    for how in ("plugin", "nvidia-plugin"):
+        # The lowered graph keeps its sums in FP32; a plugin rounds its result once more.
+        for mine, want in zip(results[how], results["gather"], strict=True):
+            assert np.median(np.abs(mine - want)) <= 0.05 * np.median(np.abs(want))
+
+
 @pytest.mark.parametrize(("change", "what"), [({"points_per_level": [3, 5]}, r"\[3, 5\]"), ({"discrete": 1}, "discrete")])
 def test_nvidia_plugin_refuses_what_it_cannot_compute(change, what):
     attributes = {"heads": 2, "head_dim": 8, "points_per_level": [4, 4], "discrete": 0, **change}
@@ -141,7 +171,6 @@ def test_rtx_has_no_plugins(exported, tmp_path):
     ("options", "what"),
     [
         (["--msda", "plugin"], "TensorRT-RTX has no plugin layers"),
-        (["--msda", "nvidia-plugin", "--target", "onnx", "--precision", "fp16"], "not done yet"),
         (["--msda", "plugin", "--target", "tensorrt"], "--plugin libdetrt_plugin.so"),
         (["--target", "onnx", "--plugin", "none.so"], "--target tensorrt only"),
         (["--target", "tensorrt", "--plugin", "none.so"], "there is no plugin library"),

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
 from .builder import GraphBuilder
-from .msda import DOMAIN, OP_TYPE
+from .msda import DOMAIN, OP_TYPE, lower_msda
+from .view import element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")
 NVIDIA_DOMAIN, NVIDIA_OP_TYPE = "trt.plugins", "MultiscaleDeformableAttnPlugin_TRT"
@@ -29,6 +30,87 @@ def plugin_nodes(model: onnx.ModelProto) -> dict[str, int]:
         if (node.domain, node.op_type) == (DOMAIN, OP_TYPE) or node.op_type == NVIDIA_OP_TYPE:
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return counts
+
+
+def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with its plugin nodes as standard operators, which every runtime takes; itself where it has none.
+
+    Values of 16 bits are sampled and summed in FP32 and the result is rounded, as detrt's plugin does.
+
+    Raises:
+        GraphError: a node of NVIDIA's plugin that `emit` did not write.
+    """
+    if not plugin_nodes(model):
+        return model
+    types = element_types(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    producer = {name: node for node in graph.node for name in node.output}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE) and node.op_type != NVIDIA_OP_TYPE:
+            nodes.append(node)
+            continue
+        b = GraphBuilder(f"{node.name or '/' + OP_TYPE}/plugin")
+        made, kind = node.output[0], types[node.input[0]]
+        ours = node if node.op_type == OP_TYPE else _from_nvidia(node, b, producer, constants, types)
+        for place in (0, 2, 3):
+            if types.get(ours.input[place], TensorProto.FLOAT) != TensorProto.FLOAT:
+                ours.input[place] = b.op("Cast", ours.input[place], to=TensorProto.FLOAT)
+        b.nodes.append(ours)
+        if ours is not node:
+            ours.output[0] = f"{b.prefix}_rows"
+            b.op("Reshape", ours.output[0], b.ints(0, 0, _size(ours, "heads"), _size(ours, "head_dim")), output=made)
+        if kind != TensorProto.FLOAT:
+            b.nodes[-1].output[0] = f"{b.prefix}_exact"
+            b.op("Cast", b.nodes[-1].output[0], output=made, to=kind)
+        nodes.extend(onnx.NodeProto.FromString(n.SerializeToString()) for n in b.nodes)
+        graph.initializer.extend(b.initializers)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    lower_msda(copy, "gather")
+    return copy
+
+
+def _size(node: onnx.NodeProto, name: str) -> int:
+    return next(int(a.i) for a in node.attribute if a.name == name)
+
+
+def _from_nvidia(
+    node: onnx.NodeProto,
+    b: GraphBuilder,
+    producer: dict[str, onnx.NodeProto],
+    constants: dict[str, TensorProto],
+    types: dict[str, int],
+) -> onnx.NodeProto:
+    """The MSDeformAttn node that a node of NVIDIA's plugin was made from; its sizes stand in the reshapes around it."""
+
+    def shape_of(name: str) -> list[int]:
+        maker = producer.get(name)
+        while maker is not None and maker.op_type == "Cast":
+            maker = producer.get(maker.input[0])
+        if maker is None or maker.op_type != "Reshape" or maker.input[1] not in constants:
+            raise GraphError(f"node '{node.name}' ({NVIDIA_OP_TYPE}) was not written by detrt: its sizes are not in the graph")
+        return [int(side) for side in numpy_helper.to_array(constants[maker.input[1]])]
+
+    value, shapes, _, places, shares = node.input
+    _, _, heads, levels, points, _ = shape_of(places)
+    behind = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == node.output[0]]
+    while behind and behind[0].op_type == "Cast":
+        behind = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == behind[0].output[0]]
+    dim = shape_of(behind[0].output[0])[-1] // heads if behind else 0
+    if dim < 1:
+        raise GraphError(f"node '{node.name}' ({NVIDIA_OP_TYPE}) was not written by detrt: its sizes are not in the graph")
+    if types.get(shapes) != TensorProto.INT64:
+        shapes = b.op("Cast", shapes, to=TensorProto.INT64)
+    places = b.reshape(places, 0, 0, heads, levels * points, 2)
+    shares = b.reshape(shares, 0, 0, heads, levels * points)
+    attributes = {"heads": heads, "head_dim": dim, "points_per_level": [points] * levels, "discrete": 0}
+    return helper.make_node(
+        OP_TYPE, [value, shapes, places, shares], [node.output[0]], f"{b.prefix}/sum", domain=DOMAIN, **attributes
+    )
 
 
 def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:

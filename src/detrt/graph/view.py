@@ -33,6 +33,8 @@ MOVEMENT = frozenset((
     "Expand", "Tile", "Pad", "Split", "Flatten", "Identity", "ScatterND", "ScatterElements", "DepthToSpace",
     "SpaceToDepth", "MaxPool", "Relu", "Neg", "Abs", "Where",
 ))  # fmt: skip
+# Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
+PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
 # The leaf of a node's name: an operator, perhaps numbered ("MatMul_3", "Unsqueeze.2").
 _WRAPPER = re.compile(r"^/?(.*)/[^/]+$")
 
@@ -131,7 +133,7 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
     light.ir_version = model.ir_version
     light.opset_import.extend(model.opset_import)
     light.graph.name = "types"
-    light.graph.node.extend(graph.node)
+    light.graph.node.extend(_standing_in(light.graph, node) for node in graph.node)
     light.graph.input.extend(graph.input)
     # Weights stay behind, because inference copies the whole model; small ones may hold shapes.
     for tensor in graph.initializer:
@@ -147,6 +149,15 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
             if value.type.tensor_type.elem_type:
                 found[value.name] = value.type.tensor_type.elem_type
     return found
+
+
+def _standing_in(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node whose output has the type of a plugin node's, which inference does not know: that of its first input."""
+    if node.op_type not in PLUGIN_NODES:
+        return node
+    shape = f"{node.output[0]}/shape"
+    graph.input.append(onnx.helper.make_tensor_value_info(shape, TensorProto.INT64, [PLUGIN_NODES[node.op_type]]))
+    return onnx.helper.make_node("Reshape", [node.input[0], shape], list(node.output), name=node.name)
 
 
 def type_name(element_type: int) -> str:

@@ -15,6 +15,7 @@ import onnx
 from .. import files
 from ..errors import GraphError
 from ..export.contract import contract
+from ..graph.msda_plugin import runnable
 from ..images import ImageSource
 from ..session import Feeds
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
@@ -96,7 +97,7 @@ def apply_precision(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     target = config.target
-    counts = multiply_adds(model, blank_feeds(spec))
+    counts = multiply_adds(runnable(model), blank_feeds(spec))
     if target == "fp32":
         report = PrecisionReport(config.precision, flop_share(model, counts))
         check_share(report.share, config)
@@ -159,19 +160,20 @@ def calibrate(
             raise GraphError(f"{config.target} needs calibration images; give --calibration DIR or a COCO file")
         missing = "no --calibration was given, so no tensor was checked for overflow; check the result with detrt verify"
         return Calibration(warnings=(missing,) if config.target == "fp16" else ())
-    ranges = scan(model, spec, images, lambda done, all_: say(done / all_, "ranges"))
+    runs = runnable(model)
+    ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"))
     view = GraphView(model)
     found = Calibration(len(images), ranges, lost_in_fp16(view, ranges, config.margin))
     if config.target in ("int8", "fp8"):
         rules = Rules(view, config.sixteen, (), found.lost)
         plan = plan_quantization(view, rules, config.target)
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.activations.values()}
-        counts = histograms(model, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"))
+        counts = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"))
         found.thresholds = {
             name: threshold(counts[name], absmax[name], config.method, config.target, config.percentile) for name in absmax
         }
         found.noise = measure(
-            model, spec, images, plan, found.thresholds, config.target, lambda done, all_: say(done / all_, "noise of layers")
+            runs, spec, images, plan, found.thresholds, config.target, lambda done, all_: say(done / all_, "noise of layers")
         )
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from ..graph.view import MOVEMENT
+from ..graph.view import MOVEMENT, PLUGIN_NODES
 from .view import BF16, FLOAT, HALF, LARGEST, SMALLEST, GraphView, attribute, matches
 
 GEMM = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
@@ -78,7 +78,8 @@ WIDE = frozenset(
 DECIDE: dict[str, tuple[int, ...] | None] = {
     "TopK": (0,), "ArgMax": None, "ArgMin": None, "Floor": None, "Ceil": None, "Round": None, "Equal": None,
     "Greater": None, "Less": None, "GreaterOrEqual": None, "LessOrEqual": None, "GridSample": (1,), "Sin": None,
-    "Cos": None, "Log": None, "Mod": None, "NonMaxSuppression": None, "Range": None,
+    "Cos": None, "Log": None, "Mod": None, "NonMaxSuppression": None, "Range": None, "MSDeformAttn": (2,),
+    "MultiscaleDeformableAttnPlugin_TRT": (3,),
 }  # fmt: skip
 # A walk back from coordinates ends at these: what they give is a feature, and rounding it is harmless.
 BARRIER = frozenset(
@@ -93,6 +94,7 @@ BARRIER = frozenset(
         "MaxPool",
         "LSTM",
         "Attention",
+        *PLUGIN_NODES,
     ]
 )
 SOURCES = frozenset(("Cast", "ConstantOfShape", "Range", "EyeLike"))
@@ -151,6 +153,8 @@ class Rules:
             return "cubic interpolation of positions"
         if node.op_type == "GridSample":
             return "GridSample takes values and FP32 coordinates in one type"
+        if node.op_type == "MultiscaleDeformableAttnPlugin_TRT":
+            return "NVIDIA's plugin takes values and coordinates in one type"
         if self._constant_is_lost(node):
             return f"a constant that {self.precision} cannot hold"
         if self.precision == "bf16" and not _takes_bf16(node, 22):
@@ -221,9 +225,13 @@ class Rules:
 _DECIDED = "an index, an order, an angle or an output depends on every digit"
 
 
+# Coordinates of detrt's plugin are FP32 beside values of any type.
+_FIXED = {"Resize": (1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MSDeformAttn": (2,)}
+
+
 def fixed_inputs(node: onnx.NodeProto) -> tuple[int, ...]:
     """Positions whose element type ONNX fixes, whatever the node computes in."""
-    return {"Resize": (1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2)}.get(node.op_type, ())
+    return _FIXED.get(node.op_type, ())
 
 
 def is_dot(view: GraphView, node: onnx.NodeProto) -> bool:
@@ -260,6 +268,8 @@ def is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
 
 def _takes_bf16(node: onnx.NodeProto, opset: int) -> bool:
     """Whether the operator's main input may be BF16 at an opset."""
+    if node.op_type in PLUGIN_NODES:
+        return True
     schema = onnx.defs.get_schema(node.op_type, opset)
     if not schema.inputs:
         return True

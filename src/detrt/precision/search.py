@@ -21,6 +21,7 @@ from ..decode import decode
 from ..detections import Detections, box_iou
 from ..errors import GateError, GraphError, SessionError
 from ..evaluate import evaluate_coco
+from ..graph.msda_plugin import runnable
 from ..graph.rounded import rounded
 from ..graph.view import module_path
 from ..images import ImageSource
@@ -182,7 +183,7 @@ class Search:
             keep_fp32=(*self.config.keep_fp32, *kept),
         )
         typed, _ = apply_precision(self.model, self.spec, config, self.images, known=self.calibration)
-        return rounded(typed).SerializeToString()
+        return runnable(rounded(typed)).SerializeToString()
 
     def _detect(self, session: OnnxSession) -> list[Detections]:
         found = []
@@ -195,7 +196,7 @@ class Search:
 
     def _drift(self, session: OnnxSession) -> float:
         if self._reference is None:
-            reference = OnnxSession(self.model.SerializeToString(), self.spec)
+            reference = OnnxSession(runnable(self.model).SerializeToString(), self.spec)
             try:
                 self._reference = self._detect(reference)
             finally:
@@ -206,7 +207,7 @@ class Search:
     def _lost_ap(self, session: OnnxSession) -> float:
         assert self.coco is not None
         if self._reference_ap is None:
-            reference = OnnxSession(self.model.SerializeToString(), self.spec)
+            reference = OnnxSession(runnable(self.model).SerializeToString(), self.spec)
             try:
                 self._reference_ap = evaluate_coco(reference, *self.coco).metrics["AP"] or 0.0
             finally:
