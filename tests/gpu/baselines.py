@@ -29,7 +29,13 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
         from detrt.export.text_inputs import example_ids
 
         ids, mask = example_ids(source, batch, tokens)
-        feeds |= {"input_ids": torch.from_numpy(ids).cuda(), "attention_mask": torch.from_numpy(mask).cuda()}
+        ids, mask = torch.from_numpy(ids).cuda(), torch.from_numpy(mask).cuda()
+        if spec.text.kind == "classes":  # OmDet-Turbo: three names for each picture, and a task
+            names = [torch.from_numpy(part).cuda().repeat(batch, 1) for part in example_ids(source, 3, 7, seed=batch)]
+            feeds |= {"classes_input_ids": names[0], "classes_attention_mask": names[1], "tasks_input_ids": ids}
+            feeds |= {"tasks_attention_mask": mask, "classes_structure": torch.full((batch,), 3)}
+        else:
+            feeds |= {"input_ids": ids, "attention_mask": mask}
     elif type(module).__module__.startswith("detrt."):
         raise RuntimeError("transformers has no such model")
     row["graph"] = False
@@ -42,7 +48,7 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
         for _ in range(4):
             torch.compiler.cudagraph_mark_step_begin()
             got = outputs(run(**feeds))
-        from measure_inductor import matched, relative
+        from agreement import matched, relative
 
         row["errors"] = [relative(a, b) for a, b in zip(want, got, strict=True)]
         with contextlib.suppress(Exception):

@@ -14,37 +14,8 @@ import json
 import sys
 
 import torch
-from measure_inductor import SIZES, matched, relative
-from torch import fx
-
-aten = torch.ops.aten
-
-
-class Forced(fx.Interpreter):
-    """Runs a graph; records the inputs and indices of its selections, or takes the indices from an earlier run."""
-
-    def __init__(self, graph, indices=None):
-        super().__init__(graph)
-        self.scores, self.indices, self.given = [], [], list(indices or [])
-
-    def run_node(self, n):
-        result = super().run_node(n)
-        if n.op == "call_function" and n.target == aten.topk.default:
-            scores = self.env[n.args[0]]
-            self.scores.append(scores.float())
-            index = result[1]
-            if self.given:
-                index = self.given.pop(0)
-                result = (scores.gather(n.args[2] if len(n.args) > 2 else -1, index), index)
-            self.indices.append(index)
-        return result
-
-
-def run(graph, inputs, indices=None):
-    # The scores of a selection must outlive their last user.
-    runner = Forced(graph, indices)
-    out = [t.float() for t in runner.run(*inputs)]
-    return out, runner
+from agreement import matched, relative, run_forced
+from measure_inductor import SIZES
 
 
 def measure(name: str, precision: str, size: str | None, device: str) -> dict:
@@ -60,11 +31,11 @@ def measure(name: str, precision: str, size: str | None, device: str) -> dict:
     height, width = height // given.multiple_of * given.multiple_of, width // given.multiple_of * given.multiple_of
     config = ExportConfig(height=height, width=width, mask=False) if given.dynamic else ExportConfig(mask=not given.mask or False)
     captured = prepare(source, exported_spec(source, config), (1, 1), "fp32", device, 6)
-    want, first = run(captured.graph, captured.inputs)
+    want, first = run_forced(captured.graph, captured.inputs)
     row = {"model": name, "precision": precision, "selections": len(first.indices)}
     lower_types(captured.graph, precision)
     for label, indices in (("own", None), ("forced", first.indices)):
-        got, second = run(captured.graph, captured.inputs, indices)
+        got, second = run_forced(captured.graph, captured.inputs, indices)
         row[label] = {"errors": [relative(a, b) for a, b in zip(want, got, strict=True)], "matched": matched(want, got)}
     if first.scores:
         good = first.scores[0].abs() < 1e4
