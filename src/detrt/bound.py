@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ class BoundSession:
         if len(asked) > 1 and any(len(one.parts) > 1 for one in asked):
             raise PromptError("lists of class names that are asked for in parts cannot share a batch with other prompts")
         self.model, self.asked, self.phrases = model, tuple(asked), phrases
+        self._texts: dict[int, list[Feeds]] = {}
         self.spec = _bound_spec(model.spec, self.asked, every_class)
         texts = text_inputs(model.spec)
         self.inputs: tuple[TensorInfo, ...] = tuple(info for info in model.inputs if info.name not in texts)
@@ -74,6 +76,12 @@ class BoundSession:
         count = len(feeds[PIXEL_VALUES])
         return {**feeds, **self.model.text_feeds(self._parts_of(count, part))}
 
+    @property
+    def pictures(self) -> BoundPictures | None:
+        """What resizes and runs on the GPU, where the model's own session can; `detector_of` has the runner."""
+        runner = getattr(self.model.detector, "pictures", None)
+        return None if runner is None or self.phrases != "best" else BoundPictures(self, runner)
+
     def run(self, feeds: Feeds) -> Outputs:
         """Run one batch of images.
 
@@ -81,8 +89,17 @@ class BoundSession:
             SessionError: as the model's own `run`; another number of images than of prompts.
         """
         runs = [self.model.run(self.with_text(feeds, part)) for part in range(self.parts)]
-        merge = self._merged_decoded if self.spec.decode.in_graph else self._merged_raw
-        return merge(runs, len(feeds[PIXEL_VALUES]))
+        return self.merged(runs, len(feeds[PIXEL_VALUES]))
+
+    def merged(self, runs: Sequence[Outputs], count: int) -> Outputs:
+        """The model's outputs for each part of the list, as those of one model; of the first `count` images."""
+        return self._merged_decoded(runs, count) if self.spec.decode.in_graph else self._merged_raw(runs, count)
+
+    def texts(self, count: int) -> list[Feeds]:
+        """The text inputs for `count` images with one prompt, one entry for each part; the same objects every time."""
+        if count not in self._texts:
+            self._texts[count] = [self.model.text_feeds(self._parts_of(count, part)) for part in range(self.parts)]
+        return self._texts[count]
 
     def found(
         self,
@@ -191,6 +208,28 @@ class BoundSession:
             real = (labels >= 0) & (labels < len(class_ids))  # a phrase of the padding is no phrase
             rows.append((outputs[BOXES][image][:taken][real], outputs[SCORES][image][:taken][real], class_ids[labels[real]]))
         return rows
+
+
+class BoundPictures:
+    """As `on_device.PictureRunner`, for a prompt that is the same for all pictures."""
+
+    def __init__(self, bound: BoundSession, runner: Any) -> None:
+        self._bound, self._runner = bound, runner
+
+    def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: Any = None, batch: int | None = None) -> BoundPending:
+        """Begin a batch, one run for each part of the list of names."""
+        texts = self._bound.texts(max(len(images), batch or 0))
+        return BoundPending(self._bound, [self._runner.submit(images, size_hw, batch, text) for text in texts], len(images))
+
+
+class BoundPending:
+    """A batch on its way through all parts."""
+
+    def __init__(self, bound: BoundSession, runs: Sequence[Any], count: int) -> None:
+        self._bound, self._runs, self._count = bound, runs, count
+
+    def outputs(self) -> Outputs:
+        return self._bound.merged([run.outputs() for run in self._runs], self._count)
 
 
 def detector_of(session: Session) -> Session:

@@ -243,19 +243,25 @@ class Detector:
         return [(group, size) for size, group in groups.items()]
 
     def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None, size_hw: SizeHW | None) -> Found:
-        if self._runner is None:
+        if self._runner is None or asked is not None:
             found = self._batch_here(images, asked, size_hw)
             return lambda: found
         pending = self._runner.submit(images, size_hw, self._fixed_batch)
         sizes = [(image.shape[0], image.shape[1]) for image in images]
-        return lambda: decode(
-            pending.outputs(),
-            self.spec,
-            sizes,
-            threshold=self.threshold,
-            class_ids=self.class_ids,
-            max_detections=self.max_detections,
-        )
+
+        def finished() -> list[Detections]:
+            found = decode(
+                pending.outputs(),
+                self.spec,
+                sizes,
+                threshold=self.threshold,
+                class_ids=self.class_ids,
+                max_detections=self.max_detections,
+            )
+            bound = self.session
+            return [bound.named(i, one) for i, one in enumerate(found)] if isinstance(bound, BoundSession) else found
+
+        return finished
 
     def _batch_here(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None, size_hw: SizeHW | None) -> list[Detections]:
         count = len(images)

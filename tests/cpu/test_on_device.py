@@ -169,3 +169,40 @@ def test_selection_is_the_rule_of_decode(name, tiny):
         with pytest.raises(SessionError, match=f"infinite values in '{output}'"):
             decode(found, spec, sizes)
         array[1, 2, 1] = kept
+
+
+def test_a_prompt_is_told_once(tmp_path):
+    """A prompted model whose detector takes prompts of one length, as a package does."""
+    from text_models import write_text_model
+
+    from detrt.prompted import PromptedSession
+    from detrt.session import TensorInfo
+    from detrt.tokens import PromptTokenizer
+
+    path = write_text_model(tmp_path)
+    tokens = 16
+
+    class Fixed(OnDevice):
+        def __init__(self, path):
+            super().__init__(path)
+            fixed = lambda axis: tokens if axis == "tokens" else axis  # noqa: E731
+            self.inputs = tuple(TensorInfo(i.name, i.dtype, tuple(map(fixed, i.shape))) for i in self.inputs)
+
+    def opened(kind):
+        detector = kind(path)
+        text = detector.spec.text
+        return PromptedSession(
+            detector, PromptTokenizer(tmp_path / text.tokenizer, text), OnnxSession(tmp_path / text.tower, detector.spec)
+        )
+
+    images = [picture(40, 60), picture(60, 40), picture(44, 44)]
+    for prompt in ("red. blue.", ["red", "green", "blue"]):
+        here = Detector(opened(OnnxSession), threshold=0.0, prompt=prompt, batch_size=2)
+        there = Detector(opened(Fixed), threshold=0.0, prompt=prompt, batch_size=2)
+        assert there.ahead == 1
+        for want, got in zip(here(images), there(images), strict=True):
+            assert len(want) > 0 and want.labels == got.labels
+            assert np.allclose(want.scores, got.scores, atol=1e-6)
+            assert np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-3)
+        # Prompts of their own take the CPU's way.
+        assert len(there(images[:1], prompts=["blue."])[0]) == len(here(images[:1], prompts=["blue."])[0])

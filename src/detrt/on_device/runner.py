@@ -18,7 +18,7 @@ from torch import Tensor
 from ..decode import Candidates
 from ..kernels.pictures import fill_pictures
 from ..preprocess import SizeHW, plan
-from ..session import Outputs, TensorInfo
+from ..session import Feeds, Outputs, TensorInfo
 from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
 from .select import can_select, select, unpacked
 from .staging import layout
@@ -47,7 +47,7 @@ class Pending:
 
 
 class PictureRunner:
-    """Runs a model of fixed classes on pictures. Not for several threads at once.
+    """Runs a model on pictures. Not for several threads at once.
 
     spec, inputs, outputs: of the session. device: a CUDA device; the CPU works too, without overlap. prepare: see above.
     stream: the CUDA stream that `prepare`'s model runs on; None makes one.
@@ -73,8 +73,15 @@ class PictureRunner:
         self._block = torch.empty(0, dtype=torch.uint8, device=device)
         self._turn = 0
 
-    def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: SizeHW | None = None, batch: int | None = None) -> Pending:
+    def submit(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        size_hw: SizeHW | None = None,
+        batch: int | None = None,
+        text: Feeds | None = None,
+    ) -> Pending:
         """Begin a batch. images: (H, W, 3) uint8 RGB. size_hw: as `preprocess` takes it. batch: fill up to so many.
+        text: the inputs of a prompted model that are not the picture's; the same object again is not copied again.
 
         At most DEPTH batches may be on their way: waits for the oldest otherwise.
 
@@ -93,6 +100,7 @@ class PictureRunner:
                 self._block = torch.empty(plan_of.size * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
             self._block[: plan_of.size].copy_(host.bytes[: plan_of.size], non_blocking=True)
             slot.fill(self._block, plan_of.rows, self.spec)
+            slot.tell(text)
             slot.run()
             way = host.take(slot.results)
         return Pending(way, len(images), None if slot.selects else self._outputs)
@@ -134,6 +142,11 @@ class _Slot:
             self.tensors[PIXEL_MASK] = torch.ones((count, height, width), dtype=torch.int64, device=device)
         if TARGET_SIZES in inputs:
             self.tensors[TARGET_SIZES] = torch.full((count, 2), height, dtype=torch.int64, device=device)
+        for name in inputs.keys() - self.tensors.keys():  # of the text; fixed but for the batch
+            info = inputs[name]
+            shape = [count if isinstance(axis, str) else axis for axis in info.shape]
+            self.tensors[name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=device)
+        self._told: Feeds | None = None
         self.selects = can_select(spec)
 
         def then(found: Tensors) -> list[Tensor]:
@@ -147,6 +160,12 @@ class _Slot:
         if TARGET_SIZES in self.tensors:
             sizes = block[: rows.nbytes].view(torch.int64).view(count, -1)[:, 1:3]
             self.tensors[TARGET_SIZES].copy_(sizes)
+
+    def tell(self, text: Feeds | None) -> None:
+        if text is not None and text is not self._told:
+            for name, array in text.items():
+                self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+            self._told = text
 
 
 class _Host:

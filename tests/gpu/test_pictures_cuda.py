@@ -1,0 +1,114 @@
+"""Resizing, running and choosing on an NVIDIA GPU against the CPU's way: `pytest -m gpu tests/gpu/test_pictures_cuda.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detrt.detector import Detector
+from detrt.kernels.pictures import fill_pictures
+from detrt.on_device.staging import layout
+from detrt.onnx_session import OnnxSession
+from detrt.preprocess import preprocess
+from detrt.scenes import draw_scene
+from detrt.sessions import open_session
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES, InputSpec
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no CUDA device")
+
+
+@dataclass
+class Rule:
+    in_graph: bool = False
+
+
+@dataclass
+class Spec:
+    """What `preprocess` reads of a ModelSpec."""
+
+    input: InputSpec
+    decode: Any = field(default_factory=Rule)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        InputSpec("stretch", 640, 640),
+        InputSpec("shortest_edge", 800, 1344, 800, 1333, mask=True, dynamic=True, multiple_of=32),
+        InputSpec("fit", 480, 640, resample="bicubic", mask=True, dtype="float32", normalize_in_graph=False, std=(0.2, 0.3, 0.4)),
+        InputSpec("stretch", 320, 320, dtype="float32", resample="lanczos"),
+    ],
+    ids=["stretch", "padded", "normalised", "raw float"],
+)
+def test_pixels_equal_pillows(given: InputSpec) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        images = [rng.integers(0, 256, (*rng.integers(20, 1500, 2), 3), np.uint8) for _ in range(3)]
+        want = preprocess(images, Spec(given))  # type: ignore[arg-type]
+        plan = layout(images, want.resized_sizes_hw, given.resample)
+        block = np.empty(plan.size, np.uint8)
+        plan.write(block)
+        pixels = torch.full(want.feeds[PIXEL_VALUES].shape, 9, dtype=getattr(torch, given.dtype), device="cuda")
+        mask = torch.full((3, *pixels.shape[2:]), 9, device="cuda") if given.mask else None
+        fill_pictures(torch.from_numpy(block).cuda(), 3, pixels, mask, given)
+        assert np.array_equal(pixels.cpu().numpy(), want.feeds[PIXEL_VALUES])
+        assert mask is None or np.array_equal(mask.cpu().numpy(), want.feeds[PIXEL_MASK])
+
+
+def same(session: Any, reference: Any, box_px: float, score: float) -> None:
+    pictures = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
+    there, here = Detector(session, threshold=0.3), Detector(session, threshold=0.3, on_device=False)
+    assert there.ahead == 1 and here.ahead == 0
+    exact = Detector(reference, threshold=0.3)
+    for got, want, cpu in zip(there(pictures), here(pictures), exact(pictures), strict=True):
+        assert got.labels == want.labels == cpu.labels
+        assert np.abs(got.boxes_xyxy - want.boxes_xyxy).max(initial=0) < 0.5
+        assert np.abs(got.scores - want.scores).max(initial=0) < 1e-3
+        assert np.abs(got.boxes_xyxy - cpu.boxes_xyxy).max(initial=0) < box_px
+        assert np.abs(got.scores - cpu.scores).max(initial=0) < score
+
+
+def test_onnx_runtime_on_the_gpu(tmp_path: Any) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has no CUDA provider")
+    from detrt.export import ExportConfig, export_onnx
+    from detrt.sources import load_source
+
+    path = tmp_path / "model.onnx"
+    export_onnx(load_source("embedded:shapes"), path, ExportConfig(check=False))
+    same(OnnxSession(path, provider="cuda"), OnnxSession(path), 0.5, 1e-3)
+
+
+def test_a_package_on_the_gpu(tmp_path: Any) -> None:
+    from detrt.cli import main
+
+    folder = str(tmp_path / "bundle")
+    command = [
+        "build",
+        "embedded:shapes",
+        "-o",
+        folder,
+        "--target",
+        "inductor",
+        "--device",
+        "cuda",
+        "--size",
+        "320",
+        "--no-check",
+    ]
+    assert main(command) == 0
+    with open_session(folder, backend="inductor") as session:
+        assert session.backend == "inductor-cuda"
+        same(session, open_session(folder, backend="onnxruntime"), 0.5, 1e-3)
