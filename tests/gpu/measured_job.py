@@ -59,9 +59,10 @@ def prepare_job(kind, model, size, precision, batch, how, build):
     from detrt.sources import load_source
 
     folder = os.environ.get("PACKAGES") if kind == "ours" else None
-    kept = Path(folder or ".", f"{model}-{size}-{precision}-{batch}-{how}.pt2".replace(":", "-").replace("/", "-"))
+    packaged = "fp32" if precision == "tf32" else precision
+    kept = Path(folder or ".", f"{model}-{size}-{packaged}-{batch}-{how}.pt2".replace(":", "-").replace("/", "-"))
     if folder and kept.with_suffix(".io").exists():
-        return (None, torch.load(kept.with_suffix(".io"))[0]) if build else reopened(kept)
+        return (None, torch.load(kept.with_suffix(".io"))[0]) if build else reopened(kept, precision)
     source = load_source(model)
     given = source.spec.input
     height, width = (int(s) for s in size.split("x")) if size != "-" else given.size_hw
@@ -87,7 +88,7 @@ def prepare_job(kind, model, size, precision, batch, how, build):
     return checked(run, want, inputs, row)
 
 
-def reopened(path):
+def reopened(path, precision):
     """A package that an earlier process compiled."""
     import torch
 
@@ -96,7 +97,8 @@ def reopened(path):
 
     row, inputs, want = torch.load(path.with_suffix(".io"))
     run = load_package(path, "cuda")
-    if row["precision"] == "tf32":
+    row["precision"] = precision
+    if precision == "tf32":
         tensor_float()
     searched(run, inputs)
     return checked(run, want, inputs, row)
@@ -143,13 +145,15 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased, path):
 
     torch.backends.cudnn.benchmark = False
     captured = prepare(source, spec, (batch, batch), "fp32", DEVICE, tokens, biased)
-    want, first = run_forced(captured.graph, captured.inputs)
-    torch.cuda.empty_cache()
+    with alone():
+        want, first = run_forced(captured.graph, captured.inputs)
+        torch.cuda.empty_cache()
     if precision not in ("fp32", "tf32"):
         lower_types(captured.graph, precision)
         row["share"] = share_of_low(captured.graph, precision)
         tune_for_gpu(captured, "nolin" not in how, "none" if "noconv" in how else "wide" if "wideconv" in how else "all")
-        forced, _ = run_forced(captured.graph, captured.inputs, first.indices)
+        with alone():
+            forced, _ = run_forced(captured.graph, captured.inputs, first.indices)
         row["forced_errors"] = [relative(a, b) for a, b in zip(want, forced, strict=True)]
         row["forced_matched"] = matched(want, forced)
         torch.cuda.empty_cache()
