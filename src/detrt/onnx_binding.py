@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,25 @@ from .session import Outputs, TensorInfo
 # that shapes beyond these run without one.
 BINDINGS = 8
 NO_GRAPH = -1
+# A graph that can be captured at a fixed shape only gets a session of its own, with its own copy of the weights, for so
+# many shapes, each at its third run: opening takes seconds.
+FIXED, FIXED_AT = 2, 3
 
 
 class Graphs:
-    """Numbers of the CUDA graphs of one session, and why there are none any more."""
+    """CUDA graphs of one ONNX file: how they can be had, and why not.
 
-    def __init__(self, enabled: bool) -> None:
+    enabled: whether the session captures a graph for each shape. open_fixed: opens a session of one shape that captures,
+    from {name of a symbolic axis: its length}.
+    """
+
+    def __init__(self, enabled: bool, open_fixed: Callable[[Mapping[str, int]], Any] | None = None) -> None:
         self.enabled, self.why = enabled, ""
-        self._count = 0
+        self._open_fixed = open_fixed
+        self._count = self._fixed = 0
 
     def next(self) -> int:
-        """A number for a new graph, or NO_GRAPH."""
+        """A number for a new graph of the one session, or NO_GRAPH."""
         if not self.enabled or self._count >= 2 * BINDINGS:
             return NO_GRAPH
         self._count += 1
@@ -32,69 +40,113 @@ class Graphs:
     def failed(self, error: Exception) -> None:
         self.enabled, self.why = False, " ".join(str(error).split())[:300]
 
-    def options(self, ort: Any, number: int, *, wait: bool = True) -> Any:
+    def fixed(self, inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]], runs: int) -> Any:
+        """A session for one shape at its `runs`-th run, or None: this is not the time, or it cannot be."""
+        if self.enabled or self._open_fixed is None or runs != FIXED_AT or self._fixed >= FIXED:
+            return None
+        names = {
+            axis: int(length)
+            for info in inputs
+            for axis, length in zip(info.shape, shapes[info.name], strict=True)
+            if isinstance(axis, str)
+        }
+        self._fixed += 1
+        try:
+            session = self._open_fixed(names)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self._open_fixed = None
+            self.why = " ".join(str(error).split())[:300]
+            return None
+        self.why = ""
+        return session
+
+    @staticmethod
+    def options(ort: Any, number: int, *, wait: bool = True) -> Any:
         """RunOptions of one run. wait: for the device."""
         options = ort.RunOptions()
-        if self._count:
-            options.add_run_config_entry("gpu_graph_id", str(number))
+        options.add_run_config_entry("gpu_graph_id", str(number))
         if not wait:
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         return options
 
 
+class _Kept:
+    """One shape: what is bound to which session."""
+
+    def __init__(self, session: Any, binding: Any, values: dict[str, Any], options: Any, graph: bool) -> None:
+        self.session, self.binding, self.values, self.options, self.graph = session, binding, values, options, graph
+        self.runs = 1
+
+
 class Binding:
     """Runs an InferenceSession through IO binding.
 
-    session: of `ort`, the package onnxruntime. device, index: where its tensors live ("cuda", 0). outputs: of the session.
-    graphs: whether the session captures CUDA graphs, one for each shape of its inputs.
+    session: of `ort`, the package onnxruntime. device, index: where its tensors live ("cuda", 0). inputs, outputs: of the
+    session. graphs: how CUDA graphs are captured, one for each shape of the inputs.
     """
 
     def __init__(
-        self, session: Any, ort: Any, device: str, index: int, outputs: Sequence[TensorInfo], graphs: Graphs | None = None
+        self,
+        session: Any,
+        ort: Any,
+        device: str,
+        index: int,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        graphs: Graphs | None = None,
     ) -> None:
         self._session, self._ort = session, ort
         self._device, self._index = device, index
-        self._outputs = outputs
+        self._inputs, self._outputs = inputs, outputs
         self._graphs = graphs or Graphs(False)
-        self._kept: dict[tuple[tuple[int, ...], ...], tuple[Any, dict[str, Any], Any]] = {}
+        self._kept: dict[tuple[tuple[int, ...], ...], _Kept] = {}
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Outputs:
         """One batch; the arrays belong to the caller."""
         key = tuple(feeds[name].shape for name in sorted(feeds))
-        if key in self._kept:
-            binding, values, options = self._kept[key]
+        kept = self._kept.get(key)
+        if kept is not None:
+            kept.runs += 1
             for name, array in feeds.items():
-                values[name].update_inplace(array)
-            self._session.run_with_iobinding(binding, options)
+                kept.values[name].update_inplace(array)
+            shapes = {name: array.shape for name, array in feeds.items()}
+            session = None if kept.graph else self._graphs.fixed(self._inputs, shapes, kept.runs)
+            if session is not None:
+                kept = self._kept[key] = self._captured(session, kept, 1)
+            else:
+                kept.session.run_with_iobinding(kept.binding, kept.options)
         else:
             if len(self._kept) >= BINDINGS:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = self._first(feeds)
-            binding = self._kept[key][0]
-        arrays = binding.copy_outputs_to_cpu()
+            kept = self._kept[key] = self._first(feeds)
+        arrays = kept.binding.copy_outputs_to_cpu()
         return dict(zip((info.name for info in self._outputs), arrays, strict=True))
 
-    def _first(self, feeds: Mapping[str, np.ndarray]) -> tuple[Any, dict[str, Any], Any]:
+    def _first(self, feeds: Mapping[str, np.ndarray]) -> _Kept:
         """The first run of a shape, after which it is known which memory the results need."""
         values = {n: self._ort.OrtValue.ortvalue_from_numpy(array, self._device, self._index) for n, array in feeds.items()}
         number = self._graphs.next()
         plain = self._graphs.options(self._ort, NO_GRAPH)
-        binding = self._bound(values, None)
-        self._session.run_with_iobinding(binding, plain)
-        if number == NO_GRAPH:
-            return binding, values, plain
-        shapes = [value.shape() for value in binding.get_outputs()]
-        captured, options = self._bound(values, shapes), self._graphs.options(self._ort, number)
+        kept = _Kept(self._session, self._bound(self._session, values, None), values, plain, False)
+        self._session.run_with_iobinding(kept.binding, plain)
+        return kept if number == NO_GRAPH else self._captured(self._session, kept, number)
+
+    def _captured(self, session: Any, kept: _Kept, number: int) -> _Kept:
+        """The shape of `kept`, which has run, run again by a session that captures it."""
+        shapes = [value.shape() for value in kept.binding.get_outputs()]
+        binding = self._bound(session, kept.values, shapes)
+        options = self._graphs.options(self._ort, number)
         try:
-            self._session.run_with_iobinding(captured, options)
+            session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
+            session.run_with_iobinding(binding, options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             self._graphs.failed(error)
-            self._session.run_with_iobinding(binding, plain)
-            return binding, values, plain
-        return captured, values, options
+            kept.session.run_with_iobinding(kept.binding, kept.options)
+            return kept
+        return _Kept(session, binding, kept.values, options, True)
 
-    def _bound(self, values: Mapping[str, Any], shapes: Sequence[Sequence[int]] | None) -> Any:
-        binding = self._session.io_binding()
+    def _bound(self, session: Any, values: Mapping[str, Any], shapes: Sequence[Sequence[int]] | None) -> Any:
+        binding = session.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for place, info in enumerate(self._outputs):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,7 @@ class OnnxSession:
         self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(self.backend == "onnxruntime-cuda")
         if self._graphs.enabled:
             self._stream = _shared_stream(onnxruntime, providers)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
-        options.intra_op_num_threads = _threads(threads)
-        options.inter_op_num_threads = 1
+        options = _options(onnxruntime, _threads(threads))
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
         session = self._open(source, options, providers)
         if providers and _name_of(providers[0]) not in session.get_providers():
@@ -102,12 +100,21 @@ class OnnxSession:
         self._pictures: PictureRunner | None = None
         if self.backend == "onnxruntime-cuda":
             index = int(providers[0][1]["device_id"])
-            self._binding = Binding(session, onnxruntime, "cuda", index, self.outputs, self._graphs)
+            self._binding = Binding(session, onnxruntime, "cuda", index, self.inputs, self.outputs, self._graphs)
 
     def _open(self, source: Any, options: Any, providers: list[Any]) -> Any:
         """An InferenceSession; on CUDA one that captures a graph for each shape, where ONNX Runtime can with this model."""
         if self._graphs.enabled:
             with_graphs = [(providers[0][0], {**providers[0][1], "enable_cuda_graph": "1"}), *providers[1:]]
+
+            def open_fixed(lengths: Mapping[str, int]) -> Any:
+                # A size that is known turns shapes, which ONNX Runtime computes on the CPU, into constants.
+                fixed = _options(self._ort, options.intra_op_num_threads)
+                for axis, length in lengths.items():
+                    fixed.add_free_dimension_override_by_name(axis, length)
+                return self._ort.InferenceSession(source, fixed, providers=with_graphs)
+
+            self._graphs = Graphs(True, open_fixed)
             try:
                 return self._ort.InferenceSession(source, options, providers=with_graphs)
             except Exception as error:  # onnxruntime's exceptions share no base class
@@ -142,7 +149,9 @@ class OnnxSession:
                 self.inputs,
                 self.outputs,
                 stream.device,
-                lambda inputs, then: prepare(session, self._ort, inputs, self.outputs, then, stream, self._graphs),
+                lambda tensors, then: prepare(
+                    session, self._ort, tensors, (self.inputs, self.outputs), then, stream, self._graphs
+                ),
                 stream,
             )
         return self._pictures
@@ -309,11 +318,20 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
 
 
+def _options(onnxruntime: Any, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    return options
+
+
 def _shared_stream(onnxruntime: Any, providers: list[Any]) -> Any:
     """The stream of PyTorch that ONNX Runtime computes on, so that neither waits for the other; None without PyTorch.
 
     PyTorch is loaded first in any case: it brings the CUDA libraries that ONNX Runtime's own package leaves out.
     """
+    onnxruntime.set_default_logger_severity(3)  # remarks of its CUDA kernels go to standard error otherwise
     try:
         from .on_device.onnx import stream_for
 

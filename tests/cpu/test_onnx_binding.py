@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 
 def test_a_binding_gives_what_run_gives(model):
     with OnnxSession(model) as session:
-        bound = Binding(session._session, onnxruntime, "cpu", 0, session.outputs)
+        bound = Binding(session._session, onnxruntime, "cpu", 0, session.inputs, session.outputs)
         # The second and third run of a shape reuse its memory; another batch has its own.
         for batch, seed in ((1, 1), (1, 2), (2, 3), (1, 4)):
             feeds = example_feeds(session.spec, batch, (64, 64), seed=seed)
@@ -39,7 +39,7 @@ def test_graphs_have_fixed_memory_for_outputs(model):
     """With graphs every shape has outputs that stay; here on a CPU, which ignores the numbers of graphs."""
     with OnnxSession(model) as session:
         graphs = Graphs(True)
-        bound = Binding(session._session, onnxruntime, "cpu", 0, session.outputs, graphs)
+        bound = Binding(session._session, onnxruntime, "cpu", 0, session.inputs, session.outputs, graphs)
         for batch, seed in ((1, 1), (1, 2), (2, 3), (1, 4)):
             feeds = example_feeds(session.spec, batch, (64, 64), seed=seed)
             for name, array in session.run(feeds).items():
@@ -51,6 +51,37 @@ def test_no_more_graphs_than_memory_for_them():
     graphs = Graphs(True)
     numbers = [graphs.next() for _ in range(2 * BINDINGS + 2)]
     assert numbers[-3:] == [2 * BINDINGS, NO_GRAPH, NO_GRAPH]
+
+
+def test_a_shape_that_comes_again_gets_a_session_of_its_own(model):
+    """Where the symbolic graph cannot be captured; here on a CPU, which ignores the numbers of graphs."""
+    opened = []
+
+    def open_fixed(lengths):
+        opened.append(dict(lengths))
+        options = onnxruntime.SessionOptions()
+        for axis, length in lengths.items():
+            options.add_free_dimension_override_by_name(axis, length)
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+    with OnnxSession(model) as session:
+        graphs = Graphs(False, open_fixed)
+        graphs.why = "nodes on the CPU"
+        bound = Binding(session._session, onnxruntime, "cpu", 0, session.inputs, session.outputs, graphs)
+        for batch, seed in ((1, 1), (1, 2), (2, 3), (1, 4), (1, 5), (2, 6), (3, 7), (3, 8), (2, 9), (3, 10), (1, 11)):
+            feeds = example_feeds(session.spec, batch, (64, 64), seed=seed)
+            got = bound.run(feeds)
+            for name, array in session.run(feeds).items():
+                np.testing.assert_allclose(array, got[name], atol=1e-4)
+            if seed == 2:
+                assert opened == [] and graphs.why
+        assert opened == [{"batch": 1}, {"batch": 2}], "the third shape goes on without"
+        assert graphs.why == ""
+        graphs = Graphs(False, lambda lengths: (_ for _ in ()).throw(RuntimeError("not even fixed")))
+        bound = Binding(session._session, onnxruntime, "cpu", 0, session.inputs, session.outputs, graphs)
+        for _ in range(4):
+            bound.run(feeds)
+        assert graphs.why == "not even fixed"
 
 
 def test_a_graph_that_cannot_be_captured_is_said(model):
@@ -89,7 +120,9 @@ def test_a_graph_that_cannot_be_captured_is_said(model):
         session._graphs = Graphs(True)
         feeds = example_feeds(session.spec, 1, (64, 64))
         want = session.run(feeds)
-        session._binding = Binding(Refusing(session._session), onnxruntime, "cpu", 0, session.outputs, session._graphs)
+        session._binding = Binding(
+            Refusing(session._session), onnxruntime, "cpu", 0, session.inputs, session.outputs, session._graphs
+        )
         for _ in range(2):
             for name, array in session.run(feeds).items():
                 np.testing.assert_array_equal(array, want[name])
@@ -101,5 +134,5 @@ def test_detection_is_the_same_through_a_binding(model):
     with Detector.open(model, threshold=0.0) as detector:
         plain = detector([picture])[0]
         session = detector.session
-        session._binding = Binding(session._session, onnxruntime, "cpu", 0, session.outputs)
+        session._binding = Binding(session._session, onnxruntime, "cpu", 0, session.inputs, session.outputs)
         np.testing.assert_array_equal(plain.boxes_xyxy, detector([picture])[0].boxes_xyxy)

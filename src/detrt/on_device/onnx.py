@@ -26,46 +26,82 @@ def prepare(
     session: Any,
     ort: Any,
     inputs: Tensors,
-    outputs: Sequence[TensorInfo],
+    infos: tuple[Sequence[TensorInfo], Sequence[TensorInfo]],
     then: Callable[[Tensors], list[Tensor]],
     stream: Any,
     graphs: Graphs,
 ) -> tuple[Callable[[], None], list[Tensor]]:
     """As `runner.Prepare`: the session bound to these tensors, and `then` as a CUDA graph behind it.
 
-    session: an InferenceSession that computes on `stream`.
+    session: an InferenceSession that computes on `stream`. infos: of its inputs and outputs. A session that cannot capture
+    graphs is replaced by one of this shape when the shape is run again and again (see `Graphs.fixed`).
     """
-    first = next(iter(inputs.values()))
-    count, index = first.shape[0], first.device.index
-    binding = session.io_binding()
-    for name, tensor in inputs.items():
-        binding.bind_input(name, "cuda", index, _numpy_type(tensor.dtype), list(tensor.shape), tensor.data_ptr())
-    found = {}
-    for info in outputs:  # of models of fixed classes, whose outputs are symbolic in the batch only
-        shape = [count if isinstance(axis, str) else axis for axis in info.shape]
-        found[info.name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=first.device)
-        binding.bind_output(info.name, "cuda", index, np.dtype(info.dtype).type, shape, found[info.name].data_ptr())
-    plain = graphs.options(ort, NO_GRAPH, wait=False)
-    stream.synchronize()
-    number, options = graphs.next(), plain
-    session.run_with_iobinding(binding, graphs.options(ort, NO_GRAPH))
-    if number != NO_GRAPH:
-        try:
-            session.run_with_iobinding(binding, graphs.options(ort, number))
-            options = graphs.options(ort, number, wait=False)
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            graphs.failed(error)
-            options = plain
-    stream.synchronize()
-    graph, results = captured(lambda: then(found), stream)
+    bound = _Bound(session, ort, inputs, infos, stream, graphs)
+    graph, results = captured(lambda: then(bound.found), stream)
 
     def run() -> None:
-        session.run_with_iobinding(binding, options)
+        bound.run()
         graph.replay()
 
-    # What only ONNX Runtime knows by its address must live as long as the function.
-    run.kept = (inputs, found, binding)  # type: ignore[attr-defined]
     return run, results
+
+
+class _Bound:
+    """Sessions bound to fixed tensors. What only ONNX Runtime knows by its address lives as long as this object."""
+
+    def __init__(
+        self,
+        session: Any,
+        ort: Any,
+        inputs: Tensors,
+        infos: tuple[Sequence[TensorInfo], Sequence[TensorInfo]],
+        stream: Any,
+        graphs: Graphs,
+    ) -> None:
+        self._ort, self._inputs, self._infos, self._stream, self._graphs = ort, inputs, infos, stream, graphs
+        first = next(iter(inputs.values()))
+        self._index, self._runs = first.device.index, 1
+        self.found = {}
+        for info in infos[1]:  # of models of fixed classes, whose outputs are symbolic in the batch only
+            shape = [first.shape[0] if isinstance(axis, str) else axis for axis in info.shape]
+            self.found[info.name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=first.device)
+        stream.synchronize()
+        self._session, self._binding = session, self._bind(session)
+        self._options = graphs.options(ort, NO_GRAPH, wait=False)
+        session.run_with_iobinding(self._binding, graphs.options(ort, NO_GRAPH))
+        number = graphs.next()
+        self._graph = number != NO_GRAPH and self._capture(session, self._binding, number)
+        stream.synchronize()
+
+    def run(self) -> None:
+        self._runs += 1
+        if not self._graph:
+            shapes = {name: tensor.shape for name, tensor in self._inputs.items()}
+            session = self._graphs.fixed(self._infos[0], shapes, self._runs)
+            if session is not None:
+                self._stream.synchronize()
+                binding = self._bind(session)
+                session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
+                self._graph = self._capture(session, binding, 1)
+        self._session.run_with_iobinding(self._binding, self._options)
+
+    def _capture(self, session: Any, binding: Any, number: int) -> bool:
+        try:
+            session.run_with_iobinding(binding, self._graphs.options(self._ort, number))
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self._graphs.failed(error)
+            return False
+        self._session, self._binding = session, binding
+        self._options = self._graphs.options(self._ort, number, wait=False)
+        return True
+
+    def _bind(self, session: Any) -> Any:
+        binding = session.io_binding()
+        for name, tensor in self._inputs.items():
+            binding.bind_input(name, "cuda", self._index, _numpy_type(tensor.dtype), list(tensor.shape), tensor.data_ptr())
+        for name, tensor in self.found.items():
+            binding.bind_output(name, "cuda", self._index, _numpy_type(tensor.dtype), list(tensor.shape), tensor.data_ptr())
+        return binding
 
 
 def _numpy_type(dtype: torch.dtype) -> Any:
