@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from detrt.errors import ImageError, SessionError
 from detrt.kernels.pictures import fill_pictures
 from detrt.on_device.runner import DEPTH, PictureRunner
 from detrt.on_device.select import select, unpacked
-from detrt.on_device.staging import layout
+from detrt.on_device.staging import PIECE, layout
 from detrt.onnx_session import OnnxSession
 from detrt.preprocess import preprocess, resize
 from detrt.resampling import resized
@@ -79,6 +80,16 @@ def test_pictures_are_those_of_preprocess(name, tiny):
         assert np.array_equal(mask[:3].numpy(), want.feeds[PIXEL_MASK])
 
 
+def test_large_pictures_are_packed_by_several_threads():
+    images = [picture(700, 900), picture(10, 10), picture(400, 1200)]
+    plan = layout(images, [(20, 30)] * 3, "bilinear")
+    alone, shared = np.zeros(plan.size, np.uint8), np.zeros(plan.size, np.uint8)
+    plan.write(alone)
+    with ThreadPoolExecutor(3) as pool:
+        plan.write(shared, pool)
+    assert np.array_equal(alone, shared) and max(image.size for image in images) > PIECE
+
+
 def test_kernel_gives_the_same_pixels_interpreted():
     pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds")
     script = Path(__file__).with_name("interpret_pictures.py")
@@ -116,8 +127,8 @@ class OnDevice(OnnxSession):
     [
         ("detr", {}),
         ("rt_detr_v2", {"check": False}),
-        ("yolos", {"check": False}),
-        ("detr", {"decode": "graph", "check": False}),
+        pytest.param("yolos", {"check": False}, marks=pytest.mark.slow),
+        pytest.param("detr", {"decode": "graph", "check": False}, marks=pytest.mark.slow),
     ],
 )
 def test_detections_are_those_of_the_cpu(name, choices, exported):

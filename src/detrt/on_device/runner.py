@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from .staging import layout
 # Input shapes whose memory and graphs are kept; batches on their way at once.
 SLOTS = 8
 DEPTH = 3
+COPIERS = 4  # threads that pack large pictures
 Tensors = Mapping[str, Tensor]
 # prepare(inputs, then): what runs the model on these very tensors and `then` on its outputs, and the results of `then`,
 # which stay where they are.
@@ -71,6 +73,7 @@ class PictureRunner:
         self._slots: dict[tuple[int, SizeHW], _Slot] = {}
         self._hosts: list[_Host] = [_Host(self._cuda) for _ in range(DEPTH)]
         self._block = torch.empty(0, dtype=torch.uint8, device=device)
+        self._pool = ThreadPoolExecutor(COPIERS, "detrt-copy")
         self._turn = 0
 
     def submit(
@@ -95,7 +98,7 @@ class PictureRunner:
         self._turn = (self._turn + 1) % DEPTH
         with self._on_stream():
             slot = self._slot(len(filled), canvas)
-            plan_of.write(host.block(plan_of.size))
+            plan_of.write(host.block(plan_of.size), self._pool)
             if self._block.numel() < plan_of.size:
                 self._block = torch.empty(plan_of.size * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
             self._block[: plan_of.size].copy_(host.bytes[: plan_of.size], non_blocking=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ FIELDS = (
 )  # fmt: skip
 ROW = 16
 _ALIGN = 16
+PIECE = 1 << 20  # bytes that one thread copies at a time; a picture below is copied by the caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Layout:
     sources: tuple[tuple[int, NDArray[np.uint8]], ...]
     size: int
 
-    def write(self, block: NDArray[np.uint8]) -> None:
-        """Fill `block`, of at least `size` bytes."""
+    def write(self, block: NDArray[np.uint8], pool: Executor | None = None) -> None:
+        """Fill `block`, of at least `size` bytes. pool: threads that share the copying of large pictures."""
         whole = np.ascontiguousarray(self.rows).view(np.uint8).reshape(-1)
         block[: whole.size] = whole
         for place, table in self.tables:
@@ -43,8 +45,16 @@ class Layout:
                 data = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
                 block[place : place + data.size] = data
                 place += data.size
+        pieces = []
         for place, image in self.sources:
-            block[place : place + image.size].reshape(image.shape)[...] = image
+            target = block[place : place + image.size].reshape(image.shape)
+            rows = len(image) if pool is None else max(1, PIECE * len(image) // image.size)
+            pieces += [(target[i : i + rows], image[i : i + rows]) for i in range(0, len(image), rows)]
+        if pool is None or len(pieces) == len(self.sources):
+            for target, image in pieces:
+                target[...] = image
+        else:
+            list(pool.map(lambda pair: np.copyto(*pair), pieces))
 
 
 def layout(images: Sequence[NDArray[np.uint8]], sizes: Sequence[SizeHW], resample: str) -> Layout:
