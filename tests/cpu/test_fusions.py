@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from detrt.export.config import ExportConfig
 from detrt.export.contract import exported_spec
-from detrt.inductor.epilogues import fuse_epilogues
+from detrt.inductor.epilogues import fuse_epilogues, pad_heads
 from detrt.inductor.folding import fill_fixed, fold_constants
 from detrt.inductor.program import prepare, tune_for_gpu
 from detrt.inductor.windows import fuse_windows
@@ -76,6 +76,18 @@ def test_a_backbone_loses_its_relus():
     )
     assert all(relative(b, a) < 0.02 for a, b in zip(want, got, strict=True))
     assert captured.exported() is not None, "traces again with the ops in it"
+
+
+def test_odd_heads_are_padded():
+    module = torch.nn.Linear(16, 91).to(torch.bfloat16)
+    x = torch.randn(3, 5, 16, dtype=torch.bfloat16)
+    graph = graph_of(module, x)
+    assert pad_heads(graph) == 1
+    graph.recompile()
+    assert next(n for n in graph.graph.nodes if n.target == torch.ops.aten.linear.default).meta["val"].shape[-1] == 96
+    with torch.no_grad():
+        found = graph(x)
+        assert found.shape == (3, 5, 91) and relative(found, module(x)) < 0.01
 
 
 def test_fp32_keeps_its_relus():

@@ -1,4 +1,4 @@
-"""ReLU and residual sums go into the product or convolution before them, see `detrt.kernels.epilogues`."""
+"""What follows a product or a convolution: ReLU and residual sums go into it, see `detrt.kernels.epilogues`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .nodes import Constants, aten, value_of
+from .nodes import Constants, aten, remember, value_of
 
 _RELU = (aten.relu.default,)
 
@@ -36,6 +37,33 @@ def fuse_epilogues(graph: fx.GraphModule, linears: bool = True, convolutions: st
         fused.meta["val"] = value_of(node)
         node.replace_all_uses_with(fused)
         graph.graph.erase_node(node)
+        count += 1
+    graph.graph.eliminate_dead_code()
+    return count
+
+
+def pad_heads(graph: fx.GraphModule) -> int:
+    """Products with an odd number of results, such as 91 classes, get rows of zeros up to a multiple of 8, which are cut off
+    again: tensor cores write whole vectors, and the kernels that do not are five times slower. How many there were."""
+    constants = Constants(graph)
+    count = 0
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target != aten.linear.default or not _is_low(node):
+            continue
+        val, weight = value_of(node), constants.get(node.args[1])
+        bias = constants.get(node.args[2]) if len(node.args) > 2 else None
+        if weight is None or weight.shape[0] % 8 == 0 or (len(node.args) > 2 and node.args[2] is not None and bias is None):
+            continue
+        size, more = weight.shape[0], -weight.shape[0] % 8
+        args = [node.args[0], constants.add(F.pad(weight, (0, 0, 0, more)), node, node)]
+        if bias is not None:
+            args.append(constants.add(F.pad(bias, (0, more)), node, node))
+        with graph.graph.inserting_before(node):
+            wider = graph.graph.call_function(aten.linear.default, tuple(args))
+            remember(wider)
+            cut = graph.graph.call_function(aten.slice.Tensor, (wider, val.ndim - 1, 0, size))
+        cut.meta["val"] = val
+        node.replace_all_uses_with(cut)
         count += 1
     graph.graph.eliminate_dead_code()
     return count

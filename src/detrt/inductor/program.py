@@ -8,7 +8,7 @@ from torch import Tensor
 from ..sources import Source
 from ..spec import ModelSpec
 from .capture import Captured, Range, capture, capture_text
-from .epilogues import fuse_epilogues
+from .epilogues import fuse_epilogues, pad_heads
 from .fusing import pad_stem
 from .nodes import Constants, aten, finish
 from .passes import lower_deformable, simplify
@@ -64,6 +64,7 @@ def tune_for_gpu(captured: Captured, linears: bool = True, convolutions: str = "
     pad_stem(captured.graph, 4)
     channels_last(captured)
     fuse_epilogues(captured.graph, linears, convolutions)
+    pad_heads(captured.graph)
     finish(captured.graph)
 
 
