@@ -176,6 +176,7 @@ def verify(
     tokenizer: Path | str | None = None,
     prompt: str | Sequence[str] | Prompt | None = None,
     task: str = "",
+    opening: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Compare two models on images.
@@ -191,6 +192,7 @@ def verify(
     tokenizer: of a checkpoint that takes a prompt and has none.
         For the checkpoint that a bundle was made from, both are by default those that the bundle records.
     prompt, task: what models that take a prompt are asked for: a text, or a list of class names.
+    opening: of a bundle or file as the candidate: backend, provider, device, as `open_session` takes them.
 
     Raises:
         PromptError: no prompt for a model that takes one, the reverse, or a bad prompt.
@@ -205,7 +207,7 @@ def verify(
     sides: list[Side] = []
     try:
         own = family if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
-        cand = open_side(candidate, trust=trust_remote_code, family=own)
+        cand = open_side(candidate, trust=trust_remote_code, family=own, opening=opening)
         sides.append(cand)
         ask(cand, prompt, task)
         if reference is None:

@@ -77,24 +77,33 @@ def open_side(
     labels: Path | str | None = None,
     family: str | None = None,
     tokenizer: Path | str | None = None,
+    opening: Mapping[str, Any] | None = None,
 ) -> Side:
     """Open a reference, a Source or a session. labels, family, tokenizer: of a checkpoint, see `load_source`.
+    opening: how `open_session` opens anything else: backend, provider, device.
 
     like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
     """
     if isinstance(model, Session):
         return Side(model, str(getattr(model, "path", None) or model.backend), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
-        session = _rounding(open_session(model))
+        session = _rounding(open_session(model, **(opening or {})))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from .sources import load_source
     from .torch_session import open_torch
 
+    chosen = dict(opening or {})
+    if chosen.get("backend", "auto") not in ("auto", "torch") or chosen.get("provider", "cpu") != "cpu":
+        raise SessionError(
+            f"--backend and --provider choose how a bundle or a file runs, and '{model}' is a checkpoint, which PyTorch runs; leave "
+            "them out"
+        )
     source = model
     if isinstance(model, (str, Path)):
         source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family, tokenizer=tokenizer)
-    session = open_torch(source, spec=same_contract(source.spec, like) if like else None)
+    contract = same_contract(source.spec, like) if like else None
+    session = open_torch(source, spec=contract, device=chosen.get("device") or "cpu")
     return Side(session, source.provenance.source, source=source, owned=True)
 
 

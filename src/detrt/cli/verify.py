@@ -16,6 +16,11 @@ def verify(
         str | None, typer.Option(help="The reference; default: the checkpoint that the bundle was made from.")
     ] = None,
     ground_truth: Annotated[Path | None, typer.Option(help="COCO annotations of the images: compare the AP as well.")] = None,
+    backend: Annotated[
+        str, typer.Option(help="Of the candidate, a bundle or file: auto, onnxruntime, tensorrt or inductor.")
+    ] = "auto",
+    provider: Annotated[str, typer.Option(help="Of the candidate, for ONNX Runtime: cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Of the candidate, for TensorRT and packages: cuda:0.")] = None,
     precision: Annotated[
         str | None, typer.Option(help="Take the gates of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own.")
     ] = None,
@@ -82,6 +87,7 @@ def verify(
             prompt=chosen_prompt(prompt, prompt_file, classes_from),
             task=task,
             family=family,
+            opening={"backend": backend, "provider": provider, "device": device},
             progress=lambda count, total: step("verify", count / total, f"{count} of {total} images"),
             say=lambda text: step(text, None, ""),
         )
