@@ -61,6 +61,31 @@ def test_epilogues_equal_separate_steps():
     torch.library.opcheck(conv_relu, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+class Block(torch.nn.Module):
+    """A bottleneck of ResNet: two ReLUs inside, one behind the sum with a convolution of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(8, 4, 1), torch.nn.Conv2d(4, 4, 3, 2, 1)
+        self.c, self.side = torch.nn.Conv2d(4, 8, 1), torch.nn.Conv2d(8, 8, 1, 2)
+
+    def forward(self, x):
+        return (self.c(self.b(self.a(x).relu()).relu()) + self.side(x)).relu()
+
+
+def test_a_bottleneck_has_three_epilogues():
+    module, x = Block().to(torch.bfloat16), torch.randn(1, 8, 9, 7, dtype=torch.bfloat16)
+    graph = graph_of(module, x)
+    assert fuse_epilogues(graph) == 3
+    graph.recompile()
+    found = [node for node in graph.graph.nodes if node.op == "call_function"]
+    assert [node.target for node in found].count(conv_relu) == 3 and len(found) == 4
+    assert [node.args[3] is not None for node in found if node.target == conv_relu] == [False, False, True]
+    with torch.no_grad():
+        assert relative(graph(x), module(x)) < 0.02
+
+
+@pytest.mark.slow
 def test_a_backbone_loses_its_relus():
     source = load_source("random:detr/tiny")
     spec = exported_spec(source, ExportConfig(height=64, width=96, mask=False))
