@@ -79,6 +79,9 @@ def build(
     tune: Annotated[
         str | None, typer.Option(help="With --target inductor: default, or max to try many kernels, which takes minutes.")
     ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="With --target inductor: aoti (also for C++), artifact (Python, GPU only), or auto.")
+    ] = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes MIN,OPT,MAX; default 1,1,8.")] = None,
     size: Size = None,
     height: Height = None,
@@ -140,7 +143,7 @@ def build(
         tf32=tf32,
         plugins=plugin or (),
     )
-    packages = choices.package_configs(target, device, batch, tall, wide, tune=tune, timeout_seconds=timeout)
+    packages = choices.package_configs(target, device, batch, tall, wide, tune=tune, form=form, timeout_seconds=timeout)
     export = choices.export_config(
         nms=nms,
         opset=opset,

@@ -179,11 +179,12 @@ def package_configs(
     width: Triple | None,
     *,
     tune: str | None,
+    form: str | None,
     timeout_seconds: float | None,
 ) -> list[InductorConfig]:
     """One InductorConfig for each device of a comma-separated list, where the target is asked for."""
     if INDUCTOR not in [name.strip() for name in target.split(",")]:
-        for name, value in (("--device", device), ("--tune", tune)):
+        for name, value in (("--device", device), ("--tune", tune), ("--form", form)):
             if value is not None:
                 raise EngineError(f"{name} {value} is a choice for --target inductor; leave it out, or add that target")
         return []
@@ -193,6 +194,7 @@ def package_configs(
             device=name.strip(),
             batch=parse_triple(batch) if batch else None,
             tune=tune or "default",
+            form=form or "auto",
             timeout_seconds=timeout_seconds,
             **sides,  # type: ignore[arg-type]
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ..bundle import EngineFacts
 from ..engine.child import Progress, run_child
 from ..errors import EngineError, ExportError, GateError, MissingPackageError, SourceError, SpecError
 from ..spec import ModelSpec
+from .compiler import compiler
 from .config import PRECISIONS, InductorConfig, package_name
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.inductor.worker")
@@ -40,21 +40,11 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
     """
     if find_spec("torch") is None:
         raise MissingPackageError("torch", "export", "--target inductor")
-    if not compiler():
-        raise EngineError(
-            "--target inductor needs a C++ compiler, and neither g++ nor clang++ is on the PATH; install one (Debian, Ubuntu: "
-            "apt-get install g++), or name it in the environment variable CXX"
-        )
+    compiler()
     if spec is not None and spec.text is not None:
         raise EngineError(
             "--target inductor is not for models that take a prompt yet; use --target onnx, tensorrt-rtx or tensorrt"
         )
-
-
-def compiler() -> str | None:
-    """The C++ compiler that PyTorch will call."""
-    named = os.environ.get("CXX", "").split()
-    return shutil.which(named[0]) if named else shutil.which("g++") or shutil.which("clang++")
 
 
 def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
@@ -166,8 +156,7 @@ def _run(
     }
 
     def environment(scratch: Path) -> dict[str, str]:
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
-        return cache if "CXX" in os.environ else {**cache, "CXX": str(compiler())}
+        return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"), "CXX": compiler()}
 
     answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="compiler", environment=environment)
     if not answer["ok"]:

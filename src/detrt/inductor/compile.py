@@ -1,8 +1,7 @@
 """A captured graph -> one file of compiled code, and back.
 
-On a CPU it is an AOTInductor package, which C++ opens as well. On a GPU it is an archive of the compiler's artifacts (its
-code, the kernels as machine code) and the weights: AOTInductor packages made by torch 2.11.0+cu130 crash when they are
-loaded; see docs/gpu.md.
+Either an AOTInductor package, which C++ opens as well, or, for a GPU, an archive of the compiler's artifacts (its code, the
+kernels as machine code) and the weights; see docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ def options_for(device: str, tune: str = "") -> dict[str, Any]:
     return options
 
 
-def compile_package(captured: Captured, path: Path, tune: str = "") -> None:
-    """Compile a graph to `path`.
+def compile_package(captured: Captured, path: Path, tune: str = "", form: str = "") -> None:
+    """Compile a graph to `path`. form: "aoti" or "artifact"; "" is "aoti" for a CPU and "artifact" for a GPU.
 
     Raises:
         ExportError: the compiler refused the graph.
     """
     device = captured.inputs[0].device.type
-    if device == "cpu":
+    if (form or ("aoti" if device == "cpu" else "artifact")) == "aoti":
         compile_aoti(captured, path, options_for(device, tune))
     else:
         compile_artifact(captured, path, options_for(device, tune))
@@ -54,6 +53,9 @@ def compile_package(captured: Captured, path: Path, tune: str = "") -> None:
 
 def compile_aoti(captured: Captured, path: Path, options: dict[str, Any]) -> None:
     program = captured.exported()
+    if captured.inputs[0].device.type == "cuda":
+        # The code around the kernels runs once, while a CUDA graph is recorded.
+        options = {**options, "aot_inductor.compile_wrapper_opt_level": "O0"}
     with _quiet(captured):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 

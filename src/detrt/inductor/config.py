@@ -12,6 +12,7 @@ from ..errors import EngineError
 TARGET = "inductor"
 DEVICES = ("cpu", "cuda")
 TUNES = ("default", "max")
+FORMS = ("auto", "aoti", "artifact")
 DEFAULT_BATCH = (1, 1, 8)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
@@ -24,6 +25,7 @@ class InductorConfig:
     for all three compiles for that batch alone, which is fastest. None: 1 to 8 on a CPU, 1 on a GPU.
     height, width: (n, n, n) in pixels; a package has one size. None: the model's usual one.
     tune: "max" tries many kernels for every product and convolution, which takes minutes.
+    form: "aoti" is a package that C++ opens, too; "artifact" is for Python alone, and for a GPU. "auto": see `package_form`.
     timeout_seconds: the build is stopped after it. None: no limit.
 
     Raises:
@@ -35,12 +37,15 @@ class InductorConfig:
     height: Triple | None = None
     width: Triple | None = None
     tune: str = "default"
+    form: str = "auto"
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("device", DEVICES), ("tune", TUNES)):
+        for name, allowed in (("device", DEVICES), ("tune", TUNES), ("form", FORMS)):
             if getattr(self, name) not in allowed:
                 raise EngineError(f"--{name} must be {' or '.join(allowed)} for --target inductor; got {getattr(self, name)!r}")
+        if self.device == "cpu" and self.form == "artifact":
+            raise EngineError("--form artifact is for --device cuda; a package for the CPU is always aoti")
         for name, largest in (("batch", LARGEST_BATCH), ("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
             value = getattr(self, name)
             if value is None:
@@ -65,6 +70,13 @@ class InductorConfig:
         """Smallest and largest batch."""
         low, _, high = self.batch or (DEFAULT_BATCH if self.device == "cpu" else (1, 1, 1))
         return low, high
+
+    @property
+    def package_form(self) -> str:
+        """ "aoti" or "artifact"."""
+        if self.form != "auto":
+            return self.form
+        return "aoti" if self.device == "cpu" else "artifact"
 
     @property
     def label(self) -> str:

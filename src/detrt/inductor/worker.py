@@ -59,7 +59,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
         if config.device == "cuda":
             tune_for_gpu(captured)
     progress(0.2, "compiling with PyTorch Inductor; this takes minutes")
-    compile_package(captured, package, tune="max" if config.tune == "max" else "")
+    compile_package(captured, package, tune="max" if config.tune == "max" else "", form=config.package_form)
     progress(0.95, "comparing with PyTorch")
     got = [t.float().cpu() for t in load_package(package, config.device)(*captured.inputs)]
     errors = {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(captured.outputs, want, got, strict=True)}
