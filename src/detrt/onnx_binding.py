@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from .session import Outputs, TensorInfo
 # that shapes beyond these run without one.
 BINDINGS = 8
 NO_GRAPH = -1
-# A graph that can be captured at a fixed shape only gets a session of its own, with its own copy of the weights, for so
-# many shapes, each at its third run: opening takes seconds.
-FIXED, FIXED_AT = 2, 3
+# Capturing takes longer than some runs, so a shape is captured at its third run. What can be captured at a fixed shape only
+# gets a session of its own, with its own copy of the weights, for so many shapes: opening takes seconds.
+CAPTURE_AT, FIXED = 3, 2
 
 
 class Graphs:
@@ -40,9 +41,9 @@ class Graphs:
     def failed(self, error: Exception) -> None:
         self.enabled, self.why = False, " ".join(str(error).split())[:300]
 
-    def fixed(self, inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]], runs: int) -> Any:
-        """A session for one shape at its `runs`-th run, or None: this is not the time, or it cannot be."""
-        if self.enabled or self._open_fixed is None or runs != FIXED_AT or self._fixed >= FIXED:
+    def fixed(self, inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> Any:
+        """A session for one shape, or None where there cannot be one or are enough."""
+        if self.enabled or self._open_fixed is None or self._fixed >= FIXED:
             return None
         names = {
             axis: int(length)
@@ -70,12 +71,15 @@ class Graphs:
         return options
 
 
+@dataclass
 class _Kept:
-    """One shape: what is bound to which session."""
+    """One shape: what is bound to which session, and how often it has run."""
 
-    def __init__(self, session: Any, binding: Any, values: dict[str, Any], options: Any, graph: bool) -> None:
-        self.session, self.binding, self.values, self.options, self.graph = session, binding, values, options, graph
-        self.runs = 1
+    session: Any
+    binding: Any
+    values: dict[str, Any]
+    options: Any
+    runs: int = 1
 
 
 class Binding:
@@ -109,12 +113,9 @@ class Binding:
             kept.runs += 1
             for name, array in feeds.items():
                 kept.values[name].update_inplace(array)
-            shapes = {name: array.shape for name, array in feeds.items()}
-            session = None if kept.graph else self._graphs.fixed(self._inputs, shapes, kept.runs)
-            if session is not None:
-                kept = self._kept[key] = self._captured(session, kept, 1)
-            else:
-                kept.session.run_with_iobinding(kept.binding, kept.options)
+            if kept.runs == CAPTURE_AT:
+                kept = self._kept[key] = self._captured(kept, {name: array.shape for name, array in feeds.items()})
+            kept.session.run_with_iobinding(kept.binding, kept.options)
         else:
             if len(self._kept) >= BINDINGS:
                 self._kept.pop(next(iter(self._kept)))
@@ -123,27 +124,29 @@ class Binding:
         return dict(zip((info.name for info in self._outputs), arrays, strict=True))
 
     def _first(self, feeds: Mapping[str, np.ndarray]) -> _Kept:
-        """The first run of a shape, after which it is known which memory the results need."""
         values = {n: self._ort.OrtValue.ortvalue_from_numpy(array, self._device, self._index) for n, array in feeds.items()}
-        number = self._graphs.next()
-        plain = self._graphs.options(self._ort, NO_GRAPH)
-        kept = _Kept(self._session, self._bound(self._session, values, None), values, plain, False)
-        self._session.run_with_iobinding(kept.binding, plain)
-        return kept if number == NO_GRAPH else self._captured(self._session, kept, number)
+        binding = self._bound(self._session, values, None)
+        kept = _Kept(self._session, binding, values, self._graphs.options(self._ort, NO_GRAPH))
+        self._session.run_with_iobinding(kept.binding, kept.options)
+        return kept
 
-    def _captured(self, session: Any, kept: _Kept, number: int) -> _Kept:
-        """The shape of `kept`, which has run, run again by a session that captures it."""
-        shapes = [value.shape() for value in kept.binding.get_outputs()]
-        binding = self._bound(session, kept.values, shapes)
+    def _captured(self, kept: _Kept, shapes: Mapping[str, Sequence[int]]) -> _Kept:
+        """A shape that has run, as a CUDA graph; the same where it cannot be one."""
+        session, number = kept.session, self._graphs.next()
+        if number == NO_GRAPH:
+            session, number = self._graphs.fixed(self._inputs, shapes), 1
+        if session is None:
+            return kept
+        # The memory of the results is that of the last run, so their shapes are known.
+        binding = self._bound(session, kept.values, [value.shape() for value in kept.binding.get_outputs()])
         options = self._graphs.options(self._ort, number)
         try:
             session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
             session.run_with_iobinding(binding, options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             self._graphs.failed(error)
-            kept.session.run_with_iobinding(kept.binding, kept.options)
             return kept
-        return _Kept(session, binding, kept.values, options, True)
+        return _Kept(session, binding, kept.values, options, kept.runs)
 
     def _bound(self, session: Any, values: Mapping[str, Any], shapes: Sequence[Sequence[int]] | None) -> Any:
         binding = session.io_binding()

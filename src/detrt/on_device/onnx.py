@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..onnx_binding import NO_GRAPH, Graphs
+from ..onnx_binding import CAPTURE_AT, NO_GRAPH, Graphs
 from ..session import TensorInfo
 from .capture import captured
 from .runner import Tensors
@@ -31,19 +31,13 @@ def prepare(
     stream: Any,
     graphs: Graphs,
 ) -> tuple[Callable[[], None], list[Tensor]]:
-    """As `runner.Prepare`: the session bound to these tensors, and `then` as a CUDA graph behind it.
+    """As `runner.Prepare`: the session bound to these tensors, and `then` behind it.
 
-    session: an InferenceSession that computes on `stream`. infos: of its inputs and outputs. A session that cannot capture
-    graphs is replaced by one of this shape when the shape is run again and again (see `Graphs.fixed`).
+    session: an InferenceSession that computes on `stream`. infos: of its inputs and outputs. Both become CUDA graphs at the
+    third run of the shape: pictures of many sizes would pay for graphs that run once.
     """
-    bound = _Bound(session, ort, inputs, infos, stream, graphs)
-    graph, results = captured(lambda: then(bound.found), stream)
-
-    def run() -> None:
-        bound.run()
-        graph.replay()
-
-    return run, results
+    bound = _Bound(session, ort, inputs, infos, then, stream, graphs)
+    return bound.run, bound.results
 
 
 class _Bound:
@@ -55,51 +49,62 @@ class _Bound:
         ort: Any,
         inputs: Tensors,
         infos: tuple[Sequence[TensorInfo], Sequence[TensorInfo]],
+        then: Callable[[Tensors], list[Tensor]],
         stream: Any,
         graphs: Graphs,
     ) -> None:
         self._ort, self._inputs, self._infos, self._stream, self._graphs = ort, inputs, infos, stream, graphs
         first = next(iter(inputs.values()))
-        self._index, self._runs = first.device.index, 1
-        self.found = {}
+        self._index, self._runs, self._after = first.device.index, 0, None
+        self._found = {}
         for info in infos[1]:  # of models of fixed classes, whose outputs are symbolic in the batch only
             shape = [first.shape[0] if isinstance(axis, str) else axis for axis in info.shape]
-            self.found[info.name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=first.device)
-        stream.synchronize()
+            self._found[info.name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=first.device)
+        self._then = then
+        self.results = then(self._found)
         self._session, self._binding = session, self._bind(session)
         self._options = graphs.options(ort, NO_GRAPH, wait=False)
-        session.run_with_iobinding(self._binding, graphs.options(ort, NO_GRAPH))
-        number = graphs.next()
-        self._graph = number != NO_GRAPH and self._capture(session, self._binding, number)
-        stream.synchronize()
 
     def run(self) -> None:
+        """Begin a run on the stream."""
         self._runs += 1
-        if not self._graph:
-            shapes = {name: tensor.shape for name, tensor in self._inputs.items()}
-            session = self._graphs.fixed(self._infos[0], shapes, self._runs)
-            if session is not None:
-                self._stream.synchronize()
-                binding = self._bind(session)
-                session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
-                self._graph = self._capture(session, binding, 1)
+        if self._runs == CAPTURE_AT:
+            self._stream.synchronize()
+            self._capture()
+            self._after, _ = captured(self._choose, self._stream)
         self._session.run_with_iobinding(self._binding, self._options)
+        if self._after is None:
+            self._choose()
+        else:
+            self._after.replay()
 
-    def _capture(self, session: Any, binding: Any, number: int) -> bool:
+    def _choose(self) -> list[Tensor]:
+        for kept, fresh in zip(self.results, self._then(self._found), strict=True):
+            kept.copy_(fresh)
+        return self.results
+
+    def _capture(self) -> None:
+        session, number = self._session, self._graphs.next()
+        if number == NO_GRAPH:
+            shapes = {name: tensor.shape for name, tensor in self._inputs.items()}
+            session, number = self._graphs.fixed(self._infos[0], shapes), 1
+        if session is None:
+            return
+        binding = self._bind(session)
         try:
+            session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
             session.run_with_iobinding(binding, self._graphs.options(self._ort, number))
         except Exception as error:  # onnxruntime's exceptions share no base class
             self._graphs.failed(error)
-            return False
+            return
         self._session, self._binding = session, binding
         self._options = self._graphs.options(self._ort, number, wait=False)
-        return True
 
     def _bind(self, session: Any) -> Any:
         binding = session.io_binding()
         for name, tensor in self._inputs.items():
             binding.bind_input(name, "cuda", self._index, _numpy_type(tensor.dtype), list(tensor.shape), tensor.data_ptr())
-        for name, tensor in self.found.items():
+        for name, tensor in self._found.items():
             binding.bind_output(name, "cuda", self._index, _numpy_type(tensor.dtype), list(tensor.shape), tensor.data_ptr())
         return binding
 
