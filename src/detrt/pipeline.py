@@ -21,6 +21,7 @@ from .errors import EngineError, ExportError, OutputError, SourceError, SpecErro
 from .export.config import ExportConfig
 from .inductor.config import InductorConfig
 from .inductor.stage import build_packages, check_packages
+from .onnx_trial import try_provider
 from .precision import PrecisionConfig
 from .precision.capability import check_before
 from .precision.engine_types import check_engine
@@ -60,6 +61,7 @@ def build(
     engines: Sequence[EngineConfig] = (EngineConfig(),),
     packages: Sequence[InductorConfig] = (),
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
+    provider: str | None = None,
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
     family: str | None = None,
@@ -70,8 +72,8 @@ def build(
 
     model: a checkpoint reference (see `load_source`) or an ONNX file with its spec. engines: one
     engine file for each; empty for a bundle with the ONNX file alone. packages: the checkpoint compiled by PyTorch, a
-    file for each. precision: the types of the graph;
-    anything but fp32 turns `model.onnx` itself, and adds `ranges.json` where images were given. tokenizer: see
+    file for each. precision: the types of the graph; anything but fp32 turns `model.onnx` itself, and adds `ranges.json`
+    where images were given. provider: of ONNX Runtime ("cuda"), with which the finished graph is tried. tokenizer: see
     `load_source`. A model that takes a prompt brings its text tower and its tokenizer, and an engine of the
     tower beside each engine; the tower stays FP32. An existing bundle in `output` is replaced when everything is done, and stays as it was if anything fails.
 
@@ -134,8 +136,11 @@ def build(
         if packages:
             loading = {"trust_remote_code": trust_remote_code, "labels": labels, "family": family, "tokenizer": tokenizer}
             for one in build_packages(str(model), folder, MODEL, packages, spec, precision.precision, loading, say):
-                stages.append(Stage(one.config.label, one.seconds, one.built.size, one.verdict))
+                stages.append(Stage(one.name, one.seconds, one.built.size, one.verdict))
                 entries.append(_entry(folder, one.built.path.name, "inductor", one.built.facts))
+        if provider is not None:
+            say("onnxruntime", None, f"trying the provider {provider}")
+            stages.append(Stage(*try_provider(folder / MODEL, spec, provider)))
         Bundle(folder, spec, provenance, tuple(entries)).save()
     notes = tuple(provenance.options.get("loading", ()))
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)

@@ -175,7 +175,7 @@ def _open_bundle(
             return _with_text_of(bundle, session, backend, provider, device, threads, entry)
     opened = _open_package(bundle, packages, device, reasons)
     if opened is not None:
-        return opened
+        return _with_text_of(bundle, opened, backend, provider, device, threads)
     if backend == "inductor":
         why = "; ".join(reasons) or "it holds none"
         raise EngineError(

@@ -22,7 +22,9 @@ Checkpoint = Annotated[
 ]
 Opset = Annotated[int, typer.Option(help="ONNX opset, 17 to 20.")]
 Msda = Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample, plugin, nvidia-plugin.")]
-Size = Annotated[str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH.")]
+Size = Annotated[
+    str | None, typer.Option(help="Fix the input size: 640, or HEIGHTxWIDTH; with --target inductor several with commas.")
+]
 Height = Annotated[str | None, typer.Option(help="Height: 640, or MIN,OPT,MAX for a range.")]
 Width = Annotated[str | None, typer.Option(help="Width, likewise.")]
 Decode = Annotated[str, typer.Option(help="raw: logits and pred_boxes; graph: finished boxes, scores, labels.")]
@@ -72,7 +74,7 @@ def build(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle.")],
     target: Annotated[
-        str, typer.Option(help="tensorrt-rtx, tensorrt, inductor, onnx (no engine); several with commas.")
+        str, typer.Option(help="tensorrt-rtx, tensorrt, inductor, onnxruntime (no engine); several with commas.")
     ] = "tensorrt-rtx",
     sm: Annotated[str | None, typer.Option(help="Compute capabilities for tensorrt-rtx: 86,89.")] = None,
     device: Annotated[str | None, typer.Option(help="With --target inductor: cpu, cuda, or both with a comma.")] = None,
@@ -81,6 +83,12 @@ def build(
     ] = None,
     form: Annotated[
         str | None, typer.Option(help="With --target inductor: aoti (also for C++), artifact (Python, GPU only), or auto.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="With --target inductor, for a model that takes a prompt: its longest prompt, default 64.")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="With --target onnxruntime: try the graph with this provider as well, such as cuda.")
     ] = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes MIN,OPT,MAX; default 1,1,8.")] = None,
     size: Size = None,
@@ -103,7 +111,7 @@ def build(
     budget: Budget = None,
     low: Low = "fp16",
     min_share: MinShare = None,
-    quantize_share: QuantizeShare = 0.75,
+    quantize_share: QuantizeShare = 0.7,
     state: State = None,
     optimization_level: Annotated[int, typer.Option(help="0 (fast build) to 5 (long search).")] = 3,
     workspace_mib: Annotated[int | None, typer.Option(help="Limit of the builder's scratch memory, MiB.")] = None,
@@ -129,7 +137,9 @@ def build(
     from . import choices, show
 
     show.check_json(json_file)
-    tall, wide = choices.sizes(size, height, width)
+    choices.check_provider(provider, target)
+    several = choices.several_sizes(size, target)
+    tall, wide = choices.sizes(None if several else size, height, width)
     engines = choices.engine_configs(
         target,
         sm,
@@ -143,7 +153,18 @@ def build(
         tf32=tf32,
         plugins=plugin or (),
     )
-    packages = choices.package_configs(target, device, batch, tall, wide, tune=tune, form=form, timeout_seconds=timeout)
+    packages = choices.package_configs(
+        target,
+        device,
+        batch,
+        tall,
+        wide,
+        tune=tune,
+        form=form,
+        tokens=tokens,
+        timeout_seconds=timeout,
+        several=several,
+    )
     export = choices.export_config(
         nms=nms,
         opset=opset,
@@ -180,6 +201,7 @@ def build(
             engines=engines,
             packages=packages,
             precision=types,
+            provider=provider,
             trust_remote_code=trust_remote_code,
             labels=labels,
             family=family,
@@ -221,7 +243,7 @@ def export(
     budget: Budget = None,
     low: Low = "fp16",
     min_share: MinShare = None,
-    quantize_share: QuantizeShare = 0.75,
+    quantize_share: QuantizeShare = 0.7,
     state: State = None,
     check: Check = True,
     trust_remote_code: Trust = False,

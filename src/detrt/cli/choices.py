@@ -13,7 +13,26 @@ from ..inductor.config import TARGET as INDUCTOR
 from ..inductor.config import InductorConfig
 from ..precision import PrecisionConfig, parse_budget
 
-NO_ENGINE = "onnx"
+NO_ENGINES = ("onnx", "onnxruntime")  # the ONNX file alone, which ONNX Runtime runs
+
+
+def several_sizes(size: str | None, target: str) -> list[tuple[int, int]]:
+    """(height, width) of each of several sizes in --size, such as "640,800" or "800x1066,1066x800"; none for one size."""
+    parts = [part.strip() for part in (size or "").split(",")]
+    if len(parts) < 2:
+        return []
+    found = []
+    for part in parts:
+        tall, wide = sizes(part, None, None)
+        assert tall is not None and wide is not None
+        found.append((tall[0], wide[0]))
+    names = {name.strip() for name in target.split(",")}
+    if INDUCTOR not in names or names - {INDUCTOR, *NO_ENGINES}:
+        raise EngineError(
+            f"--size {size} names several sizes, which --target inductor compiles a package for each; got --target {target}; "
+            "give one size, or a range with --height and --width"
+        )
+    return found
 
 
 def sizes(size: str | None, height: str | None, width: str | None) -> tuple[Triple | None, Triple | None]:
@@ -119,17 +138,17 @@ def engine_configs(
     tf32: bool,
     plugins: Sequence[Path] = (),
 ) -> list[EngineConfig]:
-    """One EngineConfig for each target of a comma-separated list; none for "onnx"."""
+    """One EngineConfig for each target of a comma-separated list; none for "onnx" and "onnxruntime"."""
     targets = [name.strip() for name in target.split(",") if name.strip()]
     if not targets:
-        raise EngineError("--target must be tensorrt-rtx, tensorrt, inductor or onnx (no engine); got nothing")
+        raise EngineError("--target must be tensorrt-rtx, tensorrt, inductor or onnxruntime (no engine); got nothing")
     configs = []
     for name in targets:
-        if name in (NO_ENGINE, INDUCTOR):
+        if name in (*NO_ENGINES, INDUCTOR):
             continue
         if name not in ("tensorrt-rtx", "tensorrt"):
             raise EngineError(
-                f"--target must be tensorrt-rtx, tensorrt, inductor or onnx (no engine), or several with commas; got {name!r}"
+                f"--target must be tensorrt-rtx, tensorrt, inductor or onnxruntime (no engine), or several with commas; got {name!r}"
             )
         configs.append(
             EngineConfig(
@@ -180,23 +199,45 @@ def package_configs(
     *,
     tune: str | None,
     form: str | None,
+    tokens: int | None = None,
     timeout_seconds: float | None,
+    several: Sequence[tuple[int, int]] = (),
 ) -> list[InductorConfig]:
-    """One InductorConfig for each device of a comma-separated list, where the target is asked for."""
+    """One InductorConfig for each device of a comma-separated list and each of `several` sizes, where the target is asked
+    for."""
     if INDUCTOR not in [name.strip() for name in target.split(",")]:
-        for name, value in (("--device", device), ("--tune", tune), ("--form", form)):
+        for name, value in (("--device", device), ("--tune", tune), ("--form", form), ("--tokens", tokens)):
             if value is not None:
                 raise EngineError(f"{name} {value} is a choice for --target inductor; leave it out, or add that target")
         return []
-    sides = {"height": height, "width": width} if height is not None and width is not None else {}
+    one = [(height, width)] if height is not None and width is not None else [(None, None)]
+    triples = [((tall,) * 3, (wide,) * 3) for tall, wide in several] or one
     return [
         InductorConfig(
             device=name.strip(),
             batch=parse_triple(batch) if batch else None,
+            height=tall,
+            width=wide,
             tune=tune or "default",
             form=form or "auto",
+            tokens=tokens,
             timeout_seconds=timeout_seconds,
-            **sides,  # type: ignore[arg-type]
         )
         for name in (device or "cpu").split(",")
+        for tall, wide in triples
     ]
+
+
+def check_provider(provider: str | None, target: str) -> None:
+    """Refuse a provider of ONNX Runtime that is not here, or not asked for, before minutes of export.
+
+    Raises:
+        EngineError: no target that runs with it. SessionError, MissingPackageError: it cannot run here.
+    """
+    if provider is None:
+        return
+    if not {name.strip() for name in target.split(",")} & set(NO_ENGINES):
+        raise EngineError(f"--provider {provider} is a choice for --target onnxruntime; leave it out, or add that target")
+    from ..onnx_session import require_provider
+
+    require_provider(provider)

@@ -41,9 +41,21 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
     if find_spec("torch") is None:
         raise MissingPackageError("torch", "export", "--target inductor")
     compiler()
-    if spec is not None and spec.text is not None:
+    if spec is None:
+        return
+    if spec.text is None:
+        if config.tokens is not None:
+            raise EngineError(
+                f"--tokens {config.tokens} is for models that take a prompt; this one has fixed classes; leave it out"
+            )
+        return
+    if spec.decode.in_graph or not spec.text.tower:
+        choice = "--decode graph" if spec.decode.in_graph else "--single-graph"
+        raise EngineError(f"{choice} is not for --target inductor with a model that takes a prompt; leave it out")
+    if config.batch is not None and config.batch[0] != config.batch[2]:
         raise EngineError(
-            "--target inductor is not for models that take a prompt yet; use --target onnx, tensorrt-rtx or tensorrt"
+            "a package of a model that takes a prompt is for one batch; got --batch "
+            f"{','.join(map(str, config.batch))}; give one number"
         )
 
 
@@ -84,10 +96,12 @@ def build_package(
     loading: Mapping[str, Any] | None = None,
     onnx_sha256: str = "",
     progress: Progress | None = None,
+    sized: bool = False,
 ) -> BuiltPackage:
     """Compile a checkpoint into `folder`, with a sidecar; both are written whole or not at all.
 
-    ref, loading: as `load_source` takes them. spec: of the bundle. precision: one of PRECISIONS.
+    ref, loading: as `load_source` takes them. spec: of the bundle. precision: one of PRECISIONS. sized: the bundle has
+    packages of several sizes, so the size is part of the name.
 
     Raises:
         EngineError: the choices do not fit, no compiler or GPU, the compiler failed or took too long.
@@ -103,7 +117,9 @@ def build_package(
     try:
         answer = _run(ref, place, config, spec_here, precision, dict(loading or {}), progress)
         sms = tuple(answer["compute_capabilities"])
-        path = folder / package_name(config.device, sms[0] if sms else None, precision)
+        path = folder / package_name(
+            config.device, sms[0] if sms else None, precision, spec_here.input.size_hw if sized else None
+        )
         os.replace(place, path)
     finally:
         files.remove(place)

@@ -24,7 +24,7 @@ from ..export.msda import OP as MSDA
 from ..export.nms import OP as NMS
 from ..export.rewrites import modeling_module, rewrites
 from ..sources import Source
-from ..spec import PIXEL_MASK, ModelSpec
+from ..spec import CLASS_FEATURES, CLASS_MASK, PIXEL_MASK, ModelSpec
 
 Range = tuple[int, int]
 # (axis name -> smallest and largest length); an axis that is not here is fixed.
@@ -68,8 +68,10 @@ def capture(source: Source, spec: ModelSpec, batch: Range, device: str = "cpu") 
     return capture_module(module, source, feeds, axes, ranges, device)
 
 
-def capture_text(source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu") -> Captured:
-    """As `capture`, for the detector of a prompted model and prompts of one length."""
+def capture_text(
+    source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu", names: int | None = None
+) -> Captured:
+    """As `capture`, for the detector of a prompted model and prompts of one length; names: of its lists of names."""
     from ..export.text import image_feeds, text_feeds, tower_in_torch
     from ..export.text_inputs import example_ids
     from ..export.text_module import TextExportModule
@@ -84,6 +86,10 @@ def capture_text(source: Source, spec: ModelSpec, batch: Range, tokens: int, dev
     feeds = image_feeds(spec, count, spec.input.size_hw)
     ids = example_ids(source, count, tokens)
     feeds |= text_feeds(source, spec, ids, tower_in_torch(source, spec))
+    for name in (CLASS_FEATURES, CLASS_MASK):
+        if names is not None and name in feeds:  # the rest is padding, as in every shorter list
+            rest = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
+            feeds[name] = np.pad(feeds[name], rest)
     return capture_module(module.eval().to(device), source, feeds, {}, {}, device)
 
 

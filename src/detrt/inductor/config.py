@@ -8,12 +8,14 @@ from typing import Any
 
 from ..engine.config import LARGEST_BATCH, LARGEST_SIDE, Triple
 from ..errors import EngineError
+from ..spec import TextSpec
 
 TARGET = "inductor"
 DEVICES = ("cpu", "cuda")
 TUNES = ("default", "max")
 FORMS = ("auto", "aoti", "artifact")
 DEFAULT_BATCH = (1, 1, 8)
+DEFAULT_TOKENS, LARGEST_PROMPT = 64, 1024
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
@@ -26,6 +28,8 @@ class InductorConfig:
     height, width: (n, n, n) in pixels; a package has one size. None: the model's usual one.
     tune: "max" tries many kernels for every product and convolution, which takes minutes.
     form: "aoti" is a package that C++ opens, too; "artifact" is for Python alone, and for a GPU. "auto": see `package_form`.
+    tokens: of a model that takes a prompt: tokens of the longest prompt, and names of the longest list where it takes names;
+    None: 64, or what the model takes at most.
     timeout_seconds: the build is stopped after it. None: no limit.
 
     Raises:
@@ -38,6 +42,7 @@ class InductorConfig:
     width: Triple | None = None
     tune: str = "default"
     form: str = "auto"
+    tokens: int | None = None
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -57,11 +62,13 @@ class InductorConfig:
             value = getattr(self, name)
             if value is not None and value[0] != value[2]:
                 raise EngineError(
-                    f"--target inductor compiles for one size; got --{name} {','.join(map(str, value))}; give one number, and "
-                    "build another bundle for another size"
+                    f"--target inductor compiles each package for one size; got --{name} {','.join(map(str, value))}; give one "
+                    "number, or several sizes: --size 480x640,640x480"
                 )
         if (self.height is None) != (self.width is None):
             raise EngineError("give both height and width, or neither")
+        if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= LARGEST_PROMPT):
+            raise EngineError(f"--tokens must be a whole number from 4 to {LARGEST_PROMPT}; got {self.tokens}")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
 
@@ -70,6 +77,12 @@ class InductorConfig:
         """Smallest and largest batch."""
         low, _, high = self.batch or (DEFAULT_BATCH if self.device == "cpu" else (1, 1, 1))
         return low, high
+
+    def lengths(self, text: TextSpec, num_classes: int) -> tuple[int, int]:
+        """(tokens, names) that a package of a prompted model takes; names is 0 where there are none."""
+        if text.kind == "classes":
+            return text.max_tokens, min(self.tokens or DEFAULT_TOKENS, num_classes)
+        return min(self.tokens or DEFAULT_TOKENS, text.max_tokens), 0
 
     @property
     def package_form(self) -> str:
@@ -91,7 +104,14 @@ class InductorConfig:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known})
 
 
-def package_name(device: str, compute_capability: int | None, precision: str = "fp32") -> str:
-    """File of a package in a bundle: `model.inductor-cpu.pt2`, `model.inductor-sm90.fp16.pt2`."""
+def package_name(
+    device: str, compute_capability: int | None, precision: str = "fp32", size_hw: tuple[int, int] | None = None
+) -> str:
+    """File of a package in a bundle: `model.inductor-cpu.pt2`, `model.inductor-sm90.fp16.pt2`.
+
+    size_hw: where the bundle has packages of several sizes, `model.inductor-sm90-800x1066.fp16.pt2`.
+    """
     place = "cpu" if device == "cpu" or compute_capability is None else f"sm{compute_capability}"
+    if size_hw is not None:
+        place += f"-{size_hw[0]}x{size_hw[1]}"
     return f"model.{TARGET}-{place}{'' if precision in ('fp32', 'tf32') else '.' + precision}.pt2"

@@ -24,11 +24,13 @@ def prepare(
     device: str = "cpu",
     tokens: int | None = None,
     biased: bool = True,
+    names: int | None = None,
 ) -> Captured:
     """The graph of a detector for one device.
 
-    batch: smallest and largest. precision: "fp32", "fp16" or "bf16". tokens: of a prompted model, the length of its
-    prompts. biased: see `passes.fuse_attention`. On a GPU deformable attention stays an op, for detrt's kernel; elsewhere it becomes plain operators.
+    batch: smallest and largest. precision: "fp32", "fp16" or "bf16". tokens, names: of a prompted model, the length of its
+    prompts or tasks, and of its lists of names. biased: see `passes.fuse_attention`. On a GPU deformable attention stays an
+    op, for detrt's kernel; elsewhere it becomes plain operators.
 
     Raises:
         ExportError: the model cannot be captured.
@@ -36,9 +38,10 @@ def prepare(
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         _use_kernels(source)
-    captured = (
-        capture(source, spec, batch, device) if spec.text is None else capture_text(source, spec, batch, tokens or 6, device)
-    )
+    if spec.text is None:
+        captured = capture(source, spec, batch, device)
+    else:
+        captured = capture_text(source, spec, batch, tokens or 6, device, names)
     simplify(captured.graph, biased)
     if precision in ("fp16", "bf16"):
         lower_types(captured.graph, precision)

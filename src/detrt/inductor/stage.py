@@ -18,9 +18,9 @@ from .config import PRECISIONS, InductorConfig
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """One finished package: its config, what was built, seconds, and a verdict in words."""
+    """One finished package: its name in words, what was built, seconds, and a verdict in words."""
 
-    config: InductorConfig
+    name: str
     built: BuiltPackage
     seconds: float
     verdict: str
@@ -42,8 +42,8 @@ def check_packages(packages: Sequence[InductorConfig], model: str, export: Expor
         raise EngineError(
             f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; build it without, or with another target"
         )
-    if len({config.label for config in packages}) != len(packages):
-        raise EngineError("two packages would have one name; give each device once")
+    if len({(config.device, config.height, config.width) for config in packages}) != len(packages):
+        raise EngineError("two packages would have one name; give each device and each size once")
     for config in packages:
         check_ready(config)
 
@@ -64,8 +64,10 @@ def build_packages(
         See `build_package`.
     """
     done = []
+    several = len(packages) > len({config.device for config in packages})
     for config in packages:
         start = time.perf_counter()
+        name = config.label + (f" {config.height[0]}x{config.width[0]}" if several and config.height and config.width else "")
         built = build_package(
             model,
             folder,
@@ -74,10 +76,12 @@ def build_packages(
             precision,
             loading=loading,
             onnx_sha256=files.sha256_of(folder / graph),
-            progress=lambda fraction, text, label=config.label: say(label, fraction, text),  # type: ignore[misc]
+            progress=lambda fraction, text, name=name: say(name, fraction, text),  # type: ignore[misc]
+            sized=several,
         )
-        low, high = config.batches
+        profile = next(iter(built.facts.profile.values()))
+        low, high = profile["min"][0], profile["max"][0]
         batches = f"batch {low}" if low == high else f"batches {low} to {high}"
         verdict = f"{built.facts.precision}, {batches}, {built.error:.1e} from PyTorch"
-        done.append(Packaged(config, built, time.perf_counter() - start, verdict))
+        done.append(Packaged(name, built, time.perf_counter() - start, verdict))
     return done
