@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -111,6 +112,22 @@ def test_one_wrong_weight(check, clean, pictures):
     assert first(report)["module"] == "model.decoder.layers.1.encoder_attn.value_proj"
     assert first(report)["op"] == "MatMul" and first(report)["node"] == node
     assert report["divergence"]["against"] == "an FP32 export of the reference"
+
+
+@pytest.mark.slow
+def test_one_wrong_weight_of_a_model_that_takes_a_prompt(check, clean, tmp_path):
+    node = "/decoder/layers.1/encoder_attn_text/value/MatMul"
+    good = clean("grounding_dino")
+    for name in ("text.onnx", "tokenizer.json"):
+        shutil.copyfile(good.parent / name, tmp_path / name)
+
+    def damage(model):
+        change(weight(model, node)[1], lambda array: array + 0.5)
+
+    code, report = check(good, damage, "--prompt", "red circle. blue square.")
+    assert code == 3
+    assert first(report)["module"] == "decoder.layers.1.encoder_attn_text.value"
+    assert first(report)["op"] == "MatMul" and first(report)["node"] == node
 
 
 def test_swapped_box_axes(check, clean):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ExportError
+from .scopes import inside
 from .swin_backbone import from_transformers_swin
 
 # Scores of masked places: exp() of it is 0 in float32, and float16 can hold it.
@@ -111,7 +112,8 @@ class GroundingText(nn.Module):
         x = words.LayerNorm(x + words.position_embeddings(position_ids))
         bias = additive(mask).unsqueeze(1)
         for layer in self.bert.encoder.layer:
-            x = _bert_layer(layer, x, bias)
+            with inside(self.bert.encoder, layer):
+                x = _bert_layer(layer, x, bias)
         features = self.projection(x) * attention_mask.unsqueeze(-1).to(torch.float32)
         return features, mask.to(torch.int64), position_ids
 
@@ -119,8 +121,9 @@ class GroundingText(nn.Module):
 def _bert_layer(layer: Any, x: Tensor, bias: Tensor) -> Tensor:
     own = layer.attention.self
     heads, dim = own.num_attention_heads, own.attention_head_size
-    query, key, value = (linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.query, own.key, own.value))
-    weights = (query @ key.transpose(-1, -2) * dim**-0.5 + bias).softmax(-1)
+    with inside(layer.attention, own):
+        query, key, value = (linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.query, own.key, own.value))
+        weights = (query @ key.transpose(-1, -2) * dim**-0.5 + bias).softmax(-1)
     x = layer.attention.output((weights @ value).transpose(1, 2).flatten(2), x)
     return layer.output(layer.intermediate(x), x)
 
@@ -182,15 +185,18 @@ class GroundingDetector(nn.Module):
         enhance = additive(text_self_mask).unsqueeze(1)
         order = sine_embedding(text_position_ids.unsqueeze(-1).to(torch.float32), self.width)
         for layer in self.encoder.layers:
-            vision, text = fuse(layer.fusion_layer, vision, text, valid, tokens)
-            text = _enhance(layer.text_enhancer_layer, text, enhance, order)
-            vision, _ = layer.deformable_layer(
-                hidden_states=vision,
-                attention_mask=valid,
-                position_embeddings=positions,
-                reference_points=references,
-                **places,
-            )
+            with inside(self.encoder, layer):
+                with inside(layer.fusion_layer):
+                    vision, text = fuse(layer.fusion_layer, vision, text, valid, tokens)
+                with inside(layer.text_enhancer_layer):
+                    text = _enhance(layer.text_enhancer_layer, text, enhance, order)
+                vision, _ = layer.deformable_layer(
+                    hidden_states=vision,
+                    attention_mask=valid,
+                    position_embeddings=positions,
+                    reference_points=references,
+                    **places,
+                )
         boxes = self._select(vision, text, masks, valid, tokens)
         return self._decode(vision, text, boxes, ratios, valid, tokens, places)
 
@@ -246,22 +252,23 @@ class GroundingDetector(nn.Module):
         bias = additive(tokens)[:, None, None, :]
         x = self.query_embed.weight.unsqueeze(0).expand(boxes.shape[0], -1, -1)
         last = len(self.decoder.layers) - 1
-        for index, layer in enumerate(self.decoder.layers):
-            references = boxes.unsqueeze(2) * scale
-            position = self.decoder.reference_points_head(sine_embedding(references[:, :, 0], self.width // 2))
-            x = layer(
-                hidden_states=x,
-                position_embeddings=position,
-                reference_points=references,
-                vision_encoder_hidden_states=vision,
-                vision_encoder_attention_mask=valid,
-                text_encoder_hidden_states=text,
-                text_encoder_attention_mask=bias,
-                **places,
-            )[0]
-            if index < last:
-                boxes = (self.decoder.bbox_embed[index](x) + inverse_sigmoid(boxes)).sigmoid()
-        x = self.decoder.layer_norm(x)
+        with inside(self.decoder):
+            for index, layer in enumerate(self.decoder.layers):
+                references = boxes.unsqueeze(2) * scale
+                position = self.decoder.reference_points_head(sine_embedding(references[:, :, 0], self.width // 2))
+                x = layer(
+                    hidden_states=x,
+                    position_embeddings=position,
+                    reference_points=references,
+                    vision_encoder_hidden_states=vision,
+                    vision_encoder_attention_mask=valid,
+                    text_encoder_hidden_states=text,
+                    text_encoder_attention_mask=bias,
+                    **places,
+                )[0]
+                if index < last:
+                    boxes = (self.decoder.bbox_embed[index](x) + inverse_sigmoid(boxes)).sigmoid()
+            x = self.decoder.layer_norm(x)
         logits = self._similarity(self.class_embed, x, text, tokens)
         return logits, (self.bbox_embed[last](x) + inverse_sigmoid(boxes)).sigmoid()
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError
 from .grounding import MASKED, PADDED_LOGIT, additive, inverse_sigmoid, tensor_backbone
+from .scopes import inside
 
 
 class OmDetText(nn.Module):
@@ -40,8 +41,9 @@ class OmDetText(nn.Module):
         # Every token sees itself and those before it, so what fills a row up changes nothing that is read.
         bias = additive(place.view(1, -1) <= place.view(-1, 1))
         for layer in self.clip.encoder.layers:
-            x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
-            x = x + layer.mlp(layer.layer_norm2(x))
+            with inside(self.clip.encoder, layer):
+                x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
+                x = x + layer.mlp(layer.layer_norm2(x))
         x = self.clip.final_layer_norm(x)
         # The end token has the largest id, and the first of them counts.
         end = input_ids.argmax(-1)
@@ -88,8 +90,11 @@ class OmDetDetector(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         decoder: Any = self.decoder
         classes = class_mask > 0
-        maps = self._fuse(self.backbone(pixels))
-        maps = [project(found) for project, found in zip(decoder.channel_projection_layers, maps, strict=True)]
+        maps = self.backbone(pixels)
+        with inside(self.encoder):
+            maps = self._fuse(maps)
+        with inside(decoder):
+            maps = [project(found) for project, found in zip(decoder.channel_projection_layers, maps, strict=True)]
         shapes = [(found.shape[2], found.shape[3]) for found in maps]
         sizes = torch.stack([torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes])
         vision = torch.cat([found.flatten(2).transpose(1, 2) for found in maps], 1)
@@ -103,17 +108,18 @@ class OmDetDetector(nn.Module):
         bias = additive(seen)[:, None, None, :]
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
-            x, task, _, _ = layer(
-                x,
-                task,
-                boxes,
-                vision,
-                sizes,
-                shapes,
-                level_start_index=None,
-                attention_mask=bias,
-                query_position=decoder.query_position_head(boxes),
-            )
+            with inside(decoder):
+                x, task, _, _ = layer(
+                    x,
+                    task,
+                    boxes,
+                    vision,
+                    sizes,
+                    shapes,
+                    level_start_index=None,
+                    attention_mask=bias,
+                    query_position=decoder.query_position_head(boxes),
+                )
             boxes = (decoder.decoder_bbox_head[index](x) + inverse_sigmoid(boxes)).sigmoid()
         logits = self._similarity(x, decoder.decoder_class_head[last](class_features))
         return torch.where(classes.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
