@@ -154,11 +154,6 @@ def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
                 f"--prompt {precision.prompt!r} is for models that take one; this one has fixed classes; leave it out"
             )
         return
-    if precision.precision == "auto":
-        raise ExportError(
-            "--precision auto compares detections, which is not done yet for models that take a prompt; choose fp16, bf16, int8 or "
-            "fp8, and name blocks that must stay exact with --keep-fp32"
-        )
     if precision.calibration is not None and precision.prompt is None:
         raise ExportError(
             f"--calibration '{precision.calibration}' runs the model, which needs to know what to look for; give --prompt "

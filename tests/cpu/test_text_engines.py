@@ -116,7 +116,7 @@ def photographs(tmp_path):
     ("choices", "message"),
     [
         ({"precision": "fp16"}, r"give --prompt 'a cat\. a dog\.' with it"),
-        ({"precision": "auto", "budget": ("drift", 0.1), "prompt": "red."}, "not done yet for models that take a prompt"),
+        ({"precision": "auto", "budget": ("drift", 0.1)}, r"give --prompt 'a cat\. a dog\.' with it"),
     ],
 )
 def test_calibration_asks_for_a_prompt(choices, message, photographs, tmp_path):

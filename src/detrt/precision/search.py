@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 
 from .. import files
-from ..decode import decode
 from ..detections import Detections, box_iou
+from ..detector import Detector
 from ..errors import GateError, GraphError, SessionError
 from ..evaluate import evaluate_coco
 from ..graph.msda_plugin import runnable
@@ -26,11 +26,12 @@ from ..graph.rounded import rounded
 from ..graph.view import module_path
 from ..images import ImageSource
 from ..onnx_session import OnnxSession
+from ..prompted import PromptedSession
+from ..session import Session
 from ..spec import ModelSpec
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig
 from .proof import PRODUCTS
-from .ranges import image_feeds
 
 _MAX_BLOCKS = 40
 _COMPARED = 10  # best detections of an image
@@ -96,6 +97,8 @@ class Search:
     """Finds the smallest set of blocks that must not be in the low type.
 
     model, spec: the FP32 graph. coco: annotation file and image folder, for a budget in AP. state: JSON file.
+    prompted: of a model that takes a prompt, a session that brings its text tower and tokenizer; what the pictures are asked
+    for is the prompt of `config`. It stays open.
     """
 
     def __init__(
@@ -107,8 +110,9 @@ class Search:
         calibration: Calibration,
         coco: tuple[Path, Path] | None = None,
         progress: Progress | None = None,
+        prompted: PromptedSession | None = None,
     ) -> None:
-        self.model, self.spec, self.config = model, spec, config
+        self.model, self.spec, self.config, self.prompted = model, spec, config, prompted
         self.images, self.calibration, self.coco = images, calibration, coco
         self.kind, self.allowed = config.budget or ("drift", 0.0)
         if self.kind == "ap" and coco is None:
@@ -186,13 +190,14 @@ class Search:
         return runnable(rounded(typed)).SerializeToString()
 
     def _detect(self, session: OnnxSession) -> list[Detections]:
-        found = []
-        for image, feeds in zip(self.images, image_feeds(self.images, self.spec), strict=True):
-            del image
-            outputs = session.run(feeds)
-            height, width = feeds["pixel_values"].shape[-2:]
-            found += decode(outputs, self.spec, [(height, width)], threshold=0.0)
-        return found
+        bound = self._asked(session)
+        if isinstance(bound, PromptedSession):
+            bound = bound.bind(self.config.prompt or "")
+        return list(Detector(bound, threshold=0.0, batch_size=1).stream(self.images))
+
+    def _asked(self, session: OnnxSession) -> Session:
+        """The detector with the text part that belongs to it."""
+        return session if self.prompted is None else self.prompted.with_parts(session, self.prompted.tower)
 
     def _drift(self, session: OnnxSession) -> float:
         if self._reference is None:
@@ -209,10 +214,10 @@ class Search:
         if self._reference_ap is None:
             reference = OnnxSession(runnable(self.model).SerializeToString(), self.spec)
             try:
-                self._reference_ap = evaluate_coco(reference, *self.coco).metrics["AP"] or 0.0
+                self._reference_ap = evaluate_coco(self._asked(reference), *self.coco).metrics["AP"] or 0.0
             finally:
                 reference.close()
-        ap = evaluate_coco(session, *self.coco).metrics["AP"] or 0.0
+        ap = evaluate_coco(self._asked(session), *self.coco).metrics["AP"] or 0.0
         return abs(self._reference_ap - ap) * 100.0
 
     def _digest(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import onnx
 from .. import files, graph
 from ..errors import GraphError
 from ..images import ImageSource
+from ..prompted import PromptedSession
 from ..session import Feeds
 from ..spec import ModelSpec
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
@@ -51,7 +53,7 @@ def convert_file(
     if images and spec.text is not None:
         images = Prompted(images, text_feeds(path, config.prompt or ""))
     if config.precision == "auto":
-        typed, report = _search(model, spec, config, images, coco, say, extras)
+        typed, report = _search(path, model, spec, config, images, coco, say, extras)
     else:
         typed, report = apply_precision(model, spec, config, images, progress=say)
     graph.save(graph.with_spec(typed, spec), path)
@@ -67,18 +69,20 @@ def text_feeds(path: Path, prompt: str) -> list[Feeds]:
     Raises:
         PromptError: nothing to look for, or too many tokens.
     """
-    from ..prompted import PromptedSession
+    with _prompted(path) as session:
+        return [session.text_feeds([part]) for part in session.ask(prompt).parts]
+
+
+def _prompted(path: Path) -> PromptedSession:
     from ..sessions import open_session
 
     session = open_session(path)
-    try:
-        assert isinstance(session, PromptedSession)
-        return [session.text_feeds([part]) for part in session.ask(prompt).parts]
-    finally:
-        session.close()
+    assert isinstance(session, PromptedSession)
+    return session
 
 
 def _search(
+    path: Path,
     model: onnx.ModelProto,
     spec: ModelSpec,
     config: PrecisionConfig,
@@ -96,8 +100,9 @@ def _search(
 
         names = [str(image["file_name"]) for image in read_annotations(coco)["images"]]
         truth = (coco, images_of(coco, names))
-    search = Search(model, spec, replace(config, state=state), images, calibration, truth, say)
-    result = search.run()
+    with contextlib.ExitStack() as held:
+        prompted = held.enter_context(_prompted(path)) if spec.text is not None else None
+        result = Search(model, spec, replace(config, state=state), images, calibration, truth, say, prompted).run()
     chosen = replace(low, keep_fp32=(*config.keep_fp32, *result.kept), min_share=config.min_share or 0.0)
     typed, report = apply_precision(model, spec, chosen, images, progress=say, known=calibration)
     report.search = result.to_dict()
