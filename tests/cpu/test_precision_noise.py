@@ -17,7 +17,7 @@ from detrt.precision import PrecisionConfig
 from detrt.precision import noise as noise_module
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.noise import LEFT, LayerNoise, correct_biases, leave_noisy, measure
-from detrt.precision.quantize import QuantPlan, activation_scale, rounded, weight_scales
+from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, rounded, weight_scales
 from detrt.precision.ranges import run_tensors
 
 FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul", "/backbone/body/Conv"
@@ -140,3 +140,41 @@ def test_quantised_graphs_run_with_corrected_biases():
     feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
     outputs = OnnxSession(typed.SerializeToString(), SPEC).run(feeds)
     assert all(np.isfinite(array).all() for array in outputs.values())
+
+
+def test_fp8_subtracts_the_mean_of_a_channel_where_it_helps():
+    rng = np.random.default_rng(3)
+    nodes = [
+        node("Cast", ["pixel_values"], ["x"], name="/Cast", to=TensorProto.FLOAT),
+        node("Conv", ["x", "spread"], ["wide"], name="/stem/Conv"),
+        node("Relu", ["wide"], ["far"], name="/Relu"),
+        node("Conv", ["far", "w", "b"], ["made"], name="/body/Conv", pads=[1, 1, 1, 1]),
+        node("LayerNormalization", ["made", "ones"], ["logits"], name="/Norm", axis=-3),
+        node("Identity", ["made"], ["pred_boxes"], name="/Identity"),
+    ]
+    weights = {
+        "spread": rng.uniform(0.0, 0.01, (16, 3, 1, 1)).astype(np.float32),
+        "w": rng.normal(0, 0.1, (16, 16, 3, 3)).astype(np.float32),
+        "b": np.zeros(16, np.float32),
+        "ones": np.ones((16, 1, 1), np.float32),
+    }
+    sides = ["batch", 16, "height", "width"]
+    model = model_of(nodes, weights, outputs=[(n, TensorProto.FLOAT, sides) for n in ("logits", "pred_boxes")])
+    plan = QuantPlan({"/body/Conv": "far"})
+    far = values_of(model, "far")
+    mean, thresholds = far.mean((0, 2, 3)), {"far": float(far.max())}
+    plain = measure(model, SPEC, pictures(), plan, thresholds, "fp8")["/body/Conv"]
+    found = measure(model, SPEC, pictures(), plan, thresholds, "fp8", means={"far": mean})["/body/Conv"]
+    assert plain.centre is None and found.noise < 0.8 * plain.noise
+    np.testing.assert_allclose(found.centre, mean, rtol=1e-3)
+
+    want = values_of(model, "made")
+    errors = []
+    for one in (plain, found):
+        low = onnx.ModelProto.FromString(model.SerializeToString())
+        correct_biases(low, plan, {"/body/Conv": one})
+        insert_qdq(low, plan, thresholds, "fp8", {} if one.centre is None else {"/body/Conv": one.centre})
+        errors.append(np.abs(values_of(emulate(low), "made") - want))
+    assert errors[1].mean() < 0.9 * errors[0].mean()
+    # What is outside of the picture is zero before the subtraction, so the border is as exact as the rest.
+    assert errors[1][:, :, 0].mean() < 2 * errors[1].mean()

@@ -6,7 +6,7 @@ same images give the same scales, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -28,18 +28,26 @@ def histograms(
     images: Sequence[ImageSource],
     absmax: dict[str, float],
     progress: Progress | None = None,
-) -> dict[str, NDArray[np.int64]]:
-    """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor]."""
+    axes: Mapping[str, int] | None = None,
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float32]]]:
+    """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor], and for the tensors of `axes` -> (channels,)
+    mean over everything but that axis."""
     counts = {name: np.zeros(BINS, np.int64) for name in absmax}
+    sums: dict[str, NDArray[np.float64]] = {}
+    values: dict[str, int] = {}
 
     def visit(name: str, array: NDArray[np.float32]) -> None:
+        if axes is not None and name in axes:
+            rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
+            sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(0, dtype=np.float64)
+            values[name] = values.get(name, 0) + len(rows)
         top = absmax[name]
         if top > 0:
             index = np.minimum((np.abs(array).reshape(-1) * (BINS / top)).astype(np.int64), BINS - 1)
             counts[name] += np.bincount(index, minlength=BINS)
 
     run_tensors(model, spec, images, sorted(absmax), visit, progress)
-    return counts
+    return counts, {name: (total / max(values[name], 1)).astype(np.float32) for name, total in sums.items()}
 
 
 def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: str, percentile: float = 99.99) -> float:

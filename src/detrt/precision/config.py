@@ -58,7 +58,7 @@ class PrecisionConfig:
     margin: float = 4.0
     budget: tuple[str, float] | None = None
     low: str = "fp16"
-    quantize_share: float = 0.75
+    quantize_share: float = 0.7
     min_share: float | None = None
     state: Path | None = None
 

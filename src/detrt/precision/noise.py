@@ -6,6 +6,9 @@ sample of its input, as it is and rounded, so that the cost does not grow with t
  - The offset is the mean error of each output channel; taking it out of the bias costs nothing at run time
    (bias correction: Nagel et al., arXiv:1906.04721, section 4.2).
  - The noise is the variance of the error over that of the result. It tells which layers to leave in 16 bits.
+ - FP8 keeps four digits of a value, not of its difference from others: what lies behind a ReLU has a large mean, and rounding
+   is as large as that mean makes it. So the mean of each channel is subtracted before the rounding where this makes the
+   noise smaller, and its product with the weights, a constant, goes into the bias.
 """
 
 from __future__ import annotations
@@ -20,20 +23,24 @@ from onnx import numpy_helper
 
 from ..images import ImageSource
 from ..spec import ModelSpec
-from .quantize import QuantPlan, activation_scale, rounded, weight_scales
+from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
 from .ranges import Progress, run_tensors
 from .view import GraphView, attribute
 
 SAMPLES = 192  # positions of an image that a layer is computed at
+WORTH = 0.8  # a subtraction more has to leave at most so much of the noise
 LEFT = "eight bits cost it most for its share of the work"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNoise:
-    """noise: variance of the error over the variance of the result. offset: (channels,) mean error."""
+    """noise: variance of the error over the variance of the result. offset: (channels,) mean error, to be taken out of the
+    bias. centre: (inputs,) what is subtracted from each input channel before it is rounded, or None; the offset holds its
+    product with the weights then."""
 
     noise: float
     offset: NDArray[np.float32]
+    centre: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)
@@ -42,7 +49,8 @@ class _Layer:
     weight: NDArray[np.float32]  # (channels, inputs)
     low: NDArray[np.float32]  # the same, rounded
     kernel: tuple[int, ...]  # of a convolution, else empty
-    sums: NDArray[np.float64]  # (4, channels): result, result^2, error, error^2
+    sums: NDArray[np.float64]  # (6, channels): result, result^2, error, error^2, and the error and its square if centred
+    centre: NDArray[np.float32] | None = None  # (inputs,)
     count: int = 0
 
 
@@ -54,11 +62,16 @@ def measure(
     thresholds: Mapping[str, float],
     low: str,
     progress: Progress | None = None,
+    means: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> dict[str, LayerNoise]:
-    """Node name -> noise and offset, for the layers of a plan; thresholds: see `insert_qdq`."""
+    """Node name -> noise and offset, for the layers of a plan; thresholds: see `insert_qdq`; means: tensor -> (channels,)
+    what a layer that has a bias may subtract from its input."""
     view = GraphView(model)
     by_name = {node.name: node for node in view.nodes}
     layers = {name: _layer(view, by_name[name], low) for name in plan.activations}
+    for name, tensor in plan.activations.items():
+        if means and tensor in means and _bias_of(view, by_name[name], len(layers[name].weight)) is not None:
+            layers[name].centre = means[tensor].astype(np.float16).astype(np.float32)  # as the graph will hold it
     readers: dict[str, list[str]] = {}
     for name, tensor in plan.activations.items():
         readers.setdefault(tensor, []).append(name)
@@ -71,8 +84,13 @@ def measure(
             exact = _sample(layer, np.asarray(array, np.float32), generator)
             result = exact @ layer.weight.T
             error = rounded(exact / scale, low) * scale @ layer.low.T - result
-            layer.sums += [result.sum(0), (result**2).sum(0), error.sum(0), (error**2).sum(0)]
+            layer.sums[:4] += [result.sum(0), (result**2).sum(0), error.sum(0), (error**2).sum(0)]
             layer.count += len(exact)
+            if layer.centre is not None:
+                moved = exact - np.repeat(layer.centre, exact.shape[1] // len(layer.centre))
+                step = float(activation_scale(centred_threshold(thresholds[tensor], layer.centre), low))
+                error = rounded(moved / step, low) * step @ layer.low.T - result
+                layer.sums[4:] += [error.sum(0), (error**2).sum(0)]
 
     run_tensors(model, spec, images, sorted(readers), visit, progress)
     return {name: _result(layer) for name, layer in layers.items() if layer.count}
@@ -86,7 +104,7 @@ def _layer(view: GraphView, node: onnx.NodeProto, low: str) -> _Layer:
     elif not attribute(node, "transB", 0):
         weight = weight.T
     scale = weight_scales(weight, 0, low).astype(np.float32)[:, None]
-    return _Layer(node, weight, rounded(weight / scale, low) * scale, kernel, np.zeros((4, len(weight))))
+    return _Layer(node, weight, rounded(weight / scale, low) * scale, kernel, np.zeros((6, len(weight))))
 
 
 def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
@@ -113,9 +131,12 @@ def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generato
 
 
 def _result(layer: _Layer) -> LayerNoise:
-    mean, square, error, error_square = layer.sums / layer.count
+    mean, square, error, error_square, moved, moved_square = layer.sums / layer.count
     signal = float((square - mean**2).sum())
     noise = float((error_square - error**2).sum())
+    centred = float((moved_square - moved**2).sum())
+    if layer.centre is not None and centred < WORTH * noise:
+        return LayerNoise(centred / signal if signal > 0 else np.inf, moved.astype(np.float32), layer.centre)
     return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
 
 
@@ -140,23 +161,18 @@ def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, 
 
     A product without a bias that could hold it (MatMul whose result no constant is added to) stays as it is.
     """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    outputs = {output.name for output in model.graph.output}
+    view = GraphView(model)
     done = 0
     for node in model.graph.node:
         if node.name not in plan.activations or node.name not in noise:
             continue
         offset = noise[node.name].offset
-        place = _bias_of(node, readers.get(node.output[0], []), node.output[0] in outputs, constants, len(offset))
+        place = _bias_of(view, node, len(offset))
         if place is None:
             continue
         owner, position = place
         held = owner.input[position] if position < len(owner.input) else ""
-        old = numpy_helper.to_array(constants[held]) if held else np.zeros(len(offset), np.float32)
+        old = numpy_helper.to_array(view.constants[held]) if held else np.zeros(len(offset), np.float32)
         name = f"{node.name}/corrected_bias"
         model.graph.initializer.append(numpy_helper.from_array((old - offset).astype(np.float32), name))
         if position < len(owner.input):
@@ -167,14 +183,9 @@ def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, 
     return done
 
 
-def _bias_of(
-    node: onnx.NodeProto,
-    after: list[onnx.NodeProto],
-    is_output: bool,
-    constants: Mapping[str, onnx.TensorProto],
-    channels: int,
-) -> tuple[onnx.NodeProto, int] | None:
+def _bias_of(view: GraphView, node: onnx.NodeProto, channels: int) -> tuple[onnx.NodeProto, int] | None:
     """The node and the position of the input that holds a layer's bias, or could."""
+    constants = view.constants
     fits: Callable[[str], bool] = lambda name: name in constants and list(constants[name].dims) == [channels]  # noqa: E731
     if node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0:
         return None
@@ -182,6 +193,8 @@ def _bias_of(
         if len(node.input) < 3 or not node.input[2] or fits(node.input[2]):
             return node, 2
         return None
-    if is_output or len(after) != 1 or after[0].op_type != "Add":
+    readers = view.readers.get(node.output[0], ())
+    after = view.nodes[readers[0][0]] if len(readers) == 1 and node.output[0] not in view.outputs else None
+    if after is None or after.op_type != "Add":
         return None
-    return next(((after[0], p) for p, name in enumerate(after[0].input) if fits(name)), None)
+    return next(((after, p) for p, name in enumerate(after.input) if fits(name)), None)

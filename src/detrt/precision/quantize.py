@@ -6,6 +6,7 @@ around them: FP32 scales would make every DequantizeLinear, and all that follows
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +69,23 @@ def plan_quantization(view: GraphView, rules: Rules, low: str) -> QuantPlan:
         else:
             plan.activations[node.name] = node.input[0]
     return plan
+
+
+def last_products(view: GraphView, rules: Rules, counts: Mapping[str, int], share: float) -> dict[str, str]:
+    """Layers whose result is an output, an order or a position -> why they stay in FP32, the ones with the least work first,
+    for at most `share` (0..1) of all multiply-adds.
+
+    BF16 has eight digits: a logit of 4 in steps of 1/32, a box in steps of a pixel or more.
+    """
+    total, spent = sum(counts.values()), 0
+    found = [n.name for i, n in enumerate(view.nodes) if _is_layer(view, n) and "exact" in _reached(view, rules, i)]
+    chosen: dict[str, str] = {}
+    for name in sorted(found, key=lambda n: counts.get(n, 0)):
+        spent += counts.get(name, 0)
+        if spent > share * total:
+            break
+        chosen[name] = "BF16 is too coarse for what an output, an order or a position is made of"
+    return chosen
 
 
 def _is_layer(view: GraphView, node: onnx.NodeProto) -> bool:
@@ -154,32 +172,57 @@ def _half_up(values: NDArray) -> NDArray[np.float16]:
     return np.where(rounded.astype(np.float64) < values, np.nextafter(rounded, np.float16(np.inf)), rounded)
 
 
-def insert_qdq(model: onnx.ModelProto, plan: QuantPlan, thresholds: dict[str, float], low: str) -> int:
+def centred_threshold(threshold: float, centre: NDArray[np.float32]) -> float:
+    """The threshold of a tensor from which a centre was subtracted: nothing more is clipped than before."""
+    return threshold + float(np.abs(centre).max())
+
+
+def channel_axis(node: onnx.NodeProto) -> int:
+    """The axis of a quantised layer's input that holds its channels."""
+    return 1 if node.op_type == "Conv" else -1
+
+
+def insert_qdq(
+    model: onnx.ModelProto,
+    plan: QuantPlan,
+    thresholds: dict[str, float],
+    low: str,
+    centres: Mapping[str, NDArray[np.float32]] | None = None,
+) -> int:
     """Put the pairs of a plan into a typed FP16 graph, in place; returns the number of quantised layers.
 
     thresholds: tensor of the FP32 graph -> the |x| that becomes the largest value of the type.
-    One pair serves all layers that read a tensor. Raises the opset to 19, the first with FP16 scales.
+    centres: node -> (inputs,) what is subtracted from its input channels first; its bias makes up for that.
+    One pair serves all layers that read a tensor in the same way. Raises the opset to 19, the first with FP16 scales.
     """
     set_opset(model, 19)
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    pairs: dict[str, str] = {}
+    pairs: dict[tuple[str, tuple[int, ...]], str] = {}
     stored: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.name in plan.activations:
-            name = node.input[0]
-            if name not in pairs:
-                pairs[name] = f"{name}/{low}"
-                scale = activation_scale(thresholds[plan.activations[node.name]], low)
-                nodes += _activation_pair(graph, name, pairs[name], scale, low, node.name)
+            name, limit = node.input[0], thresholds[plan.activations[node.name]]
+            centre = (centres or {}).get(node.name)
+            way = _padding(node) if centre is not None else ()
+            if (name, way) not in pairs:
+                pairs[name, way] = f"{name}/{low}" if centre is None else f"{name}/centred{len(pairs)}/{low}"
+                source = name
+                if centre is not None:
+                    limit = centred_threshold(limit, centre)
+                    source = f"{pairs[name, way]}/centred"
+                    nodes += _centred(graph, node, name, source, centre)
+                nodes += _activation_pair(graph, source, pairs[name, way], activation_scale(limit, low), low, node.name)
+            if any(way):
+                _without_padding(node)
             axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
             key = (node.input[1], axis)
             if key not in stored:
                 stored[key] = f"{node.input[1]}/{low}"
                 weight = numpy_helper.to_array(constants[node.input[1]]).astype(np.float32)
                 nodes.append(_weight_pair(graph, weight, axis, node.input[1], stored[key], low, node.name))
-            node.input[0], node.input[1] = pairs[name], stored[key]
+            node.input[0], node.input[1] = pairs[name, way], stored[key]
         nodes.append(node)
     replace_nodes(model, nodes)
     used = {name for node in graph.node for name in node.input}
@@ -189,6 +232,33 @@ def insert_qdq(model: onnx.ModelProto, plan: QuantPlan, thresholds: dict[str, fl
     graph.initializer.extend(copies)
     del graph.value_info[:]
     return len(plan.activations)
+
+
+def _padding(node: onnx.NodeProto) -> tuple[int, ...]:
+    """(top, left, bottom, right) of a convolution; zeros of a product, so that its pairs differ from uncentred ones."""
+    return tuple(attribute(node, "pads", [0] * 4)) if node.op_type == "Conv" else (0,) * 4
+
+
+def _without_padding(node: onnx.NodeProto) -> None:
+    kept = [entry for entry in node.attribute if entry.name != "pads"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def _centred(
+    graph: onnx.GraphProto, node: onnx.NodeProto, name: str, target: str, centre: NDArray[np.float32]
+) -> list[onnx.NodeProto]:
+    """Subtract a centre. What a convolution pads with is zero before the subtraction, so the padding comes first."""
+    nodes, pads = [], _padding(node)
+    if any(pads):
+        constant = f"{target}/pads"
+        graph.initializer.append(numpy_helper.from_array(np.array([0, 0, *pads[:2], 0, 0, *pads[2:]], np.int64), constant))
+        nodes.append(helper.make_node("Pad", [name, constant], [f"{target}/padded"], name=f"{node.name}/Pad"))
+        name = f"{target}/padded"
+    shape = [1, -1, 1, 1] if node.op_type == "Conv" else [-1]
+    constant = f"{target}/centre"
+    graph.initializer.append(numpy_helper.from_array(centre.astype(np.float16).reshape(shape), constant))
+    return [*nodes, helper.make_node("Sub", [name, constant], [target], name=f"{node.name}/Centre")]
 
 
 def _activation_pair(
