@@ -287,17 +287,22 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
 
 
 def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Take the statistics of every BatchNorm from one picture of noise, in place.
+    """Take the statistics of every BatchNorm from two pictures of noise, in place, and move it off zero.
 
     These decoders read the encoder's output without a projection or norm of their own; without
     statistics it is in the thousands, and adding it to the queries loses four digits of them.
+    Around zero, untrained layers of normalisation and activation make every difference larger by a constant factor each
+    (Yang et al., arXiv:1902.08129), rounding too; trained ones do not. A small scale and a positive shift keep the
+    activation where it is almost linear.
     """
     norms = [child for child in module.modules() if isinstance(child, torch.nn.BatchNorm2d)]
     for norm in norms:
+        norm.weight.data.normal_(0.5, 0.05, generator=generator)
+        norm.bias.data.normal_(0.8, 0.2, generator=generator)
         norm.momentum = 1.0
         norm.train()
     with torch.no_grad():
-        module(pixel_values=torch.rand(2, 3, 256, 256, generator=generator))
+        module(pixel_values=_noise(2, generator))
     for norm in norms:
         norm.momentum = 0.1
         norm.eval()
@@ -309,15 +314,20 @@ def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, gen
     It projects the backbone's output without a norm. Of untrained layers that is in the thousands, its attention has
     logits of millions, and a softmax of those is a maximum that rounding moves to another pixel.
     """
-    # Noise of every scale, as in photographs: plain noise averages out in every convolution.
-    picture = torch.zeros(1, 3, 256, 256)
-    for side in (2, 4, 8, 16, 32, 64, 128, 256):
-        noise = torch.randn(1, 3, side, side, generator=generator)
-        picture += torch.nn.functional.interpolate(noise, size=(256, 256), mode="bilinear")
     found: list[torch.Tensor] = []
     hook = projection.register_forward_hook(lambda _, __, output: found.append(output))
     with torch.no_grad():
-        module.eval()(pixel_values=picture / picture.std())
+        module.eval()(pixel_values=_noise(1, generator))
         for parameter in projection.parameters():
             parameter /= found[0].std()
     hook.remove()
+
+
+def _noise(count: int, generator: torch.Generator) -> torch.Tensor:
+    """(count, 3, 256, 256) of standard deviation 1: noise of every scale, as in photographs. Plain noise averages out in
+    every convolution."""
+    picture = torch.zeros(count, 3, 256, 256)
+    for side in (2, 4, 8, 16, 32, 64, 128, 256):
+        noise = torch.randn(count, 3, side, side, generator=generator)
+        picture += torch.nn.functional.interpolate(noise, size=(256, 256), mode="bilinear")
+    return picture / picture.std()
