@@ -2,13 +2,18 @@
 
     python tests/gpu/measure_precision.py DATA CHECKPOINT... [random:FAMILY...] [embedded:shapes]
 
-DATA holds `images/coco_permissive`. Checkpoints are measured by AP, random models by the largest relative error of
-the encoder's memory over 20 pictures, the embedded model by AP on 500 drawn scenes.
+DATA holds `images/coco_permissive`. DETRT_PRECISIONS: which ones (fp16,bf16); int8 and fp8 compute with the dequantised values
+in FP16. DETRT_DRAWS: repeats on pixels that are changed by -1, 0 or 1, for the mean of the change. Checkpoints are measured by AP on its two sets and on both with their mirror images,
+random models by the largest relative error of the encoder's memory over DETRT_PICTURES (20) pictures, the embedded model
+by AP on 500 drawn scenes.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
+import os
 import sys
 import tempfile
 import time
@@ -23,13 +28,17 @@ from detrt.evaluate import evaluate_coco
 from detrt.export import ExportConfig, export_onnx
 from detrt.export.onnx import relative_error
 from detrt.onnx_session import OnnxSession
-from detrt.precision import PrecisionConfig
+from detrt.precision import PrecisionConfig, noise, ranges
+from detrt.precision import calibrate as histograms
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.images import Prompted
 from detrt.precision.ranges import image_feeds
 from detrt.precision.stage import text_feeds
 from detrt.sources import load_source
 
+LOW = tuple(os.environ.get("DETRT_PRECISIONS", "fp16,bf16").split(","))
+DRAWS = int(os.environ.get("DETRT_DRAWS", "0"))
+PICTURES = int(os.environ.get("DETRT_PICTURES", "20"))
 PROMPT = "a person. a cat. a dog. a car. a chair."
 
 
@@ -65,11 +74,20 @@ def memory_of(model) -> str:
     raise SystemExit("no encoder memory found")
 
 
+def run_tensors(model, spec, images, names, visit, progress=None) -> None:
+    """What `detrt.precision.ranges.run_tensors` does, with PyTorch on the GPU: one pass an image instead of many."""
+    run = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu").run
+    for feeds in image_feeds(images, spec):
+        run(dict(feeds), tuple(names), visit)
+
+
 def main(data: Path, refs: list[str]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     coco = data / "images" / "coco_permissive"
     val = (coco / "annotations" / "instances_val2017.json", coco / "val2017")
     pictures = sorted((coco / "train2017").glob("*.jpg"))
+    for module in (ranges, histograms, noise):
+        module.run_tensors = run_tensors
     for ref in refs:
         start = time.time()
         try:
@@ -86,13 +104,17 @@ def measure(ref: str, val, pictures) -> dict:
     like = OnnxSession(path)
     row: dict = {}
     random = ref.startswith("random:")
-    scan, shown = pictures[:2] if random else pictures[:16], pictures[:20]
+    scan, shown = pictures[:2] if random else pictures[:16], pictures[:PICTURES]
     if spec.text is not None:
         texts = text_feeds(path, PROMPT)
         scan, shown = Prompted(scan, texts), Prompted(shown, texts)
     known = calibrate(model, spec, PrecisionConfig("fp16", calibration=val[1]), scan)
-    for precision in ("fp32", "fp16", "bf16"):
-        typed, done = apply_precision(model, spec, PrecisionConfig(precision, min_share=0.0), scan, known=known)
+    exact: list = []
+    for precision in ("fp32", *LOW):
+        config = PrecisionConfig(precision, min_share=0.0, calibration=val[1])
+        if precision in ("int8", "fp8"):
+            known = calibrate(model, spec, config, scan if random else pictures)
+        typed, done = apply_precision(model, spec, config, scan, known=known)
         row[f"{precision} share"] = round(done.share.of(precision), 4)
         session = Session(typed, like)
         if random:
@@ -104,15 +126,38 @@ def measure(ref: str, val, pictures) -> dict:
             row[precision] = max(relative_error(a[name], b[name]) for a, b in zip(exact, found, strict=True))
             row[f"{precision} finite"] = all(np.isfinite(v).all() for b in found for v in b.values())
         else:
-            sets = (
-                [scenes()]
-                if ref.startswith("embedded:")
-                else [val, (Path(str(val[0]).replace("val", "train")), pictures[0].parent)]
-            )
-            row[precision] = [round(evaluate_coco(session, *s, batch_size=10).metrics["AP"] or 0.0, 5) for s in sets]
+            found = average_precision(session, None if ref.startswith("embedded:") else val[0].parents[1])
+            row[precision] = found[0]
+            exact = exact or found[1:]
+            if precision != "fp32" and exact:
+                row[f"{precision}, mean change"] = on_cpu().mean_change(list(zip(exact, found[1:], strict=True)))
+            print(json.dumps({"model": ref, "so far": row}), flush=True)
     if known.lost:
         row["kept by the scan"] = len(known.lost)
     return row
+
+
+def average_precision(session: Session, coco: Path | None) -> list[dict[str, float]]:
+    """Set -> AP: of a COCO folder as `training/measure_precision.py` measures it, on its pictures and on DRAWS changed copies
+    of them; or of the drawn scenes."""
+    if coco is None:
+        found = evaluate_coco(session, *scenes(), batch_size=10).metrics["AP"] or 0.0
+        return [{"drawn scenes": round(found, 5)}]
+    cpu = on_cpu()
+    truth, pictures, ids = cpu.read(coco)
+    shown = [pictures, *(cpu.changed(pictures, draw) for draw in range(DRAWS))]
+    return [{name: round(value, 5) for name, value in cpu.scores(session, truth, some, ids, batch=8).items()} for some in shown]
+
+
+@functools.cache
+def on_cpu():
+    """The script that measures the same with rounding on a CPU."""
+    place = Path(__file__).resolve().parents[2] / "training" / "measure_precision.py"
+    spec = importlib.util.spec_from_file_location("on_cpu", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def scenes() -> tuple[Path, Path]:

@@ -15,6 +15,7 @@ KIND = {
     TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16, TensorProto.BFLOAT16: torch.bfloat16,
     TensorProto.DOUBLE: torch.float64, TensorProto.INT64: torch.int64, TensorProto.INT32: torch.int32,
     TensorProto.UINT8: torch.uint8, TensorProto.INT8: torch.int8, TensorProto.BOOL: torch.bool,
+    TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
 }  # fmt: skip
 
 
@@ -34,16 +35,21 @@ class TorchGraph:
         if proto.data_type == TensorProto.BFLOAT16:
             bits = np.frombuffer(proto.raw_data, np.int16).reshape(list(proto.dims)).copy()
             return torch.from_numpy(bits).view(torch.bfloat16).to(self.device)
+        if proto.data_type == TensorProto.FLOAT8E4M3FN:
+            bits = np.frombuffer(proto.raw_data, np.uint8).reshape(list(proto.dims)).copy()
+            return torch.from_numpy(bits).to(self.device).view(torch.float8_e4m3fn)
         array = np.array(numpy_helper.to_array(proto))
         # Shapes and axes stay on the host, where their values are read.
         place = "cpu" if array.dtype == np.int64 and array.size <= 16 else self.device
         return torch.from_numpy(array).to(place)
 
     @torch.inference_mode()
-    def run(self, feeds: dict[str, np.ndarray], more: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    def run(self, feeds: dict[str, np.ndarray], more: tuple[str, ...] = (), visit=None) -> dict[str, np.ndarray]:
+        """visit(name, array): called with every tensor named in `more` as it is made, instead of keeping it."""
         values = dict(self.constants)
         values |= {name: torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for name, a in feeds.items()}
-        wanted = {o.name for o in self.graph.output} | set(more)
+        more = frozenset(more)
+        wanted = {o.name for o in self.graph.output} | more
         found = {}
         for index, node in enumerate(self.graph.node):
             inputs = [values[name] if name else None for name in node.input]
@@ -51,7 +57,11 @@ class TorchGraph:
             for name, value in zip(node.output, made if isinstance(made, (list, tuple)) else [made], strict=False):
                 values[name] = value
                 if name in wanted:
-                    found[name] = (value.float() if value.is_floating_point() else value).cpu().numpy()
+                    array = (value.float() if value.is_floating_point() else value).cpu().numpy()
+                    if visit is not None and name in more:
+                        visit(name, array)
+                    else:
+                        found[name] = array
             for name in node.input:
                 if self.last.get(name) == index and name not in self.constants:
                     values.pop(name, None)
@@ -93,6 +103,13 @@ def _run(op, x, a, outputs, device):  # one operator a branch: a table of the ON
         return torch.div(left, right) if left.is_floating_point() else torch.div(left, right, rounding_mode="trunc")
     if op == "Cast":
         return x[0].to(KIND[a["to"]])
+    if op == "QuantizeLinear":  # the scales of activations are single numbers
+        if x[2].dtype == torch.float8_e4m3fn:
+            return (x[0] / x[1]).float().clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+        return torch.round(x[0] / x[1]).clamp(-128, 127).to(torch.int8)
+    if op == "DequantizeLinear":
+        shape = [-1 if i == a.get("axis", 1) % x[0].ndim else 1 for i in range(x[0].ndim)] if x[1].ndim else []
+        return x[0].to(x[1].dtype) * x[1].reshape(shape)
     if op == "Shape":
         shape = list(x[0].shape)[a.get("start", 0) : a.get("end", x[0].ndim)]
         return torch.tensor(shape, dtype=torch.int64)
