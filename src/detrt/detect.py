@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .cores import usable_cores
 from .detections import Detections
-from .detector import Detector
+from .detector import MOST_DECODERS, Detector
 from .draw import draw_detections
 from .errors import ImageError, OutputError
 from .files import writing
@@ -24,7 +24,6 @@ from .outputs import Record
 from .reading import Item, read_ahead
 from .video import Frame, video_facts, video_writer
 
-_DECODERS = 8  # threads that decode for a GPU at most
 _KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
@@ -55,7 +54,7 @@ def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1
         SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
     """
     on_cpu = detector.session.backend.endswith("cpu")
-    threads = 1 if on_cpu else max(1, min(_DECODERS, usable_cores() - 1))
+    threads = 1 if on_cpu else max(1, min(MOST_DECODERS, usable_cores() - 1))
     items = read_ahead(inputs, every=every, threads=threads, ahead=2 * detector.batch_size + (0 if on_cpu else threads))
     waiting: deque[tuple[list[Item], Callable[[], list[Detections]]]] = deque()
     with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bound import BoundSession
+from .cores import usable_cores
 from .decode import check_threshold, decode
 from .detections import Detections
 from .errors import PromptError, SpecError
@@ -27,6 +28,7 @@ from .tokens import Asked
 
 # What to look for: text with a dot behind each phrase, or a list of class names.
 Prompts = str | Sequence[str] | Prompt
+MOST_DECODERS = 8  # threads that decode files for a GPU
 # Waits for a batch that was begun.
 Found = Callable[[], list[Detections]]
 
@@ -112,6 +114,7 @@ class Detector:
             size_hw = (int(size_hw[0]), int(size_hw[1]))
         check_size(self.spec.input, size_hw)
         self.size_hw = size_hw
+        self._loaders: ThreadPoolExecutor | None = None
         self._runner = getattr(session, "pictures", None) if on_device else None
         limit = self._fixed_batch or session.max_batch
         self.batch_size = min(batch_size or limit or 1, limit or batch_size or 1)
@@ -172,7 +175,7 @@ class Detector:
         the device resizes. prompts: see `__call__`."""
         source, asked = iter(images), self._asked(prompts)
         waiting: deque[Found] = deque()
-        while chunk := [load_image(image) for image in itertools.islice(source, self.batch_size)]:
+        while chunk := self._loaded(list(itertools.islice(source, self.batch_size))):
             wanted = None if asked is None else list(itertools.islice(asked, len(chunk)))
             if wanted is not None and len(wanted) != len(chunk):
                 raise PromptError("there are fewer prompts than images; give one for each image")
@@ -183,6 +186,15 @@ class Detector:
             yield from found()
         if asked is not None and next(asked, None) is not None:
             raise PromptError("there are more prompts than images; give one for each image")
+
+    def _loaded(self, images: list[ImageSource]) -> list[NDArray[np.uint8]]:
+        """Files of a batch are decoded side by side where a GPU would wait for them."""
+        files = sum(not isinstance(image, np.ndarray) for image in images)
+        if self._runner is None or files < 2:
+            return [load_image(image) for image in images]
+        if self._loaders is None:
+            self._loaders = ThreadPoolExecutor(min(MOST_DECODERS, usable_cores()), "detrt-decode")
+        return list(self._loaders.map(load_image, images))
 
     @property
     def ahead(self) -> int:
@@ -297,8 +309,9 @@ class Detector:
 
     def close(self) -> None:
         """Release the model."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        for pool in (self._pool, self._loaders):
+            if pool is not None:
+                pool.shutdown()
         self.session.close()
 
     def __enter__(self) -> Detector:

@@ -146,6 +146,22 @@ def test_detections_are_those_of_the_cpu(name, choices, exported):
             assert plain.ahead == 0
 
 
+def test_files_are_decoded_side_by_side(exported, tmp_path):
+    from PIL import Image
+
+    path = exported("detr").path
+    names = [tmp_path / f"{index}.png" for index in range(3)]
+    for index, name in enumerate(names):
+        Image.fromarray(picture(40 + index, 60)).save(name)
+    options = {"threshold": 0.0, "batch_size": 2}
+    with Detector(OnDevice(path), **options) as there, Detector(OnnxSession(path), **options) as here:
+        for want, got in zip(here(names), there(names), strict=True):
+            assert want.image_size_hw == got.image_size_hw and np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-3)
+        (tmp_path / "bad.png").write_bytes(b"no picture")
+        with pytest.raises(ImageError, match=r"bad\.png"):
+            there([names[0], tmp_path / "bad.png"])
+
+
 def test_batches_may_be_asked_for_late(exported):
     path = exported("detr").path
     images = [picture(40 + i, 60) for i in range(DEPTH + 2)]
