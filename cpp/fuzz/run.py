@@ -67,16 +67,22 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4, help="of each target")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    for target, make in (("spec", spec_seeds), ("image", image_seeds)):
-        with tempfile.TemporaryDirectory() as folder:
-            seeds = make(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        running = {}
+        for target, make in (("spec", spec_seeds), ("image", image_seeds)):  # beside each other, one thread each
+            place = Path(folder) / target
+            place.mkdir()
             program = given.build / "fuzz" / f"fuzz-{target}"
-            command = [program, "--runs", 10**9, "--seconds", given.seconds, "--seed", given.seed, *seeds]
-            done = subprocess.run([str(part) for part in command], timeout=given.seconds * 5 + 60)
-            if done.returncode != 0:
-                print(f"the fuzz target {target} failed with {done.returncode}", file=sys.stderr)
-                return 1
-    return 0
+            command = [program, "--runs", 10**9, "--seconds", given.seconds, "--seed", given.seed, *make(place)]
+            running[target] = subprocess.Popen([str(part) for part in command])
+        try:
+            bad = [target for target, program in running.items() if program.wait(given.seconds * 5 + 60) != 0]
+        finally:
+            for program in running.values():
+                program.kill()
+    for target in bad:
+        print(f"the fuzz target {target} failed with {running[target].returncode}", file=sys.stderr)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ constexpr const char* overflow =
     "checkpoint if it happens there too";
 constexpr const char* foreign = "the spec does not belong to this file: export it again";
 
-// name and shape by value: g++ 13 would take the result for a reference into a temporary.
-const Tensor& take(const Tensors& outputs, const char* name, DType dtype, std::vector<std::int64_t> shape) {
+// A pointer: g++ 13 would take a reference for one into a temporary among the arguments.
+const Tensor* take(const Tensors& outputs, const char* name, DType dtype, std::vector<std::int64_t> shape) {
   const auto found = outputs.find(name);
   if (found == outputs.end())
     throw Error(ErrorKind::session,
@@ -26,7 +26,7 @@ const Tensor& take(const Tensors& outputs, const char* name, DType dtype, std::v
     throw Error(ErrorKind::session, "the model returned '" + std::string(name) + "' as " + name_of(tensor.dtype()) +
                                         " " + shape_text(tensor.shape()) + "; its spec promises " + name_of(dtype) +
                                         " " + shape_text(shape) + "; " + foreign);
-  return tensor;
+  return &tensor;
 }
 
 void check_finite(const float* values, std::int64_t count, bool minus_infinity, const std::string& name) {
@@ -96,10 +96,10 @@ std::vector<Candidate> read_raw(const float* logits, const float* boxes, Size si
 std::vector<Candidate> read_decoded(const Tensors& outputs, const DecodeSpec& rule, std::int64_t images,
                                     std::int64_t image) {
   const std::int64_t k = rule.max_detections;
-  const float* boxes = take(outputs, "boxes", DType::float32, {images, k, 4}).as<float>() + image * k * 4;
-  const float* scores = take(outputs, "scores", DType::float32, {images, k}).as<float>() + image * k;
-  const std::int64_t* ids = take(outputs, "labels", DType::int64, {images, k}).as<std::int64_t>() + image * k;
-  const std::int64_t count = take(outputs, "num_detections", DType::int64, {images}).as<std::int64_t>()[image];
+  const float* boxes = take(outputs, "boxes", DType::float32, {images, k, 4})->as<float>() + image * k * 4;
+  const float* scores = take(outputs, "scores", DType::float32, {images, k})->as<float>() + image * k;
+  const std::int64_t* ids = take(outputs, "labels", DType::int64, {images, k})->as<std::int64_t>() + image * k;
+  const std::int64_t count = take(outputs, "num_detections", DType::int64, {images})->as<std::int64_t>()[image];
   if (count < 0 || count > k)
     throw Error(ErrorKind::session, "the model returned num_detections = " + std::to_string(count) +
                                         "; it must be from 0 to " + std::to_string(k));
@@ -133,8 +133,8 @@ std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, co
   const std::int64_t columns = rule.num_classes + (rule.activation == Activation::softmax);
   const float *logits = nullptr, *boxes = nullptr;
   if (!rule.in_graph) {
-    const Tensor& raw = take(outputs, "logits", DType::float32, {images, rule.num_queries, columns});
-    const Tensor& places = take(outputs, "pred_boxes", DType::float32, {images, rule.num_queries, 4});
+    const Tensor& raw = *take(outputs, "logits", DType::float32, {images, rule.num_queries, columns});
+    const Tensor& places = *take(outputs, "pred_boxes", DType::float32, {images, rule.num_queries, 4});
     check_finite(raw.as<float>(), raw.elements(), true, "logits");
     check_finite(places.as<float>(), places.elements(), false, "pred_boxes");
     logits = raw.as<float>();

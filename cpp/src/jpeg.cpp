@@ -39,12 +39,12 @@ jpeg_error_mgr* install(Errors& errors) {
   return manager;
 }
 
-struct Reader {
+struct JpegReader {
   jpeg_decompress_struct info{};
   Errors errors{};
   bool made = false;
 
-  ~Reader() {
+  ~JpegReader() {
     if (made)
       jpeg_destroy_decompress(&info);
   }
@@ -120,7 +120,7 @@ bool is_jpeg(Bytes file) noexcept {
 }
 
 Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most) {
-  const auto reader = std::make_unique<Reader>();
+  const auto reader = std::make_unique<JpegReader>();
   const auto damaged = [&] {
     return Error(ErrorKind::image, name + " is damaged or cut off: " + reader->errors.text + "; copy it again");
   };

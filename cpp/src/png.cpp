@@ -25,16 +25,16 @@ struct Jump {
 }
 void no_message(png_structp, png_const_charp) {} // warnings are about metadata; the pixels are checked by errors
 
-struct Reader {
+struct PngReader {
   Jump jump;
   Bytes rest;
   png_structp png = nullptr;
   png_infop info = nullptr;
 
-  ~Reader() { png_destroy_read_struct(&png, &info, nullptr); }
+  ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
 
   static void read(png_structp png, png_bytep out, std::size_t size) {
-    auto* self = static_cast<Reader*>(png_get_io_ptr(png));
+    auto* self = static_cast<PngReader*>(png_get_io_ptr(png));
     if (size > self->rest.size)
       png_error(png, "the file ends too early");
     std::memcpy(out, self->rest.data, size);
@@ -98,7 +98,7 @@ bool is_png(Bytes file) noexcept {
 }
 
 Decoded read_png(Bytes file, const std::string& name, std::int64_t most) {
-  const auto reader = std::make_unique<Reader>();
+  const auto reader = std::make_unique<PngReader>();
   const auto damaged = [&] {
     return Error(ErrorKind::image, name + " is damaged or cut off: " + reader->jump.text + "; copy it again");
   };

@@ -10,7 +10,7 @@
 namespace detrt {
 namespace {
 
-constexpr const char* again = "make it again with detrt encode-prompt";
+constexpr const char* encode_again = "make it again with detrt encode-prompt";
 constexpr std::uintmax_t longest = 256u << 20; // bytes; 4 096 class names of 2 kB each have 11 MB
 
 std::vector<std::uint8_t> from_base64(const std::string& text, const Fields& fields) {
@@ -128,7 +128,7 @@ Prompt Prompt::open(const std::filesystem::path& path, const Bundle& bundle) {
     throw Error(ErrorKind::prompt, "there is no prompt file " + name + "; make one with: detrt encode-prompt " +
                                        bundle.folder().string() + " --prompt 'a cat. a dog.' -o prompt.json");
   if (std::filesystem::file_size(path, error) > longest || error)
-    throw Error(ErrorKind::prompt, name + " is too large for a prompt; " + again);
+    throw Error(ErrorKind::prompt, name + " is too large for a prompt; " + encode_again);
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();
@@ -141,7 +141,7 @@ Prompt Prompt::parse(const std::string& json, const std::string& name, const Bun
   if (!bundle.spec().text)
     throw Error(ErrorKind::prompt,
                 "this model has fixed classes and takes no prompt; choose among them with --classes");
-  const Json data = parse_json(json, name, ErrorKind::prompt, again);
+  const Json data = parse_json(json, name, ErrorKind::prompt, encode_again);
   const Fields fields(data, name, ErrorKind::prompt);
   fields.only({"schema", "kind", "tokenizer_sha256", "tower_sha256", "prompt", "listed", "num_classes", "parts"});
   fields.whole("schema", schema, schema);
@@ -151,7 +151,7 @@ Prompt Prompt::parse(const std::string& json, const std::string& name, const Bun
   prompt.spec_ = bundle.spec();
   const TextSpec& text = *bundle.spec().text;
   if (fields.one_of("kind", {"tokens", "classes"}) != static_cast<std::size_t>(text.kind))
-    fields.fail("kind", std::string("does not belong to this bundle; ") + again);
+    fields.fail("kind", std::string("does not belong to this bundle; ") + encode_again);
   prompt.text_ = fields.text("prompt");
   prompt.listed_ = fields.flag("listed", false);
   prompt.pad_id_ = text.pad_id;

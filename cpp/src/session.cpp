@@ -39,7 +39,8 @@ void check_feeds(const std::vector<TensorInfo>& inputs, const Tensors& feeds) {
 }
 
 std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions& options) {
-  std::string reasons, names;
+  std::string names;
+  std::vector<std::string> reasons;
   for (const Backend& backend : backends()) {
     names += (names.empty() ? "" : ", ") + std::string(backend.name);
     if (options.backend != "auto" && options.backend != backend.name)
@@ -47,7 +48,7 @@ std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions
     std::string why;
     if (const std::optional<BundleFile> file = backend.choose(bundle, options, why))
       return backend.open(bundle, *file, options);
-    reasons += std::string("\n  ") + backend.name + ": " + why + " (" + backend.needs + ")";
+    reasons.push_back(std::string(backend.name) + ": " + why + " (" + backend.needs + ")");
   }
   if (options.backend != "auto" && reasons.empty())
     throw Error(ErrorKind::usage, "this libdetrt has no back end '" + options.backend +
@@ -56,7 +57,10 @@ std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions
     throw Error(ErrorKind::session,
                 "this libdetrt was built without a back end; configure it with -DDETRT_LIBTORCH=ON or "
                 "-DDETRT_TENSORRT=ON");
-  throw Error(ErrorKind::session, "no back end can run the bundle '" + bundle.folder().string() + "' here:" + reasons);
+  std::string list;
+  for (const std::string& reason : reasons)
+    list += (reasons.size() > 1 ? "\n  " : " ") + reason;
+  throw Error(ErrorKind::session, "no back end can run the bundle '" + bundle.folder().string() + "' here:" + list);
 }
 
 } // namespace detrt

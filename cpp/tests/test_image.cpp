@@ -11,15 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("detrt-image-" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-};
-
 detrt::Image gradient(int height, int width) {
   return image_of({{"shape", {height, width, 3}}, {"gradient", {5, 3, 80}}});
 }
@@ -36,7 +27,7 @@ std::string decode_error(const std::string& bytes) {
 } // namespace
 
 TEST_CASE("PNG comes back as it was, JPEG nearly") {
-  const Folder folder;
+  const Folder folder("image");
   const detrt::Image image = gradient(40, 61);
   detrt::save_image(image, folder.path / "sub/a.png");
   CHECK(detrt::load_image(folder.path / "sub/a.png").rgb == image.rgb);
@@ -51,7 +42,7 @@ TEST_CASE("PNG comes back as it was, JPEG nearly") {
 }
 
 TEST_CASE("files that are no good images are refused") {
-  const Folder folder;
+  const Folder folder("image");
   CHECK_ERROR(detrt::load_image(folder.path / "none.jpg"), "there is no file");
   CHECK_ERROR(detrt::load_image(folder.path), "is a folder");
   CHECK_ERROR(detrt::load_image(""), "is '' (empty)");
@@ -90,7 +81,7 @@ TEST_CASE("EXIF and XMP orientations are found") {
 }
 
 TEST_CASE("folders are searched in natural order") {
-  const Folder folder;
+  const Folder folder("image");
   for (const char* name : {"img10.png", "img2.png", "sub/img1.JPG", ".hidden/a.png", ".x.png", "note.txt"}) {
     fs::create_directories((folder.path / name).parent_path());
     std::ofstream(folder.path / name) << "x";

@@ -21,15 +21,6 @@ Json good_bundle() {
           {"files", {{{"kind", "onnx"}, {"path", "model.onnx"}, {"sha256", "00"}, {"size", 3}, {"engine", nullptr}}}}};
 }
 
-struct Folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("detrt-spec-" + std::to_string(::getpid()));
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-};
-
 } // namespace
 
 TEST_CASE("a spec is read with its defaults") {
@@ -89,7 +80,7 @@ TEST_CASE("a wrong spec is refused with the name of its field") {
 }
 
 TEST_CASE("a bundle is checked before it is used") {
-  const Folder folder;
+  const Folder folder("spec");
   CHECK_ERROR(detrt::Bundle::open(folder.path / "none"), "is not a detrt bundle. Make one with: detrt build");
   std::ofstream(folder.path / "detrt.json") << "not json";
   CHECK_ERROR(detrt::Bundle::open(folder.path), "cannot be read as JSON");

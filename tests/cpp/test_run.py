@@ -74,7 +74,14 @@ def changed(bundle, folder, change):
     return folder
 
 
-def test_bad_input_is_a_message(build, bundle, photos, tmp_path):
+def refused(program, photos, cases):
+    for arguments, message in cases:
+        done = run(program, arguments[0], photos[0], *arguments[1:])
+        assert done.returncode == 2 and message in done.stderr and not done.stdout, (arguments, done.stderr, done.returncode)
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
     def edit(name, change):
         return changed(bundle, tmp_path / name, change)
 
@@ -90,36 +97,37 @@ def test_bad_input_is_a_message(build, bundle, photos, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/detrt.json").write_text("{")
     cases = [
-        ([tmp_path / "none"], "is not a detrt bundle. Make one with: detrt build"),
-        ([tmp_path / "broken"], "cannot be read as JSON"),
         ([short], "truncated or replaced; build it again"),
         ([swapped], "SHA-256 differs"),
-        ([edit("schema", lambda d: d["spec"].update(schema=9))], "spec has schema 9"),
         ([edit("gpu", other("compute_capabilities", [90]))], "and PyTorch sees no GPU here"),
         ([edit("form", other("options", {"format": "artifact"}))], "of the form that only Python opens"),
         ([edit("version", other("tensorrt_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
         ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),
         ([edit("none-of-it", lambda d: d.update(files=[]))], "the bundle has no compiled package"),
-        ([edit("outside", lambda d: d["files"][0].update(path="../x"))], "outside its own folder; refused"),
         ([bundle, "--batch", str(LARGEST + 1)], f"batch must be from 1 to {LARGEST} images"),
-        ([bundle, "--batch", "0"], "--batch must be a whole number"),
         ([bundle, "--device", "cuda:7"], "PyTorch sees 0 GPUs here; got device cuda:7"),
         ([bundle, "--device", "tpu"], "device must be cpu, cuda or cuda:N"),
         ([bundle, "--backend", "other"], "has no back end 'other'"),
-        ([bundle, "--threshold", "2"], "--threshold must be a number from 0 to 1; got '2'"),
         ([bundle, "--classes", "cow"], "this model has no class 'cow'"),
         ([bundle, "--size", "64x64"], "this model takes 32x40 only"),
-        ([bundle, "--prompt", "p.json"], "there is no prompt file 'p.json'"),
         ([bundle, "--json", tmp_path], "a folder has that name"),
         ([bundle, "--cuda-graph"], "choices for the tensorrt back end"),
+    ]
+    refused(build / "detrt-run", photos, cases)
+    before_the_model = [
+        ([tmp_path / "none"], "is not a detrt bundle. Make one with: detrt build"),
+        ([tmp_path / "broken"], "cannot be read as JSON"),
+        ([edit("schema", lambda d: d["spec"].update(schema=9))], "spec has schema 9"),
+        ([edit("outside", lambda d: d["files"][0].update(path="../x"))], "outside its own folder; refused"),
+        ([bundle, "--batch", "0"], "--batch must be a whole number"),
+        ([bundle, "--threshold", "2"], "--threshold must be a number from 0 to 1; got '2'"),
+        ([bundle, "--prompt", "p.json"], "there is no prompt file 'p.json'"),
         ([bundle, "--what"], "there is no option '--what'"),
         ([bundle, "--json"], "--json needs a value"),
     ]
-    for arguments, message in cases:
-        done = run(build / "detrt-run", arguments[0], photos[0], *arguments[1:])
-        assert done.returncode == 2 and message in done.stderr and not done.stdout, (arguments, done.stderr, done.returncode)
+    refused(sanitized / "detrt-run", photos, before_the_model)
     for inputs, message in (([], "give a bundle and at least one image"), (["none.jpg"], "there is no file 'none.jpg'")):
-        done = run(build / "detrt-run", bundle, *inputs)
+        done = run(sanitized / "detrt-run", bundle, *inputs)
         assert done.returncode == 2 and message in done.stderr
 
 
