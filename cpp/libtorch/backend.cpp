@@ -52,8 +52,8 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
                              [](const BundleFile& file) { return file.engine && file.engine->format == "artifact"; }),
               files.end());
   if (files.empty()) {
-    why =
-        "the bundle's compiled package is of the form that only Python opens; build a TensorRT engine for C++ on a GPU";
+    why = "the bundle's compiled package is of the form that only Python opens; build it with --target inductor --form "
+          "aoti";
     return std::nullopt;
   }
   const std::optional<int> device = device_of(options.device);
@@ -104,7 +104,7 @@ public:
                                           "with that PyTorch");
     if (options.threads > 0)
       libtorch::set_threads(options.threads);
-    package_ = libtorch::open_package(bundle.checked_path(file), device_);
+    package_ = libtorch::open_package(bundle.checked_path(file), device_, file.engine->precision == "tf32");
   }
 
   const std::vector<TensorInfo>& inputs() const override { return inputs_; }
@@ -178,7 +178,10 @@ std::unique_ptr<Session> open(const Bundle& bundle, const BundleFile& file, cons
 } // namespace
 
 const Backend& libtorch_backend() {
-  static const Backend row{"libtorch", "build one with: detrt build MODEL -o BUNDLE --target inductor", choose, open};
+  static const Backend row{
+      "libtorch",
+      "build one with: detrt build MODEL -o BUNDLE --target inductor; for a GPU with --device cuda --form aoti", choose,
+      open};
   return row;
 }
 

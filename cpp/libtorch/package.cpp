@@ -15,6 +15,10 @@
 #include <torch/version.h>
 
 #include "detrt/error.hpp"
+#include "ops.hpp"
+#ifdef DETRT_TORCH_GRAPHS
+#include "replay.hpp"
+#endif
 
 namespace detrt::libtorch {
 namespace {
@@ -55,36 +59,63 @@ template <class Function> auto guarded(const char* what, Function&& function) ->
 
 class AotPackage final : public Package {
 public:
-  AotPackage(const std::filesystem::path& path, int device)
-      : device_(device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))) {
-    if (path.extension() == ".so") { // an unpacked package: the library, and its kernels beside it
+  AotPackage(const std::filesystem::path& path, int device, bool tf32)
+      : device_(device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))),
+        tf32_(tf32) {
+#ifdef DETRT_TORCH_CUDA
+    register_ops();
+#endif
+    const bool single = device_.is_cuda(); // runs are recorded, which allows no questions to the GPU in between
+    if (path.extension() == ".so") {       // an unpacked package: the library, and its kernels beside it
       const auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
       const auto runner = runners.find(device < 0 ? "cpu" : "cuda");
       if (runner == runners.end())
         throw Error(ErrorKind::session, "this PyTorch has no runner for " + device_.str());
-      runner_ = runner->second(path.string(), 1, device_.str(), path.parent_path().string(), false);
+      runner_ = runner->second(path.string(), 1, device_.str(), path.parent_path().string(), single);
     } else {
-      loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(path.string(), "model", false, 1,
+      loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(path.string(), "model", single, 1,
                                                                           static_cast<c10::DeviceIndex>(device));
     }
+#ifdef DETRT_TORCH_GRAPHS
+    if (device_.is_cuda())
+      replays_ = std::make_unique<Replays>([this](const auto& given) { return forward(given); }, device_);
+#endif
   }
 
   std::vector<Tensor> run(const std::vector<const Tensor*>& inputs) override {
     return guarded("while it ran the model", [&] {
       const c10::InferenceMode inference;
+      if (device_.is_cuda()) {
+        at::Context& context = at::globalContext();
+        context.setAllowTF32CuBLAS(tf32_); // convolutions take TF32 unless they are told
+        context.setAllowTF32CuDNN(tf32_);
+        context.setBenchmarkCuDNN(true); // the fastest kernels are searched for in the first run of a shape
+      }
       std::vector<at::Tensor> given;
       for (const Tensor* tensor : inputs)
         // The model only reads its inputs, so they are not copied for the CPU.
-        given.push_back(
-            at::from_blob(const_cast<void*>(tensor->data()), tensor->shape(), type_of(tensor->dtype())).to(device_));
+        given.push_back(at::from_blob(const_cast<void*>(tensor->data()), tensor->shape(), type_of(tensor->dtype())));
       std::vector<Tensor> results;
-      for (at::Tensor& output : (runner_ ? runner_->run(given) : loader_->run(given)))
+#ifdef DETRT_TORCH_GRAPHS
+      if (replays_) {
+        for (const at::Tensor& output : replays_->run(given))
+          results.push_back(host(output));
+        return results;
+      }
+#endif
+      for (at::Tensor& input : given)
+        input = input.to(device_);
+      for (const at::Tensor& output : forward(given))
         results.push_back(host(output));
       return results;
     });
   }
 
 private:
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
+    return runner_ ? runner_->run(inputs) : loader_->run(inputs);
+  }
+
   static Tensor host(const at::Tensor& output) {
     const bool whole = !output.is_floating_point();
     const at::Tensor made = output.to(at::kCPU, whole ? at::kLong : at::kFloat).contiguous();
@@ -95,14 +126,18 @@ private:
   }
 
   at::Device device_;
+  bool tf32_;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_; // one of the two
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+#ifdef DETRT_TORCH_GRAPHS
+  std::unique_ptr<Replays> replays_;
+#endif
 };
 
 } // namespace
 
-std::unique_ptr<Package> open_package(const std::filesystem::path& path, int device) {
-  return guarded("to open the package of the bundle", [&] { return std::make_unique<AotPackage>(path, device); });
+std::unique_ptr<Package> open_package(const std::filesystem::path& path, int device, bool tf32) {
+  return guarded("to open the package of the bundle", [&] { return std::make_unique<AotPackage>(path, device, tf32); });
 }
 
 int gpu_count() {

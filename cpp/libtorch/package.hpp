@@ -1,4 +1,4 @@
-// A compiled package behind host tensors; the one file that includes torch is package.cpp.
+// A compiled package behind host tensors; only package.cpp and ops.cpp include torch.
 #pragma once
 
 #include <filesystem>
@@ -17,8 +17,8 @@ public:
   virtual std::vector<Tensor> run(const std::vector<const Tensor*>& inputs) = 0;
 };
 
-// device: -1 for the CPU, else the number of a GPU. Throws Error (session).
-std::unique_ptr<Package> open_package(const std::filesystem::path& path, int device);
+// device: -1 for the CPU, else the number of a GPU. tf32: let FP32 products on a GPU use TF32. Throws Error (session).
+std::unique_ptr<Package> open_package(const std::filesystem::path& path, int device, bool tf32);
 
 int gpu_count();                    // that PyTorch sees; 0 where libtorch was built for the CPU
 int compute_capability(int device); // 90 for SM 9.0; 0 where there is no such GPU

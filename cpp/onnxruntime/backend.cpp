@@ -68,9 +68,32 @@ TensorInfo info_of(const OrtTensorTypeAndShapeInfo* shape, std::string name) {
   return info;
 }
 
+// -1 for the CPU, which is also what "auto" means here; else the number of a GPU. Throws Error for anything else.
+int device_of(const std::string& device) {
+  if (device == "auto" || device == "cpu")
+    return -1;
+  const std::string digits = device == "cuda" ? "0" : device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
+    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
+  return std::stoi(digits);
+}
+
+// Needs the libraries of a release for GPUs beside libonnxruntime, and those of CUDA and cuDNN.
+void use_gpu(OrtSessionOptions* choices, int device) {
+  OrtCUDAProviderOptionsV2* made = nullptr;
+  check(api().CreateCUDAProviderOptions(&made), "to use CUDA");
+  const Owner<OrtCUDAProviderOptionsV2> owner(made,
+                                              [](OrtCUDAProviderOptionsV2* o) { api().ReleaseCUDAProviderOptions(o); });
+  const std::string number = std::to_string(device);
+  const char* const keys[] = {"device_id", "use_tf32"};
+  const char* const values[] = {number.c_str(), "0"};
+  check(api().UpdateCUDAProviderOptions(made, keys, values, 2), "to use CUDA");
+  check(api().SessionOptionsAppendExecutionProvider_CUDA_V2(choices, made), "to use CUDA");
+}
+
 class OnnxSession final : public Session {
 public:
-  OnnxSession(const std::filesystem::path& path, const SessionOptions& options) {
+  OnnxSession(const std::filesystem::path& path, const SessionOptions& options) : device_(device_of(options.device)) {
     OrtEnv* env = nullptr;
     check(api().CreateEnv(ORT_LOGGING_LEVEL_ERROR, "detrt", &env), "to start");
     env_.reset(env);
@@ -79,6 +102,8 @@ public:
     const Owner<OrtSessionOptions> owner(choices, [](OrtSessionOptions* o) { api().ReleaseSessionOptions(o); });
     if (options.threads > 0)
       check(api().SetIntraOpNumThreads(choices, options.threads), "to set its threads");
+    if (device_ >= 0)
+      use_gpu(choices, device_);
     OrtSession* session = nullptr;
     check(api().CreateSession(env, path.c_str(), choices, &session), "to open the ONNX file");
     session_.reset(session);
@@ -91,7 +116,9 @@ public:
 
   const std::vector<TensorInfo>& inputs() const override { return inputs_; }
   const std::vector<TensorInfo>& outputs() const override { return outputs_; }
-  std::string backend() const override { return "onnxruntime-cpu"; }
+  std::string backend() const override {
+    return device_ < 0 ? "onnxruntime-cpu" : "onnxruntime-cuda:" + std::to_string(device_);
+  }
   std::optional<std::int64_t> max_batch() const override { return std::nullopt; }
 
   Tensors run(const Tensors& feeds) override {
@@ -163,6 +190,7 @@ private:
     return tensor;
   }
 
+  int device_;
   Owner<OrtEnv> env_{nullptr, [](OrtEnv* e) { api().ReleaseEnv(e); }};
   Owner<OrtSession> session_{nullptr, [](OrtSession* s) { api().ReleaseSession(s); }};
   Owner<OrtMemoryInfo> memory_{nullptr, [](OrtMemoryInfo* m) { api().ReleaseMemoryInfo(m); }};
@@ -174,10 +202,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
     why = "plugins, CUDA graphs and contexts are choices for the tensorrt back end";
     return std::nullopt;
   }
-  if (options.device != "auto" && options.device != "cpu") {
-    why = "this back end runs on the CPU; got device " + options.device;
-    return std::nullopt;
-  }
+  device_of(options.device);
   const std::vector<BundleFile> files = bundle.of_kind("onnx");
   if (files.empty()) {
     why = "the bundle has no ONNX file";

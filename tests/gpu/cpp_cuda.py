@@ -1,6 +1,6 @@
 """Build the C++ runtime against this machine's PyTorch and run its libtorch back end on the GPU: one JSON file of results.
 
-    python3 tests/gpu/cpp_cuda.py OUT.json [--deps FOLDER]
+    python3 tests/gpu/cpp_cuda.py OUT.json [--deps FOLDER] [--program DETRT_RUN]
 
 --deps: headers and static libraries of libjpeg, libpng, zlib, libcrypto, nlohmann/json and stb, for a machine without
 packages (default: .device/cpp-deps where it is there). The model is small and compiled here by AOTInductor for the GPU;
@@ -200,6 +200,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--deps", type=Path, default=ROOT / ".device/cpp-deps")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--program", type=Path, help="a detrt-run that was built for this PyTorch already")
     given = parser.parse_args()
     if str(given.out) in ("compile", "expected"):
         folder = Path(os.environ["DETRT_CPP_FOLDER"])
@@ -228,16 +229,17 @@ def main() -> int:
     python = subprocess.Popen(
         [sys.executable, __file__, "compile"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )  # beside the C++ build
-    note("configure", call(configure(build, given.deps)))
-    note("build", call(["cmake", "--build", build, "-j", "14"]))
+    if given.program is None:
+        note("configure", call(configure(build, given.deps)))
+        note("build", call(["cmake", "--build", build, "-j", "14"]))
     try:
-        text, _ = python.communicate(timeout=60)
+        text, _ = python.communicate(timeout=60 if given.program is None else 200)
     except subprocess.TimeoutExpired:
         python.kill()
         text = "timeout"
     note("compile", {"rc": python.returncode, "tail": text[-2000:]})
     note("expected", call([sys.executable, __file__, "expected"], env=environment))
-    program = [build / "detrt-run", folder, folder / "images", "--device", given.device]
+    program = [given.program or build / "detrt-run", folder, folder / "images", "--device", given.device]
     unpacked(folder, note, program)
     done = call([*program, "--json", folder / "got.jsonl", "--batch", "4", "-t", "0.3"])
     note("run", done)

@@ -1,57 +1,65 @@
-"""Whether AOTInductor packages load on this machine, and where they crash: python tests/gpu/probe_aoti.py"""
+"""Whether AOTInductor packages load on this machine, for each C++ compiler on it: python tests/gpu/probe_aoti.py [cpu|cuda]
+
+A package whose C++ library is linked statically crashes when PyTorch loads it. Printed for each compiler: whether detrt would
+take it, whether the package needs the shared library, and what became of loading and running it.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
-CASES = {
-    "cpu": "d='cpu'; dt=torch.float32; o={}",
-    "cuda fp16": "d='cuda'; dt=torch.float16; o={}",
-    "cuda fp32": "d='cuda'; dt=torch.float32; o={}",
-    "cuda no triton": "d='cuda'; dt=torch.float16; o={}; only=True",
-    "cuda embedded": "d='cuda'; dt=torch.float16; o={'aot_inductor.embed_kernel_binary': True}",
-}
-CODE = """
-import faulthandler, torch; faulthandler.enable(); only=False; {case}
-class M(torch.nn.Module):
-    def __init__(s):
-        super().__init__(); s.l = torch.nn.Linear(64, 64)
-    def forward(s, x):
-        return torch.mm(x, s.l.weight) if only else torch.relu(s.l(x)) * 2 + 1
-m = M().to(d, dt).eval(); x = torch.randn(8, 64, device=d, dtype=dt)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from detrt.inductor.compiler import links_shared
+
+MAKE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return torch.relu(self.layer(x)) * 2 + 1
+model, x = Model().to("{device}").eval(), torch.ones(8, 64, device="{device}")
 with torch.no_grad():
-    ep = torch.export.export(m, (x,))
-    p = torch._inductor.aoti_compile_and_package(ep, package_path='/tmp/aoti-{name}.pt2', inductor_configs=o)
-    print('packaged', flush=True)
-    r = torch._inductor.aoti_load_package(p)
-    print('loaded', flush=True)
-    print('ran', float((r(x).float() - m(x).float()).abs().max()), flush=True)
+    torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path="{package}")
+"""
+LOAD = """
+import faulthandler, torch
+faulthandler.enable()
+run = torch._inductor.aoti_load_package("{package}")
+print("sum", float(run(torch.ones(8, 64, device="{device}")).sum()))
 """
 
 
+def call(code: str, environment: dict[str, str]) -> tuple[int | str, str]:
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
+    except subprocess.TimeoutExpired:
+        return "timeout", ""
+    return done.returncode, (done.stdout + done.stderr)[-400:]
+
+
 def main() -> int:
-    for name, case in CASES.items():
-        code = CODE.format(case=case, name=name.replace(" ", "-"))
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        print("==", name, done.returncode, done.stdout.split("\n")[:4], done.stderr[-700:] if done.returncode else "", flush=True)
-    code = "import torch; torch._inductor.aoti_load_package('/tmp/aoti-cuda-fp16.pt2'); print('loaded')"
-    command = [
-        "cuda-gdb",
-        "-batch",
-        "-ex",
-        "set breakpoint pending on",
-        "-ex",
-        "run",
-        "-ex",
-        "bt 25",
-        "-ex",
-        "info sharedlibrary libcuda",
-    ]
-    done = subprocess.run([*command, "--args", sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
-    print("== backtrace", done.stdout[-4000:], done.stderr[-500:], flush=True)
-    listing = "d=$(mktemp -d); cd $d; unzip -q /tmp/aoti-cuda-fp16.pt2; find . -name '*.so' | head -3; ldd $(find . -name '*.so' | head -1); readelf -d $(find . -name '*.so' | head -1) | head -20"
-    print(subprocess.run(["bash", "-c", listing], capture_output=True, text=True).stdout[-2500:], flush=True)
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    found = [os.environ.get("CXX", "").split()[:1], ["g++"], ["clang++"]]
+    paths = dict.fromkeys(path for names in found for name in names if (path := shutil.which(name)))
+    for number, path in enumerate(paths):
+        with tempfile.TemporaryDirectory() as folder:
+            fill = {"device": device, "package": f"{folder}/model{number}.pt2"}
+            environment = {**os.environ, "CXX": path, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+            made = call(MAKE.format(**fill), environment)
+            shutil.unpack_archive(fill["package"], f"{folder}/open", "zip") if made[0] == 0 else None
+            libraries = list(Path(folder, "open").rglob("*.so"))
+            shared = all(b"libstdc++.so.6" in library.read_bytes() for library in libraries)
+            print(path, "taken by detrt:", links_shared(path), "| made:", made, "| shared C++ library:", shared, flush=True)
+            if made[0] == 0:
+                print("  loaded and run:", *call(LOAD.format(**fill), environment), flush=True)
     return 0
 
 
