@@ -48,6 +48,11 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
     why = "the bundle has no compiled package";
     return std::nullopt;
   }
+  if (bundle.spec().text) {
+    why = "compiled packages of models that take a prompt run in Python only; here their TensorRT engine or ONNX file "
+          "does";
+    return std::nullopt;
+  }
   files.erase(std::remove_if(files.begin(), files.end(),
                              [](const BundleFile& file) { return file.engine && file.engine->format == "artifact"; }),
               files.end());

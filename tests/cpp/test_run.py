@@ -88,6 +88,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
     def other(field, value):
         return lambda data: data["files"][0]["engine"].__setitem__(field, value)
 
+    prompted = json.loads((ROOT / "tests/data/prompt_cases.json").read_text("utf-8"))["cases"][0]["spec"]
     short = changed(bundle, tmp_path / "short", lambda data: None)
     package = short / "model.inductor-cpu.pt2"
     package.write_bytes(package.read_bytes()[:5000])
@@ -101,6 +102,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([swapped], "SHA-256 differs"),
         ([edit("gpu", other("compute_capabilities", [90]))], "and PyTorch sees no GPU here"),
         ([edit("form", other("options", {"format": "artifact"}))], "of the form that only Python opens"),
+        ([edit("prompted", lambda d: d.update(spec=prompted))], "models that take a prompt run in Python only"),
         ([edit("version", other("tensorrt_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
         ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),
         ([edit("none-of-it", lambda d: d.update(files=[]))], "the bundle has no compiled package"),
