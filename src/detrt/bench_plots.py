@@ -103,25 +103,24 @@ def pareto(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _parts(ax: Any, report: dict[str, Any]) -> None:
     """Share of the time by module, or by kind of step where a back end names no modules."""
-    for index, part in enumerate(report["parts"]):
-        shares = part["modules"] or part["kinds"]
-        left = 0.0
-        for name, share in list(shares.items())[:MOST_PARTS]:
-            ax.barh(index, share, left=left, edgecolor="white")
-            if share > 0.06:
-                ax.text(left + share / 2, index, name, ha="center", va="center", fontsize=6, rotation=30)
-            left += share
-        ax.barh(index, max(0.0, 1 - left), left=left, color="lightgrey")
-    names = [f"{Path(part['model']).name}\n{part['backend']}" for part in report["parts"]]
-    ax.set_yticks(range(len(names)), names, fontsize=7)
-    ax.set(xlabel="share of the time", xlim=(0, 1))
+    parts = [(f"{Path(part['model']).name} {part['backend']}", part["modules"] or part["kinds"]) for part in report["parts"]]
+    most = {name: max(shares.get(name, 0.0) for _, shares in parts) for _, some in parts for name in some}
+    names = sorted(most, key=most.__getitem__, reverse=True)[:MOST_PARTS]
+    height = 0.8 / len(parts)
+    for index, (label, shares) in enumerate(parts):
+        places = [place + index * height for place in range(len(names))]
+        ax.barh(places, [100 * shares.get(name, 0.0) for name in names], height, label=label)
+    ax.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names, fontsize=7)
+    ax.invert_yaxis()
+    ax.set(xlabel="% of the forward time")
+    ax.legend(fontsize=7)
 
 
 def _roofline(ax: Any, report: dict[str, Any]) -> None:
     parts = [part for part in report["parts"] if part.get("roofline")]
     names = [f"{Path(part['model']).name}\n{part['backend']}" for part in parts]
-    ax.bar(names, [100 * part["roofline"]["share"] for part in parts], color="tab:blue")
-    ax.set(ylabel="% of the roofline", ylim=(0, 100))
+    ax.bar(names, [100 * part["roofline"]["share"] for part in parts], 0.8 / max(1, 4 - len(parts)))
+    ax.set(ylabel="% of the roofline", ylim=(0, 100), xlim=(-0.8, len(parts) - 0.2))
     ax.tick_params(axis="x", labelsize=7)
 
 

@@ -84,8 +84,8 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
         )
     assert any(name.startswith("model.") for name in part["modules"]) and "Conv" in part["kinds"]
     assert 0 < part["roofline"]["share"] < 1 and part["roofline"]["gflop"] > 0
-    texts = [text for e in ET.parse(plot).iter() if (text := e.text) and "%" in text]
-    assert plot.stat().st_size > 10_000 and texts is not None
+    panels = [e for e in ET.parse(plot).iter() if str(e.get("id", "")).startswith("axes_")]
+    assert len(panels) >= 5, "latency, throughput, AP, parts, roofline"
 
 
 def test_work_of_a_product_is_counted(tmp_path):
