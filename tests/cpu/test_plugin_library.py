@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 CPP = Path(__file__).resolve().parents[2] / "cpp"
 PLACES = (os.environ.get("DETRT_TENSORRT_INCLUDE", ""), "/usr/include/x86_64-linux-gnu", "/usr/local/tensorrt/include")
@@ -73,7 +74,8 @@ def test_back_end_links_with_tensorrt_rtx_and_says_that_there_is_no_gpu(tmp_path
     run("cmake", "-S", CPP, "-B", tmp_path / "build", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *options)
     run("cmake", "--build", tmp_path / "build", "-j2")
     build("embedded:shapes", tmp_path / "bundle")
-    picture = CPP.parent / "no-such-picture.jpg"
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (64, 48)).save(picture)
     told = run(tmp_path / "build" / "detrt-run", tmp_path / "bundle", picture, code=2)
     assert "no CUDA device was found" in told and "libnvinfer" not in run("ldd", tmp_path / "build" / "detrt-run")
     told = run(tmp_path / "build" / "detrt-run", tmp_path / "bundle", picture, "--device", "cpu", code=2)
