@@ -39,7 +39,10 @@ class Graphs:
         return self._count
 
     def failed(self, error: Exception) -> None:
-        self.enabled, self.why = False, " ".join(str(error).split())[:300]
+        """The one session cannot capture; no reason to speak of while sessions of one shape may."""
+        self.enabled = False
+        if self._open_fixed is None:
+            self.why = _short(error)
 
     def fixed(self, inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> Any:
         """A session for one shape, or None where there cannot be one or are enough."""
@@ -55,11 +58,13 @@ class Graphs:
         try:
             session = self._open_fixed(names)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            self._open_fixed = None
-            self.why = " ".join(str(error).split())[:300]
+            self.given_up(error)
             return None
-        self.why = ""
         return session
+
+    def given_up(self, error: Exception) -> None:
+        """No shape can be captured."""
+        self.enabled, self._open_fixed, self.why = False, None, _short(error)
 
     @staticmethod
     def options(ort: Any, number: int, *, wait: bool = True) -> Any:
@@ -144,7 +149,7 @@ class Binding:
             session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
             session.run_with_iobinding(binding, options)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            self._graphs.failed(error)
+            self._graphs.given_up(error)
             return kept
         return _Kept(session, binding, kept.values, options, kept.runs)
 
@@ -161,3 +166,7 @@ class Binding:
                 )
                 binding.bind_ortvalue_output(info.name, memory)
         return binding
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
 import os
 import re
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,11 @@ _DTYPES = {
     "int64": "int64",
     "bool": "bool",
 }
+
+
+# Sessions on a GPU that nobody closed: their memory must go before CUDA does, or ONNX Runtime aborts the process.
+_OPEN: weakref.WeakSet[OnnxSession] = weakref.WeakSet()
+atexit.register(lambda: [session.close() for session in list(_OPEN)])
 
 
 class OnnxSession:
@@ -99,6 +106,7 @@ class OnnxSession:
         self._binding: Binding | None = None
         self._pictures: PictureRunner | None = None
         if self.backend == "onnxruntime-cuda":
+            _OPEN.add(self)
             index = int(providers[0][1]["device_id"])
             self._binding = Binding(session, onnxruntime, "cuda", index, self.inputs, self.outputs, self._graphs)
 
@@ -375,7 +383,9 @@ def _load_error(name: str, error: Exception) -> SessionError:
             f"{name} has nodes detrt::{match[1]}, which only detrt's own passes and plugins know; "
             "lower them to standard operators first (detrt export does, unless told not to)"
         )
-    if re.search(r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED", text, re.IGNORECASE):
+    # The last one: ONNX Runtime 1.31 with CUDA, for a type that no provider has the operator in.
+    unknown = r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED|Provider type for \w+ node"
+    if re.search(unknown, text, re.IGNORECASE):
         return SessionError(f"{name} needs operators that this ONNX Runtime does not have: {text}")
     if "protobuf" in text.lower() or "INVALID_PROTOBUF" in text:
         return SessionError(f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again")

@@ -16,7 +16,8 @@ TUNES = ("default", "max")
 FORMS = ("auto", "aoti", "artifact")
 DEFAULT_BATCH = (1, 1, 8)
 DEFAULT_TOKENS, LARGEST_PROMPT = 64, 1024
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+LOW = ("fp16", "bf16")
+PRECISIONS = ("fp32", "tf32", *LOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class _Bound:
             session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
             session.run_with_iobinding(binding, self._graphs.options(self._ort, number))
         except Exception as error:  # onnxruntime's exceptions share no base class
-            self._graphs.failed(error)
+            self._graphs.given_up(error)
             return
         self._session, self._binding = session, binding
         self._options = self._graphs.options(self._ort, number, wait=False)
