@@ -85,6 +85,11 @@ def test_a_bottleneck_has_three_epilogues():
         assert relative(graph(x), module(x)) < 0.02
 
 
+def test_depthwise_convolutions_stay_apart():
+    module = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 5, padding=2, groups=8), torch.nn.ReLU()).to(torch.bfloat16)
+    assert fuse_epilogues(graph_of(module, torch.randn(1, 8, 6, 6, dtype=torch.bfloat16))) == 0
+
+
 @pytest.mark.slow
 def test_a_backbone_loses_its_relus():
     source = load_source("random:detr/tiny")
