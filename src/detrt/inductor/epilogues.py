@@ -130,6 +130,6 @@ def _is_conv(node: Any, constants: Constants, which: str) -> bool:
     if weight is None or not has_bias or node.kwargs:
         return False
     if _conv_args(node)[6] != 1:
-        # cuDNN has no fast kernel for depthwise convolutions with an epilogue: 24 of 5x5 cost D-FINE 0.8 ms.
+        # With its 24 depthwise convolutions fused D-FINE took 0.8 ms more: see docs/benchmarks-gpu.md.
         return False
     return which == "all" or weight.shape[2] * weight.shape[3] > 1
