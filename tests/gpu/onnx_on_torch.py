@@ -103,13 +103,13 @@ def _run(op, x, a, outputs, device):  # one operator a branch: a table of the ON
         return torch.div(left, right) if left.is_floating_point() else torch.div(left, right, rounding_mode="trunc")
     if op == "Cast":
         return x[0].to(KIND[a["to"]])
-    if op == "QuantizeLinear":  # the scales of activations are single numbers
+    if op in ("QuantizeLinear", "DequantizeLinear"):  # symmetric, zero point 0
+        scale = x[1].reshape([-1 if i == a.get("axis", 1) % x[0].ndim else 1 for i in range(x[0].ndim)]) if x[1].ndim else x[1]
+        if op == "DequantizeLinear":
+            return x[0].to(scale.dtype) * scale
         if x[2].dtype == torch.float8_e4m3fn:
-            return (x[0] / x[1]).float().clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-        return torch.round(x[0] / x[1]).clamp(-128, 127).to(torch.int8)
-    if op == "DequantizeLinear":
-        shape = [-1 if i == a.get("axis", 1) % x[0].ndim else 1 for i in range(x[0].ndim)] if x[1].ndim else []
-        return x[0].to(x[1].dtype) * x[1].reshape(shape)
+            return (x[0] / scale).float().clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+        return torch.round(x[0] / scale).clamp(-128, 127).to(torch.int8)
     if op == "Shape":
         shape = list(x[0].shape)[a.get("start", 0) : a.get("end", x[0].ndim)]
         return torch.tensor(shape, dtype=torch.int64)

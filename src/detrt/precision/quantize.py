@@ -22,6 +22,7 @@ ZERO_TYPE = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
 LARGEST = {"int8": 127.0, "fp8": FP8_MAX}
 # Kernels of the tensor cores read channels in groups of so many.
 CHANNELS = {"int8": 4, "fp8": 16}
+PHASES = 8  # scales that are tried for a channel of FP8 weights
 # The smallest scale with all digits of FP16.
 SMALLEST_SCALE = 2.0**-14
 
@@ -149,10 +150,21 @@ def _reached(view: GraphView, rules: Rules, start: int) -> set[str]:
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int, low: str) -> NDArray[np.float16]:
-    """One FP16 scale for each channel along `axis`, rounded up so that no weight is clipped."""
+    """One FP16 scale for each channel along `axis`, rounded up so that no weight is clipped.
+
+    For FP8, whose steps double with every power of two, the scale within a factor of two that rounds the channel best.
+    """
     other = tuple(i for i in range(weight.ndim) if i != axis)
-    exact = np.maximum(np.abs(weight).max(other) / LARGEST[low], SMALLEST_SCALE)
-    return _half_up(exact)
+    best = _half_up(np.maximum(np.abs(weight).max(other) / LARGEST[low], SMALLEST_SCALE))
+    if low == "int8":
+        return best
+    shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
+    errors = np.full(best.shape, np.inf)
+    for scale in [_half_up(best.astype(np.float64) * 2.0 ** (step / PHASES)) for step in range(PHASES)]:
+        units = scale.astype(np.float32).reshape(shape)
+        found = ((rounded(weight / units, low) * units - weight) ** 2).sum(other)
+        best, errors = np.where(found < errors, scale, best), np.minimum(found, errors)
+    return best
 
 
 def activation_scale(threshold: float, low: str) -> NDArray[np.float16]:
