@@ -32,11 +32,11 @@ def load_package(path: Path, device: str = "cpu", threads: bool = True) -> Run:
     Raises:
         EngineError: the file is damaged.
     """
+    from ..kernels import epilogues  # noqa: F401 (registers operators that packages for a GPU call)
+
     if not is_artifact(path):
         index = torch.device(device).index if torch.device(device).type == "cuda" else -1
         return torch._inductor.aoti_load_package(str(path), run_single_threaded=not threads, device_index=index or -1)
-    from ..kernels import epilogues  # noqa: F401 (registers operators that the artifact calls)
-
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(prefix="detrt-artifact-") as folder:
         for name in (ARTIFACT, WEIGHTS):
             if name not in archive.namelist():
