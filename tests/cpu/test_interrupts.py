@@ -113,7 +113,7 @@ def test_ctrl_c_during_detect(place):
     hook = (
         "import sys, time, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
         "def slow(self, images): Path('in/running').touch(); time.sleep(60)\n"
-        "stage.Detector.__call__ = slow\n"
+        "stage.Detector.submit = slow\n"
         "sys.exit(main())"
     )
     before = snapshot(place)
