@@ -66,6 +66,7 @@ def open_session(
             )
     if kind == "onnx":
         onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
+        _say_where(onnx, device, provider)
         return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     if kind == "engine":
         engine = _open_engine(Path(ref), device)
@@ -131,6 +132,13 @@ def kind_of(ref: str | os.PathLike) -> str:
     )
 
 
+def _say_where(onnx: OnnxSession, device: str | None, provider: str) -> None:
+    """A GPU that was asked for, and is not used, is named."""
+    if device is not None and device.startswith("cuda") and provider == "cpu":
+        said = f"--device {device} is for engines, packages and PyTorch; ONNX Runtime runs on the CPU (--provider {device})"
+        onnx.note = f"{onnx.note}; {said}" if onnx.note else said
+
+
 def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     runs = {
         "onnx": ("onnxruntime",),
@@ -194,6 +202,7 @@ def _open_bundle(
         onnx.note = "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
     elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
         onnx.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
+    _say_where(onnx, device, provider)
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
 
 

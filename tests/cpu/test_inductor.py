@@ -147,6 +147,11 @@ def test_what_cannot_be_built_is_refused_first(monkeypatch):
         check_packages(packages, "embedded:shapes", ExportConfig(nms="graph", decode="graph"), "fp32")
     with pytest.raises(EngineError, match="int8"):
         check_packages(packages, "embedded:shapes", ExportConfig(), "int8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("detrt.inductor.build.compiler", lambda: "g++")
+    with pytest.raises(EngineError, match="finds none; build on the machine that runs the model"):
+        check_ready(InductorConfig(device="cuda"))
+    monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(EngineError, match=r"C\+\+ compiler"):

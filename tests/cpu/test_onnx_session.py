@@ -250,6 +250,13 @@ def test_bundle_without_an_engine(bundle):
         open_session(bundle("onnx"), backend="tensorrt")
 
 
+def test_a_gpu_that_is_not_used_is_named(bundle):
+    folder = bundle("onnx")
+    for ref in (folder, folder / "model.onnx"):
+        assert "ONNX Runtime runs on the CPU (--provider cuda:0)" in open_session(ref, device="cuda:0").note
+        assert "--device" not in open_session(ref, device="cpu").note
+
+
 def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):
     monkeypatch.setattr(sessions, "_open_engine", no_gpu)
     folder = bundle("onnx", "engine")

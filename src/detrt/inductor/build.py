@@ -41,6 +41,14 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
     if find_spec("torch") is None:
         raise MissingPackageError("torch", "export", "--target inductor")
     compiler()
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise EngineError(
+                f"--target inductor --device cuda compiles for a GPU of this machine, and PyTorch {torch.__version__} finds none; "
+                "build on the machine that runs the model, or with --device cpu"
+            )
     if spec is None:
         return
     if spec.text is None:
