@@ -172,6 +172,33 @@ def test_prompted_models_are_calibrated_with_their_prompt(name, low, photographs
     assert np.median(np.abs(outputs[0] - outputs[1])) < {"fp16": 2e-3, "int8": 0.03, "fp8": 0.05}[low]
 
 
+@pytest.mark.slow
+def test_the_search_asks_for_the_prompt(photographs, tmp_path):
+    """Candidates answer the prompt, the state is kept, and a budget that the whole graph keeps ends at once."""
+    build("random:grounding_dino/tiny", tmp_path / "a", engines=(), export=ExportConfig(check=False, height=96, width=128))
+
+    def searched(allowed: float, folder: str) -> dict:
+        types = PrecisionConfig(
+            "auto",
+            low="int8",
+            quantize_share=1.0,
+            calibration=photographs,
+            prompt="red circle. blue square.",
+            budget=("drift", allowed),
+            min_share=0.01,
+            state=tmp_path / "state.json",
+        )
+        report = build(tmp_path / "a" / "model.onnx", tmp_path / folder, engines=(), precision=types)
+        return report.bundle.provenance.options["precision"]["search"]
+
+    whole = searched(10.0, "b")
+    assert whole["kept"] == [] and whole["runs"] == 1 and 0 < whole["all_low"] < 10.0
+    half = searched(whole["all_low"] / 2, "c")
+    assert half["kept"] and half["result"] <= half["budget"][1] < half["all_low"] and len(half["drifts"]) > 5
+    assert all(block for block in half["kept"]), "blocks have the names of modules"
+    assert searched(whole["all_low"] / 2, "d") == half | {"runs": 0}
+
+
 @pytest.mark.parametrize("name", ["grounding_dino", "omdet_turbo"])
 def test_the_tower_builds(name, tiny, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
