@@ -18,7 +18,7 @@ from .decode import check_threshold, decode
 from .detections import Detections
 from .errors import PromptError, SpecError
 from .images import ImageSource, load_image
-from .preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess
+from .preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess, size_words
 from .prompted import PromptedSession
 from .prompts import Prompt
 from .session import Session
@@ -106,8 +106,8 @@ class Detector:
         sizes: tuple[SizeHW, ...] = getattr(session, "sizes", ())
         self._sizes = sizes if size_hw is None else ()
         if sizes and size_hw is not None and tuple(size_hw) not in sizes:
-            shown = ", ".join(f"{height}x{width}" for height, width in sizes)
-            raise SpecError(f"--size {size_hw[0]}x{size_hw[1]}: this bundle was compiled for {shown}; give one of them, or none")
+            asked = size_words([size_hw])
+            raise SpecError(f"--size {asked}: this bundle was compiled for {size_words(sizes)}; give one of them, or none")
         if size_hw is None and self.spec.input.dynamic and all(isinstance(side, int) for side in shape[2:]):
             size_hw = shape[2:] or None  # an engine of one size from a model of many
         if size_hw is not None:

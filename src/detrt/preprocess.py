@@ -168,6 +168,11 @@ def nearest_size(original_hw: SizeHW, sizes: Sequence[SizeHW]) -> SizeHW:
     return min(sizes, key=lambda size: round(abs(math.log(size[0] / size[1] * original_hw[1] / original_hw[0])), 6))
 
 
+def size_words(sizes: Sequence[SizeHW]) -> str:
+    """ "480x640, 640x480", (height, width) each."""
+    return ", ".join(f"{height}x{width}" for height, width in sizes)
+
+
 def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:
     """The rule of transformers' `get_size_with_aspect_ratio`, number for number.
 

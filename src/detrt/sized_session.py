@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .errors import SessionError
 from .inductor_session import InductorSession
-from .preprocess import SizeHW
+from .preprocess import SizeHW, size_words
 from .session import Feeds, Outputs
 from .spec import PIXEL_VALUES
 
@@ -59,7 +59,7 @@ class SizedSession:
         if size_hw is None:
             size_hw = self.sizes[0]
         if size_hw not in self._sessions:
-            raise SessionError(f"no package is for {size_hw[0]}x{size_hw[1]}; there are {words(self.sizes)}")
+            raise SessionError(f"no package is for {size_hw[0]}x{size_hw[1]}; there are {size_words(self.sizes)}")
         return self._sessions[size_hw]
 
     def close(self) -> None:
@@ -71,11 +71,6 @@ class SizedSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def words(sizes: Sequence[SizeHW]) -> str:
-    """ "480x640, 640x480"."""
-    return ", ".join(f"{height}x{width}" for height, width in sizes)
 
 
 def _size(session: InductorSession) -> SizeHW:
