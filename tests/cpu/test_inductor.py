@@ -24,6 +24,7 @@ from detrt.inductor.passes import simplify
 from detrt.inductor.program import prepare
 from detrt.inductor.stage import check_packages
 from detrt.inductor.types16 import lower_types, share_of_low
+from detrt.inductor.worker import differences
 from detrt.inductor_session import InductorSession
 from detrt.onnx_session import OnnxSession
 from detrt.sessions import open_session
@@ -50,12 +51,8 @@ def test_passes_keep_the_function(name):
     captured = capture(source, spec, (2, 2))
     before, count = run(captured), len(captured.graph.graph.nodes)
     simplify(captured.graph)
-    before, after = (torch.cat(outputs, dim=-1) for outputs in (before, run(captured)))
-    # By nearest query, not by place: in a random model neighbours in the query selection tie within FP32's rounding.
-    nearest = torch.cdist(before, after, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-    assert all(len(set(row.tolist())) == before.shape[1] for row in nearest), "each query has a partner of its own"
-    partner = torch.gather(after, 1, nearest[..., None].expand_as(after))
-    assert torch.allclose(before, partner, atol=1e-4 * float(before.abs().max()))
+    # In a random model neighbours in the query selection tie within FP32's rounding and may trade places.
+    assert max(differences(captured.outputs, before, run(captured), 1e-4).values()) <= 1e-4
     assert len(captured.graph.graph.nodes) < count * 0.8
     assert not any("batch_norm" in target for target in names(captured)), "BatchNorm belongs into the convolutions"
 
