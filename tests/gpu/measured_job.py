@@ -1,7 +1,7 @@
-"""One job of measure_inductor.py, in a process of its own: `measured_job.py JOB build|hold`.
+"""One job of measure_inductor.py, in a process of its own.
 
-build: compile to a package in the folder PACKAGES, print what was found, and end. hold: get ready, print "ready", and time when
-a line comes in.
+build: compile to a package in the folder PACKAGES, say what was found, and end. Otherwise: get ready, say "ready", and time when
+something comes in.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import json
 import os
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -19,11 +17,30 @@ from pathlib import Path
 from agreement import matched, relative, run_forced
 from baselines import KINDS, before_import, transformers_job
 
-REPEATS, WARMUP = 40, 5
+# Runs with the clock: as many as fit into a second, within limits.
+FEWEST, MOST, SECONDS = 10, 40, 1.0
+WARMUP = 5
 DEVICE = "cuda"
 
 
-def worker(job: str, build: bool) -> int:
+def preload() -> None:
+    """Import what every job needs, without opening the GPU."""
+    import torch
+    import transformers.models.auto  # noqa: F401
+
+    import detrt.inductor.compile
+    import detrt.inductor.package
+    import detrt.inductor.program
+    import detrt.sources  # noqa: F401
+
+    torch.set_num_threads(1)
+    assert not torch.cuda.is_initialized()
+
+
+def work(job: str, build: bool, pipe, log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     faulthandler.enable()
     import torch
 
@@ -36,19 +53,18 @@ def worker(job: str, build: bool) -> int:
         tensor_float()
     start = time.monotonic()
     step, row = prepare_job(kind, model, size, precision, int(batch), how[0] if how else "", build)
-    row["compile_s"] = round(time.monotonic() - start, 1)
+    row["build_s" if build else "open_s"] = round(time.monotonic() - start, 1)
     if build:
-        print(json.dumps(row), flush=True)
-        return 0
-    print("ready", flush=True)
-    sys.stdin.readline()
+        pipe.send(row)
+        return
+    pipe.send("ready")
+    pipe.recv()
     try:
-        row |= timed(step, graph=row.get("graph", True))
+        row |= timed(step, graph=row.get("graph", True), profiled=kind == "ours" and precision == "fp16")
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         traceback.print_exc()
-    print(json.dumps(row), flush=True)
-    return 0
+    pipe.send(row)
 
 
 def prepare_job(kind, model, size, precision, batch, how, build):
@@ -179,7 +195,7 @@ def alone():
         yield
 
 
-def timed(step, graph):
+def timed(step, graph, profiled=False):
     import torch
 
     side = torch.cuda.Stream()
@@ -193,20 +209,25 @@ def timed(step, graph):
         with torch.cuda.graph(cuda_graph):
             kept = step()  # noqa: F841
         replay = cuda_graph.replay
-    for _ in range(WARMUP):
-        replay()
-    torch.cuda.synchronize()
-    samples = []
-    for _ in range(REPEATS):
+
+    def once():
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         a.record()
         replay()
         b.record()
         b.synchronize()
-        samples.append(a.elapsed_time(b))
-    samples.sort()
-    row = {"p50_ms": samples[len(samples) // 2], "min_ms": samples[0], "p90_ms": samples[int(len(samples) * 0.9)]}
-    if graph and os.environ.get("PROFILE"):
+        return a.elapsed_time(b)
+
+    first = min(once() for _ in range(WARMUP))
+    repeats = min(max(int(SECONDS * 1e3 / first), FEWEST), MOST)
+    samples = sorted(once() for _ in range(repeats))
+    row = {
+        "p50_ms": samples[len(samples) // 2],
+        "min_ms": samples[0],
+        "p90_ms": samples[int(len(samples) * 0.9)],
+        "repeats": repeats,
+    }
+    if graph and profiled:
         row["kernels"] = profile(replay)
     return {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
 
@@ -220,7 +241,3 @@ def profile(replay):
         torch.cuda.synchronize()
     rows = sorted(prof.key_averages(), key=lambda e: -e.self_device_time_total)[:70]
     return [[e.key[:90], e.count // 3, round(e.self_device_time_total / 3, 1)] for e in rows]
-
-
-if __name__ == "__main__":
-    sys.exit(worker(sys.argv[1], sys.argv[2] == "build"))
