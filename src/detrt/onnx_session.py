@@ -79,10 +79,7 @@ class OnnxSession:
         provider: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+        onnxruntime = _package("running ONNX files")
         self.path = None if isinstance(model, bytes) else Path(model)
         self.name = f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
         providers, self.backend = _providers(provider, onnxruntime.get_available_providers())
@@ -211,12 +208,23 @@ class OnnxSession:
         self.close()
 
 
-def require_provider(provider: str) -> None:
-    """Raise SessionError where ONNX Runtime has no such provider here, MissingPackageError where it is missing."""
+def _package(purpose: str) -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+        raise MissingPackageError("onnxruntime", "", purpose) from None
+    return onnxruntime
+
+
+def available_providers() -> tuple[str, ...]:
+    """Those of detrt's providers that this build of ONNX Runtime has; a GPU may still be missing."""
+    have = _package("running ONNX files").get_available_providers()
+    return tuple(name for name, full in _PROVIDERS.items() if full in have)
+
+
+def require_provider(provider: str) -> None:
+    """Raise SessionError where ONNX Runtime has no such provider here, MissingPackageError where it is missing."""
+    onnxruntime = _package("running ONNX files")
     _providers(provider, onnxruntime.get_available_providers())
 
 
@@ -226,10 +234,7 @@ def optimize_basic(model: bytes) -> bytes:
     Raises:
         SessionError: ONNX Runtime refuses the graph.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingPackageError("onnxruntime", "", "simplifying a graph") from None
+    onnxruntime = _package("simplifying a graph")
     with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
         target = Path(folder) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
@@ -253,10 +258,7 @@ def profiled_run(
     Raises:
         SessionError: ONNX Runtime refuses the graph or the feeds.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingPackageError("onnxruntime", "", "running ONNX files") from None
+    onnxruntime = _package("running ONNX files")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if optimise:

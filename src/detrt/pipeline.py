@@ -141,6 +141,8 @@ def build(
         if provider is not None:
             say("onnxruntime", None, f"trying the provider {provider}")
             stages.append(Stage(*try_provider(folder / MODEL, spec, provider)))
+        seconds = {stage.name: round(stage.seconds, 3) for stage in stages}
+        provenance = replace(provenance, options={**provenance.options, "seconds": seconds})
         Bundle(folder, spec, provenance, tuple(entries)).save()
     notes = tuple(provenance.options.get("loading", ()))
     return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)

@@ -42,7 +42,7 @@ class SizedSession:
         Raises:
             SessionError: as `InductorSession.run`; a size that is none of `sizes`.
         """
-        return self._of(tuple(feeds[PIXEL_VALUES].shape[2:]) if PIXEL_VALUES in feeds else None).run(feeds)
+        return self.of(tuple(feeds[PIXEL_VALUES].shape[2:]) if PIXEL_VALUES in feeds else None).run(feeds)
 
     @property
     def pictures(self) -> SizedSession | None:
@@ -51,11 +51,12 @@ class SizedSession:
 
     def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: SizeHW | None = None, batch: int | None = None) -> Pending:
         """As `PictureRunner.submit`."""
-        runner = self._of(size_hw).pictures
+        runner = self.of(size_hw).pictures
         assert runner is not None
         return runner.submit(images, size_hw, batch)
 
-    def _of(self, size_hw: SizeHW | None) -> InductorSession:
+    def of(self, size_hw: SizeHW | None) -> InductorSession:
+        """The session of a size, or of the first. Raises SessionError: none is for that size."""
         if size_hw is None:
             size_hw = self.sizes[0]
         if size_hw not in self._sessions:

@@ -73,7 +73,7 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
     assert done.exit_code == 0, done.output
     assert "roofline:" in done.output and "kind of step" in done.output and "transformers" in done.output
     report = json.loads(figures.read_text())
-    assert {row["backend"] for row in report["rows"]} == {"onnxruntime-cpu", "transformers"}
+    assert {row["backend"] for row in report["rows"]} == {"onnxruntime-cpu", "transformers-cpu"}
     assert {row["scope"] for row in report["rows"]} == {"forward", "end_to_end"}
     ours = [row for row in report["rows"] if row["backend"] == "onnxruntime-cpu"]
     assert all(0 <= row["AP"] <= 1 for row in ours)
@@ -123,7 +123,14 @@ def test_the_command(bundle, tmp_path):
         (["--prompt", "a cat."], "takes no prompt"),
         (["--ground-truth", "x.json"], "needs both"),
         (["--compile"], "give it with --against"),
-        (["--against", "random:grounding_dino/tiny"], "leave it out"),
+        (["--against", "random:grounding_dino/tiny"], "takes a prompt; give --prompt"),
+        (["--against", "a", "--against", "b"], "one for each of the 1; got 2"),
+        (["--scopes", "forward,backward"], "of kernel, forward, end-to-end; got backward"),
+        (["--provider", "cpu,gpu"], "--provider must be of cpu, cuda, tensorrt"),
+        (["--device", "cuda:x"], "such as cpu,cuda:0; got 'cuda:x'"),
+        (["--provider", "cuda"], "provider 'cuda' is not in this build"),
+        (["--scopes", "kernel"], "on a CPU there is no device"),
+        (["--backends", "inductor"], "runs with inductor; it has onnxruntime"),
         (["--against", "random:dino/tiny"], "transformers has no"),
         (["embedded:shapes"], "not both"),
     ],

@@ -37,8 +37,8 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("serve/metrics.py",),
 }
 INSIDE: dict[str, tuple[str, ...]] = {
-    "torch": ("bench.py", "bench_against.py", "bench_parts.py", "inductor_session.py"),
-    "transformers": ("bench.py",),
+    "torch": ("bench.py", "bench_against.py", "bench_device.py", "bench_parts.py", "inductor_session.py"),
+    "transformers": ("bench.py", "bench_against.py"),
     "onnx": ("export/onnx.py",),
     "onnxslim": ("graph/",),
     "onnxruntime": ("onnx_session.py",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +24,15 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all that was measured, FILE.svg or FILE.png.")] = None,
     prompt: Annotated[str | None, typer.Option(help="With bundles that take one: 'a cat. a remote control.'")] = None,
+    scopes: Annotated[
+        str | None, typer.Option(help="With bundles: of kernel (GPU work alone), forward, end-to-end; default: all.")
+    ] = None,
     against: Annotated[
-        str | None, typer.Option(help="With bundles: their checkpoint, timed in transformers as well.", metavar="CHECKPOINT")
+        list[str] | None,
+        typer.Option(
+            help="With bundles: their checkpoint, timed in transformers as well; one, or one for each bundle.",
+            metavar="CHECKPOINT",
+        ),
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="With --against: also under torch.compile.")] = False,
     ground_truth: Annotated[
@@ -34,8 +42,12 @@ def bench(
     parts: Annotated[
         bool, typer.Option("--parts", help="With bundles: time by module and kind of step, and the share of the roofline.")
     ] = False,
-    provider: Annotated[str, typer.Option(help="With bundles: of ONNX Runtime, cpu or cuda.")] = "cpu",
-    device: Annotated[str | None, typer.Option(help="With bundles: of packages, engines and --against, e.g. cuda:0.")] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="With bundles: of ONNX Runtime, cpu, cuda or both with a comma; default: all it has.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With bundles: of packages, engines and --against: cpu, cuda:0, or both; default: all.")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs.")] = 7,
     warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
     threads: Annotated[int | None, typer.Option(help="Threads of PyTorch and ONNX Runtime; default: all cores.")] = None,
@@ -57,9 +69,9 @@ def bench(
     tall, wide = choices.sizes(size, None, None)
     built = [is_built(model) for model in models]
     bundles = {
-        "--batches": batches, "--backends": backends, "--plot": plot, "--prompt": prompt, "--against": against,
-        "--compile": compiled or None, "--ground-truth": ground_truth, "--images": images, "--parts": parts or None,
-        "--device": device, "--provider": None if provider == "cpu" else provider,
+        "--batches": batches, "--backends": backends, "--plot": plot, "--prompt": prompt,
+        "--against": against or None, "--compile": compiled or None, "--ground-truth": ground_truth, "--images": images,
+        "--parts": parts or None, "--device": device, "--provider": provider, "--scopes": scopes,
     }  # fmt: skip
     size_hw = (tall[0], wide[0]) if tall and wide else None
     if built and all(built):
@@ -71,11 +83,12 @@ def bench(
             repeats=repeats,
             warmup=warmup,
             threads=threads,
+            scopes=tuple(name.replace("-", "_") for name in _names(scopes)),
             backends=_backends(backends),
-            provider=provider,
-            device=device,
+            providers=_names(provider),
+            devices=_names(device),
             prompt=prompt,
-            against=against,
+            against=tuple(against or ()),
             compile=compiled,
             annotations=ground_truth,
             images=images,
@@ -122,8 +135,12 @@ def _numbers(batches: str) -> tuple[int, ...]:
     return tuple(int(part) for part in batches.split(","))
 
 
+def _names(listed: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+
+
 def _backends(backends: str | None) -> tuple[str, ...]:
-    wanted = tuple(part.strip() for part in (backends or "").split(",") if part.strip())
+    wanted = _names(backends)
     unknown = sorted(set(wanted) - {"onnxruntime", "inductor", "tensorrt"})
     if unknown:
         raise DetrtError(f"--backends must be of onnxruntime, inductor, tensorrt; got {', '.join(unknown)}")
@@ -145,27 +162,57 @@ def _bundles(models: list[str], config: Any, plot: Path | None, json_file: str |
         show.write_json(report, json_file)
     if json_file == "-":
         return
-    show.notes(f"{skip['model']} with {skip['backend']}: {skip['why']}" for skip in report["skipped"])
-    some = {key for row in report["rows"] for key, value in row.items() if value is not None}
-    columns = ["model", "back end", "scope", "batch", "size", "p50 ms", "p90 ms", "p99 ms", "images/s", "open s", "peak MiB"]
-    columns += ["GPU MiB"] * ("gpu_memory_mib" in some) + ["AP"] * ("AP" in some)
-    rows = []
+    _show_notes(report)
+    show.table("", *_table(report["rows"]), right=range(3, 14))
     for row in report["rows"]:
-        cells = [
-            row["model"],
-            row["backend"],
-            row["scope"].replace("_", " "),
-            str(row["batch"]),
-            f"{row['height']}x{row['width']}",
-        ]
-        cells += [f"{row[key]:.2f}" for key in ("p50_ms", "p90_ms", "p99_ms")]
-        cells += [f"{row['images_per_s']:.1f}", f"{row['open_s']:.2f}", str(row["peak_memory_mib"])]
-        cells += [str(row.get("gpu_memory_mib", ""))] * ("gpu_memory_mib" in some)
-        cells += [f"{row['AP']:.4f}" if row.get("AP") is not None else ""] * ("AP" in some)
-        rows.append(cells)
-    show.table("", columns, rows, right=range(3, len(columns)))
+        if row.get("msda_calls"):
+            print(
+                f"deformable attention in {row['model']} {row['backend']}, batch {row['batch']}: {row['msda_ms']:.3f} of "
+                f"{row['p50_ms']:.3f} ms of GPU work ({100 * row['msda_share']:.0f} %), {row['msda_calls']} of {row['kernels']} kernels"
+            )
     for part in report["parts"]:
         _show_parts(part)
+
+
+def _show_notes(report: dict[str, Any]) -> None:
+    """Each reason once, with all that it holds for."""
+    from . import show
+
+    for key, text in (("skipped", "why"), ("notes", "note")):
+        reasons: dict[str, list[str]] = {}
+        for entry in report[key]:
+            what = f"{entry['model']} with {entry['backend']}" + (
+                f", {entry['scope']}" if entry.get("scope", "all") != "all" else ""
+            )
+            reasons.setdefault(entry[text], []).append(what)
+        show.notes(f"{', '.join(dict.fromkeys(whom))}: {why}" for why, whom in reasons.items())
+
+
+def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """(column titles, cells); columns without a figure are left out."""
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("model", lambda r: r["model"]),
+        ("back end", lambda r: r["backend"]),
+        ("scope", lambda r: r["scope"].replace("_", " ")),
+        ("batch", lambda r: str(r["batch"])),
+        ("size", lambda r: f"{r['height']}x{r['width']}"),
+        ("p50 ms", lambda r: f"{r['p50_ms']:.2f}"),
+        ("p90 ms", lambda r: f"{r['p90_ms']:.2f}"),
+        ("p99 ms", lambda r: f"{r['p99_ms']:.2f}"),
+        ("images/s", lambda r: f"{r['images_per_s']:.1f}"),
+        ("build s", lambda r: _figure(r, "build_s", 1)),
+        ("open s", lambda r: _figure(r, "open_s", 2)),
+        ("peak MiB", lambda r: str(r["peak_memory_mib"])),
+        ("GPU MiB", lambda r: _figure(r, "gpu_memory_mib", 0)),
+        ("AP", lambda r: _figure(r, "AP", 4)),
+    ]
+    cells = [[cell(row) for row in rows] for _, cell in columns]
+    kept = [index for index, column in enumerate(cells) if any(column)]
+    return [columns[i][0] for i in kept], [list(row) for row in zip(*(cells[i] for i in kept), strict=True)]
+
+
+def _figure(row: dict[str, Any], key: str, digits: int) -> str:
+    return "" if row.get(key) is None else f"{row[key]:.{digits}f}"
 
 
 def _show_parts(part: dict[str, Any]) -> None:
