@@ -1,22 +1,25 @@
-"""Latency of compiled models on one NVIDIA GPU, with their outputs checked first. See docs/benchmarks-gpu.md.
+"""Latency of compiled models on NVIDIA GPUs, with their outputs checked first. See docs/benchmarks-gpu.md.
 
     python tests/gpu/measure_inductor.py OUT.jsonl SECONDS JOB...
     python tests/gpu/measure_inductor.py OUT.jsonl 1500 @table
 
 A JOB is kind|model|size|precision|batch[|how]: kind "ours"; "eager", "compile" or "patched" (see baselines.py); "captured" (eager run of
-our graph); size HEIGHTxWIDTH or "-"; precision fp32, tf32, fp16 or bf16. @NAME is a list of LISTS.
+our graph); size HEIGHTxWIDTH or "-"; precision fp32, tf32, fp16 or bf16. @NAME is a list of LISTS. Ours in FP32 at batch 1 give a row
+for TF32 as well, from the same package.
 
-First everything is compiled, a process a job and PARALLEL of them at once (default: one a core), for COMPILE_SHARE of the time at
-most: ours into packages in the folder PACKAGES, the others in processes that stay. Then the GPU is timed, one job at a time and
-nothing beside it: the compiled ones, ours opened again, the eager ones. Each row is written at once. Packages that are there
-already are not compiled again. tables.py makes the document's tables of the rows.
+Every job is a process with one thread, PARALLEL of them at once (default: one a core), spread over the GPUs of the host. When one has
+compiled and checked its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time is Python's
+in part, all others of the host; then it is timed, and the others go on. Each row is written at once. tables.py makes the
+document's tables of the rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -33,8 +36,7 @@ SIZES = {
 }  # fmt: skip
 PLAIN = [name for name in SIZES if name not in ("dino", "co_dino-swin-l")]  # those that transformers has
 SAMPLING = [name for name in PLAIN if name not in ("detr", "conditional_detr", "dab_detr", "table-transformer", "yolos")]
-COMPILED = ("ours", "compile", "patched")
-AT_ONCE = 16  # processes that wait for their turn on the GPU
+SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then
 
 
 def _jobs(kind: str, models: Any, precision: str, *batches: int) -> list[str]:
@@ -45,24 +47,23 @@ LISTS = {
     "families": _jobs("ours", SIZES, "fp16", 1),
     "library": [*_jobs("compile", PLAIN, "fp16", 1), *_jobs("patched", SAMPLING, "fp16", 1)],
     "batches": _jobs("ours", SIZES, "fp16", 4, 16),
-    "types": [*_jobs("ours", SIZES, "bf16", 1), *_jobs("ours", SIZES, "fp32", 1), *_jobs("ours", SIZES, "tf32", 1)],
+    "types": [*_jobs("ours", SIZES, "bf16", 1), *_jobs("ours", SIZES, "fp32", 1)],
     "more": [*_jobs("ours", SIZES, "bf16", 4, 16), *_jobs("ours", SIZES, "fp32", 4, 16)],
     "eager": [*_jobs("eager", PLAIN, "fp16", 1), *_jobs("eager", PLAIN, "fp32", 1)],
-    # As a rule batch 4 of the one model whose batch has a target.
+    # The one model that has a target at another batch.
     "targets": [
         *_jobs("compile", ["detr"], "fp16", 4),
         *_jobs("eager", ["detr"], "fp16", 4),
         *_jobs("eager", ["detr"], "fp32", 4),
     ],
 }
-LISTS["table"] = [job for name in ("library", "families", "targets", "batches", "types", "more", "eager") for job in LISTS[name]]
+# What takes longest first, and what is least missed where time runs out last.
+LISTS["table"] = [job for name in ("batches", "library", "families", "targets", "types", "more", "eager") for job in LISTS[name]]
 
 
 def main() -> int:
     out, seconds = Path(sys.argv[1]), float(sys.argv[2])
     jobs = [job for given in sys.argv[3:] for job in (LISTS[given[1:]] if given.startswith("@") else [given])]
-    os.environ.setdefault("PACKAGES", "/tmp/packages")
-    Path(os.environ["PACKAGES"]).mkdir(exist_ok=True)
     # One core a process; asking for the GPU here must not open it, or the processes could not.
     for name, value in (("OMP_NUM_THREADS", "1"), ("TORCHINDUCTOR_COMPILE_THREADS", "1"), ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")):
         os.environ.setdefault(name, value)
@@ -70,15 +71,16 @@ def main() -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class Running:
     """A job in a process of its own."""
 
     job: str
+    gpu: int
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     log: Path
 
-    def heard(self) -> dict | str | None:
+    def heard(self) -> Any:
         """What it said, or "ended", or None: nothing yet."""
         ended = not self.process.is_alive()  # asked first, so that nothing is left unread
         try:
@@ -98,98 +100,64 @@ class Runner:
 
         self.work = measured_job.work
         measured_job.preload()  # once, and not in every process
-        self.out, self.jobs, self.started = out, jobs, time.monotonic()
+        self.gpus = int(os.environ.get("GPUS", "0")) or measured_job.count_gpus()
+        self.out, self.waiting, self.running, self.count = out, list(jobs), [], 0
+        self.started = time.monotonic()
         self.end = self.started + seconds
-        self.compile_end = self.started + seconds * float(os.environ.get("COMPILE_SHARE", "0.7"))
         self.parallel = int(os.environ.get("PARALLEL", "0")) or os.cpu_count() or 1
-        self.built: dict[str, dict] = {}
-        self.count = 0
 
     def run(self) -> int:
-        kinds = {job: job.split("|")[0] for job in self.jobs}
-        # TF32 is a choice of the run, not of the package.
-        left, held = self.compile([job for job in self.jobs if kinds[job] in COMPILED and "|tf32|" not in job])
-        print(f"{time.monotonic() - self.started:5.0f} s compiled; {len(left)} not in time", flush=True)
-        for one in held:
-            self.write(one.job, self.time(one))
-        there = lambda job: self.built.get(job.replace("|tf32|", "|fp32|"))  # noqa: E731
-        rest = [job for job in self.jobs if kinds[job] not in COMPILED]
-        ours = [job for job in self.jobs if kinds[job] == "ours" and there(job)]
-        for jobs in (ours, rest):
-            for at in range(0, len(jobs), AT_ONCE):
-                self.wave(jobs[at : at + AT_ONCE])
-        for job in left:
-            self.write(job, {"error": "not compiled in time"})
-        return 0
-
-    def start(self, job: str, build: bool) -> Held:
-        self.count += 1
-        log = Path(f"/tmp/measure-{os.getpid()}-{self.count}.log")
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=self.work, args=(job, build, theirs, log), daemon=True)
-        process.start()
-        theirs.close()
-        return Held(job, process, ours, log)
-
-    def compile(self, jobs: list[str]) -> tuple[list[str], list[Held]]:
-        """Compile side by side until `compile_end`: what was not done by then, and the processes that stay."""
-        waiting, running, held = list(jobs), [], []
-        while (waiting or running) and time.monotonic() < self.compile_end:
-            while waiting and len(running) < self.parallel and roomy() and time.monotonic() < self.compile_end - 20:
-                job = waiting.pop(0)
-                running.append(self.start(job, job.startswith("ours")))
-            for one in list(running):
+        while (self.waiting or self.running) and time.monotonic() < self.end - 3:
+            while self.waiting and len(self.running) < self.parallel and roomy() and time.monotonic() < self.end - 30:
+                self.start(self.waiting.pop(0))
+            for one in list(self.running):
                 said = one.heard()
                 if said is None:
                     continue
-                running.remove(one)
-                if said == "ready":
-                    held.append(one)
-                    print(f"{time.monotonic() - self.started:5.0f} s ready {one.job}", flush=True)
-                elif isinstance(said, dict):
-                    self.built[one.job] = said
-                    print(f"{time.monotonic() - self.started:5.0f} s built {one.job}", flush=True)
-                else:
-                    self.write(one.job, one.failed())
-            time.sleep(0.05)
-        for one in running:
+                rows = self.time(one) if said == "ready" else [(one.job, one.failed())]
+                self.running.remove(one)
+                one.process.kill()
+                for job, row in rows:
+                    self.write(job, row)
+            time.sleep(0.02)
+        for one in self.running:
             one.process.kill()
-        return [one.job for one in running] + waiting, held
+        for job in [one.job for one in self.running] + self.waiting:
+            self.write(job, {"error": "no time left"})
+        return 0
 
-    def wave(self, jobs: list[str]) -> None:
-        """Get some jobs ready side by side, then time one after the other."""
-        if time.monotonic() > self.end - 12:
-            for job in jobs:
-                self.write(job, {"error": "no time left"})
-            return
-        started = [self.start(job, False) for job in jobs]
-        waiting, ready = list(started), []
-        while waiting and time.monotonic() < self.end - 4:
-            for one in list(waiting):
-                if said := one.heard():
-                    waiting.remove(one)
-                    ready += [one] * (said == "ready")
-            time.sleep(0.05)
-        for one in started:
-            if one in ready:
-                row = self.time(one) if time.monotonic() < self.end else {"error": "no time left"}
-            else:
-                row = one.failed()
-            one.process.kill()
-            built = self.built.get(one.job, {})
-            self.write(one.job, {k: v for k, v in built.items() if k.endswith(("_s", "_mb")) or k.startswith("forced")} | row)
+    def start(self, job: str) -> None:
+        self.count += 1
+        log = Path(f"/tmp/measure-{os.getpid()}-{self.count}.log")
+        busy = [sum(one.gpu == gpu for one in self.running) for gpu in range(self.gpus)]
+        gpu = busy.index(min(busy))
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=self.work, args=(job, gpu, theirs, log), daemon=True)
+        process.start()
+        theirs.close()
+        self.running.append(Running(job, gpu, process, ours, log))
 
-    def time(self, one: Held) -> dict:
+    def time(self, one: Running) -> list[tuple[str, dict]]:
+        """Time a job that is ready, while the others are stopped."""
+        library = not one.job.startswith("ours")
+        others = [o for o in self.running if o is not one and (library or o.gpu == one.gpu)]
+        self.signal(others, signal.SIGSTOP)
         try:
+            time.sleep(SETTLE_S)
             one.pipe.send("go")
             if not one.pipe.poll(60):
                 raise TimeoutError("no answer in a minute")
             return one.pipe.recv()
         except (EOFError, OSError, TimeoutError) as error:
-            return {**one.failed(), "error": f"{type(error).__name__} {error}"}
+            return [(one.job, {**one.failed(), "error": f"{type(error).__name__} {error}"})]
         finally:
-            one.process.kill()
+            self.signal(others, signal.SIGCONT)
+
+    def signal(self, others: list[Running], number: int) -> None:
+        for other in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(other.process.pid, number)
 
     def write(self, job: str, row: dict) -> None:
         row = {"job": job, **row}

@@ -1,15 +1,13 @@
-"""One job of measure_inductor.py, in a process of its own.
-
-build: compile to a package in the folder PACKAGES, say what was found, and end. Otherwise: get ready, say "ready", and time when
-something comes in.
-"""
+"""One job of measure_inductor.py, in a process of its own: compile, check, say "ready", time when something comes in, say the rows."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import os
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -37,48 +35,48 @@ def preload() -> None:
     assert not torch.cuda.is_initialized()
 
 
-def work(job: str, build: bool, pipe, log: Path) -> None:
+def count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def work(job: str, gpu: int, pipe, log: Path) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.enable()
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     import torch
 
     torch.set_grad_enabled(False)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     kind, model, size, precision, batch, *how = job.split("|")
+    tensor_float(precision == "tf32")
+    # As detrt's sessions do; for transformers, too, where it is not the default.
+    torch.backends.cudnn.benchmark = True
     before_import(kind)
-    if precision == "tf32" and kind in KINDS:
-        tensor_float()
     start = time.monotonic()
-    step, row = prepare_job(kind, model, size, precision, int(batch), how[0] if how else "", build)
-    row["build_s" if build else "open_s"] = round(time.monotonic() - start, 1)
-    if build:
-        pipe.send(row)
-        return
-    pipe.send("ready")
-    pipe.recv()
-    try:
-        row |= timed(step, graph=row.get("graph", True), profiled=kind == "ours" and precision == "fp16")
-    except Exception as error:
-        row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        traceback.print_exc()
-    pipe.send(row)
+    run, want, inputs, row = prepare_job(kind, model, size, precision, int(batch), how[0] if how else "")
+    row["build_s"] = round(time.monotonic() - start, 1)
+    with alone():
+        checked(run, want, inputs, row)
+        pipe.send("ready")
+        pipe.recv()
+        rows = [(job, row | measured(run, inputs, row, profiled=kind == "ours" and precision == "fp16"))]
+        if job.startswith("ours|") and (precision, batch) == ("fp32", "1"):
+            tensor_float(True)
+            row = row | {"precision": "tf32"}
+            checked(run, want, inputs, row)
+            rows.append((job.replace("|fp32|", "|tf32|"), row | measured(run, inputs, row)))
+        pipe.send(rows)
 
 
-def prepare_job(kind, model, size, precision, batch, how, build):
-    import torch
-
+def prepare_job(kind, model, size, precision, batch, how):
+    """(what runs, the outputs that it must have, its inputs, facts)."""
     from detrt.export.config import ExportConfig
     from detrt.export.contract import exported_spec
     from detrt.sources import load_source
 
-    folder = os.environ.get("PACKAGES") if kind == "ours" else None
-    packaged = "fp32" if precision == "tf32" else precision
-    kept = Path(folder or ".", f"{model}-{size}-{packaged}-{batch}-{how}.pt2".replace(":", "-").replace("/", "-"))
-    if folder and kept.with_suffix(".io").exists():
-        return (None, torch.load(kept.with_suffix(".io"))[0]) if build else reopened(kept, precision)
     source = load_source(model)
     given = source.spec.input
     height, width = (int(s) for s in size.split("x")) if size != "-" else given.size_hw
@@ -91,76 +89,57 @@ def prepare_job(kind, model, size, precision, batch, how, build):
     if kind in KINDS:
         return transformers_job(source, spec, row, kind, precision, batch, tokens)
     try:
-        run, want, inputs = ours(
-            source, spec, row, kind, precision, batch, how, tokens, "nobias" not in how, kept if folder else None
-        )
+        return ours(source, spec, row, kind, precision, batch, how, tokens, "nobias" not in how)
     except Exception as error:
         traceback.print_exc()
         row["retried"] = " ".join(str(error).split())[-200:]
-        run, want, inputs = ours(source, spec, row, kind, precision, batch, how, tokens, False, kept if folder else None)
-    if build:
-        torch.save((row, inputs, want), kept.with_suffix(".io"))
-        return None, row
-    return checked(run, want, inputs, row)
+        return ours(source, spec, row, kind, precision, batch, how, tokens, False)
 
 
-def reopened(path, precision):
-    """A package that an earlier process compiled."""
+def tensor_float(on):
     import torch
 
-    import detrt.kernels.epilogues  # noqa: F401 (registers ops)
-    from detrt.inductor.package import load_package
-
-    row, inputs, want = torch.load(path.with_suffix(".io"))
-    run = load_package(path, "cuda")
-    row["precision"] = precision
-    if precision == "tf32":
-        tensor_float()
-    searched(run, inputs)
-    return checked(run, want, inputs, row)
-
-
-def tensor_float():
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-
-def searched(run, inputs):
-    """First run; the search for the fastest convolutions takes gigabytes of work memory for a moment."""
-    import torch
-
-    with alone():
-        torch.backends.cudnn.benchmark = True
-        run(*inputs)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
 
 
 def checked(run, want, inputs, row):
+    """Run once, which searches for the fastest convolutions and takes gigabytes for a moment; then compare."""
     import torch
 
+    run(*inputs)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     got = [t.float() for t in run(*inputs)]
     torch.cuda.synchronize()
-    row["errors"] = [relative(a, b) for a, b in zip(want, got, strict=True)]
-    row["matched"] = matched(want, got)
+    if want is not None:
+        row["errors"] = [relative(a, b) for a, b in zip(want, got, strict=True)]
+        with contextlib.suppress(IndexError, RuntimeError):  # OmDet-Turbo's own outputs are no pairs of logits and boxes
+            row["matched"] = matched(want, got)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     run(*inputs)
     torch.cuda.synchronize()
     row["memory_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20)
-    return (lambda: run(*inputs)), row
 
 
-def ours(source, spec, row, kind, precision, batch, how, tokens, biased, path):
+def measured(run, inputs, row, profiled=False):
+    try:
+        return timed(lambda: run(*inputs), row.get("graph", True), profiled)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+
+
+def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
     import torch
 
     from detrt.inductor.compile import compile_artifact, options_for
+    from detrt.inductor.package import load_package
     from detrt.inductor.program import prepare, tune_for_gpu
     from detrt.inductor.types16 import lower_types, share_of_low
 
-    torch.backends.cudnn.benchmark = False
     captured = prepare(source, spec, (batch, batch), "fp32", DEVICE, tokens, biased)
+    del source
     with alone():
         want, first = run_forced(captured.graph, captured.inputs)
         torch.cuda.empty_cache()
@@ -170,41 +149,48 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased, path):
         tune_for_gpu(captured, "nolin" not in how, "none" if "noconv" in how else "wide" if "wideconv" in how else "all")
         with alone():
             forced, _ = run_forced(captured.graph, captured.inputs, first.indices)
-        row["forced_errors"] = [relative(a, b) for a, b in zip(want, forced, strict=True)]
-        row["forced_matched"] = matched(want, forced)
-        torch.cuda.empty_cache()
+            row["forced_errors"] = [relative(a, b) for a, b in zip(want, forced, strict=True)]
+            row["forced_matched"] = matched(want, forced)
+            del forced
+            torch.cuda.empty_cache()
+    del first
     inputs = captured.inputs
     row["nodes"] = len(captured.graph.graph.nodes)
     if kind == "captured":
-        return captured.graph, want, inputs
-    if precision == "tf32":
-        tensor_float()
+        return captured.graph, want, inputs, row
     start = time.monotonic()
-    run = compile_artifact(captured, path, options_for("cuda", how))
-    row["inductor_s"] = round(time.monotonic() - start, 1)
-    if path is not None:
+    with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+        path = Path(folder, "model.pt2")
+        run = compile_artifact(captured, path, options_for("cuda", how))
+        row["inductor_s"] = round(time.monotonic() - start, 1)
         row["package_mb"] = round(path.stat().st_size / 1e6, 1)
-    searched(run, inputs)
-    return run, want, inputs
+        del run, captured
+        gc.collect()
+        start = time.monotonic()
+        run = load_package(path, DEVICE)
+        row["open_s"] = round(time.monotonic() - start, 1)
+    return run, want, inputs, row
 
 
 @contextlib.contextmanager
 def alone():
-    with open("/tmp/measure.lock", "w") as file:
+    """One process at a time on a GPU, for what fills it or is timed."""
+    with open(f"/tmp/measure-{os.environ['CUDA_VISIBLE_DEVICES']}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def timed(step, graph, profiled=False):
+    """Median and more of one model's runs; graph: replayed as a CUDA graph."""
     import torch
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
     replay = step
     if graph:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.synchronize()
         cuda_graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(cuda_graph):
             kept = step()  # noqa: F841

@@ -1,7 +1,7 @@
 """The tables of docs/benchmarks-gpu.md from the rows of measure_inductor.py.
 
-    python tests/gpu/tables.py ROWS.jsonl            print them
-    python tests/gpu/tables.py ROWS.jsonl DOCUMENT   write them into the document, between its `table` comments
+python tests/gpu/tables.py ROWS.jsonl            print them
+python tests/gpu/tables.py ROWS.jsonl DOCUMENT   write them into the document, between its `table` comments
 """
 
 from __future__ import annotations
@@ -98,7 +98,18 @@ def batches(rows: Rows) -> str:
 
 
 def agreement(rows: Rows) -> str:
-    columns = ["model", "FP16 logits", "boxes", "twins", "twins, own selection", "BF16 logits", "boxes", "twins", "FP32 logits", "boxes"]
+    columns = [
+        "model",
+        "FP16 logits",
+        "boxes",
+        "twins",
+        "twins, own selection",
+        "BF16 logits",
+        "boxes",
+        "twins",
+        "FP32 logits",
+        "boxes",
+    ]
     found = []
     for model in ordered():
         cells = [TITLES[model]]
