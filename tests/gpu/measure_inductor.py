@@ -7,10 +7,10 @@ A JOB is kind|model|size|precision|batch[|how]: kind "ours"; "eager", "compile" 
 our graph); size HEIGHTxWIDTH or "-"; precision fp32, tf32, fp16 or bf16. @NAME is a list of LISTS. Ours in FP32 at batch 1 give a row
 for TF32 as well, from the same package.
 
-Every job is a process with one thread, PARALLEL of them at once (default: one a core), spread over the GPUs of the host. When one has
-compiled and checked its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time is Python's
-in part, all others of the host; then it is timed, and the others go on. Each row is written at once. tables.py makes the
-document's tables of the rows.
+Every job is a process with one thread, PARALLEL of them at once (default: one a core; each takes 4 to 6 GB of the host), spread over
+the GPUs of the host. When one has compiled and checked its model, the others on its GPU are stopped (SIGSTOP), and for the models of
+transformers, whose time is Python's in part, all others of the host; then it is timed, and the others go on. Each row is written
+at once. tables.py makes the document's tables of the rows.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Runner:
 
     def run(self) -> int:
         while (self.waiting or self.running) and time.monotonic() < self.end - 3:
-            while self.waiting and len(self.running) < self.parallel and roomy() and time.monotonic() < self.end - 30:
+            while self.waiting and len(self.running) < self.parallel and time.monotonic() < self.end - 30:
                 self.start(self.waiting.pop(0))
             for one in list(self.running):
                 said = one.heard()
@@ -164,12 +164,6 @@ class Runner:
         with open(self.out, "a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{time.monotonic() - self.started:5.0f} s {short(row)}", flush=True)
-
-
-def roomy() -> bool:
-    """Whether the host has memory for one more process."""
-    rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(rows["MemAvailable"].split()[0]) > 25 * 2**20
 
 
 def short(row: dict) -> str:
