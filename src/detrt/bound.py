@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .decode import checked_raw
 from .detections import Detections, box_iou, cxcywh_to_xyxy
 from .errors import PromptError, SessionError
+from .pictures import Picture
 from .prompted import PromptedSession
 from .session import Feeds, Outputs, Session, TensorInfo, text_inputs
 from .spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PIXEL_VALUES, PRED_BOXES, SCORES, ModelSpec
@@ -216,7 +217,9 @@ class BoundPictures:
     def __init__(self, bound: BoundSession, runner: Any) -> None:
         self._bound, self._runner = bound, runner
 
-    def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: Any = None, batch: int | None = None) -> BoundPending:
+    def submit(
+        self, images: Sequence[NDArray[np.uint8] | Picture], size_hw: Any = None, batch: int | None = None
+    ) -> BoundPending:
         """Begin a batch, one run for each part of the list of names."""
         texts = self._bound.texts(max(len(images), batch or 0))
         return BoundPending(self._bound, [self._runner.submit(images, size_hw, batch, text) for text in texts], len(images))

@@ -21,6 +21,7 @@ from .errors import ImageError, OutputError
 from .files import writing
 from .images import Input
 from .outputs import Record
+from .pictures import Picture, as_array
 from .reading import Item, read_ahead
 from .video import Frame, video_facts, video_writer
 
@@ -29,11 +30,16 @@ _KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One image or frame and its detections. image: None where a worker process of `DevicePool` has it."""
+    """One image or frame and its detections. picture: None where a worker process of `DevicePool` has it."""
 
     input: Input
     record: Record
-    image: NDArray[np.uint8] | None
+    picture: NDArray[np.uint8] | Picture | None
+
+    @property
+    def image(self) -> NDArray[np.uint8] | None:
+        """(H, W, 3) uint8 RGB; made now where the model took the picture in another form."""
+        return None if self.picture is None else as_array(self.picture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,8 @@ def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1
     """
     on_cpu = detector.session.backend.endswith("cpu")
     threads = 1 if on_cpu else max(1, min(MOST_DECODERS, usable_cores() - 1))
-    items = read_ahead(inputs, every=every, threads=threads, ahead=2 * detector.batch_size + (0 if on_cpu else threads))
+    ahead = 2 * detector.batch_size + (0 if on_cpu else threads)
+    items = read_ahead(inputs, every=every, threads=threads, ahead=ahead, planar=detector.planar)
     waiting: deque[tuple[list[Item], Callable[[], list[Detections]]]] = deque()
     with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator
         while chunk := list(itertools.islice(items, detector.batch_size)):
@@ -111,8 +118,9 @@ class AnnotatedCopies:
 
     def save(self, found: Found) -> None:
         """Draw and save one image, or the next frame of a video."""
-        assert found.image is not None
-        picture = draw_detections(found.image, found.record.detections, font=self.font)
+        image = found.image
+        assert image is not None
+        picture = draw_detections(image, found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:

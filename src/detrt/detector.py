@@ -18,6 +18,7 @@ from .decode import check_threshold, decode
 from .detections import Detections
 from .errors import PromptError, SpecError
 from .images import ImageSource, load_image
+from .pictures import Picture, as_array
 from .preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess, size_words
 from .prompted import PromptedSession
 from .prompts import Prompt
@@ -201,8 +202,14 @@ class Detector:
         """How many batches `submit` may begin before their results are asked for."""
         return 0 if self._runner is None else 1
 
-    def submit(self, images: Sequence[NDArray[np.uint8]]) -> Found:
-        """Begin a batch of at most `batch_size` images (H, W, 3) uint8 RGB; the call of what comes back waits for it.
+    @property
+    def planar(self) -> bool:
+        """Whether frames of videos are best given in 4:2:0, as `pictures.YuvPicture`: their RGB is then made on the GPU."""
+        return self._runner is not None
+
+    def submit(self, images: Sequence[NDArray[np.uint8] | Picture]) -> Found:
+        """Begin a batch of at most `batch_size` images (H, W, 3) uint8 RGB, or pictures that become that; the call of what
+        comes back waits for it.
 
         Where the device resizes, the work goes on meanwhile; otherwise it is done here.
 
@@ -231,7 +238,7 @@ class Detector:
             raise PromptError(f"give a list of prompts, one for each image; got one, {prompts!r}")
         return (model.ask(prompt, self._task) for prompt in prompts)
 
-    def _chunk(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None) -> Found:
+    def _chunk(self, images: list[NDArray[np.uint8] | Picture], asked: list[Asked] | None) -> Found:
         begun: list[tuple[list[int], Found]] = []
         sizes = [(image.shape[0], image.shape[1]) for image in images]
         for group, size_hw in self._groups(sizes):
@@ -254,9 +261,9 @@ class Detector:
             groups.setdefault(nearest_size(size, self._sizes), []).append(index)
         return [(group, size) for size, group in groups.items()]
 
-    def _batch(self, images: list[NDArray[np.uint8]], asked: list[Asked] | None, size_hw: SizeHW | None) -> Found:
+    def _batch(self, images: list[NDArray[np.uint8] | Picture], asked: list[Asked] | None, size_hw: SizeHW | None) -> Found:
         if self._runner is None or asked is not None:
-            found = self._batch_here(images, asked, size_hw)
+            found = self._batch_here([as_array(image) for image in images], asked, size_hw)
             return lambda: found
         pending = self._runner.submit(images, size_hw, self._fixed_batch)
         sizes = [(image.shape[0], image.shape[1]) for image in images]

@@ -129,7 +129,7 @@ def _answers(
             yield index, str(item.error)
             continue
         if copies is not None:
-            copies.save(Found(inputs[index], item.record, item.image))
+            copies.save(Found(inputs[index], item.record, item.picture))
         yield index, item.record
 
 

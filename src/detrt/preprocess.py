@@ -99,12 +99,19 @@ def plan(
     Raises:
         ImageError, SpecError: as `preprocess`.
     """
-    if not len(images):
-        raise ImageError("preprocess needs at least one image; got an empty list")
     for index, image in enumerate(images):
         _check_image(index, image)
+    return plan_sizes([(int(image.shape[0]), int(image.shape[1])) for image in images], given, size_hw)
+
+
+def plan_sizes(
+    sizes_hw: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None = None
+) -> tuple[tuple[SizeHW, ...], tuple[SizeHW, ...], SizeHW]:
+    """As `plan`, from the sizes alone."""
+    if not len(sizes_hw):
+        raise ImageError("preprocess needs at least one image; got an empty list")
     check_size(given, size_hw)
-    originals = tuple((int(image.shape[0]), int(image.shape[1])) for image in images)
+    originals = tuple(sizes_hw)
     resized = tuple(resized_size(size, given, size_hw) for size in originals)
     return originals, resized, _canvas(resized, given, size_hw)
 

@@ -16,11 +16,13 @@ Item = tuple[Input, Frame | ImageError]
 _PATIENCE_S = 0.1  # how often a thread that waits for room looks whether it is still wanted
 
 
-def read_ahead(inputs: Sequence[Input], *, every: int = 1, threads: int = 1, ahead: int = 2) -> Iterator[Item]:
+def read_ahead(
+    inputs: Sequence[Input], *, every: int = 1, threads: int = 1, ahead: int = 2, planar: bool = False
+) -> Iterator[Item]:
     """The images and frames of `inputs`, or what was wrong with them.
 
     every: take every n-th frame of a video. threads: that decode image files and turn frames to RGB; the frames of one
-    video are read by one more. ahead: how many images may wait.
+    video are read by one more. ahead: how many images may wait. planar: leave frames in 4:2:0, see `raw_frames`.
 
     Raises:
         MissingPackageError: a video, and PyAV is not installed.
@@ -39,7 +41,7 @@ def read_ahead(inputs: Sequence[Input], *, every: int = 1, threads: int = 1, ahe
 
     def produce(pool: ThreadPoolExecutor) -> None:
         try:
-            for source, work in _jobs(inputs, every):
+            for source, work in _jobs(inputs, every, planar):
                 if not put((source, pool.submit(work))):
                     return
             put(None)
@@ -64,13 +66,13 @@ def read_ahead(inputs: Sequence[Input], *, every: int = 1, threads: int = 1, ahe
             pool.shutdown(cancel_futures=True)
 
 
-def _jobs(inputs: Sequence[Input], every: int) -> Iterator[tuple[Input, Callable[[], Frame]]]:
+def _jobs(inputs: Sequence[Input], every: int, planar: bool) -> Iterator[tuple[Input, Callable[[], Frame]]]:
     for source in inputs:
         if source.kind != "video":
             yield source, lambda source=source: Frame(0, 0.0, source.load())
             continue
         try:
-            for frame in raw_frames(source.path, every=every):
+            for frame in raw_frames(source.path, every=every, planar=planar):
                 yield source, frame
         except ImageError as error:
             yield source, lambda error=error: _raise(error)

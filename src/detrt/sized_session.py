@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .errors import SessionError
 from .inductor_session import InductorSession
+from .pictures import Picture
 from .preprocess import SizeHW, size_words
 from .session import Feeds, Outputs
 from .spec import PIXEL_VALUES
@@ -49,7 +50,9 @@ class SizedSession:
         """Itself, where the sessions resize on their device."""
         return self if next(iter(self._sessions.values())).pictures is not None else None
 
-    def submit(self, images: Sequence[NDArray[np.uint8]], size_hw: SizeHW | None = None, batch: int | None = None) -> Pending:
+    def submit(
+        self, images: Sequence[NDArray[np.uint8] | Picture], size_hw: SizeHW | None = None, batch: int | None = None
+    ) -> Pending:
         """As `PictureRunner.submit`."""
         runner = self.of(size_hw).pictures
         assert runner is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +18,19 @@ from numpy.typing import NDArray
 from .errors import ImageError, MissingPackageError, OutputError
 from .files import writing
 from .images import MAX_PIXELS
+from .pictures import Colours, Picture, YuvPicture
 
 _thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB."""
+    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB, or a picture that
+    becomes that."""
 
     index: int
     time_s: float
-    image: NDArray[np.uint8]
+    image: NDArray[np.uint8] | Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +63,47 @@ def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
         yield frame()
 
 
-def raw_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Callable[[], Frame]]:
-    """As `read_frames`; a call turns a frame to RGB, also in another thread, while the next ones are decoded."""
+def raw_frames(
+    path: str | os.PathLike, *, every: int = 1, planar: bool = False, gpu: VideoGpu | None = None
+) -> Iterator[Callable[[], Frame]]:
+    """As `read_frames`; a call makes the picture, also in another thread, while the next ones are decoded.
+
+    planar: leave frames in 4:2:0 where their RGB can be made elsewhere in the same arithmetic. gpu: decode there what it
+    can decode; such frames are planar and lie in its memory.
+    """
     if every < 1:
         raise ValueError(f"every must be at least 1; got {every}")
     path = Path(path)
     count = 0
-    with _opened(path) as (container, stream):
-        stream.thread_type = "AUTO"
+    with _opened(path, gpu) as (container, stream):
+        if not getattr(stream.codec_context, "is_hwaccel", False):
+            stream.thread_type = "AUTO"
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         for index, frame in enumerate(container.decode(stream)):
+            on_gpu = frame.format.name == "cuda"
+            if gpu is not None and not count:
+                gpu.found(on_gpu)
             count += 1
             if index % every:
                 continue
             time_s = float(frame.time) if frame.time is not None else float(index / rate)
-            yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _upright(frame))
+            ready = gpu.mark() if on_gpu and gpu is not None else None
+            make = _planar if on_gpu or (planar and _is_planar(frame)) else _upright
+            yield lambda index=index, time_s=time_s, frame=frame, make=make, ready=ready: Frame(index, time_s, make(frame, ready))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
+
+
+class VideoGpu(Protocol):
+    """A GPU that decodes videos. index: of the CUDA device."""
+
+    index: int
+
+    def mark(self) -> Any:
+        """What says when the frame that came last is written."""
+
+    def found(self, on_gpu: bool) -> None:
+        """Told once for each video, with its first frame."""
 
 
 @contextlib.contextmanager
@@ -123,7 +150,7 @@ def _import_av(purpose: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple]:
+def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
     """Container and first video stream; errors of PyAV inside the block become ImageError."""
     av = _import_av(f"reading the video '{path}'")
     if not path.is_file():
@@ -137,15 +164,67 @@ def _opened(path: Path) -> Iterator[tuple]:
             stream = container.streams.video[0]
             if stream.width * stream.height > MAX_PIXELS:
                 raise ImageError(f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels")
-            yield container, stream
+            if gpu is None or not _may_be_on_gpu(stream):
+                yield container, stream
+                return
+        with av.open(str(path), hwaccel=_hardware(gpu.index)) as container:
+            yield container, container.streams.video[0]
     except av.FFmpegError as error:
         raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off") from error
 
 
-def _upright(frame) -> NDArray[np.uint8]:
-    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
-        _thread.reformatter = _import_av("reading videos").video.reformatter.VideoReformatter()
-    image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()
+def _hardware(index: int) -> Any:
+    from av.codec.hwaccel import HWAccel
+
+    return HWAccel("cuda", device=str(index), allow_software_fallback=True, is_hw_owned=True)
+
+
+def _may_be_on_gpu(stream: Any) -> bool:
+    """Whether frames of the stream would be 4:2:0 in 8 bits on a GPU, of which the sides are even, as PyAV hands them over."""
+    context = stream.codec_context
+    even = stream.width % 2 == 0 and stream.height % 2 == 0
+    return even and context.pix_fmt in _PLANAR and any(c.device_type.name == "cuda" for c in context.codec.hardware_configs)
+
+
+# 4:2:0 in 8 bits with three planes; the second name is an old one for the full range of levels.
+_PLANAR = ("yuv420p", "yuvj420p")
+_FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+_MATRICES = (0, 1, 2, 4, 5, 6, 7, 9)  # those that FFmpeg converts by `Colours`
+
+
+def _is_planar(frame: Any) -> bool:
+    """Whether FFmpeg makes RGB of the frame by the arithmetic of `Colours`: with an odd height it takes another way."""
+    return frame.format.name in _PLANAR and frame.height % 2 == 0 and int(frame.colorspace) in _MATRICES
+
+
+def _planar(frame: Any, ready: Any) -> YuvPicture:
+    full = frame.format.name == "yuvj420p" or int(frame.color_range) == _FULL_RANGE
+    planes: tuple[Any, ...] = tuple(frame.planes)
+    if ready is None:
+        planes = tuple(np.frombuffer(p, np.uint8).reshape(p.height, p.line_size)[:, : p.width] for p in planes)
+    return YuvPicture(
+        planes,
+        frame.height,
+        frame.width,
+        Colours.of(int(frame.colorspace), full),
+        lambda: _upright(frame),
+        _turns(frame),
+        ready,
+    )
+
+
+def _turns(frame: Any) -> int:
     # Phones store the sensor's frame and a display rotation, in degrees counter-clockwise.
-    quarter = round(getattr(frame, "rotation", 0) / 90) % 4
-    return np.ascontiguousarray(np.rot90(image, quarter)) if quarter else image
+    return round(getattr(frame, "rotation", 0) / 90) % 4
+
+
+def _upright(frame: Any, ready: Any = None) -> NDArray[np.uint8]:
+    av = _import_av("reading videos")
+    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
+        _thread.reformatter = av.video.reformatter.VideoReformatter()
+    try:
+        image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()
+    except av.FFmpegError as error:
+        raise ImageError(f"a frame in the pixel format {frame.format.name} cannot be turned to RGB: {error.strerror}") from error
+    turns = _turns(frame)
+    return np.ascontiguousarray(np.rot90(image, turns)) if turns else image

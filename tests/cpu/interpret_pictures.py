@@ -1,4 +1,4 @@
-"""Run by test_on_device.py with TRITON_INTERPRET=1: the kernel of pictures against `preprocess`."""
+"""Run by test_on_device.py with TRITON_INTERPRET=1: the kernels of pictures and frames against their references."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from detrt.kernels.frames import fill_rgb
 from detrt.kernels.pictures import fill_pictures
 from detrt.on_device.staging import layout
+from detrt.pictures import Colours
 from detrt.preprocess import preprocess
 from detrt.spec import InputSpec
 
@@ -41,3 +43,17 @@ for given in (
     fill_pictures(torch.from_numpy(block), 2, pixels, mask, given, kernel=True)
     assert np.array_equal(pixels.numpy(), want.feeds["pixel_values"]), given
     assert mask is None or np.array_equal(mask.numpy(), want.feeds["pixel_mask"]), given
+
+# Frames in both forms of chroma, turned, with an odd width, and with rows longer than the picture.
+for turns in range(4):
+    for height, width in ((34, 50), (16, 513)):
+        half = (height + 1) // 2, (width + 1) // 2
+        luma = torch.from_numpy(rng.integers(0, 256, (height, width + 7), np.uint8))[:, :width]
+        both = torch.from_numpy(rng.integers(0, 256, (*half, 2), np.uint8))
+        blue, red = both[..., 0], both[..., 1]
+        colours = Colours.of(1, turns % 2 == 1)
+        for u, v in ((blue, red), (blue.contiguous(), red.contiguous())):
+            got, want = torch.zeros(2, height * width * 3, dtype=torch.uint8)
+            fill_rgb(got, luma, u, v, colours, turns, kernel=True)
+            fill_rgb(want, luma, u, v, colours, turns, kernel=False)
+            assert torch.equal(got, want), (turns, height, width)

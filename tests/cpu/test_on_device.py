@@ -14,8 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from detrt.decode import decode
+from detrt.detect import detect_inputs
 from detrt.detector import Detector
 from detrt.errors import ImageError, SessionError
+from detrt.images import Input
 from detrt.kernels.pictures import fill_pictures
 from detrt.on_device.runner import DEPTH, PictureRunner
 from detrt.on_device.select import select, unpacked
@@ -160,6 +162,26 @@ def test_files_are_decoded_side_by_side(exported, tmp_path):
         (tmp_path / "bad.png").write_bytes(b"no picture")
         with pytest.raises(ImageError, match=r"bad\.png"):
             there([names[0], tmp_path / "bad.png"])
+
+
+def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
+    pytest.importorskip("av", reason="PyAV comes with detrt[video]")
+    from detrt.pictures import YuvPicture
+    from detrt.video import video_writer
+
+    clip = Input(tmp_path / "clip.mp4", "video")
+    with video_writer(clip.path, fps=10, size_hw=(48, 64)) as write:
+        for _ in range(5):
+            write(np.repeat(np.repeat(picture(6, 8), 8, 0), 8, 1))
+    path = exported("detr").path
+    options = {"threshold": 0.0, "batch_size": 2}
+    with Detector(OnDevice(path), **options) as there, Detector(OnnxSession(path), **options) as here:
+        pairs = list(zip(detect_inputs(there, [clip]), detect_inputs(here, [clip]), strict=True))
+    assert len(pairs) == 5
+    for got, want in pairs:
+        assert isinstance(got.picture, YuvPicture) and np.array_equal(got.image, want.picture)
+        assert len(want.record.detections) > 0
+        assert np.allclose(got.record.detections.boxes_xyxy, want.record.detections.boxes_xyxy, atol=1e-3)
 
 
 def test_batches_may_be_asked_for_late(exported):

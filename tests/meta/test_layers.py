@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bundle.py", "session.py"),
     (
         "images.py",
+        "pictures.py",
         "video.py",
         "reading.py",
         "preprocess.py",

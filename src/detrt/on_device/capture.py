@@ -17,6 +17,7 @@ def captured(step: Callable[[], list[Tensor]], stream: Any) -> tuple[Any, list[T
         stream.synchronize()
         torch.cuda.empty_cache()  # the search for fast kernels took more memory than the graph will need
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # Decoders of pictures take memory in threads of their own meanwhile, which is no fault of this one.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = step()
     return graph, results

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..decode import Candidates
+from ..errors import ImageError
 from ..kernels.pictures import fill_pictures
-from ..preprocess import SizeHW, plan
+from ..pictures import Picture
+from ..preprocess import SizeHW, plan_sizes
 from ..session import Feeds, Outputs, TensorInfo
 from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
+from .made import make
 from .select import can_select, select, unpacked
 from .staging import layout
 
@@ -78,13 +81,14 @@ class PictureRunner:
 
     def submit(
         self,
-        images: Sequence[NDArray[np.uint8]],
+        images: Sequence[NDArray[np.uint8] | Picture],
         size_hw: SizeHW | None = None,
         batch: int | None = None,
         text: Feeds | None = None,
     ) -> Pending:
-        """Begin a batch. images: (H, W, 3) uint8 RGB. size_hw: as `preprocess` takes it. batch: fill up to so many.
-        text: the inputs of a prompted model that are not the picture's; the same object again is not copied again.
+        """Begin a batch. images: (H, W, 3) uint8 RGB, frames, or what `GpuDecoder` made on this device. size_hw: as
+        `preprocess` takes it. batch: fill up to so many. text: the inputs of a prompted model that are not the picture's;
+        the same object again is not copied again.
 
         At most DEPTH batches may be on their way: waits for the oldest otherwise.
 
@@ -92,20 +96,23 @@ class PictureRunner:
             ImageError, SpecError: as `preprocess`.
         """
         filled = [*images, *[images[-1]] * ((batch or 0) - len(images))] if len(images) else []
-        _, resized, canvas = plan(filled, self.spec.input, size_hw)
+        sizes = [_size(index, image) for index, image in enumerate(filled)]
+        _, resized, canvas = plan_sizes(sizes, self.spec.input, size_hw)
         plan_of = layout(filled, resized, self.spec.input.resample)
         host = self._hosts[self._turn]
         self._turn = (self._turn + 1) % DEPTH
         with self._on_stream():
             slot = self._slot(len(filled), canvas)
             plan_of.write(host.block(plan_of.size), self._pool)
-            if self._block.numel() < plan_of.size:
-                self._block = torch.empty(plan_of.size * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
+            if self._block.numel() < plan_of.room:
+                self._block = torch.empty(plan_of.room * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
             self._block[: plan_of.size].copy_(host.bytes[: plan_of.size], non_blocking=True)
+            for one in plan_of.made:
+                make(self._block, one)
             slot.fill(self._block, plan_of.rows, self.spec)
             slot.tell(text)
             slot.run()
-            way = host.take(slot.results)
+            way = host.take(slot.results, [one.picture for one in plan_of.made])
         return Pending(way, len(images), None if slot.selects else self._outputs)
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
@@ -124,6 +131,15 @@ class PictureRunner:
                 self._slots.pop(next(iter(self._slots)))
             self._slots[key] = _Slot(self.spec, self._inputs, count, canvas, self.device, self._prepare)
         return self._slots[key]
+
+
+def _size(index: int, image: NDArray[np.uint8] | Picture) -> SizeHW:
+    array = isinstance(image, np.ndarray)
+    if array and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape):
+        raise ImageError(
+            f"image {index} of the batch must be an array (height, width, 3) of uint8 RGB; got {image.dtype} {image.shape}"
+        )
+    return int(image.shape[0]), int(image.shape[1])
 
 
 class _Slot:
@@ -188,21 +204,21 @@ class _Host:
             self.bytes = torch.empty(size * 5 // 4, dtype=torch.uint8, pin_memory=self._pinned)
         return self.bytes.numpy()
 
-    def take(self, results: Sequence[Tensor]) -> _Way:
-        """Begin to copy results of the current stream."""
+    def take(self, results: Sequence[Tensor], pictures: Sequence[Picture]) -> _Way:
+        """Begin to copy results of the current stream. pictures: kept until these are there."""
         if [t.shape for t in self._results] != [t.shape for t in results]:
             self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=self._pinned) for t in results]
         for mine, theirs in zip(self._results, results, strict=True):
             mine.copy_(theirs, non_blocking=True)
-        self._last = _Way(self._results, self._pinned)
+        self._last = _Way(self._results, self._pinned, pictures)
         return self._last
 
 
 class _Way:
     """Results on their way down."""
 
-    def __init__(self, results: Sequence[Tensor], cuda: bool) -> None:
-        self._results = results
+    def __init__(self, results: Sequence[Tensor], cuda: bool, pictures: Sequence[Picture]) -> None:
+        self._results, self._pictures = results, pictures
         self._event: Any = torch.cuda.Event() if cuda else None
         if self._event is not None:
             self._event.record()
@@ -214,4 +230,5 @@ class _Way:
             if self._event is not None:
                 self._event.synchronize()
             self._arrays = [t.numpy().copy() for t in self._results]
+            self._pictures = ()
         return self._arrays

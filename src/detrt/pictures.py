@@ -1,0 +1,101 @@
+"""Pictures that are not RGB arrays yet: frames as a codec leaves them, and files whose bytes were only read.
+
+Both have the `shape` (height, width, 3) of the upright picture and become an array by `rgb()`, which costs what it would
+have cost at once. A GPU takes them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Kr and Kb of the standards, by the number that a stream gives its matrix (ITU-T H.273); all others are read as BT.601.
+_BT601 = (0.299, 0.114)
+_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
+
+
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """How Y, U and V become R, G and B: FFmpeg's arithmetic on x86, in 16-bit whole numbers.
+
+    With y = 8 Y - offset, u = 8 U - 1024, v = 8 V - 1024, every product shifted right by 16 bits on its own:
+    R = luma y + red_v v; G = luma y + green_u u + green_v v; B = luma y + blue_u u; each cut off to 0..255.
+    """
+
+    offset: int
+    luma: int
+    red_v: int
+    green_u: int
+    green_v: int
+    blue_u: int
+
+    @classmethod
+    def of(cls, matrix: int, full_range: bool) -> Colours:
+        """matrix: number of H.273, as in the stream. full_range: levels 0..255, not 16..235."""
+        red, blue = _WEIGHTS.get(matrix, _BT601)
+        green = 1 - red - blue
+        # From 224 levels of chroma to 255, in 1/65536; for the full range back again, truncated as FFmpeg does.
+        wide = [round(v * 255 / 224 * 65536) for v in (2 * (1 - red), 2 * (1 - blue) * blue / green, 2 * (1 - red) * red / green)]
+        wide.append(round(2 * (1 - blue) * 255 / 224 * 65536))
+        luma, offset = 65536 * 255 // 219, 16 * 8
+        if full_range:
+            wide, luma, offset = [v * 224 // 255 for v in wide], 65536, 0
+        red_v, green_u, green_v, blue_u = wide
+        return cls(offset, *((v * 8192 + 32768) >> 16 for v in (luma, red_v, -green_u, -green_v, blue_u)))
+
+
+class Picture(Protocol):
+    """What `Detector` takes besides arrays."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    def rgb(self) -> NDArray[np.uint8]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class YuvPicture:
+    """A frame in 4:2:0 with 8 bits.
+
+    planes: in memory Y (height, width), U and V (half of that, rounded up) uint8; on a GPU what DLPack reads: Y, and U and V
+    interleaved. turns: quarter turns counter-clockwise that make it upright. convert: makes the upright RGB array.
+    ready: a CUDA event after which planes on a GPU are written.
+    """
+
+    planes: tuple[Any, ...]
+    height: int
+    width: int
+    colours: Colours
+    convert: Callable[[], NDArray[np.uint8]]
+    turns: int = 0
+    ready: Any = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.width, self.height, 3) if self.turns % 2 else (self.height, self.width, 3)
+
+    @property
+    def on_gpu(self) -> bool:
+        return len(self.planes) == 2
+
+    def rgb(self) -> NDArray[np.uint8]:
+        return self.convert()
+
+
+def as_array(picture: NDArray[np.uint8] | Picture) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 RGB. Raises ImageError: a file that is damaged after all."""
+    return picture if isinstance(picture, np.ndarray) else picture.rgb()
+
+
+def yuv_to_rgb(y: NDArray, u: NDArray, v: NDArray, colours: Colours) -> NDArray[np.uint8]:
+    """Reference of `Colours`: planes as in `YuvPicture` -> (height, width, 3) uint8."""
+    height, width = y.shape
+    light = ((y.astype(np.int32) * 8 - colours.offset) * colours.luma) >> 16
+    u, v = (np.repeat(np.repeat(p, 2, 0), 2, 1)[:height, :width].astype(np.int32) * 8 - 1024 for p in (u, v))
+    green = ((u * colours.green_u) >> 16) + ((v * colours.green_v) >> 16)
+    rgb = np.stack((light + ((v * colours.red_v) >> 16), light + green, light + ((u * colours.blue_u) >> 16)), -1)
+    return rgb.clip(0, 255).astype(np.uint8)

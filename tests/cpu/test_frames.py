@@ -1,0 +1,96 @@
+"""Frames of videos that become RGB on the device, against FFmpeg's own conversion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+av = pytest.importorskip("av", reason="PyAV comes with detrt[video]")
+torch = pytest.importorskip("torch")
+
+from detrt.kernels.frames import fill_rgb
+from detrt.kernels.pictures import fill_pictures
+from detrt.on_device.made import make
+from detrt.on_device.staging import layout
+from detrt.pictures import Colours, YuvPicture, as_array, yuv_to_rgb
+from detrt.preprocess import resize
+from detrt.spec import InputSpec
+from detrt.video import _planar, _upright, raw_frames, read_frames, video_writer
+
+RNG = np.random.default_rng(3)
+
+
+def frame(height: int, width: int, matrix: int = 2, levels: int = 0, form: str = "yuv420p"):
+    """A frame of noise, with every level of Y, U and V in it."""
+    made = av.VideoFrame(width, height, form)
+    for plane in made.planes:
+        plane.update(RNG.integers(0, 256, plane.buffer_size, np.uint8).tobytes())
+    made.colorspace, made.color_range = matrix, levels
+    return made
+
+
+@pytest.mark.parametrize("matrix", [1, 2, 4, 5, 6, 7, 9])
+@pytest.mark.parametrize("levels", [1, 2], ids=["limited", "full"])
+def test_the_arithmetic_is_ffmpegs(matrix, levels):
+    for size in ((64, 130), (16, 641)):
+        one = frame(*size, matrix, levels)
+        picture = _planar(one, None)
+        assert np.array_equal(yuv_to_rgb(*picture.planes, picture.colours), _upright(one))
+    old_name = frame(32, 32, matrix, levels, "yuvj420p")
+    picture = _planar(old_name, None)
+    assert np.array_equal(yuv_to_rgb(*picture.planes, picture.colours), _upright(old_name))
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_frame_is_turned_on_the_device(turns):
+    one = frame(34, 50)
+    y, u, v = _planar(one, None).planes
+    rgb = torch.zeros(34 * 50 * 3, dtype=torch.uint8)
+    tensors = [torch.from_numpy(plane.copy()) for plane in (y, u, v)]
+    fill_rgb(rgb, *tensors, Colours.of(2, False), turns)
+    want = np.rot90(_upright(one), turns)
+    assert np.array_equal(rgb.numpy().reshape(want.shape), want)
+
+
+def test_arrays_and_frames_share_a_batch():
+    frames = [_planar(frame(48, 70), None), _planar(frame(30, 44), None)]
+    images = [RNG.integers(0, 256, (41, 33, 3), np.uint8), *frames, frames[0]]
+    given = InputSpec("stretch", 40, 56)
+    plan = layout(images, [(40, 56)] * 4, given.resample)
+    assert len(plan.made) == 2 and len(plan.sources) == 1 + 2 * 3 and plan.size < plan.room
+    block = np.empty(plan.room, np.uint8)
+    plan.write(block)
+    device = torch.from_numpy(block)
+    for one in plan.made:
+        make(device, one)
+    pixels = torch.empty((4, 3, 40, 56), dtype=torch.uint8)
+    fill_pictures(device, 4, pixels, None, given)
+    for got, image in zip(pixels.numpy(), images, strict=True):
+        assert np.array_equal(got, resize(as_array(image), (40, 56), given.resample).transpose(2, 0, 1))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    from detrt.scenes import draw_scene
+
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    with video_writer(path, fps=10, size_hw=(120, 160)) as write:
+        for seed in range(5):
+            write(draw_scene(seed, size_hw=(120, 160)).image)
+    return path
+
+
+def test_frames_of_a_video_stay_planar(clip):
+    whole = [f.image for f in read_frames(clip)]
+    left = [make().image for make in raw_frames(clip, planar=True)]
+    assert len(left) == len(whole) == 5 and all(isinstance(one, YuvPicture) for one in left)
+    for one, want in zip(left, whole, strict=True):
+        assert one.shape == want.shape
+        assert np.array_equal(one.rgb(), want) and np.array_equal(yuv_to_rgb(*one.planes, one.colours), want)
+
+
+def test_odd_heights_and_unknown_matrices_are_turned_to_rgb_by_ffmpeg():
+    from detrt.video import _is_planar
+
+    assert _is_planar(frame(32, 32)) and not _is_planar(frame(33, 32))
+    assert not _is_planar(frame(32, 32, 8)) and not _is_planar(frame(32, 32, form="yuv444p"))
