@@ -1,9 +1,14 @@
-"""Figures of a report of `detrt bench` on bundles, as one SVG or PNG. The only module that imports `matplotlib`."""
+"""Figures of a report of `detrt bench` on bundles, as one SVG or PNG. The only module that imports `matplotlib`.
+
+A colour is a back end and a marker is a model, in all panels; one legend says which.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,13 @@ from .errors import DetrtError, MissingPackageError
 from .files import write_bytes
 
 SUFFIXES = (".svg", ".png")
-MOST_PARTS = 10
+MOST_PARTS = 9
+SCOPES = ("kernel", "forward", "end_to_end")
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STACKED = (*COLOURS[:6], "#F0E442", "#8C6D31", "#9467BD", "#C7C7C7")
+Panel = Callable[[Any], None]
 
 
 def check_plot(path: str | os.PathLike) -> None:
@@ -26,26 +37,73 @@ def check_plot(path: str | os.PathLike) -> None:
 
 
 def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
-    """Latency and images a second against batch; AP against latency, parts and share of the roofline where they were measured."""
+    """Latency against batch for each scope, images a second; AP against latency, parts and share of the roofline where they
+    were measured."""
     check_plot(path)
     figure_class = _matplotlib()
-    panels = [_latency, _throughput]
-    if any(row.get("AP") is not None for row in report["rows"]):
-        panels.append(_pareto)
-    if report.get("parts"):
-        panels += [_parts]
-        if any(part.get("roofline") for part in report["parts"]):
-            panels.append(_roofline)
-    figure = figure_class(figsize=(5.6 * min(len(panels), 2), 4.2 * -(-len(panels) // 2)), layout="constrained")
-    axes = figure.subplots(-(-len(panels) // 2), min(len(panels), 2), squeeze=False).flatten()
+    look = _Look(report["rows"])
+    panels = _panels(report, look)
+    columns = min(len(panels), 3 if len(panels) > 4 else 2)
+    lines = -(-len(panels) // columns)
+    figure = figure_class(figsize=(5.4 * columns, 4.0 * lines + 0.8), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for draw, ax in zip(panels, axes, strict=False):
-        draw(ax, report)
+        draw(ax)
     for ax in axes[len(panels) :]:
-        ax.set_axis_off()
+        ax.remove()
+    figure.legend(
+        handles=look.handles(),
+        loc="outside lower center",
+        ncols=min(6, len(look.colours) + len(look.markers)),
+        fontsize=8,
+        frameon=False,
+    )
     figure.suptitle(_machine(report["machine"]), fontsize=9)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=Path(path).suffix.lower()[1:], dpi=150)
+    figure.savefig(buffer, format=Path(path).suffix.lower()[1:], dpi=130)
     write_bytes(Path(path), buffer.getvalue())
+
+
+class _Look:
+    """Colour of each back end, marker of each model."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        backends = list(dict.fromkeys(row["backend"] for row in rows))
+        models = list(dict.fromkeys(row["model"] for row in rows))
+        self.colours = {backend: COLOURS[i % len(COLOURS)] for i, backend in enumerate(backends)}
+        self.markers = {model: MARKERS[i % len(MARKERS)] for i, model in enumerate(models)}
+
+    def of(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {"color": self.colours[row["backend"]], "marker": self.markers[row["model"]]}
+
+    def handles(self) -> list[Any]:
+        from matplotlib.lines import Line2D
+
+        lines = [Line2D([], [], color=colour, linewidth=3, label=backend) for backend, colour in self.colours.items()]
+        points = [
+            Line2D([], [], color="grey", marker=m, linestyle="none", label=short(model)) for model, m in self.markers.items()
+        ]
+        return lines + points
+
+
+def short(model: str) -> str:
+    """The name of a model, without the folders that lead to it."""
+    return Path(model).name if "/" in model and ":" not in model else model
+
+
+def _panels(report: dict[str, Any], look: _Look) -> list[Panel]:
+    rows, parts = report["rows"], report.get("parts") or []
+    scopes = [scope for scope in SCOPES if any(row["scope"] == scope for row in rows)]
+    panels: list[Panel] = [partial(_against_batch, rows=rows, look=look, scope=scope, key="p50_ms") for scope in scopes]
+    panels.append(partial(_against_batch, rows=rows, look=look, scope=scopes[-1], key="images_per_s"))
+    if any(row.get("AP") is not None and row["scope"] == scopes[-1] for row in rows):
+        panels.append(partial(_pareto, rows=rows, look=look, scope="forward" if "forward" in scopes else scopes[-1]))
+    for key, title in (("modules", "by module"), ("kinds", "by kind of step")):
+        if some := [part for part in parts if part[key]]:
+            panels.append(partial(_parts, parts=some, key=key, title=title))
+    if some := [part for part in parts if part.get("roofline")]:
+        panels.append(partial(_roofline, parts=some, look=look))
+    return panels
 
 
 def _machine(machine: dict[str, Any]) -> str:
@@ -53,42 +111,52 @@ def _machine(machine: dict[str, Any]) -> str:
     return f"{', '.join(gpus) or machine['processor']}, {machine['cores']} cores"
 
 
-def _lines(report: dict[str, Any], key: str) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
-    for row in report["rows"]:
-        label = f"{Path(row['model']).name} {row['backend']}"
-        found.setdefault(f"{label} {row['scope'].replace('_', ' ')}", []).append((row["batch"], row[key]))
-    return found
-
-
-def _against_batch(ax: Any, report: dict[str, Any], key: str, label: str) -> None:
-    for name, points in sorted(_lines(report, key).items()):
-        style = "--" if name.endswith("end to end") else "-"
-        ax.plot(*zip(*sorted(points), strict=True), style, marker="o", markersize=3, label=name)
-    ax.set(xlabel="images a run", ylabel=label, ylim=(0, None))
-    ax.set_xticks(sorted({row["batch"] for row in report["rows"]}))
-    ax.legend(fontsize=7)
-    ax.grid(alpha=0.3)
-
-
-def _latency(ax: Any, report: dict[str, Any]) -> None:
-    _against_batch(ax, report, "p50_ms", "milliseconds a run, median")
-
-
-def _throughput(ax: Any, report: dict[str, Any]) -> None:
-    _against_batch(ax, report, "images_per_s", "images a second")
-
-
-def _pareto(ax: Any, report: dict[str, Any]) -> None:
-    """AP against forward latency at the smallest batch; the line joins those that none beats in both."""
-    least = min(row["batch"] for row in report["rows"])
-    rows = [r for r in report["rows"] if r["scope"] == "forward" and r["batch"] == least and r.get("AP") is not None]
+def _against_batch(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str, key: str) -> None:
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        ax.plot(row["p50_ms"], row["AP"], "o")
-        ax.annotate(f"{Path(row['model']).name} {row['backend']}", (row["p50_ms"], row["AP"]), fontsize=7, xytext=(4, 4), textcoords="offset points")  # fmt: skip
-    best = pareto([(row["p50_ms"], row["AP"]) for row in rows])
-    ax.plot(*zip(*best, strict=True), color="grey", linewidth=1)
-    ax.set(xlabel=f"forward, milliseconds, batch {least}", ylabel="AP")
+        if row["scope"] == scope:
+            lines.setdefault((row["model"], row["backend"]), []).append(row)
+    for found in lines.values():
+        points = sorted((row["batch"], row[key]) for row in found)
+        ax.plot(*zip(*points, strict=True), markersize=5, linewidth=1.3, alpha=0.85, **look.of(found[0]))
+    label = "milliseconds a run, median" if key == "p50_ms" else "images a second"
+    ax.set_title(scope.replace("_", " "), fontsize=9)
+    ax.set(xlabel="images a run", ylabel=label)
+    values = [row[key] for found in lines.values() for row in found]
+    batches = sorted({row["batch"] for row in rows})
+    # Ten times apart, a linear axis shows the slowest only.
+    if max(values) > 10 * max(min(values), 1e-9):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
+    else:
+        ax.set_ylim(0, None)
+    if len(batches) > 1:
+        ax.set_xscale("log")
+    ax.set_xticks(batches, [str(batch) for batch in batches])
+    ax.minorticks_off()
+    ax.grid(alpha=0.3, which="both")
+
+
+def _pareto(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str) -> None:
+    """AP against latency at the smallest batch; the line joins those that none beats in both."""
+    least = min(row["batch"] for row in rows)
+    points = [r for r in rows if r["scope"] == scope and r["batch"] == least and r.get("AP") is not None]
+    for row in points:
+        ax.plot(row["p50_ms"], row["AP"], linestyle="none", markersize=7, **look.of(row))
+    best = pareto([(row["p50_ms"], row["AP"]) for row in points])
+    ax.plot(*zip(*best, strict=True), color="grey", linewidth=1, zorder=0)
+    named = set()
+    for row in sorted(points, key=lambda r: r["p50_ms"]):
+        if row["model"] not in named:  # once for each model, at its fastest back end
+            named.add(row["model"])
+            ax.annotate(short(row["model"]), (row["p50_ms"], row["AP"]), fontsize=7, xytext=(5, 5), textcoords="offset points")
+    ax.margins(0.15)
+    times = [row["p50_ms"] for row in points]
+    if max(times) > 10 * min(times):
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_title("average precision and latency", fontsize=9)
+    ax.set(xlabel=f"{scope.replace('_', ' ')}, milliseconds, batch {least}", ylabel="AP")
     ax.grid(alpha=0.3)
 
 
@@ -101,27 +169,42 @@ def pareto(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return kept
 
 
-def _parts(ax: Any, report: dict[str, Any]) -> None:
-    """Share of the time by module, or by kind of step where a back end names no modules."""
-    parts = [(f"{Path(part['model']).name} {part['backend']}", part["modules"] or part["kinds"]) for part in report["parts"]]
-    most = {name: max(shares.get(name, 0.0) for _, shares in parts) for _, some in parts for name in some}
+def _parts(ax: Any, parts: Sequence[dict[str, Any]], key: str, title: str) -> None:
+    """One bar for each model and back end, cut into its parts."""
+    most: dict[str, float] = {}
+    for part in parts:
+        for name, share in part[key].items():
+            most[name] = most.get(name, 0.0) + share
     names = sorted(most, key=most.__getitem__, reverse=True)[:MOST_PARTS]
-    height = 0.8 / len(parts)
-    for index, (label, shares) in enumerate(parts):
-        places = [place + index * height for place in range(len(names))]
-        ax.barh(places, [100 * shares.get(name, 0.0) for name in names], height, label=label)
-    ax.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names, fontsize=7)
+    bars = [_bar_name(part) for part in parts]
+    left = [0.0] * len(parts)
+    for index, name in enumerate([*names, "other"]):
+        widths = [
+            100 * (part[key].get(name, 0.0) if name in names else sum(v for k, v in part[key].items() if k not in names))
+            for part in parts
+        ]
+        if any(widths):
+            ax.barh(bars, widths, 0.7, left=left, label=name, color=STACKED[min(index, len(STACKED) - 1)])
+        left = [a + b for a, b in zip(left, widths, strict=True)]
     ax.invert_yaxis()
-    ax.set(xlabel="% of the forward time")
-    ax.legend(fontsize=7)
+    ax.set_title(title, fontsize=9)
+    ax.set(xlabel="% of the time", xlim=(0, 100))
+    ax.tick_params(axis="y", labelsize=6.5)
+    ax.legend(fontsize=6.5, ncols=2, loc="upper center", bbox_to_anchor=(0.4, -0.16), frameon=False)
 
 
-def _roofline(ax: Any, report: dict[str, Any]) -> None:
-    parts = [part for part in report["parts"] if part.get("roofline")]
-    names = [f"{Path(part['model']).name}\n{part['backend']}" for part in parts]
-    ax.bar(names, [100 * part["roofline"]["share"] for part in parts], 0.8 / max(1, 4 - len(parts)))
-    ax.set(ylabel="% of the roofline", ylim=(0, 100), xlim=(-0.8, len(parts) - 0.2))
-    ax.tick_params(axis="x", labelsize=7)
+def _roofline(ax: Any, parts: Sequence[dict[str, Any]], look: _Look) -> None:
+    shares = [100 * part["roofline"]["share"] for part in parts]
+    bars = ax.barh([_bar_name(part) for part in parts], shares, 0.7, color=[look.colours[part["backend"]] for part in parts])
+    ax.bar_label(bars, [f"{share:.0f} %" for share in shares], fontsize=7, padding=2)
+    ax.invert_yaxis()
+    ax.set_title("products at the machine's ceilings", fontsize=9)
+    ax.set(xlabel="% of the forward time", xlim=(0, max(100.0, *shares) * 1.08))
+    ax.tick_params(axis="y", labelsize=6.5)
+
+
+def _bar_name(part: dict[str, Any]) -> str:
+    return f"{short(part['model'])}\n{part['backend']}"
 
 
 def _matplotlib() -> Any:

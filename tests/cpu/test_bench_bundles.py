@@ -14,8 +14,10 @@ pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from detrt.bench_bundles import RunConfig, bench_bundles, is_built
+from detrt.bench_device import added_up
 from detrt.bench_parts import kind_of_kernel, product_work, roofline
-from detrt.bench_plots import pareto
+from detrt.bench_plots import pareto, write_plot
+from detrt.bench_ways import ways_of
 from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.errors import DetrtError, SessionError
@@ -85,7 +87,7 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
     assert any(name.startswith("model.") for name in part["modules"]) and "Conv" in part["kinds"]
     assert 0 < part["roofline"]["share"] < 1 and part["roofline"]["gflop"] > 0
     panels = [e for e in ET.parse(plot).iter() if str(e.get("id", "")).startswith("axes_")]
-    assert len(panels) >= 5, "latency, throughput, AP, parts, roofline"
+    assert len(panels) == 7, "latency of two scopes, throughput, AP, modules, kinds, roofline"
 
 
 def test_work_of_a_product_is_counted(tmp_path):
@@ -96,6 +98,40 @@ def test_work_of_a_product_is_counted(tmp_path):
     assert list(work.values()) == [(2 * 3 * 5 * 7, 4 * (3 * 5 + 5 * 7 + 3 * 7))]
     found = roofline(path, {"x": np.ones((3, 5), np.float32)}, 1.0, False)
     assert found["bound_ms"] < 1 and math.isfinite(found["gflops"])
+
+
+def test_times_of_kernels_are_added_up_run_by_run():
+    kernels = [("gemm", 10.0, 2000.0), ("_msda_kernel_0", 3000.0, 500.0), ("Memcpy HtoD (Pinned -> Device)", 0.0, 9000.0)]
+    events = [(name, start + 1e5 * run, took + run) for run in range(4) for name, start, took in kernels]
+    times = added_up(events[::-1], 4)
+    assert times.samples_ms == pytest.approx([2.5, 2.502, 2.504, 2.506]) and times.kernels == 2
+    assert times.msda_samples_ms == pytest.approx([0.5, 0.501, 0.502, 0.503]) and times.msda_calls == 1
+    uneven = added_up([*events, ("late", 9e5, 4000.0)], 4)  # cannot be told apart: one mean
+    assert uneven.samples_ms == pytest.approx([2.503 + 1.0])
+    with pytest.raises(SessionError, match="no kernel"):
+        added_up(events[2:3], 1)
+
+
+def test_several_processors_of_one_bundle(bundle):
+    both = ways_of(str(bundle), (), ("cpu", "cuda:1"), ())
+    assert [str(way) for way in both] == ["onnxruntime-cpu", "onnxruntime-cuda:1"]
+    report = bench_bundles([str(bundle)], RunConfig(repeats=1, warmup=0, providers=("cpu", "cuda"), scopes=("forward",)))
+    assert [row["backend"] for row in report["rows"]] == ["onnxruntime-cpu"] and report["rows"][0]["build_s"] > 0
+    assert [(skip["backend"], "available: cpu" in skip["why"]) for skip in report["skipped"]] == [("onnxruntime-cuda", True)]
+
+
+def test_a_plot_of_many(tmp_path):
+    """Three models, three back ends, three batches: one line each in the panel of its scope."""
+    rows = [
+        {"model": f"/m/{m}", "backend": b, "scope": s, "batch": n, "p50_ms": t * n, "images_per_s": 1e3 / t, "AP": 0.3 + t / 1e3}
+        for m, t in (("one", 1.0), ("two", 2.0), ("three", 30.0))
+        for b in ("inductor-cuda", "onnxruntime-cuda", "onnxruntime-cpu")
+        for s in ("kernel", "forward", "end_to_end")
+        for n in (1, 4, 16)
+    ]
+    write_plot({"rows": rows, "parts": [], "machine": {"processor": "a CPU", "cores": 2}}, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    assert all(f"<!-- {name} -->" in text for name in ("one", "two", "three", "onnxruntime-cuda", "kernel", "end to end"))
 
 
 def test_only_points_that_nothing_beats():
