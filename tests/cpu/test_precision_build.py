@@ -31,6 +31,7 @@ from detrt.precision.engine_types import check_engine
 from detrt.precision.images import find
 from detrt.precision.quantize import fp8_bits, rounded, weight_scales
 from detrt.precision.search import Search, blocks_of, plot
+from detrt.precision.stage import convert_file
 from detrt.precision.view import GraphView, element_types
 
 QUICK = ("detr", "rt_detr_v2")  # of a forced comparison; the others take 20 to 90 s
@@ -254,6 +255,16 @@ def test_a_bundle_records_its_precision(exported, photos, tmp_path):
     with pytest.raises(GateError, match=r"of the MatMul and Conv operations are in fp16"):
         build(tmp_path / "small.onnx", tmp_path / "c", engines=(), precision=replace(config, keep_fp32=("vit.encoder",)))
     assert not (tmp_path / "c").exists()
+
+
+def test_overflow_is_looked_for_without_pictures_of_the_callers(tmp_path):
+    path = tmp_path / "model.onnx"
+    graph.save(pixel_model(ffn_scale=3e4), path)
+    report = convert_file(path, SPEC, PrecisionConfig("fp16", min_share=0.0))
+    assert "overflow" in report.kept["/encoder/layers.0/fc1/MatMul"] and report.images == 2
+    assert any("drawn pictures only" in warning for warning in report.warnings)
+    with OnnxSession(path) as session:
+        assert np.isfinite(session.run({"pixel_values": np.full((1, 3, 16, 16), 200, np.uint8)})["logits"]).all()
 
 
 def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_path):

@@ -14,6 +14,7 @@ from .. import files, graph
 from ..errors import GraphError
 from ..images import ImageSource
 from ..prompted import PromptedSession
+from ..scenes import draw_scene
 from ..session import Feeds
 from ..spec import ModelSpec
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
@@ -21,6 +22,12 @@ from .config import PrecisionConfig
 from .images import Prompted, find, images_of
 from .search import Search, plot
 
+# Without pictures of the caller's, FP16 is checked for overflow on so many drawn ones: DEIMv2-Femto overflows on any picture.
+DRAWN, DRAWN_PROMPT = 2, "a person. a red circle."
+NO_CALIBRATION = (
+    f"no --calibration was given, so overflow was looked for on {DRAWN} drawn pictures only; with pictures of your own in "
+    "--calibration it is found more surely"
+)
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
 
 # progress(fraction 0..1 or None, what is being done)
@@ -50,12 +57,17 @@ def convert_file(
         )
     images: Sequence[ImageSource] = []
     images, coco = find(config.calibration, config.calibration_images) if config.calibration else (images, None)
+    drawn = not images and config.target == "fp16"
+    if drawn:
+        images = [draw_scene(seed).image for seed in range(DRAWN)]
     if images and spec.text is not None:
-        images = Prompted(images, text_feeds(path, config.prompt or ""))
+        images = Prompted(images, text_feeds(path, config.prompt or DRAWN_PROMPT))
     if config.precision == "auto":
         typed, report = _search(path, model, spec, config, images, coco, say, extras)
     else:
         typed, report = apply_precision(model, spec, config, images, progress=say)
+    if drawn:
+        report.warnings = (*report.warnings, NO_CALIBRATION)
     graph.save(graph.with_spec(typed, spec), path)
     if extras is not None and report.ranges:
         write_ranges(report, extras / RANGES)
