@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def library_calls(
     module = module.eval().to(place, low or torch.float32)
     runs = {f"transformers-{place.type}": module}
     if compiled:
+        torch._logging.set_logs(dynamo=logging.ERROR, inductor=logging.ERROR)  # every graph break with its stack otherwise
         mode = "reduce-overhead" if place.type == "cuda" else "default"
         runs[f"transformers-compile-{place.type}"] = torch.compile(module, mode=mode)
 
