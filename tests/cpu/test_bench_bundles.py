@@ -191,8 +191,10 @@ def test_a_prompted_bundle_needs_its_prompt(tmp_path):
     build("embedded:phrases", tmp_path / "b", engines=(), export=ExportConfig(check=False))
     with pytest.raises(SessionError, match="--prompt 'a cat"):
         bench_bundles([str(tmp_path / "b")], RunConfig(repeats=1))
-    config = RunConfig(repeats=1, warmup=0, prompt="a red circle. a square.", parts=True)
+    given = ("embedded:phrases",)
+    config = RunConfig(repeats=1, warmup=0, prompt="a red circle. a square.", parts=True, against=given)
     report = bench_bundles([str(tmp_path / "b")], config)
+    assert {row["backend"] for row in report["rows"]} == {"onnxruntime-cpu", "transformers-cpu"}
     assert {row["scope"] for row in report["rows"]} == {"forward", "end_to_end"} and report["parts"][0]["roofline"]["gflop"] > 0
 
 
