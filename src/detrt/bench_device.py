@@ -33,6 +33,16 @@ def device_times(step: Callable[[], object], warmup: int, repeats: int) -> Devic
     Raises:
         SessionError: no GPU, no PyTorch to read its records, or nothing that ran on one.
     """
+    repeats = min(repeats, MOST_RUNS)
+    return added_up(device_events(step, warmup, repeats), repeats)
+
+
+def device_events(step: Callable[[], object], warmup: int, repeats: int) -> list[Event]:
+    """What ran on the GPU in `repeats` calls of `step`, which waits for it: kernels, copies, fills.
+
+    Raises:
+        SessionError: no GPU, or no PyTorch to read its records.
+    """
     try:
         import torch
         from torch.autograd import DeviceType
@@ -43,19 +53,17 @@ def device_times(step: Callable[[], object], warmup: int, repeats: int) -> Devic
         raise SessionError("there is no GPU here that PyTorch sees")
     for _ in range(max(warmup, 1)):
         step()
-    repeats = min(repeats, MOST_RUNS)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(repeats):
             step()
         torch.cuda.synchronize()
-    events = [
+    return [
         (event.name, float(event.time_range.start), float(event.time_range.elapsed_us()))
         for event in found.events()
         # Named ranges of Python show up among the records of the GPU as well.
         if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
     ]
-    return added_up(events, repeats)
 
 
 def added_up(events: Sequence[Event], runs: int) -> DeviceTimes:

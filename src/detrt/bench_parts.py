@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import SessionError
 from .session import Feeds, Session
 
 RUNS = 4
@@ -157,20 +158,28 @@ def _by_onnxruntime(onnx: Path, feeds: Feeds, threads: int | None) -> tuple[dict
 
 def _by_profiler(step: Callable[[], object], on_gpu: bool) -> dict[str, float]:
     """Kind of kernel or operator -> share, of anything that runs inside PyTorch or on the GPU."""
-    try:
-        from torch.profiler import ProfilerActivity, profile
-    except ImportError:
-        return {}
-    step()
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
-    with profile(activities=activities) as found:
-        for _ in range(RUNS):
-            step()
+    events: list[tuple[str, float]]
+    if on_gpu:
+        from .bench_device import device_events
+
+        try:
+            events = [(name, took) for name, _, took in device_events(step, 1, RUNS)]
+        except SessionError:
+            return {}
+    else:
+        try:
+            from torch.profiler import ProfilerActivity, profile
+        except ImportError:
+            return {}
+        step()
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            for _ in range(RUNS):
+                step()
+        events = [(event.key, float(event.self_cpu_time_total)) for event in found.key_averages()]
     sums: dict[str, float] = {}
-    for event in found.key_averages():
-        took = float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+    for name, took in events:
         if took > 0:
-            kind = kind_of_kernel(event.key)
+            kind = kind_of_kernel(name)
             sums[kind] = sums.get(kind, 0.0) + took
     return _shares(sums)
 
@@ -190,6 +199,7 @@ _KINDS = (
     ("splitK", "products"),
     ("triton_", "fused elementwise, norms"),
     ("topk", "top-k"),
+    ("rank_kernel", "top-k"),
     ("sort", "top-k"),
     ("mem", "copies"),
 )
