@@ -224,6 +224,10 @@ class BoundPictures:
         texts = self._bound.texts(max(len(images), batch or 0))
         return BoundPending(self._bound, [self._runner.submit(images, size_hw, batch, text) for text in texts], len(images))
 
+    def decoder(self) -> Any:
+        """As `PictureRunner.decoder`."""
+        return self._runner.decoder()
+
 
 class BoundPending:
     """A batch on its way through all parts."""

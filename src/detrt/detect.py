@@ -62,7 +62,7 @@ def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1
     on_cpu = detector.session.backend.endswith("cpu")
     threads = 1 if on_cpu else max(1, min(MOST_DECODERS, usable_cores() - 1))
     ahead = 2 * detector.batch_size + (0 if on_cpu else threads)
-    items = read_ahead(inputs, every=every, threads=threads, ahead=ahead, planar=detector.planar)
+    items = read_ahead(inputs, every=every, threads=threads, ahead=ahead, planar=detector.planar, decoder=detector.decoder)
     waiting: deque[tuple[list[Item], Callable[[], list[Detections]]]] = deque()
     with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator
         while chunk := list(itertools.islice(items, detector.batch_size)):

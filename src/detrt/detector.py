@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from .bound import BoundSession
 from .cores import usable_cores
 from .decode import check_threshold, decode
 from .detections import Detections
-from .errors import PromptError, SpecError
+from .errors import ImageError, PromptError, SessionError, SpecError
 from .images import ImageSource, load_image
 from .pictures import Picture, as_array
 from .preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess, size_words
@@ -27,8 +27,12 @@ from .spec import PIXEL_VALUES, ModelSpec
 from .text_decode import TEXT_THRESHOLD
 from .tokens import Asked
 
+if TYPE_CHECKING:
+    from .on_device.decoding import GpuDecoder
+
 # What to look for: text with a dot behind each phrase, or a list of class names.
 Prompts = str | Sequence[str] | Prompt
+DECODES = ("cpu", "gpu")
 MOST_DECODERS = 8  # threads that decode files for a GPU
 # Waits for a batch that was begun.
 Found = Callable[[], list[Detections]]
@@ -44,6 +48,8 @@ class Detector:
     max_detections: keep at most so many for each image.
     resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
     on_device: resize and choose candidates on the GPU where the session can; the detections are the same.
+    decode: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that runs the
+        model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
 
     For models that take a prompt (see docs/prompts.md):
 
@@ -55,7 +61,8 @@ class Detector:
     Raises:
         SpecError: unknown class names, or a size that the model cannot take.
         PromptError: a prompt for a model of fixed classes, classes for one that takes a prompt, or a bad prompt.
-        ValueError: threshold, text_threshold, batch_size, max_detections or resize_threads out of range.
+        SessionError: decode is "gpu", and the session does not resize pictures on a GPU.
+        ValueError: threshold, text_threshold, batch_size, max_detections, resize_threads or decode out of range.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class Detector:
         max_detections: int | None = None,
         resize_threads: int = 1,
         on_device: bool = True,
+        decode: str = "cpu",
         prompt: Prompts | None = None,
         task: str = "",
         phrases: str = "best",
@@ -79,6 +87,7 @@ class Detector:
         for name, value in (("batch_size", batch_size), ("max_detections", max_detections), ("resize_threads", resize_threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
+        check_decode(decode)
         self._model = session if isinstance(session, PromptedSession) else None
         if isinstance(session, BoundSession):
             self._model = session.model
@@ -117,6 +126,11 @@ class Detector:
         self.size_hw = size_hw
         self._loaders: ThreadPoolExecutor | None = None
         self._runner = getattr(session, "pictures", None) if on_device else None
+        self.decoder: GpuDecoder | None = None
+        if decode == "gpu":
+            if self._runner is None:
+                raise SessionError(_NO_GPU_DECODING.format(session.backend))
+            self.decoder = self._runner.decoder()
         limit = self._fixed_batch or session.max_batch
         self.batch_size = min(batch_size or limit or 1, limit or batch_size or 1)
 
@@ -188,14 +202,23 @@ class Detector:
         if asked is not None and next(asked, None) is not None:
             raise PromptError("there are more prompts than images; give one for each image")
 
-    def _loaded(self, images: list[ImageSource]) -> list[NDArray[np.uint8]]:
+    def _loaded(self, images: list[ImageSource]) -> list[Any]:
         """Files of a batch are decoded side by side where a GPU would wait for them."""
         files = sum(not isinstance(image, np.ndarray) for image in images)
+        load = load_image if self.decoder is None else self.decoder.open
         if self._runner is None or files < 2:
-            return [load_image(image) for image in images]
-        if self._loaders is None:
-            self._loaders = ThreadPoolExecutor(min(MOST_DECODERS, usable_cores()), "detrt-decode")
-        return list(self._loaders.map(load_image, images))
+            loaded = [load(image) for image in images]
+        else:
+            if self._loaders is None:
+                self._loaders = ThreadPoolExecutor(min(MOST_DECODERS, usable_cores()), "detrt-decode")
+            loaded = list(self._loaders.map(load, images))
+        if self.decoder is None:
+            return loaded
+        pictures = self.decoder.pictures(loaded) if files else loaded
+        for picture in pictures:
+            if isinstance(picture, ImageError):
+                raise picture
+        return pictures
 
     @property
     def ahead(self) -> int:
@@ -328,6 +351,17 @@ class Detector:
         self.close()
 
 
+def check_decode(decode: str) -> None:
+    """Raise ValueError where `decode` is none of DECODES."""
+    if decode not in DECODES:
+        raise ValueError(f"decode must be one of {', '.join(DECODES)}; got {decode!r}")
+
+
+_NO_GPU_DECODING = (
+    "--decode gpu (Python: decode='gpu') is for models whose pictures a GPU resizes: a package of an NVIDIA GPU (--backend "
+    "inductor), or ONNX Runtime with --provider cuda and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
+    "choose such a back end"
+)
 _NO_PROMPT = (
     "this model has fixed classes and takes no prompt; choose among them with --classes (Python: classes=[...]), or use a "
     "model that takes one"

@@ -22,7 +22,7 @@ from .detect import AnnotatedCopies, Bad, Found, detect_inputs
 from .detector import Detector
 from .devices import open_on
 from .errors import DetrtError, ImageError
-from .images import Input
+from .images import Input, load_image
 from .outputs import Record
 
 # What is sent back for one image or frame: its record, or what was wrong with it.
@@ -72,7 +72,7 @@ def _serve(pipe: Connection, opening: dict[str, Any]) -> None:
             "path": str(getattr(session, "path", None) or ""),
         }
         pipe.send(("ready", facts))
-        for number, inputs, loads in _tasks(pipe, opening["decoders"], stack, gone):
+        for number, inputs, loads in _tasks(pipe, opening["decoders"], detector, stack, gone):
             answers = []
             for answer in _answers(detector, inputs, loads, copies, opening["every"]):
                 if gone.is_set():
@@ -84,17 +84,18 @@ def _serve(pipe: Connection, opening: dict[str, Any]) -> None:
 
 
 def _tasks(
-    pipe: Connection, decoders: int, stack: contextlib.ExitStack, gone: threading.Event
+    pipe: Connection, decoders: int, detector: Detector, stack: contextlib.ExitStack, gone: threading.Event
 ) -> Iterator[tuple[int, list[Input], dict[Input, Future[Any]]]]:
     """(number, inputs, images being decoded) of each task; the parent keeps no more than a few of them here."""
     pool = stack.enter_context(ThreadPoolExecutor(decoders, "detrt-decode"))
+    load = load_image if detector.decoder is None else detector.decoder.open
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def receive() -> None:
         try:
             while (task := pipe.recv()) is not _END:
                 number, inputs = task
-                loads = {source: pool.submit(source.load) for source in inputs if source.kind == "image"}
+                loads = {source: pool.submit(load, source.path) for source in inputs if source.kind == "image"}
                 waiting.put((number, inputs, loads))
             waiting.put(_END)
         except (OSError, EOFError, RuntimeError):  # RuntimeError: the thread pool is closed already

@@ -54,6 +54,7 @@ def evaluate(
     resume: Path | str | None = None,
     limit: int | None = None,
     model: str = "",
+    decode: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """COCO average precision of a session, or of several devices, in batches.
@@ -61,7 +62,8 @@ def evaluate(
     resume: a JSON-lines file that gets every batch when it is done; if it is there, those batches are not
     run again. The composition of the batches stays the same, because the padding of an image may depend
     on its neighbours, so a resumed run gives the same figures. limit: the first so many images.
-    model: what the file is bound to (see `identity`).
+    model: what the file is bound to (see `identity`). decode: of `Detector`, whose choice a `DevicePool` has made already;
+    the file is bound to it as well, because the pixels differ.
 
     A model that takes a prompt is asked for the names of the categories, or for what it is bound to already.
 
@@ -85,6 +87,7 @@ def evaluate(
         "ground_truth": files.sha256_of(Path(coco_json)),
         "batch": batch_size,
         "limit": limit,
+        "decode": decode,
     }
     done = read_state(Path(resume), header) if resume is not None else {}
     ids = [image["id"] for image in data["images"]]
@@ -93,7 +96,7 @@ def evaluate(
     if isinstance(session, DevicePool):
         found = session.detect_batches(missing)
     else:
-        found = map(Detector(session, threshold=0.0, batch_size=batch_size), missing)
+        found = map(Detector(session, threshold=0.0, batch_size=batch_size, decode=decode), missing)
     rows: dict[Any, list[Row]] = {}
     resumed, start = 0, time.perf_counter()
     with ExitStack() as stack:
@@ -172,7 +175,8 @@ def read_state(path: Path, header: dict[str, Any]) -> dict[Any, list[Row]]:
     lines = _lines(path)
     if not lines or not isinstance(lines[0], dict) or "detrt_eval" not in lines[0]:
         raise OutputError(f"'{path}' is not a state file of detrt eval; give another --resume FILE")
-    other = [f"{key} {lines[0].get(key)!r}, now {value!r}" for key, value in header.items() if lines[0].get(key) != value]
+    was = {"decode": "cpu", **lines[0]}  # files of before that choice do not name it
+    other = [f"{key} {was.get(key)!r}, now {value!r}" for key, value in header.items() if was.get(key) != value]
     if other:
         raise OutputError(f"'{path}' belongs to another run ({'; '.join(other)}); give another --resume FILE or delete it")
     return {line["image_id"]: line["rows"] for line in lines[1:]}

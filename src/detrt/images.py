@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
+from .pictures import EncodedPicture
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
 MAX_PIXELS = 178_956_970
@@ -37,6 +38,8 @@ VIDEO_SUFFIXES = frozenset(_VIDEO.split())
 ImageSource = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
 _ORIENTATION_TAG = 0x0112
+# The first and last bytes of a JPEG file, and how far from its end the last may be: some cameras append data.
+_JPEG_START, _JPEG_END, _JPEG_TAIL = b"\xff\xd8\xff", b"\xff\xd9", 4096
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -87,6 +90,56 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[
             return _open(file, f"'{path}'", max_pixels)
     except OSError as error:
         raise ImageError(f"'{path}' cannot be read: {error.strerror or error}") from error
+
+
+def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedPicture:
+    """As `load_image`, but a JPEG file that a GPU can decode stays as it is.
+
+    That is one of 8 bits in grey or YCbCr whose end is there; all others are decoded here, so that what is damaged is told
+    in the same way.
+    """
+    if isinstance(source, (np.ndarray, Image.Image)):
+        return load_image(source, max_pixels=max_pixels)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data, name = bytes(source), f"the image ({len(source)} bytes)"
+    elif isinstance(source, (str, os.PathLike)):
+        path = _existing_file(source)
+        try:
+            data, name = path.read_bytes(), f"'{path}'"
+        except OSError as error:
+            raise ImageError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    else:
+        return load_image(source, max_pixels=max_pixels)
+
+    def decode() -> NDArray[np.uint8]:
+        return _open(io.BytesIO(data), name, max_pixels) if data else load_image(data)
+
+    header = _jpeg_header(data, max_pixels)
+    if header is None:
+        return decode()
+    (width, height), orientation = header
+    if orientation > 4:  # the sides change places
+        height, width = width, height
+    return EncodedPicture(data, height, width, orientation, decode)
+
+
+def _jpeg_header(data: bytes, max_pixels: int) -> tuple[tuple[int, int], int] | None:
+    """(size, orientation) of a JPEG file that is whole and of a common kind, else None."""
+    if not data.startswith(_JPEG_START) or _JPEG_END not in data[-_JPEG_TAIL:]:
+        return None
+    try:
+        with warnings.catch_warnings():
+            _ignore_warnings()
+            with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+                if image.format != "JPEG" or image.width * image.height > max_pixels:
+                    return None
+                colours = [layer[0] for layer in image.layer]  # type: ignore[attr-defined]  # ids of its components
+                common = image.mode == "L" or (
+                    image.mode == "RGB" and colours in ([1, 2, 3], [0, 1, 2]) and image.info.get("adobe_transform", 1) == 1
+                )
+                return (image.size, _orientation(image)) if common else None
+    except Exception:  # as in `_open`, which words it
+        return None
 
 
 def _existing_file(source: str | os.PathLike) -> Path:

@@ -86,6 +86,25 @@ class YuvPicture:
         return self.convert()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPicture:
+    """A JPEG file that a GPU may decode. height, width: of the upright picture. orientation: 1 to 8, of EXIF. decode: makes
+    the upright RGB array on the CPU, or raises ImageError."""
+
+    data: bytes
+    height: int
+    width: int
+    orientation: int
+    decode: Callable[[], NDArray[np.uint8]]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.height, self.width, 3
+
+    def rgb(self) -> NDArray[np.uint8]:
+        return self.decode()
+
+
 def as_array(picture: NDArray[np.uint8] | Picture) -> NDArray[np.uint8]:
     """(H, W, 3) uint8 RGB. Raises ImageError: a file that is damaged after all."""
     return picture if isinstance(picture, np.ndarray) else picture.rgb()

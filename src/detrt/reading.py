@@ -6,76 +6,151 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ImageError
 from .images import Input
 from .video import Frame, raw_frames
 
+if TYPE_CHECKING:
+    from .on_device.decoding import GpuDecoder
+
 Item = tuple[Input, Frame | ImageError]
 _PATIENCE_S = 0.1  # how often a thread that waits for room looks whether it is still wanted
+TOGETHER = 16  # files that a GPU decodes at a time at most
 
 
 def read_ahead(
-    inputs: Sequence[Input], *, every: int = 1, threads: int = 1, ahead: int = 2, planar: bool = False
+    inputs: Sequence[Input],
+    *,
+    every: int = 1,
+    threads: int = 1,
+    ahead: int = 2,
+    planar: bool = False,
+    decoder: GpuDecoder | None = None,
 ) -> Iterator[Item]:
     """The images and frames of `inputs`, or what was wrong with them.
 
     every: take every n-th frame of a video. threads: that decode image files and turn frames to RGB; the frames of one
     video are read by one more. ahead: how many images may wait. planar: leave frames in 4:2:0, see `raw_frames`.
+    decoder: decodes JPEG files and videos instead, the files that have been read meanwhile together.
 
     Raises:
-        MissingPackageError: a video, and PyAV is not installed.
+        MissingPackageError: a video, and PyAV is not installed; or what `decoder` needs is not.
     """
-    waiting: queue.Queue[tuple[Input, Future[Frame]] | BaseException | None] = queue.Queue(max(1, ahead))
-    gone = threading.Event()
+    with ThreadPoolExecutor(threads, "detrt-decode") as pool:
+        steps = [_Step("detrt-read", max(1, ahead)), _Step("detrt-gpu-decode", TOGETHER)][: 1 if decoder is None else 2]
+        try:
+            read = ((source, pool.submit(work)) for source, work in _jobs(inputs, every, planar, decoder))
+            steps[0].start(read)
+            if decoder is None:
+                for source, future in steps[0]:
+                    yield source, _result(future)
+            else:
+                steps[1].start(_decoded(steps[0], decoder))
+                yield from steps[1]
+        finally:
+            for step in steps:
+                step.stop()
+            pool.shutdown(cancel_futures=True)
 
-    def put(entry: Any) -> bool:
-        while not gone.is_set():
+
+class _Step:
+    """What an iterator gives, taken from it by a thread ahead of the one who asks."""
+
+    def __init__(self, name: str, ahead: int) -> None:
+        self._name, self._gone = name, threading.Event()
+        self._waiting: queue.Queue[Any] = queue.Queue(ahead)
+        self._thread: threading.Thread | None = None
+
+    def start(self, items: Iterator[Any]) -> None:
+        def produce() -> None:
             try:
-                waiting.put(entry, timeout=_PATIENCE_S)
+                for item in items:
+                    if not self._put((item, None)):
+                        return
+                self._put((None, None))
+            except BaseException as error:  # raised again where the results are asked for
+                self._put((None, error))
+
+        self._thread = threading.Thread(target=produce, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _put(self, entry: Any) -> bool:
+        while not self._gone.is_set():
+            try:
+                self._waiting.put(entry, timeout=_PATIENCE_S)
                 return True
             except queue.Full:
                 continue
         return False
 
-    def produce(pool: ThreadPoolExecutor) -> None:
-        try:
-            for source, work in _jobs(inputs, every, planar):
-                if not put((source, pool.submit(work))):
-                    return
-            put(None)
-        except BaseException as error:  # raised again where the results are asked for
-            put(error)
+    def __iter__(self) -> Iterator[Any]:
+        while not self._gone.is_set():
+            try:
+                item, error = self._waiting.get(timeout=_PATIENCE_S)
+            except queue.Empty:
+                continue
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
 
-    with ThreadPoolExecutor(threads, "detrt-decode") as pool:
-        reader = threading.Thread(target=produce, args=(pool,), name="detrt-read", daemon=True)
-        reader.start()
-        try:
-            while (entry := waiting.get()) is not None:
-                if isinstance(entry, BaseException):
-                    raise entry
-                source, future = entry
-                try:
-                    yield source, future.result()
-                except ImageError as error:
-                    yield source, error
-        finally:
-            gone.set()
-            reader.join()
-            pool.shutdown(cancel_futures=True)
+    @property
+    def empty(self) -> bool:
+        return self._waiting.empty()
+
+    def stop(self) -> None:
+        self._gone.set()
+        if self._thread is not None:
+            self._thread.join()
 
 
-def _jobs(inputs: Sequence[Input], every: int, planar: bool) -> Iterator[tuple[Input, Callable[[], Frame]]]:
+def _decoded(step: _Step, decoder: GpuDecoder) -> Iterator[Item]:
+    """Items whose files are decoded in groups: as many as are there, so that nobody waits for a group to fill."""
+    group: list[tuple[Input, Frame | ImageError]] = []
+    for source, future in step:
+        group.append((source, _result(future)))
+        if len(group) == TOGETHER or step.empty:
+            yield from _decode(group, decoder)
+            group = []
+    yield from _decode(group, decoder)
+
+
+def _decode(group: list[Item], decoder: GpuDecoder) -> Iterator[Item]:
+    pictures = decoder.pictures([one if isinstance(one, ImageError) else one.image for _, one in group])
+    for (source, one), picture in zip(group, pictures, strict=True):
+        if isinstance(one, ImageError) or isinstance(picture, ImageError):
+            yield source, picture if isinstance(picture, ImageError) else one
+        else:
+            yield source, Frame(one.index, one.time_s, picture)
+
+
+def _result(future: Future[Frame]) -> Frame | ImageError:
+    try:
+        return future.result()
+    except ImageError as error:
+        return error
+
+
+def _jobs(
+    inputs: Sequence[Input], every: int, planar: bool, decoder: GpuDecoder | None
+) -> Iterator[tuple[Input, Callable[[], Frame]]]:
     for source in inputs:
         if source.kind != "video":
-            yield source, lambda source=source: Frame(0, 0.0, source.load())
+            yield source, lambda source=source: Frame(0, 0.0, _opened(source, decoder))
             continue
         try:
-            for frame in raw_frames(source.path, every=every, planar=planar):
+            for frame in raw_frames(source.path, every=every, planar=planar, gpu=decoder):
                 yield source, frame
         except ImageError as error:
             yield source, lambda error=error: _raise(error)
+
+
+def _opened(source: Input, decoder: GpuDecoder | None) -> Any:
+    # What a worker process gives has its own way of loading, and has begun already.
+    return source.load() if decoder is None or not isinstance(source, Input) else decoder.open(source.path)
 
 
 def _raise(error: ImageError) -> Frame:

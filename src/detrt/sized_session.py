@@ -17,6 +17,7 @@ from .session import Feeds, Outputs
 from .spec import PIXEL_VALUES
 
 if TYPE_CHECKING:
+    from .on_device.decoding import GpuDecoder
     from .on_device.runner import Pending
 
 
@@ -57,6 +58,12 @@ class SizedSession:
         runner = self.of(size_hw).pictures
         assert runner is not None
         return runner.submit(images, size_hw, batch)
+
+    def decoder(self) -> GpuDecoder:
+        """As `PictureRunner.decoder`."""
+        runner = self.of(None).pictures
+        assert runner is not None
+        return runner.decoder()
 
     def of(self, size_hw: SizeHW | None) -> InductorSession:
         """The session of a size, or of the first. Raises SessionError: none is for that size."""

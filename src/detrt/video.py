@@ -164,19 +164,25 @@ def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
             stream = container.streams.video[0]
             if stream.width * stream.height > MAX_PIXELS:
                 raise ImageError(f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels")
-            if gpu is None or not _may_be_on_gpu(stream):
+            there = _open_on_gpu(av, path, gpu.index) if gpu is not None and _may_be_on_gpu(stream) else None
+            if there is None:
                 yield container, stream
                 return
-        with av.open(str(path), hwaccel=_hardware(gpu.index)) as container:
-            yield container, container.streams.video[0]
+        with there:
+            yield there, there.streams.video[0]
     except av.FFmpegError as error:
         raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off") from error
 
 
-def _hardware(index: int) -> Any:
+def _open_on_gpu(av: ModuleType, path: Path, index: int) -> Any:
+    """The video with a decoder on a GPU; None where FFmpeg gets none there, e.g. without the driver's video part."""
     from av.codec.hwaccel import HWAccel
 
-    return HWAccel("cuda", device=str(index), allow_software_fallback=True, is_hw_owned=True)
+    hardware = HWAccel("cuda", device=str(index), allow_software_fallback=True, is_hw_owned=True)
+    try:
+        return av.open(str(path), hwaccel=hardware)
+    except av.FFmpegError:
+        return None
 
 
 def _may_be_on_gpu(stream: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..detector import DECODES
 from ..engine import EngineConfig
 from ..engine.config import Triple, parse_sms, parse_triple
 from ..errors import DetrtError, EngineError
@@ -14,6 +15,13 @@ from ..inductor.config import InductorConfig
 from ..precision import PrecisionConfig, parse_budget
 
 NO_ENGINES = ("onnx", "onnxruntime")  # the ONNX file alone, which ONNX Runtime runs
+
+
+def decode_choice(text: str) -> str:
+    """--decode as `Detector` takes it. Raises DetrtError."""
+    if text not in DECODES:
+        raise DetrtError(f"--decode must be {' or '.join(DECODES)}; got {text!r}")
+    return text
 
 
 def several_sizes(size: str | None, target: str) -> list[tuple[int, int]]:

@@ -61,6 +61,9 @@ def detect(
     devices: Annotated[
         str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
     ] = None,
+    decode: Annotated[
+        str, typer.Option(help="Decode JPEG files and videos on the cpu, or on the gpu that runs the model.")
+    ] = "cpu",
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime: threads.")] = None,
     spec_file: Annotated[Path | None, typer.Option("--spec", help="Spec of an ONNX file that has none.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
@@ -114,6 +117,7 @@ def detect(
     from ..onnx_session import read_spec
     from ..prompts import chosen_prompt
     from ..text_decode import TEXT_THRESHOLD
+    from .choices import decode_choice
     from .cluster import check_options, detect_on_cluster
 
     size_hw = parse_size(size)
@@ -157,6 +161,7 @@ def detect(
         "size_hw": size_hw,
         "classes": None if classes is None else [name for name in classes.split(",") if name.strip()],
         "max_detections": max_detections,
+        "decode": decode_choice(decode),
         "prompt": asked,
         "task": task,
         "phrases": phrases,
@@ -233,7 +238,8 @@ def detect(
                 copies.save(item)
             images += 1
             counts.update(item.record.detections.labels)
-    _summary(console, runner.backend, images, len(bad), counts, time.perf_counter() - started)
+    decoder = None if detector is None else detector.decoder
+    _summary(console, runner.backend, images, len(bad), counts, time.perf_counter() - started, str(decoder or ""))
     if bad:
         raise ImageError(
             f"{len(bad)} of {len(found_inputs)} inputs could not be read: {', '.join(map(str, bad[:3]))}"
@@ -312,7 +318,7 @@ def _progress(stack: contextlib.ExitStack, console: Any, total: int, quiet: bool
     return step
 
 
-def _summary(console: Any, backend: str, images: int, bad: int, counts: Counter[str], seconds: float) -> None:
+def _summary(console: Any, backend: str, images: int, bad: int, counts: Counter[str], seconds: float, decoded: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -327,4 +333,6 @@ def _summary(console: Any, backend: str, images: int, bad: int, counts: Counter[
     rate = f", {images / seconds:.1f} images/s with reading and writing" if images and seconds > 0 else ""
     table.add_row("time", f"{seconds:.2f} s{rate}")
     table.add_row("ran on", backend)
+    if decoded:
+        table.add_row("decoded", decoded)
     console.print(table)

@@ -23,6 +23,7 @@ def evaluate(
     devices: Annotated[
         str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
     ] = None,
+    decode: Annotated[str, typer.Option(help="Decode JPEG files on the cpu, or on the gpu that runs the model.")] = "cpu",
     labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
     trust_remote_code: Annotated[
@@ -38,6 +39,7 @@ def evaluate(
     from ..evaluate_state import evaluate_results, identity, write_results
     from ..sessions import open_session
     from . import show
+    from .choices import decode_choice
     from .detect import devices_alone
 
     if ground_truth is None:
@@ -55,7 +57,7 @@ def evaluate(
         if devices is not None:
             places = devices_alone(devices, device, provider)
             categories = read_annotations(ground_truth)["categories"]
-            choices = {"threshold": 0.0, "batch_size": batch}
+            choices = {"threshold": 0.0, "batch_size": batch, "decode": decode_choice(decode)}
             session = DevicePool(model, places, session=opening, detector=choices, categories=categories)
         else:
             session = open_session(model, provider=provider, device=device, **opening)
@@ -66,6 +68,7 @@ def evaluate(
                     ground_truth,
                     images,
                     batch_size=batch,
+                    decode=decode_choice(decode),
                     resume=resume,
                     limit=limit,
                     model=identity(model, session),

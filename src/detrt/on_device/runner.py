@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..cores import usable_cores
 from ..decode import Candidates
 from ..errors import ImageError
 from ..kernels.pictures import fill_pictures
@@ -23,6 +24,7 @@ from ..pictures import Picture
 from ..preprocess import SizeHW, plan_sizes
 from ..session import Feeds, Outputs, TensorInfo
 from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
+from .decoding import GpuDecoder
 from .made import make
 from .select import can_select, select, unpacked
 from .staging import layout
@@ -114,6 +116,10 @@ class PictureRunner:
             slot.run()
             way = host.take(slot.results, [one.picture for one in plan_of.made])
         return Pending(way, len(images), None if slot.selects else self._outputs)
+
+    def decoder(self) -> GpuDecoder:
+        """What decodes on this device."""
+        return GpuDecoder(self.device, usable_cores())
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         if not self._cuda:

@@ -1,0 +1,158 @@
+"""`decode="gpu"` with a decoder of JPEG files that runs on the CPU, behind the interface of the real one."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+torch = pytest.importorskip("torch")
+
+from test_on_device import OnDevice
+
+from detrt.detect import Bad, detect_inputs
+from detrt.detector import Detector
+from detrt.errors import ImageError, MissingPackageError, SessionError
+from detrt.images import Input, load_encoded, load_image
+from detrt.on_device.decoding import GpuDecoder, upright
+from detrt.on_device.made import GpuPicture
+from detrt.onnx_session import OnnxSession
+from detrt.pictures import EncodedPicture
+
+RNG = np.random.default_rng(5)
+
+
+class Jpegs:
+    """Decodes as stored, one level brighter, so that it is seen who decoded; not progressive files."""
+
+    def __init__(self):
+        self.groups, self.threads = [], set()
+
+    def decode(self, files):
+        self.groups.append(len(files))
+        self.threads.add(threading.current_thread().name)
+        return [self._one(data) for data in files]
+
+    def _one(self, data):
+        image = Image.open(io.BytesIO(data))
+        if image.info.get("progressive"):
+            return None
+        return torch.from_numpy(np.minimum(np.asarray(image.convert("RGB")), 254) + 1)
+
+
+class Decoding(OnDevice):
+    """A session whose pictures are decoded by `Jpegs`."""
+
+    @property
+    def pictures(self):
+        runner = super().pictures
+        if not hasattr(self, "jpegs"):
+            self.jpegs = Jpegs()
+            runner.decoder = lambda: GpuDecoder(torch.device("cpu"), jpegs=self.jpegs)
+        return runner
+
+
+def jpeg(height=48, width=64, mode="RGB", **options):
+    rough = RNG.integers(0, 200, (height // 8, width // 8, 3), np.uint8)
+    image = Image.fromarray(rough).resize((width, height)).convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def exif(orientation):
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_stand_upright(orientation):
+    data = jpeg(exif=exif(orientation))
+    want = load_image(data)
+    encoded = load_encoded(data)
+    assert isinstance(encoded, EncodedPicture) and encoded.shape == want.shape
+    stored = torch.from_numpy(np.array(Image.open(io.BytesIO(data))))
+    assert np.array_equal(upright(stored, encoded.orientation).numpy(), want)
+    assert np.array_equal(encoded.rgb(), want)
+
+
+def test_what_stays_encoded(tmp_path):
+    for data in (jpeg(), jpeg(mode="L"), jpeg(progressive=True), jpeg(subsampling=0), jpeg() + b"\0" * 100):
+        assert isinstance(load_encoded(data), EncodedPicture)
+    for data in (jpeg(mode="CMYK"), jpeg(subsampling=0, keep_rgb=True)):
+        assert np.array_equal(load_encoded(data), load_image(data))
+    png = tmp_path / "a.png"
+    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(png)
+    assert load_encoded(png).shape == (4, 6, 3) and load_encoded(np.zeros((4, 6, 3), np.uint8)).shape == (4, 6, 3)
+
+
+@pytest.mark.parametrize("name", ["cut", "empty", "text", "large", "gone"])
+def test_bad_files_are_told_as_before(name, tmp_path):
+    data = {"cut": jpeg()[:-200], "empty": b"", "text": b"\xff\xd8\xff no picture \xff\xd9", "large": jpeg(), "gone": None}[name]
+    path = tmp_path / "bad.jpg"
+    if data is not None:
+        path.write_bytes(data)
+    limit = {"max_pixels": 100} if name == "large" else {}
+    with pytest.raises(ImageError) as want:
+        load_image(path, **limit)
+    with pytest.raises(ImageError) as got:
+        load_encoded(path, **limit)
+    assert str(got.value) == str(want.value)
+
+
+def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
+    files = {"a.jpg": jpeg(), "b.jpg": jpeg(40, 64, exif=exif(6)), "c.jpg": jpeg(progressive=True), "d.jpg": jpeg()[:-300]}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    Image.fromarray(RNG.integers(0, 255, (40, 50, 3), np.uint8)).save(tmp_path / "e.png")
+    inputs = [Input(path) for path in sorted(tmp_path.iterdir())]
+    session = Decoding(exported("detr").path)
+    with Detector(session, threshold=0.0, batch_size=2, decode="gpu") as detector:
+        found = list(detect_inputs(detector, inputs))
+        assert [type(one) is Bad for one in found] == [False, False, False, True, False]
+        assert "d.jpg" in str(found[3].error)
+        assert [isinstance(one.picture, GpuPicture) for one in found if not isinstance(one, Bad)] == [True, True, False, False]
+        bright = [np.minimum(load_image(files[name]), 254) + 1 for name in ("a.jpg", "b.jpg")]
+        with Detector(OnnxSession(exported("detr").path), threshold=0.0, batch_size=2) as plain:
+            for one, image, want in zip(found[:2], bright, plain(bright), strict=True):
+                assert np.array_equal(one.image, image)
+                assert np.allclose(one.record.detections.boxes_xyxy, want.boxes_xyxy, atol=1e-3)
+        counts = detector.decoder.counts
+        assert counts["files on the GPU"] == 2 and counts["files on the CPU"] == 2
+        assert session.jpegs.threads == {"detrt-gpu-decode"} and sum(session.jpegs.groups) == 3
+        # The same through a call, which decodes a batch together.
+        session.jpegs.groups.clear()
+        again = detector([tmp_path / "a.jpg", files["b.jpg"], np.zeros((8, 8, 3), np.uint8)])
+        assert session.jpegs.groups == [2] and np.array_equal(again[0].boxes_xyxy, found[0].record.detections.boxes_xyxy)
+        with pytest.raises(ImageError, match=r"d\.jpg"):
+            detector([tmp_path / "d.jpg"])
+
+
+def test_a_group_takes_what_is_there(exported, tmp_path):
+    for index in range(40):
+        (tmp_path / f"{index:02}.jpg").write_bytes(jpeg())
+    inputs = [Input(path) for path in sorted(tmp_path.iterdir())]
+    session = Decoding(exported("detr").path)
+    with Detector(session, threshold=0.0, batch_size=2, decode="gpu") as detector:
+        stream = detect_inputs(detector, inputs)
+        names = [next(stream).input.path.name for _ in range(30)]
+        stream.close()  # in the middle: its threads end
+    assert names == [f"{index:02}.jpg" for index in range(30)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("detrt-read", "detrt-gpu"))]
+    assert max(session.jpegs.groups) <= 16
+
+
+def test_where_it_is_refused(exported, monkeypatch):
+    path = exported("detr").path
+    with OnnxSession(path) as session:
+        with pytest.raises(SessionError, match=r"--decode gpu.*onnxruntime-cpu"):
+            Detector(session, decode="gpu")
+        with pytest.raises(ValueError, match="decode must be one of cpu, gpu; got 'cuda'"):
+            Detector(session, decode="cuda")
+    with OnDevice(path) as session, Detector(session, decode="gpu") as detector:
+        with pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
+            detector([jpeg()])
