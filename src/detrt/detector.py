@@ -204,8 +204,8 @@ class Detector:
 
     def _loaded(self, images: list[ImageSource]) -> list[Any]:
         """Files of a batch are decoded side by side where a GPU would wait for them."""
-        files = sum(not isinstance(image, np.ndarray) for image in images)
-        load = load_image if self.decoder is None else self.decoder.open
+        files = sum(not isinstance(image, (np.ndarray, Picture)) for image in images)
+        load = _load if self.decoder is None else self.decoder.open
         if self._runner is None or files < 2:
             loaded = [load(image) for image in images]
         else:
@@ -214,7 +214,7 @@ class Detector:
             loaded = list(self._loaders.map(load, images))
         if self.decoder is None:
             return loaded
-        pictures = self.decoder.pictures(loaded) if files else loaded
+        pictures = self.decoder.pictures(loaded)
         for picture in pictures:
             if isinstance(picture, ImageError):
                 raise picture
@@ -349,6 +349,10 @@ class Detector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _load(image: ImageSource | Picture) -> NDArray[np.uint8] | Picture:
+    return image if isinstance(image, Picture) else load_image(image)
 
 
 def check_decode(decode: str) -> None:

@@ -6,9 +6,10 @@ have cost at once. A GPU takes them as they are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,17 +49,23 @@ class Colours:
         return cls(offset, *((v * 8192 + 32768) >> 16 for v in (luma, red_v, -green_u, -green_v, blue_u)))
 
 
-class Picture(Protocol):
+class Picture(ABC):
     """What `Detector` takes besides arrays."""
 
-    @property
-    def shape(self) -> tuple[int, int, int]: ...
+    __slots__ = ()
 
-    def rgb(self) -> NDArray[np.uint8]: ...
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, 3) of the upright picture."""
+
+    @abstractmethod
+    def rgb(self) -> NDArray[np.uint8]:
+        """The upright picture, (height, width, 3). Raises ImageError: a file that is damaged after all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class YuvPicture:
+class YuvPicture(Picture):
     """A frame in 4:2:0 with 8 bits.
 
     planes: in memory Y (height, width), U and V (half of that, rounded up) uint8; on a GPU what DLPack reads: Y, and U and V
@@ -87,7 +94,7 @@ class YuvPicture:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedPicture:
+class EncodedPicture(Picture):
     """A JPEG file that a GPU may decode. height, width: of the upright picture. orientation: 1 to 8, of EXIF. decode: makes
     the upright RGB array on the CPU, or raises ImageError."""
 

@@ -176,6 +176,8 @@ def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
 
 def _open_on_gpu(av: ModuleType, path: Path, index: int) -> Any:
     """The video with a decoder on a GPU; None where FFmpeg gets none there, e.g. without the driver's video part."""
+    if not hasattr(av.video.plane.VideoPlane, "__dlpack__"):  # how frames on a GPU are handed over
+        raise MissingPackageError("av>=17", "decode", f"decoding videos on the GPU (PyAV {av.__version__} is here)")
     from av.codec.hwaccel import HWAccel
 
     hardware = HWAccel("cuda", device=str(index), allow_software_fallback=True, is_hw_owned=True)

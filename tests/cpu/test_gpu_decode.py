@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 
 import numpy as np
@@ -153,6 +154,32 @@ def test_where_it_is_refused(exported, monkeypatch):
             Detector(session, decode="gpu")
         with pytest.raises(ValueError, match="decode must be one of cpu, gpu; got 'cuda'"):
             Detector(session, decode="cuda")
-    with OnDevice(path) as session, Detector(session, decode="gpu") as detector:
-        with pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
-            detector([jpeg()])
+    with Detector(OnDevice(path), decode="gpu") as detector, pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
+        detector([jpeg()])
+
+
+def test_a_server_decodes_there(exported, monkeypatch):
+    from detrt.serve import runner
+    from detrt.serve.config import ServeConfig, ServedModel
+    from detrt.serve.wire import ImageTask, Refusal, Setup
+
+    path, served = exported("detr").path, ServedModel("detr", "unused")
+    setup = Setup((served,), "cuda:0", 1, "auto", None, 4, 10**6, "gpu")
+    monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: Decoding(path))
+    model = runner.Model(served, setup)
+    png = io.BytesIO()
+    Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(png, "PNG")
+    broken = bytearray(jpeg(progressive=True))
+    table = broken.index(b"\xff\xc4") + 5
+    broken[table : table + 16] = b"\xff" * 16  # the header is fine, a Huffman table is not
+    tasks = [ImageTask(data, 0.0) for data in (jpeg(), bytes(broken), png.getvalue(), jpeg(40, 48))]
+    answers = model.detect(tasks, [runner.decoded(task, setup.max_pixels, setup.decode) for task in tasks], lambda count: None)
+    assert isinstance(answers[1], Refusal) and (answers[1].status, answers[1].code) == (400, "bad_image")
+    sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refusal)]
+    assert sizes == [(48, 64), (40, 50), (40, 48)] and model.session.jpegs.groups == [3]
+    assert answers[0].decode_ms > 0
+    monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: OnDevice(path))
+    with pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
+        runner.Model(served, setup)
+    with pytest.raises(SessionError, match="--decode must be cpu or gpu; got 'nvdec'"):
+        ServeConfig((served,), decode="nvdec")

@@ -47,8 +47,10 @@ class GpuDecoder:
             if self._jpegs is None:
                 self._jpegs = JpegDecoder(self.index, self._threads)
 
-    def open(self, source: ImageSource) -> Opened:
+    def open(self, source: ImageSource | Picture) -> Opened:
         """Read an image; a JPEG file stays encoded. Raises ImageError."""
+        if isinstance(source, Picture):
+            return source
         opened = load_encoded(source)
         if isinstance(opened, np.ndarray) and not isinstance(source, np.ndarray):
             self._count("files on the CPU", 1)

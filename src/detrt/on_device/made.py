@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.frames import fill_rgb
-from ..pictures import YuvPicture
+from ..pictures import Picture, YuvPicture
 from .staging import Made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GpuPicture:
+class GpuPicture(Picture):
     """An upright picture on a GPU. pixels: (height, width, 3) uint8 RGB, any strides. ready: a CUDA event after which it
     is written, or None."""
 

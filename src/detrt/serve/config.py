@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cores import usable_cores
+from ..detector import DECODES
 from ..errors import SessionError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -31,7 +32,7 @@ class ServeConfig:
     max_batch: images a run. max_delay_ms: how long an image waits for others while a worker has nothing to do.
     workers: processes for each device; None: two that share the cores of a CPU, one for each GPU.
     devices: as `detrt.devices.parse_devices` returns them. threads: of each CPU worker; None: its share of the cores.
-    size_hw: another (height, width) of the input, for models with a dynamic size.
+    size_hw: another (height, width) of the input, for models with a dynamic size. decode: as `detrt.Detector` takes it.
     queue: images that may wait; None: 32 batches for each worker, at least 256. Beyond it requests are refused (429).
     timeout_s: longest time from a request to its answer. body_timeout_s: longest time for a body to arrive.
     drain_s: longest time that requests have to finish after SIGTERM.
@@ -53,6 +54,7 @@ class ServeConfig:
     threads: int | None = None
     backend: str = "auto"
     size_hw: tuple[int, int] | None = None
+    decode: str = "cpu"
     queue: int | None = None
     timeout_s: float = 30.0
     body_timeout_s: float = 30.0
@@ -97,6 +99,8 @@ class ServeConfig:
                 f"--max-held-mib ({self.max_held_mib}) must be at least --max-body-mib ({self.max_body_mib}), or no such body "
                 "is ever taken"
             )
+        if self.decode not in DECODES:
+            raise SessionError(f"--decode must be {' or '.join(DECODES)}; got {self.decode!r}")
         if not self.devices:
             raise SessionError("there is no device to run on; give --devices cpu or --devices 0")
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):

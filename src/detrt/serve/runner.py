@@ -15,8 +15,9 @@ from ..bound import BoundSession
 from ..detections import Detections
 from ..detector import Detector
 from ..devices import open_on
-from ..errors import DetrtError, PromptError, SessionError, SpecError
-from ..images import load_image
+from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
+from ..images import load_encoded, load_image
+from ..pictures import EncodedPicture, Picture
 from ..prompted import PromptedSession
 from ..prompts import Prompt
 from ..session import Outputs
@@ -28,7 +29,8 @@ from .wire import Answer, Batch, ImageTask, ModelFacts, Refusal, Setup, TensorTa
 PIXELS_AT_ONCE = 16_000_000
 
 Result = Answer | Refusal
-Decoded = tuple[NDArray[np.uint8] | Refusal, float]  # the image, and milliseconds
+# The image, which is still a file where the GPU decodes it, and milliseconds.
+Decoded = tuple[NDArray[np.uint8] | Picture | Refusal, float]
 
 
 def declared_pixels(data: bytes) -> int:
@@ -40,11 +42,11 @@ def declared_pixels(data: bytes) -> int:
         return 0
 
 
-def decoded(task: ImageTask, max_pixels: int) -> Decoded:
+def decoded(task: ImageTask, max_pixels: int, decode: str = "cpu") -> Decoded:
     start = time.perf_counter()
-    image: NDArray[np.uint8] | Refusal
+    image: NDArray[np.uint8] | Picture | Refusal
     try:
-        image = load_image(task.data, max_pixels=max_pixels)
+        image = (load_encoded if decode == "gpu" else load_image)(task.data, max_pixels=max_pixels)
     except DetrtError as error:
         image = Refusal(400, "bad_image", str(error))
     except MemoryError:
@@ -65,7 +67,11 @@ class Model:
         try:
             limit = min(setup.max_batch, session.max_batch or setup.max_batch)
             resizers = 1 if setup.device == "cpu" else setup.threads
-            self.detector = Detector(session, threshold=0.0, batch_size=limit, size_hw=setup.size_hw, resize_threads=resizers)
+            self.detector = Detector(
+                session, threshold=0.0, batch_size=limit, size_hw=setup.size_hw, resize_threads=resizers, decode=setup.decode
+            )
+            if self.detector.decoder is not None:
+                self.detector.decoder.check()  # now, not with the first request
         except BaseException:
             session.close()
             raise
@@ -97,6 +103,7 @@ class Model:
 
     def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
         """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
+        images = self._decoded(images)
         results: list[Result | None] = [image if isinstance(image, Refusal) else None for image, _ in images]
         classes: dict[int, frozenset[int] | None] = {}
         prompts: dict[int, Prompt | None] = {}
@@ -123,6 +130,21 @@ class Model:
 
         _isolating(run, ready, results)
         return [result or Refusal(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+
+    def _decoded(self, images: Sequence[Decoded]) -> Sequence[Decoded]:
+        """What is still a file is decoded by the GPU, all together, each for its share of the time."""
+        decoder = self.detector.decoder
+        files = [i for i, (image, _) in enumerate(images) if isinstance(image, EncodedPicture)]
+        if decoder is None or not files:
+            return images
+        start = time.perf_counter()
+        pictures = decoder.pictures([images[i][0] for i in files])  # type: ignore[misc]  # these are no refusals
+        took = (time.perf_counter() - start) * 1e3 / len(files)
+        done = list(images)
+        for i, picture in zip(files, pictures, strict=True):
+            bad = isinstance(picture, ImageError)
+            done[i] = (Refusal(400, "bad_image", str(picture)) if bad else picture, images[i][1] + took)
+        return done
 
     def infer(self, tasks: Sequence[TensorTask], ran: Callable[[int], None]) -> list[Result]:
         """Outputs of the model for tensors as they are, in as few runs as the model takes."""

@@ -33,6 +33,7 @@ class Setup:
     size_hw: tuple[int, int] | None
     max_batch: int
     max_pixels: int
+    decode: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

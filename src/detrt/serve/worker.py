@@ -61,7 +61,7 @@ def _serve(sock: socket.socket, setup: Setup) -> None:
         threading.Thread(target=_read, args=(sock, setup, pool, coming), daemon=True).start()
         while True:
             work = coming.get()
-            wire.send(sock, _done(work, models, pool, setup.max_pixels))
+            wire.send(sock, _done(work, models, pool, setup))
 
 
 def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: queue.Queue[Work]) -> None:
@@ -70,7 +70,7 @@ def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: q
         while True:
             batch = wire.receive(sock)
             parts, ahead = parts_of(batch)
-            coming.put((batch, parts, _start(batch, parts[0], pool, setup.max_pixels) if ahead else None))
+            coming.put((batch, parts, _start(batch, parts[0], pool, setup) if ahead else None))
     except (EOFError, OSError):
         os._exit(0)  # the front process has gone; the model may be running, and nobody waits for it
     except Exception:
@@ -78,12 +78,12 @@ def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: q
         os._exit(1)  # without this thread the worker would sit there for ever; it is replaced
 
 
-def _start(batch: Batch, indices: list[int], pool: ThreadPoolExecutor, max_pixels: int) -> list[Future[Decoded]]:
+def _start(batch: Batch, indices: list[int], pool: ThreadPoolExecutor, setup: Setup) -> list[Future[Decoded]]:
     tasks = [batch.tasks[i] for i in indices]
-    return [pool.submit(decoded, task, max_pixels) for task in tasks if isinstance(task, ImageTask)]
+    return [pool.submit(decoded, task, setup.max_pixels, setup.decode) for task in tasks if isinstance(task, ImageTask)]
 
 
-def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, max_pixels: int) -> Done:
+def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, setup: Setup) -> Done:
     batch, parts, started = work
     model = models[batch.model]
     runs: list[int] = []
@@ -93,7 +93,7 @@ def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, max_pi
             return Done(batch.number, tuple(model.infer(tensors, runs.append)), tuple(runs))
         results = []
         for number, part in enumerate(parts):
-            futures = started if number == 0 and started is not None else _start(batch, part, pool, max_pixels)
+            futures = started if number == 0 and started is not None else _start(batch, part, pool, setup)
             images = [future.result() for future in futures]
             tasks = [task for i in part if isinstance(task := batch.tasks[i], ImageTask)]
             results += model.detect(tasks, images, runs.append)
