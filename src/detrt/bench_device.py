@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .errors import SessionError
@@ -54,7 +57,7 @@ def device_events(step: Callable[[], object], warmup: int, repeats: int) -> list
     for _ in range(max(warmup, 1)):
         step()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with quiet(), profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(repeats):
             step()
         torch.cuda.synchronize()
@@ -64,6 +67,20 @@ def device_events(step: Callable[[], object], warmup: int, repeats: int) -> list
         # Named ranges of Python show up among the records of the GPU as well.
         if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
     ]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what PyTorch's profiler writes to standard error itself; Python's own exceptions come through."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def added_up(events: Sequence[Event], runs: int) -> DeviceTimes:

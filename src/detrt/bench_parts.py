@@ -22,6 +22,7 @@ from .errors import SessionError
 from .session import Feeds, Session
 
 RUNS = 4
+COMPILED = "compiled code"
 # Part of a module path that names a part of a detector: "model.backbone", "model.encoder", "bbox_embed".
 DEPTH = 2
 CEILING_SIDE, CEILING_BYTES = 2048, 256 << 20
@@ -158,10 +159,10 @@ def _by_onnxruntime(onnx: Path, feeds: Feeds, threads: int | None) -> tuple[dict
 
 def _by_profiler(step: Callable[[], object], on_gpu: bool) -> dict[str, float]:
     """Kind of kernel or operator -> share, of anything that runs inside PyTorch or on the GPU."""
+    from .bench_device import device_events, quiet
+
     events: list[tuple[str, float]]
     if on_gpu:
-        from .bench_device import device_events
-
         try:
             events = [(name, took) for name, _, took in device_events(step, 1, RUNS)]
         except SessionError:
@@ -172,14 +173,18 @@ def _by_profiler(step: Callable[[], object], on_gpu: bool) -> dict[str, float]:
         except ImportError:
             return {}
         step()
-        with profile(activities=[ProfilerActivity.CPU]) as found:
+        with quiet(), profile(activities=[ProfilerActivity.CPU]) as found:
+            start = time.perf_counter()
             for _ in range(RUNS):
                 step()
+            whole = (time.perf_counter() - start) * 1e6
         events = [(event.key, float(event.self_cpu_time_total)) for event in found.key_averages()]
+        # Compiled code does not call PyTorch's operators, so that it has no names.
+        events.append((COMPILED, max(0.0, whole - sum(took for _, took in events))))
     sums: dict[str, float] = {}
     for name, took in events:
         if took > 0:
-            kind = kind_of_kernel(name)
+            kind = name if name == COMPILED else kind_of_kernel(name)
             sums[kind] = sums.get(kind, 0.0) + took
     return _shares(sums)
 

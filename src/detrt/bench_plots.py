@@ -151,6 +151,9 @@ def _pareto(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str) ->
             named.add(row["model"])
             ax.annotate(short(row["model"]), (row["p50_ms"], row["AP"]), fontsize=7, xytext=(5, 5), textcoords="offset points")
     ax.margins(0.15)
+    low, high = min(row["AP"] for row in points), max(row["AP"] for row in points)
+    if high - low < 0.02:  # differences that mean nothing should not fill the panel
+        ax.set_ylim((low + high) / 2 - 0.02, (low + high) / 2 + 0.02)
     times = [row["p50_ms"] for row in points]
     if max(times) > 10 * min(times):
         ax.set_xscale("log")

@@ -185,7 +185,11 @@ def _show_notes(report: dict[str, Any]) -> None:
                 f", {entry['scope']}" if entry.get("scope", "all") != "all" else ""
             )
             reasons.setdefault(entry[text], []).append(what)
-        show.notes(f"{', '.join(dict.fromkeys(whom))}: {why}" for why, whom in reasons.items())
+        show.notes(f"{_some(list(dict.fromkeys(whom)))}: {why}" for why, whom in reasons.items())
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -219,7 +223,7 @@ def _show_parts(part: dict[str, Any]) -> None:
     from . import show
 
     for key, title in (("modules", "module"), ("kinds", "kind of step")):
-        shown = [[name, f"{100 * share:.1f}"] for name, share in list(part[key].items())[:12]]
+        shown = [[name, f"{100 * share:.1f}"] for name, share in list(part[key].items())[:12] if share >= 0.0005]
         if shown:
             show.table(f"{part['model']} {part['backend']}, batch {part['batch']}", (title, "% of the time"), shown, right=(1,))
     if roofline := part["roofline"]:
