@@ -111,7 +111,7 @@ def detect(
 
     from .. import outputs
     from ..detect import AnnotatedCopies, Bad, detect_inputs, outside_of
-    from ..detector import Detector
+    from ..detector import DECODES, Detector
     from ..device_pool import DevicePool
     from ..images import expand_inputs
     from ..onnx_session import read_spec
@@ -161,12 +161,13 @@ def detect(
         "size_hw": size_hw,
         "classes": None if classes is None else [name for name in classes.split(",") if name.strip()],
         "max_detections": max_detections,
-        "decode": decode_choice(decode),
         "prompt": asked,
         "task": task,
         "phrases": phrases,
         "text_threshold": TEXT_THRESHOLD if text_threshold is None else text_threshold,
     }
+    if decode_choice(decode) != DECODES[0]:  # a cluster's results are bound to what is given here
+        options["decode"] = decode
     if cluster is not None:
         assert output is not None
         config = {key: value for key, value in spread.items() if value is not None} | {"retry_bad": retry_bad, "merge": merge}

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,14 @@ from ..detector import Detector
 from ..devices import open_on
 from ..errors import ImageError, SessionError
 from ..images import load_image
+from ..pictures import Picture
 from .inputs import ImageRef
 from .places import Place, fetch, is_address
 from .tables import result_row, results_to_bytes
 
 PARTS = "detections"
+Opened = NDArray[np.uint8] | Picture
+Load = Callable[[Any], Opened]  # of a path or of bytes
 
 
 def part_name(shard: int) -> str:
@@ -102,6 +105,8 @@ class ShardDetector:
         session = open_on(ref, job.device, **job.session)
         self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
         self.detector.check_prompt()
+        decoder = self.detector.decoder
+        self._load = load_image if decoder is None else decoder.open
         self._pool = ThreadPoolExecutor(job.decoders, "detrt-decode")
 
     def __call__(self, shard: Shard) -> ShardReport:
@@ -128,7 +133,7 @@ class ShardDetector:
     def _answers(self, refs: Sequence[ImageRef]) -> Iterator[Detections | str]:
         """Detections, or why an image was not read, for each of `refs`."""
         ahead = 2 * self.detector.batch_size + self.job.decoders
-        sources = _decoded(refs, self._pool, ahead)
+        sources = _decoded(refs, self._pool, ahead, self._load)
         for item in detect_inputs(self.detector, sources):  # type: ignore[arg-type]  # what it uses of an Input is there
             yield str(item.error) if isinstance(item, Bad) else item.record.detections
 
@@ -148,16 +153,16 @@ class _Decoded:
 
     kind = "image"
 
-    def __init__(self, ref: ImageRef, load: Future[NDArray[np.uint8]]) -> None:
+    def __init__(self, ref: ImageRef, load: Future[Opened]) -> None:
         self.path, self.load = ref.image, load.result
 
 
-def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int) -> Iterator[_Decoded]:
+def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int, load: Load) -> Iterator[_Decoded]:
     rest = iter(refs)
-    coming: deque[tuple[ImageRef, Future[NDArray[np.uint8]]]] = deque()
+    coming: deque[tuple[ImageRef, Future[Opened]]] = deque()
 
     def submit(count: int) -> None:
-        coming.extend((ref, pool.submit(read_image, ref.address)) for ref in itertools.islice(rest, count))
+        coming.extend((ref, pool.submit(read_image, ref.address, load)) for ref in itertools.islice(rest, count))
 
     submit(ahead)
     while coming:
@@ -166,13 +171,13 @@ def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int) -> 
         yield _Decoded(ref, load)
 
 
-def read_image(address: str) -> NDArray[np.uint8]:
-    """The image at a local path or an address. Raises ImageError."""
+def read_image(address: str, load: Load = load_image) -> Opened:
+    """The image at a local path or an address, as `load` gives it. Raises ImageError."""
     if not is_address(address):
-        return load_image(address)
+        return load(address)
     data = fetch(address)
     try:
-        return load_image(data)
+        return load(data)
     except ImageError as error:
         raise ImageError(f"'{address}': {error}") from None
 
