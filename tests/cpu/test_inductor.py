@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from detrt.bench_bundles import RunConfig, bench_bundles
 from detrt.bundle import Bundle, read_sidecar
 from detrt.errors import EngineError, ExportError, SessionError
 from detrt.export.config import ExportConfig
@@ -231,3 +232,19 @@ def test_a_package_runs_on_its_own_device_only(bundle):
     path = bundle / Bundle.open(bundle).of_kind("inductor")[0].path
     with pytest.raises(SessionError, match="compiled for cpu"):
         InductorSession(path, device="cuda:0")
+
+
+def test_bench_measures_a_package_beside_onnx_runtime(bundle):
+    config = RunConfig(batches=(1, 4), repeats=2, warmup=0, devices=("cpu", "cuda"), providers=("cpu",), parts=True)
+    report = bench_bundles([str(bundle)], config)
+    rows = [(row["backend"], row["scope"], row["batch"]) for row in report["rows"]]
+    assert rows == [
+        *[("inductor-cpu", scope, 1) for scope in ("forward", "end_to_end")],
+        *[("onnxruntime-cpu", scope, batch) for batch in (1, 4) for scope in ("forward", "end_to_end")],
+    ]
+    facts = Bundle.open(bundle).of_kind("inductor")[0].engine
+    assert facts is not None and report["rows"][0]["build_s"] == facts.build_seconds > 1
+    why = {(skip["backend"], skip["why"]) for skip in report["skipped"]}
+    assert ("inductor-cpu", "batch 4: it takes 1 to 2") in why and any("compiled for cpu" in text for _, text in why)
+    # Compiled code calls few operators that have a name.
+    assert report["parts"][0]["kinds"]["compiled code"] > 0.3
