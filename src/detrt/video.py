@@ -206,6 +206,7 @@ def _is_planar(frame: Any) -> bool:
 
 
 def _planar(frame: Any, ready: Any) -> YuvPicture:
+    turns = _turns(frame)
     full = frame.format.name == "yuvj420p" or int(frame.color_range) == _FULL_RANGE
     planes: tuple[Any, ...] = tuple(frame.planes)
     if ready is None:
@@ -215,10 +216,22 @@ def _planar(frame: Any, ready: Any) -> YuvPicture:
         frame.height,
         frame.width,
         Colours.of(int(frame.colorspace), full),
-        lambda: _upright(frame),
-        _turns(frame),
+        lambda: _upright(frame if ready is None else _downloaded(frame), turns=turns),
+        turns,
         ready,
     )
+
+
+def _downloaded(frame: Any) -> Any:
+    """A frame of a GPU in memory, with three planes: FFmpeg turns two, with U and V interleaved, to other RGB."""
+    av = _import_av("reading videos")
+    y, both = (np.frombuffer(p, np.uint8).reshape(p.height, p.line_size) for p in frame.reformat(format="nv12").planes)
+    height, width = frame.height, frame.width
+    planes = (y[:, :width], both[:, 0:width:2], both[:, 1:width:2])
+    flat = np.concatenate([plane.reshape(-1) for plane in planes]).reshape(height * 3 // 2, width)
+    here = av.VideoFrame.from_ndarray(flat, format="yuv420p")
+    here.colorspace, here.color_range = frame.colorspace, frame.color_range
+    return here
 
 
 def _turns(frame: Any) -> int:
@@ -226,7 +239,7 @@ def _turns(frame: Any) -> int:
     return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
-def _upright(frame: Any, ready: Any = None) -> NDArray[np.uint8]:
+def _upright(frame: Any, ready: Any = None, turns: int | None = None) -> NDArray[np.uint8]:
     av = _import_av("reading videos")
     if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()
@@ -234,5 +247,5 @@ def _upright(frame: Any, ready: Any = None) -> NDArray[np.uint8]:
         image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()
     except av.FFmpegError as error:
         raise ImageError(f"a frame in the pixel format {frame.format.name} cannot be turned to RGB: {error.strerror}") from error
-    turns = _turns(frame)
+    turns = _turns(frame) if turns is None else turns
     return np.ascontiguousarray(np.rot90(image, turns)) if turns else image

@@ -15,7 +15,7 @@ from detrt.on_device.staging import layout
 from detrt.pictures import Colours, YuvPicture, as_array, yuv_to_rgb
 from detrt.preprocess import resize
 from detrt.spec import InputSpec
-from detrt.video import _planar, _upright, raw_frames, read_frames, video_writer
+from detrt.video import _downloaded, _planar, _upright, raw_frames, read_frames, video_writer
 
 RNG = np.random.default_rng(3)
 
@@ -87,6 +87,12 @@ def test_frames_of_a_video_stay_planar(clip):
     for one, want in zip(left, whole, strict=True):
         assert one.shape == want.shape
         assert np.array_equal(one.rgb(), want) and np.array_equal(yuv_to_rgb(*one.planes, one.colours), want)
+
+
+def test_a_frame_of_a_gpu_becomes_the_same_rgb_here():
+    whole = frame(32, 130, 1, 2)
+    two_planes = whole.reformat(format="nv12")  # as it comes back from a GPU
+    assert np.array_equal(_upright(_downloaded(two_planes)), _upright(whole))
 
 
 def test_odd_heights_and_unknown_matrices_are_turned_to_rgb_by_ffmpeg():

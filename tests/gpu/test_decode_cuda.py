@@ -1,0 +1,161 @@
+"""Files and videos decoded by an NVIDIA GPU against Pillow and FFmpeg: `pytest -m gpu tests/gpu/test_decode_cuda.py`."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detrt.detect import Found, detect_inputs
+from detrt.detector import Detector
+from detrt.images import Input, load_image
+from detrt.onnx_session import OnnxSession
+from detrt.pictures import YuvPicture
+from detrt.scenes import draw_scene
+from detrt.video import raw_frames, read_frames, video_writer
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Any:
+    from detrt.on_device.decoding import GpuDecoder
+
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no CUDA device")
+    return GpuDecoder(torch.device("cuda", 0))
+
+
+class OnGpu(OnnxSession):
+    """A model on the CPU whose pictures are made on the GPU."""
+
+    @property
+    def pictures(self) -> Any:
+        from detrt.on_device.runner import PictureRunner
+
+        if not hasattr(self, "_runner"):
+            self._runner = PictureRunner(self.spec, self.inputs, self.outputs, torch.device("cuda", 0), self._prepare)
+        return self._runner
+
+    def _prepare(self, inputs: Any, then: Any) -> Any:
+        def step() -> list[Any]:
+            found = self.run({name: tensor.cpu().numpy() for name, tensor in inputs.items()})
+            return then({info.name: torch.from_numpy(found[info.name]).cuda() for info in self.outputs})
+
+        results = step()
+
+        def run() -> None:
+            for kept, fresh in zip(results, step(), strict=True):
+                kept.copy_(fresh)
+
+        return run, results
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> Any:
+    from detrt.export import ExportConfig, export_onnx
+    from detrt.sources import load_source
+
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    export_onnx(load_source("embedded:shapes"), path, ExportConfig(check=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: Any) -> Any:
+    pytest.importorskip("av")
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    with video_writer(path, fps=10, size_hw=(240, 320)) as write:
+        for seed in range(30):
+            write(draw_scene(seed // 3, size_hw=(240, 320)).image)
+    return path
+
+
+def on_gpu(clip: Any, decoder: Any) -> list[Any]:
+    frames = [make() for make in raw_frames(clip, planar=True, gpu=decoder)]
+    if not (isinstance(frames[0].image, YuvPicture) and frames[0].image.on_gpu):
+        pytest.skip("this machine has no video decoder: libnvcuvid.so.1, or the codec of the clip")
+    return frames
+
+
+def test_frames_are_ffmpegs(clip: Any, decoder: Any) -> None:
+    frames = on_gpu(clip, decoder)
+    want = list(read_frames(clip))
+    assert [(f.index, f.time_s) for f in frames] == [(f.index, f.time_s) for f in want]
+    for got, frame in zip(frames, want, strict=True):
+        assert np.array_equal(got.image.rgb(), frame.image)
+
+
+def test_detections_in_a_video_are_the_same(clip: Any, model: Any, decoder: Any) -> None:
+    on_gpu(clip, decoder)
+    found = []
+    for session, options in ((OnGpu(model), {"decode": "gpu"}), (OnGpu(model), {}), (OnnxSession(model), {})):
+        with Detector(session, threshold=0.3, **options) as detector:
+            found.append(list(detect_inputs(detector, [Input(clip, "video")])))
+            assert options == {} or detector.decoder.counts["videos on the GPU"] == 1
+    assert len(found[0]) == 30 and sum(len(one.record.detections) for one in found[0]) > 30
+    for gpu, planar, plain in zip(*found, strict=True):
+        assert np.array_equal(gpu.record.detections.boxes_xyxy, planar.record.detections.boxes_xyxy)
+        assert np.allclose(gpu.record.detections.boxes_xyxy, plain.record.detections.boxes_xyxy, atol=1e-2)
+        assert np.array_equal(gpu.image, plain.image)
+
+
+def jpeg(image: np.ndarray, mode: str = "RGB", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).convert(mode).save(buffer, "JPEG", **{"quality": 90, **options})
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "options", "most", "mean"),
+    [
+        ("4:4:4", "RGB", {"subsampling": 0}, 8, 0.6),
+        ("4:2:2", "RGB", {"subsampling": 1}, 40, 0.9),
+        ("4:2:0", "RGB", {"subsampling": 2}, 40, 0.9),
+        ("grey", "L", {}, 3, 0.2),
+        ("turned", "RGB", {"subsampling": 0, "exif": 6}, 8, 0.6),
+    ],
+)
+def test_pixels_of_jpeg_files_are_near_pillows(name: str, mode: str, options: Any, most: int, mean: float, decoder: Any) -> None:
+    pytest.importorskip("nvidia.nvimgcodec")
+    if "exif" in options:
+        tags = Image.Exif()
+        tags[0x0112] = options["exif"]
+        options = {**options, "exif": tags}
+    files = [jpeg(draw_scene(seed, size_hw=(333 + seed, 479)).image, mode, **options) for seed in range(6)]
+    before = decoder.counts["files on the GPU"]
+    pictures = decoder.pictures([decoder.open(data) for data in files])
+    assert decoder.counts["files on the GPU"] == before + 6
+    for picture, data in zip(pictures, files, strict=True):
+        want = load_image(data)
+        assert picture.shape == want.shape
+        levels = np.abs(picture.rgb().astype(int) - want)
+        assert levels.max() <= most and levels.mean() <= mean, (levels.max(), levels.mean())
+
+
+def test_detections_in_files(model: Any, tmp_path: Any) -> None:
+    pytest.importorskip("nvidia.nvimgcodec")
+    for seed in range(20):
+        (tmp_path / f"{seed:02}.jpg").write_bytes(jpeg(draw_scene(seed).image, quality=95))
+    Image.fromarray(draw_scene(20).image).save(tmp_path / "20.png")
+    (tmp_path / "21.jpg").write_bytes(jpeg(draw_scene(21).image, "CMYK"))
+    (tmp_path / "22.jpg").write_bytes(jpeg(draw_scene(22).image)[:-500])
+    inputs = [Input(path) for path in sorted(tmp_path.iterdir())]
+    with Detector(OnGpu(model), threshold=0.4, decode="gpu") as there, Detector(OnnxSession(model), threshold=0.4) as here:
+        got, want = list(detect_inputs(there, inputs)), list(detect_inputs(here, inputs))
+        assert there.decoder.counts["files on the GPU"] == 20 and there.decoder.counts["files on the CPU"] == 2
+    assert str(got[-1].error) == str(want[-1].error)
+    for one, other in zip(got[:-1], want[:-1], strict=True):
+        assert isinstance(one, Found) and isinstance(other, Found)
+        mine, theirs = one.record.detections, other.record.detections
+        assert mine.labels == theirs.labels and np.abs(mine.boxes_xyxy - theirs.boxes_xyxy).max(initial=0) < 3
