@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from detrt.kernels.selection import top_k
+
 aten = torch.ops.aten
 
 
@@ -35,7 +37,7 @@ class Forced(fx.Interpreter):
 
     def run_node(self, n):
         result = super().run_node(n)
-        if n.op == "call_function" and n.target == aten.topk.default:
+        if n.op == "call_function" and n.target in (aten.topk.default, top_k):
             scores = self.env[n.args[0]]
             self.scores.append(scores.float())
             index = result[1]

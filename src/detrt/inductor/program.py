@@ -12,6 +12,7 @@ from .epilogues import fuse_epilogues, pad_heads
 from .fusing import pad_stem
 from .nodes import Constants, aten, finish
 from .passes import lower_deformable, simplify
+from .selection import fuse_selections
 from .types16 import lower_types
 from .windows import fuse_windows
 
@@ -68,6 +69,7 @@ def tune_for_gpu(captured: Captured, linears: bool = True, convolutions: str = "
     channels_last(captured)
     fuse_epilogues(captured.graph, linears, convolutions)
     pad_heads(captured.graph)
+    fuse_selections(captured.graph)
     finish(captured.graph)
 
 

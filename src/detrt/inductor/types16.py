@@ -47,7 +47,7 @@ WIDE = {
 }  # fmt: skip
 # Their inputs decide an index, an order or a comparison.
 DECIDE = {
-    "topk", "sort", "argsort", "argmax", "argmin", "gt", "lt", "ge", "le", "eq", "ne", "floor", "ceil", "round", "sin", "cos",
+    "topk", "top_k", "sort", "argsort", "argmax", "argmin", "gt", "lt", "ge", "le", "eq", "ne", "floor", "ceil", "round", "sin", "cos",
     "log", "logit", "floor_divide", "remainder", "grid_sampler", "grid_sampler_2d",
 }  # fmt: skip
 FILL, FILL_VALUE = 1e30, 16384.0  # larger finite constants mean "never"; see detrt.precision.rules

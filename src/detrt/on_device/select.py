@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..decode import Candidates, count_candidates
+from ..kernels.selection import fits, top_k
 from ..spec import LOGITS, PRED_BOXES, ModelSpec
 
 # Columns of a packed candidate: value, place among (query, class), cxcywh. One more row holds the flags of overflow.
@@ -35,10 +36,10 @@ def select(logits: Tensor, boxes: Tensor, spec: ModelSpec) -> Tensor:
         values = values.gather(-1, best[..., None])[..., 0]
         flat = torch.arange(rule.num_queries, device=values.device) * rule.num_classes + best
         if count < rule.num_queries:
-            values, order = values.topk(count, dim=-1)
+            values, order = _best(values, count)
             flat = flat.gather(-1, order)
     else:
-        values, flat = values.flatten(1).topk(count, dim=-1)
+        values, flat = _best(values.flatten(1), count)
     query = torch.div(flat, rule.num_classes, rounding_mode="floor")
     chosen = boxes.gather(1, query[..., None].expand(-1, -1, 4))
     rows = torch.cat((values[..., None], flat[..., None].float(), chosen), -1)
@@ -46,6 +47,12 @@ def select(logits: Tensor, boxes: Tensor, spec: ModelSpec) -> Tensor:
     bad_boxes = ~boxes.isfinite().flatten(1).all(-1)
     flags = torch.stack((bad_logits, bad_boxes), -1).float()
     return torch.cat((rows, torch.nn.functional.pad(flags, (0, _COLUMNS - 2))[:, None]), 1)
+
+
+def _best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    if values.is_cuda and fits(*values.shape, count):
+        return top_k(values, count)
+    return values.topk(count, dim=-1)
 
 
 def unpacked(rows: NDArray[np.float32], images: int) -> Candidates:
