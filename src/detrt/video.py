@@ -21,6 +21,8 @@ from .images import MAX_PIXELS
 from .pictures import Colours, Picture, YuvPicture
 
 _thread = threading.local()
+# One thread waits for every frame; with more, the next frames are on their way meanwhile.
+_GPU_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ def raw_frames(
     path = Path(path)
     count = 0
     with _opened(path, gpu) as (container, stream):
-        if not getattr(stream.codec_context, "is_hwaccel", False):
-            stream.thread_type = "AUTO"
+        stream.thread_type = "AUTO"
+        if getattr(stream.codec_context, "is_hwaccel", False):
+            stream.codec_context.thread_count = _GPU_THREADS
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         for index, frame in enumerate(container.decode(stream)):
             on_gpu = frame.format.name == "cuda"
@@ -98,6 +101,9 @@ class VideoGpu(Protocol):
     """A GPU that decodes videos. index: of the CUDA device."""
 
     index: int
+
+    def enter(self) -> None:
+        """Make the context of the GPU that of this thread."""
 
     def mark(self) -> Any:
         """What says when the frame that came last is written."""
@@ -164,7 +170,7 @@ def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
             stream = container.streams.video[0]
             if stream.width * stream.height > MAX_PIXELS:
                 raise ImageError(f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels")
-            there = _open_on_gpu(av, path, gpu.index) if gpu is not None and _may_be_on_gpu(stream) else None
+            there = _open_on_gpu(av, path, gpu) if gpu is not None and _may_be_on_gpu(stream) else None
             if there is None:
                 yield container, stream
                 return
@@ -174,13 +180,16 @@ def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
         raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off") from error
 
 
-def _open_on_gpu(av: ModuleType, path: Path, index: int) -> Any:
+def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
     """The video with a decoder on a GPU; None where FFmpeg gets none there, e.g. without the driver's video part."""
     if not hasattr(av.video.plane.VideoPlane, "__dlpack__"):  # how frames on a GPU are handed over
         raise MissingPackageError("av>=17", "decode", f"decoding videos on the GPU (PyAV {av.__version__} is here)")
     from av.codec.hwaccel import HWAccel
 
-    hardware = HWAccel("cuda", device=str(index), allow_software_fallback=True, is_hw_owned=True)
+    gpu.enter()
+    # The context that PyTorch made: FFmpeg would make one with other flags, and refuses one that has them not.
+    context = {"primary_ctx": "0", "current_ctx": "1"}
+    hardware = HWAccel("cuda", device=str(gpu.index), allow_software_fallback=True, options=context, is_hw_owned=True)
     try:
         return av.open(str(path), hwaccel=hardware)
     except av.FFmpegError:

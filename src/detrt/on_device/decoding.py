@@ -95,6 +95,10 @@ class GpuDecoder:
             for t, one in zip(made, files, strict=True)
         ]
 
+    def enter(self) -> None:
+        """Make the context of the device that of this thread, for FFmpeg."""
+        torch.cuda.set_device(self._device)
+
     def mark(self) -> Any:
         """An event behind the frame that FFmpeg gave last: it works on the default stream of the device."""
         event = torch.cuda.Event()
