@@ -78,21 +78,27 @@ class GpuDecoder:
         return results
 
     def _decoded(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
-        assert self._jpegs is not None
         with self._lock, torch.inference_mode():
             if self._stream is None:
-                tensors, ready = self._jpegs.decode([one.data for one in files]), None
-                made = [None if t is None else upright(t, one.orientation) for t, one in zip(tensors, files, strict=True)]
+                made, ready = self._upright(files), None
             else:
                 with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                    tensors = self._jpegs.decode([one.data for one in files])
-                    made = [None if t is None else upright(t, one.orientation) for t, one in zip(tensors, files, strict=True)]
+                    made = self._upright(files)
                     ready = torch.cuda.Event()
                     ready.record()
         # Another size than the header's would be another picture.
         return [
             GpuPicture(t, ready) if t is not None and tuple(t.shape) == one.shape else None
             for t, one in zip(made, files, strict=True)
+        ]
+
+    def _upright(self, files: Sequence[EncodedPicture]) -> list[Tensor | None]:
+        """Copies in PyTorch's memory, as the library's goes back to it with its picture."""
+        assert self._jpegs is not None
+        tensors = self._jpegs.decode([one.data for one in files])
+        return [
+            None if pixels is None else upright(pixels, one.orientation).clone(memory_format=torch.contiguous_format)
+            for pixels, one in zip(tensors, files, strict=True)
         ]
 
     def enter(self) -> None:
@@ -126,4 +132,5 @@ def upright(pixels: Tensor, orientation: int) -> Tensor:
         return pixels.flip(1)
     if orientation == 4:
         return pixels.flip(0)
-    return torch.rot90(pixels, {3: 2, 6: 3, 7: 2, 8: 1}.get(orientation, 0), (0, 1))
+    turns = {3: 2, 6: 3, 7: 2, 8: 1}.get(orientation, 0)
+    return torch.rot90(pixels, turns, (0, 1)) if turns else pixels
