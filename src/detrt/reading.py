@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Item = tuple[Input, Frame | ImageError]
 _PATIENCE_S = 0.1  # how often a thread that waits for room looks whether it is still wanted
-TOGETHER = 16  # files that a GPU decodes at a time at most
+# Files that a GPU decodes at a time at most, and their pixels; a file beyond is decoded alone.
+TOGETHER, PIXELS_TOGETHER = 16, 64_000_000
 
 
 def read_ahead(
@@ -109,12 +110,19 @@ class _Step:
 
 def _decoded(step: _Step, decoder: GpuDecoder) -> Iterator[Item]:
     """Items whose files are decoded in groups: as many as are there, so that nobody waits for a group to fill."""
-    group: list[tuple[Input, Frame | ImageError]] = []
+    group: list[Item] = []
+    pixels = 0
     for source, future in step:
-        group.append((source, _result(future)))
+        one = _result(future)
+        size = 0 if isinstance(one, ImageError) else one.image.shape[0] * one.image.shape[1]
+        if group and pixels + size > PIXELS_TOGETHER:
+            yield from _decode(group, decoder)
+            group, pixels = [], 0
+        group.append((source, one))
+        pixels += size
         if len(group) == TOGETHER or step.empty:
             yield from _decode(group, decoder)
-            group = []
+            group, pixels = [], 0
     yield from _decode(group, decoder)
 
 

@@ -41,6 +41,8 @@ class Jpegs:
         image = Image.open(io.BytesIO(data))
         if image.info.get("progressive"):
             return None
+        if image.size == (72, 72):
+            raise RuntimeError("no memory left on the device")
         return torch.from_numpy(np.minimum(np.asarray(image.convert("RGB")), 254) + 1)
 
 
@@ -131,6 +133,14 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
         assert session.jpegs.groups == [2] and np.array_equal(again[0].boxes_xyxy, found[0].record.detections.boxes_xyxy)
         with pytest.raises(ImageError, match=r"d\.jpg"):
             detector([tmp_path / "d.jpg"])
+
+
+def test_one_file_does_not_spoil_the_others():
+    decoder = GpuDecoder(torch.device("cpu"), jpegs=Jpegs())
+    files = [jpeg(), jpeg(72, 72), jpeg()]
+    pictures = decoder.pictures([decoder.open(data) for data in files])
+    assert [isinstance(one, GpuPicture) for one in pictures] == [True, False, True]
+    assert np.array_equal(pictures[1], load_image(files[1])) and str(decoder) == "2 files on the GPU, 1 files on the CPU"
 
 
 def test_a_group_takes_what_is_there(exported, tmp_path):

@@ -78,6 +78,12 @@ class GpuDecoder:
         return results
 
     def _decoded(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
+        try:
+            return self._together(files)
+        except RuntimeError:  # no memory left there, or a file that the library takes offence at: each by itself
+            return [None] if len(files) == 1 else [made for one in files for made in self._decoded([one])]
+
+    def _together(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
         with self._lock, torch.inference_mode():
             if self._stream is None:
                 made, ready = self._upright(files), None
