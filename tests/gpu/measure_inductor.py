@@ -8,8 +8,8 @@ our graph); size HEIGHTxWIDTH or "-"; precision fp32, tf32, fp16 or bf16. @NAME 
 for TF32 as well, from the same package.
 
 Every job is a process with one thread, PARALLEL of them at once (default: one a core; each takes 4 to 6 GB of the host), spread over
-the GPUs of the host. When one has compiled and checked its model, the others on its GPU are stopped (SIGSTOP), and for the models of
-transformers, whose time is Python's in part, all others of the host; then it is timed, and the others go on. Each row is written
+the GPUs of the host. When one has compiled its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time
+is Python's in part, all others of the host; then it is tuned, checked and timed, and the others go on. Each row is written
 at once. tables.py makes the document's tables of the rows.
 """
 
@@ -37,6 +37,7 @@ SIZES = {
 PLAIN = [name for name in SIZES if name not in ("dino", "co_dino-swin-l")]  # those that transformers has
 SAMPLING = [name for name in PLAIN if name not in ("detr", "conditional_detr", "dab_detr", "table-transformer", "yolos")]
 SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then
+LONGEST_S = 90
 
 
 def _jobs(kind: str, models: Any, precision: str, *batches: int) -> list[str]:
@@ -58,7 +59,7 @@ LISTS = {
     ],
 }
 # What takes longest first, and what is least missed where time runs out last.
-LISTS["table"] = [job for name in ("batches", "library", "families", "targets", "types", "more", "eager") for job in LISTS[name]]
+LISTS["table"] = [job for name in ("library", "batches", "families", "targets", "types", "more", "eager") for job in LISTS[name]]
 
 
 def main() -> int:
@@ -79,6 +80,10 @@ class Running:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     log: Path
+
+    @property
+    def library(self) -> bool:
+        return not self.job.startswith(("ours", "captured"))
 
     def heard(self) -> Any:
         """What it said, or "ended", or None: nothing yet."""
@@ -101,24 +106,32 @@ class Runner:
         self.work = measured_job.work
         measured_job.preload()  # once, and not in every process
         self.gpus = int(os.environ.get("GPUS", "0")) or measured_job.count_gpus()
-        self.out, self.waiting, self.running, self.count = out, list(jobs), [], 0
+        self.out, self.waiting, self.count = out, list(jobs), 0
+        self.running: list[Running] = []
+        self.ready: list[Running] = []
+        self.timed: dict[Running, float] = {}  # and when they must have answered
         self.started = time.monotonic()
         self.end = self.started + seconds
         self.parallel = int(os.environ.get("PARALLEL", "0")) or os.cpu_count() or 1
 
     def run(self) -> int:
         while (self.waiting or self.running) and time.monotonic() < self.end - 3:
-            while self.waiting and len(self.running) < self.parallel and time.monotonic() < self.end - 30:
+            while self.waiting and len(self.running) < self.parallel and time.monotonic() < self.end - 30 and self.free_gpus():
                 self.start(self.waiting.pop(0))
             for one in list(self.running):
                 said = one.heard()
-                if said is None:
-                    continue
-                rows = self.time(one) if said == "ready" else [(one.job, one.failed())]
-                self.running.remove(one)
-                one.process.kill()
-                for job, row in rows:
-                    self.write(job, row)
+                if said == "ready":
+                    self.ready.append(one)
+                elif said is not None:
+                    self.finish(one, said if isinstance(said, list) else [(one.job, one.failed())])
+                elif one in self.timed and time.monotonic() > self.timed[one]:
+                    self.finish(one, [(one.job, one.failed() | {"error": "no answer in a minute"})])
+            for one in sorted(self.ready, key=lambda one: not one.library):
+                if not any(self.excludes(one, other) for other in self.timed):
+                    self.ready.remove(one)
+                    self.let(one)
+                elif one.library:
+                    break  # others would keep the GPUs from being all free
             time.sleep(0.02)
         for one in self.running:
             one.process.kill()
@@ -126,11 +139,40 @@ class Runner:
             self.write(job, {"error": "no time left"})
         return 0
 
+    def free_gpus(self) -> list[int]:
+        """GPUs on which nothing is timed."""
+        if any(one.library for one in self.timed):
+            return []
+        return [gpu for gpu in range(self.gpus) if gpu not in {one.gpu for one in self.timed}]
+
+    def excludes(self, one: Running, other: Running) -> bool:
+        """Whether one must stand still while the other is timed."""
+        return one.gpu == other.gpu or one.library or other.library
+
+    def let(self, one: Running) -> None:
+        """Stop the others and let one check and time its model."""
+        for other in self.running:
+            if other is not one and self.excludes(one, other):
+                self.signal(other, signal.SIGSTOP)
+        self.timed[one] = time.monotonic() + LONGEST_S
+        one.pipe.send(SETTLE_S)
+
+    def finish(self, one: Running, rows: list[tuple[str, dict]]) -> None:
+        self.running.remove(one)
+        one.process.kill()
+        if self.timed.pop(one, None):
+            for other in self.running:
+                if not any(self.excludes(other, t) for t in self.timed):
+                    self.signal(other, signal.SIGCONT)
+        elif one in self.ready:
+            self.ready.remove(one)
+        for job, row in rows:
+            self.write(job, row)
+
     def start(self, job: str) -> None:
         self.count += 1
         log = Path(f"/tmp/measure-{os.getpid()}-{self.count}.log")
-        busy = [sum(one.gpu == gpu for one in self.running) for gpu in range(self.gpus)]
-        gpu = busy.index(min(busy))
+        gpu = min(self.free_gpus(), key=lambda gpu: sum(one.gpu == gpu for one in self.running))
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         process = context.Process(target=self.work, args=(job, gpu, theirs, log), daemon=True)
@@ -138,26 +180,9 @@ class Runner:
         theirs.close()
         self.running.append(Running(job, gpu, process, ours, log))
 
-    def time(self, one: Running) -> list[tuple[str, dict]]:
-        """Time a job that is ready, while the others are stopped."""
-        library = not one.job.startswith("ours")
-        others = [o for o in self.running if o is not one and (library or o.gpu == one.gpu)]
-        self.signal(others, signal.SIGSTOP)
-        try:
-            time.sleep(SETTLE_S)
-            one.pipe.send("go")
-            if not one.pipe.poll(60):
-                raise TimeoutError("no answer in a minute")
-            return one.pipe.recv()
-        except (EOFError, OSError, TimeoutError) as error:
-            return [(one.job, {**one.failed(), "error": f"{type(error).__name__} {error}"})]
-        finally:
-            self.signal(others, signal.SIGCONT)
-
-    def signal(self, others: list[Running], number: int) -> None:
-        for other in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(other.process.pid, number)
+    def signal(self, one: Running, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.process.pid, number)
 
     def write(self, job: str, row: dict) -> None:
         row = {"job": job, **row}

@@ -59,15 +59,12 @@ def work(job: str, gpu: int, pipe, log: Path) -> None:
     run, want, inputs, row = prepare_job(kind, model, size, precision, int(batch), how[0] if how else "")
     row["build_s"] = round(time.monotonic() - start, 1)
     with alone():
-        checked(run, want, inputs, row)
         pipe.send("ready")
-        pipe.recv()
-        rows = [(job, row | measured(run, inputs, row, profiled=kind == "ours" and precision == "fp16"))]
+        time.sleep(pipe.recv())
+        rows = [(job, row | measured(run, want, inputs, row, profiled=kind == "ours" and precision == "fp16"))]
         if job.startswith("ours|") and (precision, batch) == ("fp32", "1"):
             tensor_float(True)
-            row = row | {"precision": "tf32"}
-            checked(run, want, inputs, row)
-            rows.append((job.replace("|fp32|", "|tf32|"), row | measured(run, inputs, row)))
+            rows.append((job.replace("|fp32|", "|tf32|"), row | measured(run, want, inputs, row) | {"precision": "tf32"}))
         pipe.send(rows)
 
 
@@ -102,10 +99,19 @@ def tensor_float(on):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
 
 
-def checked(run, want, inputs, row):
-    """Run once, which searches for the fastest convolutions and takes gigabytes for a moment; then compare."""
+def measured(run, want, inputs, row, profiled=False):
+    try:
+        return checked(run, want, inputs) | timed(lambda: run(*inputs), row.get("graph", True), profiled)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+
+
+def checked(run, want, inputs):
+    """Run once, which tunes kernels, searches for the fastest convolutions and takes gigabytes for a moment; then compare."""
     import torch
 
+    row = {}
     run(*inputs)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -120,14 +126,7 @@ def checked(run, want, inputs, row):
     run(*inputs)
     torch.cuda.synchronize()
     row["memory_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20)
-
-
-def measured(run, inputs, row, profiled=False):
-    try:
-        return timed(lambda: run(*inputs), row.get("graph", True), profiled)
-    except Exception as error:
-        traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+    return row
 
 
 def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
