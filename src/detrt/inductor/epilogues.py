@@ -52,7 +52,12 @@ def pad_heads(graph: fx.GraphModule) -> int:
             continue
         val, weight = value_of(node), constants.get(node.args[1])
         bias = constants.get(node.args[2]) if len(node.args) > 2 else None
-        if weight is None or weight.shape[0] % 8 == 0 or (len(node.args) > 2 and node.args[2] is not None and bias is None):
+        if (
+            weight is None
+            or weight.ndim != 2
+            or weight.shape[0] % 8 == 0
+            or (len(node.args) > 2 and node.args[2] is not None and bias is None)
+        ):
             continue
         size, more = weight.shape[0], -weight.shape[0] % 8
         args = [node.args[0], constants.add(F.pad(weight, (0, 0, 0, more)), node, node)]
