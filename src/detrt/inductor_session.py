@@ -91,7 +91,7 @@ class InductorSession:
             )
         try:
             results = self._forward(arrays)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # compiled code asserts sizes
             raise SessionError(f"'{self.path.name}' failed: {_short(error)}") from error
         return dict(zip((info.name for info in self.outputs), results, strict=True))
 

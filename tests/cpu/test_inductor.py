@@ -12,20 +12,22 @@ torch = pytest.importorskip("torch")
 
 from detrt.bench_bundles import RunConfig, bench_bundles
 from detrt.bundle import Bundle, read_sidecar
-from detrt.errors import EngineError, ExportError, SessionError
+from detrt.errors import EngineError, ExportError, GateError, SessionError
 from detrt.export.config import ExportConfig
 from detrt.export.contract import exported_spec
 from detrt.export.inputs import example_feeds
 from detrt.inductor.build import check_ready, fixed_spec
-from detrt.inductor.capture import capture
+from detrt.inductor.capture import Captured, capture
+from detrt.inductor.compile import compile_artifact
 from detrt.inductor.config import InductorConfig, package_name
 from detrt.inductor.fusing import fuse_attention
 from detrt.inductor.nodes import MSDA
+from detrt.inductor.package import load_package
 from detrt.inductor.passes import simplify
 from detrt.inductor.program import prepare
 from detrt.inductor.stage import check_packages
 from detrt.inductor.types16 import lower_types, share_of_low
-from detrt.inductor.worker import differences
+from detrt.inductor.worker import _require_batches, differences
 from detrt.inductor_session import InductorSession
 from detrt.onnx_session import OnnxSession
 from detrt.sessions import open_session
@@ -232,6 +234,35 @@ def test_a_package_runs_on_its_own_device_only(bundle):
     path = bundle / Bundle.open(bundle).of_kind("inductor")[0].path
     with pytest.raises(SessionError, match="compiled for cpu"):
         InductorSession(path, device="cuda:0")
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6).reshape(3, 2))
+
+    def forward(self, x):
+        return (torch.relu(x @ self.weight),)
+
+
+def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
+    """The form of GPU packages; the compiler would fix the batch of the examples."""
+    example = torch.arange(6.0).reshape(2, 3)
+    program = torch.export.export(Scaled(), (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4)},))
+    captured = Captured(program.module(check_guards=False), (example,), ("x",), ("y",), {"x": {0: "batch"}}, {"batch": (1, 4)})
+    compile_artifact(captured, tmp_path / "package.pt2", {})
+    run = load_package(tmp_path / "package.pt2")
+    for batch in (1, 2, 4):
+        x = torch.arange(3.0 * batch).reshape(batch, 3) - 2
+        assert torch.equal(run(x)[0], Scaled()(x)[0])
+    want = [Scaled()(example)[0].detach()]
+    _require_batches(run, (example,), want, (1, 4), ("y",), "fp32")
+
+    def static(x):
+        raise AssertionError(f"expected size {len(x)}==2")
+
+    with pytest.raises(GateError, match=r"does not run at batch (1|4) of the range 1 to 4"):
+        _require_batches(static, (example,), want, (1, 4), ("y",), "fp32")
 
 
 def test_bench_measures_a_package_beside_onnx_runtime(bundle):

@@ -64,12 +64,13 @@ def compile_artifact(captured: Captured, path: Path | None, options: dict[str, A
     """Compile, write to `path` where it is given, and return what runs."""
     program = captured.exported()
     weights, order = _weights(program)
+    examples, dynamic = [*weights, *captured.inputs], "from_example_inputs"
+    if captured.ranges:
+        # The sizes of real examples would be fixed, or all symbolic; the graph's own say which is which.
+        examples, dynamic = _symbolic_examples(program.graph_module), "from_graph"
     with _quiet(captured):
         artifact = torch._inductor.standalone_compile(
-            program.graph_module,
-            [*weights, *captured.inputs],
-            dynamic_shapes="from_example_inputs",
-            options={"config_patches": options},
+            program.graph_module, examples, dynamic_shapes=dynamic, options={"config_patches": options}
         )
         if path is not None:
             with tempfile.TemporaryDirectory(prefix="detrt-artifact-") as folder:
@@ -81,6 +82,13 @@ def compile_artifact(captured: Captured, path: Path | None, options: dict[str, A
                     archive.write(saved, ARTIFACT)
                     archive.write(tensors, WEIGHTS)
     return bound(artifact, weights)
+
+
+def _symbolic_examples(graph: torch.fx.GraphModule) -> list[Any]:
+    """What stands for the inputs in a program's graph, and marks on its outputs by which the compiler finds their shapes."""
+    for node in graph.graph.output_node().all_input_nodes:
+        node.meta["example_value"] = node.meta["val"]
+    return [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def _weights(program: torch.export.ExportedProgram) -> tuple[list[Tensor], list[str]]:

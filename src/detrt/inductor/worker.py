@@ -26,7 +26,7 @@ from ..sources import load_source
 from ..spec import ModelSpec
 from .compile import compile_package
 from .config import InductorConfig
-from .package import is_artifact, load_package
+from .package import Run, is_artifact, load_package
 from .program import prepare, tune_for_gpu
 from .types16 import LOW, lower_types, share_of_low
 
@@ -69,9 +69,12 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     progress(0.2, "compiling with PyTorch Inductor; this takes minutes")
     compile_package(captured, package, tune="max" if config.tune == "max" else "", form=config.package_form)
     progress(0.95, "comparing with PyTorch")
-    got = [t.float().cpu() for t in load_package(package, config.device)(*captured.inputs)]
-    errors = differences(captured.outputs, want, got, TOLERANCE.get(precision, PLACES))
+    run, limit = load_package(package, config.device), TOLERANCE.get(precision, PLACES)
+    got = [t.float().cpu() for t in run(*captured.inputs)]
+    errors = differences(captured.outputs, want, got, limit)
     _require_equal(errors, precision)
+    if spec.text is None:
+        _require_batches(run, captured.inputs, want, batches, captured.outputs, precision)
     inputs, outputs = contract(spec)
     low, high = batches
     fixed = {"batch": low} if low == high else {}
@@ -126,6 +129,25 @@ def _require_equal(errors: dict[str, float], precision: str) -> None:
                 f"the compiled model differs from PyTorch by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
                 "written. Try another version of torch, or use --target onnx"
             )
+
+
+def _require_batches(
+    run: Run, inputs: Sequence[Tensor], want: Sequence[Tensor], batches: tuple[int, int], names: Sequence[str], precision: str
+) -> None:
+    """Batches of a range other than the traced one give, picture by picture, what the traced one gives."""
+    traced = len(inputs[0])
+    for count in {*batches} - {traced}:
+        rows = torch.arange(count) % traced
+        try:
+            got = [t.float().cpu() for t in run(*(t[rows.to(t.device)].contiguous() for t in inputs))]
+        except Exception as error:  # what compiled code raises shares no base class
+            text = " ".join(str(error).split())[:200]
+            raise GateError(
+                f"the compiled model does not run at batch {count} of the range {batches[0]} to {batches[1]}: {text}; no file was "
+                "written. Build one batch alone with --batch NUMBER"
+            ) from None
+        expected = [t[rows] for t in want]
+        _require_equal(differences(names, expected, got, TOLERANCE.get(precision, PLACES)), precision)
 
 
 def _profile(shape: tuple[int | str, ...], low: dict[str, int], high: dict[str, int]) -> dict[str, list[int]]:
