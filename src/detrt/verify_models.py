@@ -207,7 +207,7 @@ def precision_of(side: Side) -> str:
     facts = getattr(side.session, "facts", None)
     if facts is not None:
         present = set(str(facts.precision).lower().replace("float8", "fp8").split("+"))
-        if low := next((kind for kind in ("fp8", "int8", "bf16", "fp16") if kind in present), ""):
+        if low := next((kind for kind in ("fp8", "int8", "bf16", "fp16", "tf32") if kind in present), ""):
             return low
         return "tf32" if facts.options.get("tf32") else "fp32"
     recorded = side.options.get("precision")
