@@ -57,7 +57,7 @@ def device_events(step: Callable[[], object], warmup: int, repeats: int) -> list
     for _ in range(max(warmup, 1)):
         step()
     torch.cuda.synchronize()
-    with quiet(), profile(activities=[ProfilerActivity.CUDA]) as found:
+    with quiet(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         for _ in range(repeats):
             step()
         torch.cuda.synchronize()
