@@ -25,6 +25,7 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "cuda-python": ("cuda.bindings", "gpu", "run engines"),
     "tokenizers": ("tokenizers", "text", "models that take a prompt"),
     "av": ("av", "video", "read and write videos"),
+    "nvidia-nvimgcodec-cu13": ("nvidia.nvimgcodec", "decode", "--decode gpu: JPEG files"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
     "matplotlib": ("matplotlib", "bench", "plots of detrt bench"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),
@@ -138,6 +139,7 @@ def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
         ("build TensorRT-RTX engines", (rtx,), "", "SM 80, 86, 89, 120, 121 (75 not in FP32); no GPU needed"),
         ("run TensorRT-RTX engines", (rtx, "cuda-python"), missing_gpu, gpu),
         ("build and run TensorRT engines", ("tensorrt", "cuda-python"), missing_gpu, gpu),
+        ("decode JPEG files and videos on the GPU", ("nvidia-nvimgcodec-cu13", "av"), missing_gpu, gpu),
     ):
         lacking = " and ".join(part for part in (needs(*packages), extra_need) if part)
         rows.append(Target(name, not lacking, works if not lacking else f"needs {lacking}"))
