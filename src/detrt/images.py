@@ -218,7 +218,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA").convert("RGB")  # P to RGB directly warns and may shift a colour
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:

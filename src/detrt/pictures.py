@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Colours:
     blue_u: int
 
     @classmethod
+    @lru_cache(64)
     def of(cls, matrix: int, full_range: bool) -> Colours:
         """matrix: number of H.273, as in the stream. full_range: levels 0..255, not 16..235."""
         red, blue = _WEIGHTS.get(matrix, _BT601)

@@ -42,7 +42,8 @@ def read_ahead(
     with ThreadPoolExecutor(threads, "detrt-decode") as pool:
         steps = [_Step("detrt-read", max(1, ahead)), _Step("detrt-gpu-decode", TOGETHER)][: 1 if decoder is None else 2]
         try:
-            read = ((source, pool.submit(work)) for source, work in _jobs(inputs, every, planar, decoder))
+            jobs = _jobs(inputs, every, planar, decoder)
+            read = ((source, work if isinstance(work, Frame) else pool.submit(work)) for source, work in jobs)
             steps[0].start(read)
             if decoder is None:
                 for source, future in steps[0]:
@@ -135,16 +136,16 @@ def _decode(group: list[Item], decoder: GpuDecoder) -> Iterator[Item]:
             yield source, Frame(one.index, one.time_s, picture)
 
 
-def _result(future: Future[Frame]) -> Frame | ImageError:
+def _result(future: Frame | Future[Frame]) -> Frame | ImageError:
     try:
-        return future.result()
+        return future if isinstance(future, Frame) else future.result()
     except ImageError as error:
         return error
 
 
 def _jobs(
     inputs: Sequence[Input], every: int, planar: bool, decoder: GpuDecoder | None
-) -> Iterator[tuple[Input, Callable[[], Frame]]]:
+) -> Iterator[tuple[Input, Frame | Callable[[], Frame]]]:
     for source in inputs:
         if source.kind != "video":
             yield source, lambda source=source: Frame(0, 0.0, _opened(source, decoder))

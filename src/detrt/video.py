@@ -62,13 +62,13 @@ def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
         ValueError: every is below 1.
     """
     for frame in raw_frames(path, every=every):
-        yield frame()
+        yield frame if isinstance(frame, Frame) else frame()
 
 
 def raw_frames(
     path: str | os.PathLike, *, every: int = 1, planar: bool = False, gpu: VideoGpu | None = None
-) -> Iterator[Callable[[], Frame]]:
-    """As `read_frames`; a call makes the picture, also in another thread, while the next ones are decoded.
+) -> Iterator[Frame | Callable[[], Frame]]:
+    """As `read_frames`, or what makes the frame, also in another thread, while the next ones are decoded.
 
     planar: leave frames in 4:2:0 where their RGB can be made elsewhere in the same arithmetic. gpu: decode there what it
     can decode; such frames are planar and lie in its memory.
@@ -90,9 +90,10 @@ def raw_frames(
             if index % every:
                 continue
             time_s = float(frame.time) if frame.time is not None else float(index / rate)
-            ready = gpu.mark() if on_gpu and gpu is not None else None
-            make = _planar if on_gpu or (planar and _is_planar(frame)) else _upright
-            yield lambda index=index, time_s=time_s, frame=frame, make=make, ready=ready: Frame(index, time_s, make(frame, ready))
+            if on_gpu or (planar and _is_planar(frame)):
+                yield Frame(index, time_s, _planar(frame, gpu.mark() if on_gpu and gpu is not None else None))
+            else:
+                yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _upright(frame))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
 
@@ -248,7 +249,7 @@ def _turns(frame: Any) -> int:
     return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
-def _upright(frame: Any, ready: Any = None, turns: int | None = None) -> NDArray[np.uint8]:
+def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
     av = _import_av("reading videos")
     if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()

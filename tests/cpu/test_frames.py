@@ -82,7 +82,7 @@ def clip(tmp_path_factory):
 
 def test_frames_of_a_video_stay_planar(clip):
     whole = [f.image for f in read_frames(clip)]
-    left = [make().image for make in raw_frames(clip, planar=True)]
+    left = [one.image for one in raw_frames(clip, planar=True)]
     assert len(left) == len(whole) == 5 and all(isinstance(one, YuvPicture) for one in left)
     for one, want in zip(left, whole, strict=True):
         assert one.shape == want.shape

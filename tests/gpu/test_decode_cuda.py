@@ -15,7 +15,7 @@ from detrt.images import Input, load_image
 from detrt.onnx_session import OnnxSession
 from detrt.pictures import YuvPicture
 from detrt.scenes import draw_scene
-from detrt.video import raw_frames, read_frames, video_writer
+from detrt.video import Frame, raw_frames, read_frames, video_writer
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -82,7 +82,7 @@ def clip(tmp_path_factory: Any) -> Any:
 
 
 def on_gpu(clip: Any, decoder: Any) -> list[Any]:
-    frames = [make() for make in raw_frames(clip, planar=True, gpu=decoder)]
+    frames = [f if isinstance(f, Frame) else f() for f in raw_frames(clip, planar=True, gpu=decoder)]
     if not (isinstance(frames[0].image, YuvPicture) and frames[0].image.on_gpu):
         pytest.skip("this machine has no video decoder: libnvcuvid.so.1, or the codec of the clip")
     return frames
