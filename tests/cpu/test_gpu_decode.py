@@ -16,7 +16,7 @@ from test_on_device import OnDevice
 
 from detrt.detect import Bad, detect_inputs
 from detrt.detector import Detector
-from detrt.errors import ImageError, MissingPackageError, SessionError
+from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
 from detrt.images import Input, load_encoded, load_image
 from detrt.on_device.decoding import GpuDecoder, upright
 from detrt.on_device.made import GpuPicture
@@ -157,8 +157,14 @@ def test_a_group_takes_what_is_there(exported, tmp_path):
     assert max(session.jpegs.groups) <= 16
 
 
-def test_where_it_is_refused(exported, monkeypatch):
+def test_where_it_is_refused(exported, tmp_path, capsys):
+    from detrt.cli import main
+
     path = exported("detr").path
+    (tmp_path / "a.jpg").write_bytes(jpeg())
+    for choice, words in (("gpu", "onnxruntime-cpu"), ("nvjpeg", "cpu or gpu; got 'nvjpeg'")):
+        assert main(["detect", str(path), str(tmp_path / "a.jpg"), "--decode", choice]) == 2
+        assert words in capsys.readouterr().err
     with OnnxSession(path) as session:
         with pytest.raises(SessionError, match=r"--decode gpu.*onnxruntime-cpu"):
             Detector(session, decode="gpu")
@@ -166,6 +172,16 @@ def test_where_it_is_refused(exported, monkeypatch):
             Detector(session, decode="cuda")
     with Detector(OnDevice(path), decode="gpu") as detector, pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
         detector([jpeg()])
+
+
+def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
+    from detrt.evaluate_state import read_state
+
+    state = tmp_path / "state.jsonl"
+    state.write_text('{"detrt_eval": 1, "batch": 4}\n')  # as it was before there was a choice
+    assert read_state(state, {"detrt_eval": 1, "batch": 4, "decode": "cpu"}) == {}
+    with pytest.raises(OutputError, match="decode 'cpu', now 'gpu'"):
+        read_state(state, {"detrt_eval": 1, "batch": 4, "decode": "gpu"})
 
 
 def test_a_server_decodes_there(exported, monkeypatch):
