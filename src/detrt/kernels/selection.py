@@ -14,7 +14,7 @@ from .ops import see_through, triton_available
 
 OP = "detrt::top_k"
 # Comparisons that are done sooner than PyTorch's kernels, on an H200 (docs/kernel.md).
-MOST_COMPARISONS, MOST_PARTS = 300_000_000, 16
+MOST_COMPARISONS, MOST_PARTS = 150_000_000, 16
 _LIBRARY = torch.library.Library("detrt", "FRAGMENT")
 _LIBRARY.define("top_k(Tensor scores, int k) -> (Tensor, Tensor)")
 
