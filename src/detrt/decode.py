@@ -74,7 +74,7 @@ def decode(
     if max_detections is not None and max_detections < 1:
         raise ValueError(f"max_detections must be at least 1; got {max_detections}")
     if isinstance(outputs, Candidates):
-        rows = _read_candidates(outputs, spec, original_sizes_hw)
+        rows = _read_candidates(outputs, spec, original_sizes_hw, threshold)
     else:
         read = _read_decoded if spec.decode.in_graph else _read_raw
         rows = read(outputs, spec, original_sizes_hw, threshold)
@@ -123,13 +123,16 @@ def count_candidates(spec: ModelSpec) -> int:
     return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
 
 
-def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]]) -> list[Row]:
+def _read_candidates(
+    found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
+) -> list[Row]:
     if found.overflow:
         raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
     rows = []
     for image_scores, flat, boxes, size in zip(scores, found.flat, found.boxes, sizes_hw, strict=True):
-        order = np.lexsort((flat, -image_scores))
+        above = np.flatnonzero(image_scores > np.float32(threshold))  # before sorting, as for raw outputs
+        order = above[np.lexsort((flat[above], -image_scores[above]))]
         rows.append((_pixels(boxes[order], size), image_scores[order], flat[order] % spec.decode.num_classes))
     return rows
 

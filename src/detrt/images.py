@@ -229,18 +229,22 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _from_array(array: NDArray) -> NDArray[np.uint8]:
-    form = f"{array.dtype} {array.shape}"
+    given = array
     if array.dtype != np.uint8:
-        raise ImageError(f"an image array must be uint8 with values 0..255; got {form}")
+        raise ImageError(f"an image array must be uint8 with values 0..255; got {_form(given)}")
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
-        raise ImageError(f"an image array must have shape (H, W), (H, W, 3) or (H, W, 4); got {form}")
+        raise ImageError(f"an image array must have shape (H, W), (H, W, 3) or (H, W, 4); got {_form(given)}")
     if 0 in array.shape:
-        raise ImageError(f"an image array must have pixels; got {form}")
+        raise ImageError(f"an image array must have pixels; got {_form(given)}")
     if array.shape[2] == 1:
         array = np.repeat(array, 3, axis=2)
     return np.ascontiguousarray(array[..., :3])
+
+
+def _form(array: NDArray) -> str:
+    return f"{array.dtype} {array.shape}"
 
 
 def expand_inputs(names: Sequence[str | os.PathLike]) -> list[Input]:

@@ -37,7 +37,7 @@ for given in (
     want = preprocess(images, Spec(given))  # type: ignore[arg-type]
     plan = layout(images, want.resized_sizes_hw, given.resample)
     block = np.empty(plan.size, np.uint8)
-    plan.write(block)
+    plan.write(block, images)
     pixels = torch.full(want.feeds["pixel_values"].shape, 9, dtype=getattr(torch, given.dtype))
     mask = torch.full((2, *pixels.shape[2:]), 9) if given.mask else None
     fill_pictures(torch.from_numpy(block), 2, pixels, mask, given, kernel=True)

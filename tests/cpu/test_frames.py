@@ -57,12 +57,11 @@ def test_arrays_and_frames_share_a_batch():
     images = [RNG.integers(0, 256, (41, 33, 3), np.uint8), *frames, frames[0]]
     given = InputSpec("stretch", 40, 56)
     plan = layout(images, [(40, 56)] * 4, given.resample)
-    assert len(plan.made) == 2 and len(plan.sources) == 1 + 2 * 3 and plan.size < plan.room
+    assert [len(source.planes) for source in plan.sources] == [0, 3, 3] and plan.head < plan.size < plan.room
     block = np.empty(plan.room, np.uint8)
-    plan.write(block)
+    plan.write(block, images)
     device = torch.from_numpy(block)
-    for one in plan.made:
-        make(device, one)
+    make(device, plan, images)
     pixels = torch.empty((4, 3, 40, 56), dtype=torch.uint8)
     fill_pictures(device, 4, pixels, None, given)
     for got, image in zip(pixels.numpy(), images, strict=True):

@@ -72,7 +72,7 @@ def test_pictures_are_those_of_preprocess(name, tiny):
     plan = layout([*images, images[-1]], [*want.resized_sizes_hw, want.resized_sizes_hw[-1]], given.resample)
     assert len(plan.sources) == 3, "a picture that fills a batch up is not uploaded again"
     block = np.empty(plan.size, np.uint8)
-    plan.write(block)
+    plan.write(block, [*images, images[-1]])
     pixels = torch.full((4, *want.feeds[PIXEL_VALUES].shape[1:]), 9, dtype=getattr(torch, given.dtype))
     mask = torch.full((4, *pixels.shape[2:]), 9) if given.mask else None
     fill_pictures(torch.from_numpy(block), 4, pixels, mask, given)
@@ -86,9 +86,9 @@ def test_large_pictures_are_packed_by_several_threads():
     images = [picture(700, 900), picture(10, 10), picture(400, 1200)]
     plan = layout(images, [(20, 30)] * 3, "bilinear")
     alone, shared = np.zeros(plan.size, np.uint8), np.zeros(plan.size, np.uint8)
-    plan.write(alone)
+    plan.write(alone, images)
     with ThreadPoolExecutor(3) as pool:
-        plan.write(shared, pool)
+        plan.write(shared, images, pool)
     assert np.array_equal(alone, shared) and max(image.size for image in images) > PIECE
 
 

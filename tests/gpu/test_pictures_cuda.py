@@ -57,7 +57,7 @@ def test_pixels_equal_pillows(given: InputSpec) -> None:
         want = preprocess(images, Spec(given))  # type: ignore[arg-type]
         plan = layout(images, want.resized_sizes_hw, given.resample)
         block = np.empty(plan.size, np.uint8)
-        plan.write(block)
+        plan.write(block, images)
         pixels = torch.full(want.feeds[PIXEL_VALUES].shape, 9, dtype=getattr(torch, given.dtype), device="cuda")
         mask = torch.full((3, *pixels.shape[2:]), 9, device="cuda") if given.mask else None
         fill_pictures(torch.from_numpy(block).cuda(), 3, pixels, mask, given)

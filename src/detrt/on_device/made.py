@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.frames import fill_rgb
 from ..pictures import Picture, YuvPicture
-from .staging import Made
+from .staging import Image, Layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,26 +35,37 @@ class GpuPicture(Picture):
         return np.ascontiguousarray(self.pixels.cpu().numpy())
 
 
-def make(block: Tensor, made: Made) -> None:
-    """Write the RGB of a picture into its place of the block, on the current stream."""
-    picture = made.picture
-    height, width, _ = picture.shape
-    rgb = block[made.place : made.place + height * width * 3]
-    if isinstance(picture, GpuPicture):
-        _wait(picture.ready, picture.pixels)
-        rgb.view(height, width, 3).copy_(picture.pixels)
-        return
-    assert isinstance(picture, YuvPicture)
-    if picture.on_gpu:
-        # The capsules themselves: PyAV knows no stream that it could wait for.
-        y, both = (torch.from_dlpack(plane.__dlpack__()) for plane in picture.planes)
-        _wait(picture.ready, None)
-        u, v = both[..., 0], both[..., 1]
-    else:
-        y, u, v = (
-            block[place : place + plane.size].view(plane.shape) for place, plane in zip(made.planes, picture.planes, strict=True)
-        )
-    fill_rgb(rgb, y, u, v, picture.colours, picture.turns)
+def bring(block: Tensor, plan: Layout, images: Sequence[Image]) -> list[Picture]:
+    """Copy what lies on the device already into its place, on the current stream; the pictures that must stay until then."""
+    kept: list[Picture] = []
+    for source in plan.sources:
+        image = images[source.index]
+        if isinstance(image, GpuPicture):
+            _wait(image.ready, image.pixels)
+            height, width, _ = image.shape
+            block[source.rgb : source.rgb + height * width * 3].view(height, width, 3).copy_(image.pixels)
+        elif isinstance(image, YuvPicture) and image.on_gpu:
+            _wait(image.ready, None)
+            for (place, shape), plane in zip(source.planes, image.planes, strict=True):
+                # The capsule itself: PyAV knows no stream that it could wait for.
+                given = torch.from_dlpack(plane.__dlpack__())
+                block[place : place + given.numel()].view(shape).copy_(given)
+        else:
+            continue
+        kept.append(image)
+    return kept
+
+
+def make(block: Tensor, plan: Layout, images: Sequence[Image]) -> None:
+    """Make RGB of frames, on the current stream, from their planes in the block."""
+    for source in plan.sources:
+        image = images[source.index]
+        if not isinstance(image, YuvPicture):
+            continue
+        planes = [block[place : place + int(np.prod(shape))].view(shape) for place, shape in source.planes]
+        y, u, v = planes if len(planes) == 3 else (planes[0], planes[1][..., 0], planes[1][..., 1])
+        rgb = block[source.rgb : source.rgb + image.height * image.width * 3]
+        fill_rgb(rgb, y, u, v, image.colours, image.turns)
 
 
 def _wait(ready: Any, pixels: Tensor | None) -> None:

@@ -25,9 +25,10 @@ from ..preprocess import SizeHW, plan_sizes
 from ..session import Feeds, Outputs, TensorInfo
 from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
 from .decoding import GpuDecoder
-from .made import make
+from .fixed import Fixed, FixedLayouts, recordable
+from .made import bring, make
 from .select import can_select, select, unpacked
-from .staging import layout
+from .staging import Image, Layout, Layouts
 
 # Input shapes whose memory and graphs are kept; batches on their way at once.
 SLOTS = 8
@@ -77,6 +78,7 @@ class PictureRunner:
         self._stream = stream if stream is not None or not self._cuda else torch.cuda.Stream(device)
         self._slots: dict[tuple[int, SizeHW], _Slot] = {}
         self._hosts: list[_Host] = [_Host(self._cuda) for _ in range(DEPTH)]
+        self._layouts, self._fixed = Layouts(spec.input.resample), FixedLayouts()
         self._block = torch.empty(0, dtype=torch.uint8, device=device)
         self._pool = ThreadPoolExecutor(COPIERS, "detrt-copy")
         self._turn = 0
@@ -100,35 +102,46 @@ class PictureRunner:
         filled = [*images, *[images[-1]] * ((batch or 0) - len(images))] if len(images) else []
         sizes = [_size(index, image) for index, image in enumerate(filled)]
         _, resized, canvas = plan_sizes(sizes, self.spec.input, size_hw)
-        plan_of = layout(filled, resized, self.spec.input.resample)
+        plan, times = self._layouts.get(filled, resized)
         host = self._hosts[self._turn]
         self._turn = (self._turn + 1) % DEPTH
-        with self._on_stream():
+        with torch.inference_mode(), self._on_stream():
             slot = self._slot(len(filled), canvas)
-            plan_of.write(host.block(plan_of.size), self._pool)
-            if self._block.numel() < plan_of.room:
-                self._block = torch.empty(plan_of.room * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
-            self._block[: plan_of.size].copy_(host.bytes[: plan_of.size], non_blocking=True)
-            for one in plan_of.made:
-                make(self._block, one)
-            slot.fill(self._block, plan_of.rows, self.spec)
+            fixed = self._fixed.get(plan, times, slot, lambda: self._record(plan, filled, slot)) if recordable(filled) else None
+            block, start = (self._room(plan), 0) if fixed is None else (fixed.block, plan.head)
+            plan.write(host.block(plan.size), filled, self._pool, start=start)
+            if start < plan.size:
+                block[start : plan.size].copy_(host.bytes[start : plan.size], non_blocking=True)
+            kept = bring(block, plan, filled)
+            if fixed is not None:
+                fixed.fill()
+            else:
+                make(block, plan, filled)
+                slot.fill(block, plan.rows, self.spec)
             slot.tell(text)
             slot.run()
-            way = host.take(slot.results, [one.picture for one in plan_of.made])
+            way = host.take(slot.results, kept)
         return Pending(way, len(images), None if slot.selects else self._outputs)
+
+    def _room(self, plan: Layout) -> Tensor:
+        """The block that all layouts share."""
+        if self._block.numel() < plan.room:
+            self._block = torch.empty(plan.room * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
+        return self._block
+
+    def _record(self, plan: Layout, images: Sequence[Image], slot: _Slot) -> Fixed:
+        def fill(block: Tensor) -> None:
+            make(block, plan, images)
+            slot.fill(block, plan.rows, self.spec)
+
+        return Fixed(plan, self.device, fill, self._stream if self._cuda else None)
 
     def decoder(self) -> GpuDecoder:
         """What decodes on this device."""
         return GpuDecoder(self.device, usable_cores())
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
-        if not self._cuda:
-            return torch.inference_mode()
-        stack = contextlib.ExitStack()
-        stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.cuda.device(self.device))
-        stack.enter_context(torch.cuda.stream(self._stream))
-        return stack
+        return torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext()  # the device with it
 
     def _slot(self, count: int, canvas: SizeHW) -> _Slot:
         key = count, canvas
