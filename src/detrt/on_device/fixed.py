@@ -1,0 +1,69 @@
+"""What is done to the pictures of one layout on the device, recorded: one call instead of many, and tables that stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .capture import captured
+from .staging import Image, Layout
+
+
+class Fixed:
+    """A block of its own for one layout, and a CUDA graph of `fill` on it, which may wait for nothing.
+
+    fill(block): makes the inputs of the model from the block. stream: to record on; None: the device is no GPU, and nothing
+    is recorded.
+    """
+
+    def __init__(self, plan: Layout, device: torch.device, fill: Callable[[Tensor], None], stream: Any) -> None:
+        self.block = torch.zeros(plan.room, dtype=torch.uint8, device=device)
+        head = np.zeros(plan.head, np.uint8)
+        plan.write_head(head)
+        self.block[: plan.head].copy_(torch.from_numpy(head))
+
+        def step() -> list[Tensor]:
+            fill(self.block)
+            return []
+
+        self.fill: Callable[[], Any] = step
+        if stream is not None:
+            graph, _ = captured(step, stream, trim=False)
+            self.fill = graph.replay
+
+
+class FixedLayouts:
+    """Recordings of the layouts that come again and again: made at the `at`-th time of one, `most` of them at once.
+
+    why: what went wrong with one, after which none is made.
+    """
+
+    def __init__(self, at: int = 3, most: int = 4) -> None:
+        self._at, self._most = at, most
+        self._kept: dict[int, tuple[Layout, object, Fixed]] = {}
+        self.why = ""
+
+    def get(self, plan: Layout, times: int, owner: object, make: Callable[[], Fixed]) -> Fixed | None:
+        """The recording of a layout that was asked for so many `times`, or None. owner: of what it writes to."""
+        if times < self._at or self.why:
+            return None
+        found = self._kept.pop(id(plan), None)
+        if found is None or found[1] is not owner:
+            try:
+                found = plan, owner, make()
+            except RuntimeError as error:  # of CUDA: no memory left, or a step that cannot be recorded
+                self.why = str(error)
+                return None
+            if len(self._kept) >= self._most:
+                self._kept.pop(next(iter(self._kept)))
+        self._kept[id(plan)] = found
+        return found[2]
+
+
+def recordable(images: Sequence[Image]) -> bool:
+    """Whether it pays: not for very large pictures, whose blocks would be kept."""
+    return sum(image.shape[0] * image.shape[1] for image in images) <= 1 << 25
