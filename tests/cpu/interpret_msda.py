@@ -48,7 +48,34 @@ def main() -> None:
         assert relative(again, portable.reference(value.double(), shapes, locations.double(), weights.double(), POINTS)) < allowed
         assert attend(value, shapes * 2, None, locations, weights, POINTS, tile=tile).isnan().all()
         count += 2
-    print(count + inside_windows(), "cases")
+    print(count + many_queries() + inside_windows(), "cases")
+
+
+def many_queries() -> int:
+    """The kernel for many queries: 1, 2 and 4 points at a time, levels of one row, one column and one cell, odd points."""
+    generator = torch.Generator().manual_seed(2)
+    levels, points = ((6, 9), (1, 4), (3, 1), (1, 1)), [3, 4, 1, 2]
+    shapes, tokens = torch.tensor(levels), sum(h * w for h, w in levels)
+    cases = ((torch.float16, 32, 2, 2), (torch.bfloat16, 16, 4, 4), (torch.float32, 8, 1, 1))
+    for dtype, dim, beside, at_once in cases:
+        allowed = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-6}[dtype]
+        tile = Tile(8, at_once, 1, beside=beside)
+        value = torch.randn(2, tokens, 4, dim, generator=generator).to(dtype)
+        locations = 0.5 + 1.6 * (torch.rand(2, 7, 4, 10, 2, generator=generator) - 0.5)
+        locations[0, 0, 0, 0, 0], locations[0, 1, 0, 1, 1] = -1e30, float("inf")
+        weights = torch.rand(2, 7, 4, 10, generator=generator)
+        expected = portable.reference(value.double(), shapes, locations.double(), weights.double(), points)
+        for given in (locations, torch.cat([torch.zeros(1), locations.flatten()])[1:].view(locations.shape)):
+            assert relative(attend(value, shapes, None, given, weights, points, tile=tile), expected) < allowed, (dtype, tile)
+        assert attend(value, shapes + 1, None, locations, weights, points, tile=tile).isnan().all()
+        for sides, own in ((2, 4), (4, 1)):
+            references = torch.rand(1, 7, own, sides, generator=generator)
+            offsets = (2 * torch.randn(2, 7, 4, 10, 2, generator=generator)).to(dtype)
+            logits = (3 * torch.randn(2, 7, 4, 10, generator=generator)).to(dtype)
+            args = (shapes, references.double(), offsets.double(), logits.double(), points)
+            found = attend(value, shapes, references, offsets, logits, points, tile=tile)
+            assert relative(found, ms_deform_attn_fused(value.double(), *args)) < allowed, (dtype, tile, sides)
+    return 2 * len(cases)
 
 
 def inside_windows() -> int:

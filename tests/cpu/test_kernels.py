@@ -229,6 +229,9 @@ def test_tiles_follow_the_work():
     assert choose(22223 * 8, 16, 32, fused=False) == Tile(4, 2, 1)
     assert choose(22223 * 8, 16, 32, fused=True) == Tile(2, 0, 1, heads_first=True)
     assert choose(73656 * 8, 20, 32, fused=True) == Tile(8, 2, 1)  # five levels: 12 of 32 places would be empty
+    assert choose(22223 * 8, 16, 32, fused=True, heads=8) == Tile(16, 4, 4, beside=2)
+    assert choose(22223 * 6, 16, 16, fused=False, heads=6) == Tile(32, 4, 4, beside=2)  # four heads do not divide six
+    assert choose(300 * 8, 12, 32, fused=True, heads=8) == Tile(1, 0, 1)
     for sums, points, dim, fused in itertools.product((1, 10**4, 10**7), (1, 16, 4095), (1, 14, 64, 256), (False, True)):
         tile = choose(sums, points, dim, fused=fused)
         assert tile.queries & (tile.queries - 1) == 0 < tile.queries
@@ -254,4 +257,4 @@ def test_kernel_in_the_interpreter():
         [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["14", "cases"], done.stdout
+    assert done.stdout.split() == ["20", "cases"], done.stdout

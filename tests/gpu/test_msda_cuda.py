@@ -114,6 +114,30 @@ def test_every_tile_gives_the_same(tile: Tile) -> None:
         assert relative(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", ["encoder", "d-fine", "head 64", "rf-detr", "one cell"])
+def test_kernel_for_many_queries(name: str, kind: str) -> None:
+    """Forced for few, too: every type, heads side by side, odd points, references, places that are not numbers."""
+    from detrt.kernels.launch import attend
+
+    dtype, allowed = TYPES[kind]
+    value, shapes, locations, weights, points = tensors(name, dtype, spread=2.0)
+    for row, bad in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, -1e30)):
+        locations[0, row, :, 0, 0] = locations[0, row, :, 1, 1] = bad
+    beside = 1 if value.shape[3] == 64 else 2
+    expected = ms_deform_attn(value.double(), shapes, locations.double(), weights.double(), points)
+    for tile in (Tile(16, 4, 4, beside=beside), Tile(8, 2, 1, beside=beside)):
+        found = attend(*on_gpu(value, shapes), None, *on_gpu(locations, weights, points), tile=tile)
+        assert relative(found, expected) < allowed
+        assert attend(*on_gpu(value, shapes * 2), None, *on_gpu(locations, weights, points), tile=tile).isnan().all()
+    offsets, logits = (2 * torch.randn(locations.shape)).to(dtype), torch.randn(weights.shape).to(dtype)
+    references = torch.rand(1, locations.shape[1], 1, 4)
+    args = (value, shapes, references, offsets, logits, points)
+    doubled = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+    found = attend(*on_gpu(*args), tile=Tile(16, 4, 4, beside=beside))
+    assert relative(found, ms_deform_attn_fused(*doubled)) < allowed
+
+
 def test_every_element_is_written_and_nothing_else() -> None:
     value, shapes, locations, weights, points = on_gpu(*tensors("head 5", torch.float32))
     torch.cuda.empty_cache()

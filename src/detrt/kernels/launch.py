@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .tiles import Tile, choose, power_of_two
 from .triton_msda import msda_kernel
+from .triton_msda_many import msda_many_kernel
 
 SUPPORTED = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_INDEX = 2**31 - 1
@@ -55,11 +56,26 @@ def attend(
     steps = (0, 0, 0)
     if reference_points is not None:
         steps = tuple(0 if _is(references.shape[axis], 1) else references.stride(axis) for axis in range(3))
-    tile = tile or choose(_hint(batch) * _hint(queries) * heads, points, dim, fused=reference_points is not None)
+    if tile is None:
+        many = not discrete and value.element_size() == 2
+        sums = _hint(batch) * _hint(queries) * heads
+        tile = choose(sums, points, dim, fused=reference_points is not None, heads=heads if many else 0)
     furthest = (tokens * value.stride(1), queries * places.stride(1), queries * weights.stride(1), queries * steps[1])
     blocks = (queries + tile.queries - 1) // tile.queries
-    kernel = torch.library.wrap_triton(msda_kernel) if _traced(value) else msda_kernel
-    kernel[(blocks * batch * heads,)](
+    kernel = msda_many_kernel if tile.beside else msda_kernel
+    if _traced(value):
+        kernel = torch.library.wrap_triton(kernel)
+    if tile.beside:
+        special = {"BESIDE": tile.beside, "BLOCK_P": tile.points}
+    else:
+        special = {
+            "BLOCK_D": power_of_two(dim),
+            "DISCRETE": discrete,
+            "AT_ONCE": tile.points == 0,
+            "HEADS_FIRST": tile.heads_first,
+            "BLOCK_P": max(tile.points, 1),
+        }
+    kernel[(blocks * batch * (heads // max(tile.beside, 1)),)](
         value,
         shapes,
         references,
@@ -79,20 +95,16 @@ def attend(
         HEADS=heads,
         VALUE_T=value.stride(1),
         D=dim,
-        BLOCK_D=power_of_two(dim),
         LEVELS=len(points_per_level),
         POINTS=points,
         BOUNDS=_bounds(points_per_level),
         BLOCK_ALL=power_of_two(points),
         REFERENCE=0 if reference_points is None else references.shape[-1],
         SOFTMAX=reference_points is not None,
-        DISCRETE=discrete,
         PAIRS=all(_even(n) for n in (places.storage_offset(), places.stride(0), places.stride(1))),
         WIDE=not all(_below(n) for n in furthest),
-        AT_ONCE=tile.points == 0,
-        HEADS_FIRST=tile.heads_first,
         BLOCK_Q=tile.queries,
-        BLOCK_P=max(tile.points, 1),
+        **special,
         num_warps=tile.warps,
         num_stages=1,
     )
