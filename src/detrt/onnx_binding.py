@@ -128,6 +128,11 @@ class Binding:
         arrays = kept.binding.copy_outputs_to_cpu()
         return dict(zip((info.name for info in self._outputs), arrays, strict=True))
 
+    def wait(self) -> None:
+        """Until the device has finished."""
+        for kept in self._kept.values():
+            kept.binding.synchronize_outputs()
+
     def _first(self, feeds: Mapping[str, np.ndarray]) -> _Kept:
         values = {n: self._ort.OrtValue.ortvalue_from_numpy(array, self._device, self._index) for n, array in feeds.items()}
         binding = self._bound(self._session, values, None)

@@ -89,7 +89,7 @@ class OnnxSession:
         options = _options(onnxruntime, _threads(threads))
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
         session = self._open(source, options, providers)
-        if providers and _name_of(providers[0]) not in session.get_providers():
+        if (providers[0] if isinstance(providers[0], str) else providers[0][0]) not in session.get_providers():
             raise SessionError(
                 f"ONNX Runtime could not start the provider '{provider}' and fell back to "
                 f"{session.get_providers()}; install the CUDA and cuDNN versions that this onnxruntime-gpu "
@@ -186,8 +186,7 @@ class OnnxSession:
         if self._session is None:
             raise SessionError(f"the session of {self.name} is closed")
         check_feeds(self.inputs, feeds)
-        names = [info.name for info in self.outputs]
-        arrays = {name: np.ascontiguousarray(a) for name, a in feeds.items()}
+        names, arrays = [info.name for info in self.outputs], {name: np.ascontiguousarray(a) for name, a in feeds.items()}
         try:
             if self._binding is not None:
                 return self._binding.run(arrays)
@@ -199,6 +198,11 @@ class OnnxSession:
 
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
+        # ONNX Runtime frees memory behind each run, in a thread where its last owner must not go.
+        if self._session is not None and self._stream is not None:
+            self._stream.synchronize()
+        elif self._binding is not None:
+            self._binding.wait()
         self._session = self._binding = self._pictures = None
 
     def __enter__(self) -> OnnxSession:
@@ -224,8 +228,7 @@ def available_providers() -> tuple[str, ...]:
 
 def require_provider(provider: str) -> None:
     """Raise SessionError where ONNX Runtime has no such provider here, MissingPackageError where it is missing."""
-    onnxruntime = _package("running ONNX files")
-    _providers(provider, onnxruntime.get_available_providers())
+    _providers(provider, _package("running ONNX files").get_available_providers())
 
 
 def optimize_basic(model: bytes) -> bytes:
@@ -325,6 +328,8 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     options: dict[str, str] = {"device_id": number or "0"}
     if kind == "cuda":
         options["use_tf32"] = "0"  # the default rounds float32 inputs of matrix products to 10 bits
+        # The default tries all ways for every new size, seconds each, and in FP16 chose ones without tensor cores (docs/gpu.md).
+        options["cudnn_conv_algo_search"] = "HEURISTIC"
     return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
 
 
@@ -341,7 +346,7 @@ def _shared_stream(onnxruntime: Any, providers: list[Any]) -> Any:
 
     PyTorch is loaded first in any case: it brings the CUDA libraries that ONNX Runtime's own package leaves out.
     """
-    onnxruntime.set_default_logger_severity(3)  # remarks of its CUDA kernels go to standard error otherwise
+    onnxruntime.set_default_logger_severity(4)  # what cuDNN refuses goes to standard error otherwise, and another way is taken
     try:
         from .on_device.onnx import stream_for
 
@@ -354,10 +359,6 @@ def _shared_stream(onnxruntime: Any, providers: list[Any]) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
             onnxruntime.preload_dlls()
     return stream
-
-
-def _name_of(provider: Any) -> str:
-    return provider if isinstance(provider, str) else provider[0]
 
 
 def _threads(threads: int | None) -> int:

@@ -33,6 +33,7 @@ def test_a_binding_gives_what_run_gives(model):
             assert set(want) == set(got)
             for name in want:
                 np.testing.assert_array_equal(want[name], got[name])
+        bound.wait()
 
 
 def test_graphs_have_fixed_memory_for_outputs(model):
