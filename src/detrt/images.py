@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
+from .jpeg_header import common_jpeg
 from .pictures import EncodedPicture
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
@@ -38,8 +39,6 @@ VIDEO_SUFFIXES = frozenset(_VIDEO.split())
 ImageSource = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
 _ORIENTATION_TAG = 0x0112
-# The first and last bytes of a JPEG file, and how far from its end the last may be: some cameras append data.
-_JPEG_START, _JPEG_END, _JPEG_TAIL = b"\xff\xd8\xff", b"\xff\xd9", 4096
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -114,32 +113,13 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
     def decode() -> NDArray[np.uint8]:
         return _open(io.BytesIO(data), name, max_pixels) if data else load_image(data)
 
-    header = _jpeg_header(data, max_pixels)
-    if header is None:
+    header = common_jpeg(data)
+    if header is None or header[0] * header[1] > max_pixels:
         return decode()
-    (width, height), orientation = header
+    width, height, orientation = header
     if orientation > 4:  # the sides change places
         height, width = width, height
     return EncodedPicture(data, height, width, orientation, decode)
-
-
-def _jpeg_header(data: bytes, max_pixels: int) -> tuple[tuple[int, int], int] | None:
-    """(size, orientation) of a JPEG file that is whole and of a common kind, else None."""
-    if not data.startswith(_JPEG_START) or _JPEG_END not in data[-_JPEG_TAIL:]:
-        return None
-    try:
-        with warnings.catch_warnings():
-            _ignore_warnings()
-            with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
-                if image.format != "JPEG" or image.width * image.height > max_pixels:
-                    return None
-                colours = [layer[0] for layer in image.layer]  # type: ignore[attr-defined]  # ids of its components
-                common = image.mode == "L" or (
-                    image.mode == "RGB" and colours in ([1, 2, 3], [0, 1, 2]) and image.info.get("adobe_transform", 1) == 1
-                )
-                return (image.size, _orientation(image)) if common else None
-    except Exception:  # as in `_open`, which words it
-        return None
 
 
 def _existing_file(source: str | os.PathLike) -> Path:

@@ -18,6 +18,7 @@ from detrt.detect import Bad, detect_inputs
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
 from detrt.images import Input, load_encoded, load_image
+from detrt.jpeg_header import common_jpeg
 from detrt.on_device.decoding import GpuDecoder, upright
 from detrt.on_device.made import GpuPicture
 from detrt.onnx_session import OnnxSession
@@ -209,3 +210,21 @@ def test_a_server_decodes_there(exported, monkeypatch):
         runner.Model(served, setup)
     with pytest.raises(SessionError, match="--decode must be cpu or gpu; got 'nvdec'"):
         ServeConfig((served,), decode="nvdec")
+
+
+def test_headers_are_those_that_pillow_reads():
+    tags = exif(6)
+    for data in (jpeg(), jpeg(mode="L"), jpeg(progressive=True), jpeg(exif=tags), jpeg(comment=b"\xff\xff\xda" * 9)):
+        with Image.open(io.BytesIO(data)) as image:
+            assert common_jpeg(data) == (*image.size, image.getexif().get(0x0112, 1))
+    whole = jpeg(exif=tags)
+    for data in (b"", whole[:-2], jpeg(mode="CMYK"), jpeg(subsampling=0, keep_rgb=True), whole.replace(b"\xff\xc0", b"\xff\xc9")):
+        assert common_jpeg(data) is None
+    for end in range(0, len(whole), 3):  # cut anywhere, with an end put behind it
+        found = common_jpeg(whole[:end] + b"\xff\xd9")
+        assert found is None or found == (64, 48, 6) or found[2] == 1
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(whole)
+        broken[rng.integers(2, 700)] = rng.integers(0, 256)
+        common_jpeg(bytes(broken))

@@ -60,6 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "images.py",
         "pictures.py",
+        "jpeg_header.py",
         "video.py",
         "reading.py",
         "preprocess.py",
