@@ -136,15 +136,24 @@ __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const 
 
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T item[N]; };
 
-// Any type and dim: a thread sums N channels of one query and head.
+// Any type and dim: a thread sums N channels of one query and head. `beside` heads of a query are neighbours: the cells
+// of one head lie a multiple of 128 bytes apart and wait for each other in the first-level cache, 68 us against 62 us
+// for 22 223 queries of 8 heads on an H200.
 template <class T, class W, int N, bool Discrete>
 __global__ void __launch_bounds__(vector_threads) vector_kernel(const __grid_constant__ Call call) {
   extern __shared__ Level table[];
   device::fill_table(call, table, call.points);
   __syncthreads();
-  const std::int64_t plane = blockIdx.x / call.tiles, tile = blockIdx.x % call.tiles;
-  const std::int64_t image = plane / call.heads, head = plane % call.heads, lanes = call.dim / N;
-  const std::int64_t place = tile * vector_threads + threadIdx.x, query = place / lanes, channel = place % lanes * N;
+  const unsigned tiles = static_cast<unsigned>(call.tiles), plane = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+  const unsigned groups = static_cast<unsigned>(call.heads) / call.beside, lanes = static_cast<unsigned>(call.dim) / N;
+  // Whole rows in a block as a rule: 64-bit divisions are long.
+  const bool whole_rows = vector_threads % lanes == 0;
+  const std::int64_t place = std::int64_t{tile} * vector_threads + threadIdx.x;
+  const std::int64_t row_in_plane =
+      whole_rows ? std::int64_t{tile} * (vector_threads / lanes) + threadIdx.x / lanes : place / lanes;
+  const unsigned channel = static_cast<unsigned>(whole_rows ? threadIdx.x % lanes : place % lanes) * N;
+  const std::int64_t image = plane / groups, query = row_in_plane >> call.beside_bits;
+  const std::int64_t head = plane % groups * call.beside + (row_in_plane & (call.beside - 1));
   if (query >= call.queries)
     return;
   const int points = call.points;
@@ -283,6 +292,7 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
   const std::int64_t planes = call.batch * call.heads;
   int threads = vector_threads;
   given.passes = 1;
+  given.beside = 1;
   if (method == Method::tensor_cores) {
     threads = tensor_core_threads;
     const std::int64_t lanes = call.dim <= 16 ? 2 : call.dim <= 32 ? 4 : 8;
@@ -294,9 +304,12 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
         static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks * planes / (16 * multiprocessors()), 1, 8));
     given.tiles = (blocks + given.passes - 1) / given.passes;
   } else {
-    given.tiles = (call.queries * (call.dim / channels) + threads - 1) / threads;
+    const std::int64_t cell = call.dim * static_cast<std::int64_t>(item), banks = 128;
+    while (call.heads % (2 * std::int64_t{given.beside}) == 0 && given.beside * cell < banks)
+      given.beside = 1u << ++given.beside_bits;
+    given.tiles = (call.queries * given.beside * (call.dim / channels) + threads - 1) / threads;
   }
-  const std::int64_t grid = given.tiles * planes;
+  const std::int64_t grid = given.tiles * (planes / given.beside);
   if (grid >= std::int64_t{1} << 31)
     return cudaErrorInvalidValue;
   const std::size_t shared = static_cast<std::size_t>((points + 15) / 16 * 16) * sizeof(Level);
