@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Prompts = str | Sequence[str] | Prompt
 DECODES = ("cpu", "gpu")
 MOST_DECODERS = 8  # threads that decode files for a GPU
+AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 # Waits for a batch that was begun.
 Found = Callable[[], list[Detections]]
 
@@ -223,7 +224,7 @@ class Detector:
     @property
     def ahead(self) -> int:
         """How many batches `submit` may begin before their results are asked for."""
-        return 0 if self._runner is None else 1
+        return 0 if self._runner is None else AHEAD
 
     @property
     def planar(self) -> bool:

@@ -15,14 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .cores import usable_cores
 from .errors import ImageError, MissingPackageError, OutputError
 from .files import writing
 from .images import MAX_PIXELS
 from .pictures import Colours, Picture, YuvPicture
 
 _thread = threading.local()
-# One thread waits for every frame; with more, the next frames are on their way meanwhile.
-_GPU_THREADS = 4
+# On a GPU one thread waits for every frame; with more, the next frames are on their way meanwhile. On a CPU more threads than
+# these make few frames more, and leave less to what runs the model.
+_GPU_THREADS, _CPU_THREADS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ def raw_frames(
     count = 0
     with _opened(path, gpu) as (container, stream):
         stream.thread_type = "AUTO"
-        if getattr(stream.codec_context, "is_hwaccel", False):
-            stream.codec_context.thread_count = _GPU_THREADS
+        hardware = getattr(stream.codec_context, "is_hwaccel", False)
+        stream.codec_context.thread_count = _GPU_THREADS if hardware else min(_CPU_THREADS, usable_cores())
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         for index, frame in enumerate(container.decode(stream)):
             on_gpu = frame.format.name == "cuda"

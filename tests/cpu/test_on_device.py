@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from detrt.decode import decode
 from detrt.detect import detect_inputs
-from detrt.detector import Detector
+from detrt.detector import AHEAD, Detector
 from detrt.errors import ImageError, SessionError
 from detrt.images import Input
 from detrt.kernels.pictures import fill_pictures
@@ -138,7 +138,7 @@ def test_detections_are_those_of_the_cpu(name, choices, exported):
     images = [picture(50, 70), picture(90, 60), picture(50, 70), picture(41, 43), picture(50, 70)]
     options = {"threshold": 0.0, "batch_size": 2}
     with Detector(OnnxSession(path), **options) as here, Detector(OnDevice(path), **options) as there:
-        assert here.ahead == 0 and there.ahead == 1
+        assert here.ahead == 0 and there.ahead == AHEAD
         for want, got in zip(here(images), there(images), strict=True):
             assert want.image_size_hw == got.image_size_hw and len(want) == len(got) > 0
             assert np.array_equal(want.class_ids, got.class_ids)
@@ -248,7 +248,7 @@ def test_a_prompt_is_told_once(tmp_path):
     for prompt in ("red. blue.", ["red", "green", "blue"]):
         here = Detector(opened(OnnxSession), threshold=0.0, prompt=prompt, batch_size=2)
         there = Detector(opened(Fixed), threshold=0.0, prompt=prompt, batch_size=2)
-        assert there.ahead == 1
+        assert there.ahead == AHEAD
         for want, got in zip(here(images), there(images), strict=True):
             assert len(want) > 0 and want.labels == got.labels
             assert np.allclose(want.scores, got.scores, atol=1e-6)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detrt.detector import Detector
+from detrt.detector import AHEAD, Detector
 from detrt.kernels.pictures import fill_pictures
 from detrt.on_device.staging import layout
 from detrt.onnx_session import OnnxSession
@@ -68,7 +68,7 @@ def test_pixels_equal_pillows(given: InputSpec) -> None:
 def same(session: Any, reference: Any, box_px: float, score: float) -> None:
     pictures = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
     there, here = Detector(session, threshold=0.3), Detector(session, threshold=0.3, on_device=False)
-    assert there.ahead == 1 and here.ahead == 0
+    assert there.ahead == AHEAD and here.ahead == 0
     exact = Detector(reference, threshold=0.3)
     for got, want, cpu in zip(there(pictures), here(pictures), exact(pictures), strict=True):
         assert got.labels == want.labels == cpu.labels
