@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .cores import usable_cores
 from .detections import Detections
-from .detector import MOST_DECODERS, Detector
+from .detector import MOST_DECODERS, MOST_READERS, Detector
 from .draw import draw_detections
 from .errors import ImageError, OutputError
 from .files import writing
@@ -60,7 +60,8 @@ def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1
         SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
     """
     on_cpu = detector.session.backend.endswith("cpu")
-    threads = 1 if on_cpu else max(1, min(MOST_DECODERS, usable_cores() - 1))
+    most = MOST_DECODERS if detector.decoder is None else MOST_READERS
+    threads = 1 if on_cpu else max(1, min(most, usable_cores() - 1))
     ahead = 2 * detector.batch_size + (0 if on_cpu else threads)
     items = read_ahead(inputs, every=every, threads=threads, ahead=ahead, planar=detector.planar, decoder=detector.decoder)
     waiting: deque[tuple[list[Item], Callable[[], list[Detections]]]] = deque()

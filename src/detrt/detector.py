@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # What to look for: text with a dot behind each phrase, or a list of class names.
 Prompts = str | Sequence[str] | Prompt
 DECODES = ("cpu", "gpu")
-MOST_DECODERS = 8  # threads that decode files for a GPU
+MOST_DECODERS, MOST_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
 AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 # Waits for a batch that was begun.
 Found = Callable[[], list[Detections]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .on_device.decoding import GpuDecoder
 
 Item = tuple[Input, Frame | ImageError]
-_PATIENCE_S = 0.1  # how often a thread that waits for room looks whether it is still wanted
 # Files that a GPU decodes at a time at most, and their pixels; a file beyond is decoded alone.
 TOGETHER, PIXELS_TOGETHER = 16, 64_000_000
 
@@ -58,41 +57,49 @@ def read_ahead(
 
 
 class _Step:
-    """What an iterator gives, taken from it by a thread ahead of the one who asks."""
+    """What an iterator gives, taken from it by a thread ahead of the one who asks.
+
+    When `ahead` items wait, the thread sleeps until half of them are gone: two threads that hand over every item one by one
+    spend more time on waking each other than on the items.
+    """
 
     def __init__(self, name: str, ahead: int) -> None:
-        self._name, self._gone = name, threading.Event()
-        self._waiting: queue.Queue[Any] = queue.Queue(ahead)
+        self._name, self._ahead, self._gone = name, ahead, False
+        self._waiting: deque[tuple[Any, BaseException | None]] = deque()
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def start(self, items: Iterator[Any]) -> None:
         def produce() -> None:
             try:
                 for item in items:
-                    if not self._put((item, None)):
+                    if not self._put(item, None):
                         return
-                self._put((None, None))
+                self._put(None, None)
             except BaseException as error:  # raised again where the results are asked for
-                self._put((None, error))
+                self._put(None, error)
 
         self._thread = threading.Thread(target=produce, name=self._name, daemon=True)
         self._thread.start()
 
-    def _put(self, entry: Any) -> bool:
-        while not self._gone.is_set():
-            try:
-                self._waiting.put(entry, timeout=_PATIENCE_S)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _put(self, item: Any, error: BaseException | None) -> bool:
+        with self._changed:
+            if len(self._waiting) >= self._ahead:
+                self._changed.wait_for(lambda: self._gone or len(self._waiting) <= self._ahead // 2)
+            self._waiting.append((item, error))
+            if len(self._waiting) == 1:
+                self._changed.notify_all()
+            return not self._gone
 
     def __iter__(self) -> Iterator[Any]:
-        while not self._gone.is_set():
-            try:
-                item, error = self._waiting.get(timeout=_PATIENCE_S)
-            except queue.Empty:
-                continue
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._gone or self._waiting)
+                if self._gone:
+                    return
+                item, error = self._waiting.popleft()
+                if len(self._waiting) == self._ahead // 2:
+                    self._changed.notify_all()
             if error is not None:
                 raise error
             if item is None:
@@ -101,10 +108,12 @@ class _Step:
 
     @property
     def empty(self) -> bool:
-        return self._waiting.empty()
+        return not self._waiting
 
     def stop(self) -> None:
-        self._gone.set()
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
 
