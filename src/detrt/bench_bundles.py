@@ -104,6 +104,10 @@ def bench_bundles(refs: Sequence[str], config: RunConfig = RunConfig(), progress
         raise DetrtError(
             f"--against names one checkpoint for all models, or one for each of the {len(refs)}; got {len(config.against)}"
         )
+    if config.annotations is not None and config.images is not None:
+        from .evaluate import read_data
+
+        read_data(config.annotations, config.images)
     found = _Found()
     tell = progress or (lambda *step: None)
     for index, ref in enumerate(refs):
@@ -313,11 +317,15 @@ def _library(checkpoint: str, ref: str, config: RunConfig, found: _Found, rows: 
 
 
 def _average_precision(session: Session, config: RunConfig) -> float | None:
+    from .detector import Detector
     from .evaluate import evaluate_coco
 
     assert config.annotations is not None and config.images is not None
     # A prompt of the user's own does not stand for the categories of a data set.
-    return evaluate_coco(getattr(session, "model", session), config.annotations, config.images).metrics["AP"]
+    model: Any = getattr(session, "model", None)
+    if model is None:
+        model = Detector(session, size_hw=config.size_hw if session.spec.input.dynamic else None)
+    return evaluate_coco(model, config.annotations, config.images).metrics["AP"]
 
 
 def _parts(ref: str, session: Session, row: Row, feeds: Any, config: RunConfig) -> Row:

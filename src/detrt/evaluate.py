@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -86,9 +87,7 @@ def evaluate_coco(
         ImageError: the annotation file is missing or damaged, or pictures are not in `images_dir`.
         SpecError: no class of the model has the name of a category.
     """
-    _pycocotools()  # before minutes of detection, not after them
-    data = read_annotations(Path(coco_json))
-    files = _image_files(data, Path(images_dir))
+    data, files = read_data(coco_json, images_dir)
     session = detector_or_session.session if isinstance(detector_or_session, Detector) else detector_or_session
     session = asked_for_categories(session, data["categories"])
     size_hw = detector_or_session.size_hw if isinstance(detector_or_session, Detector) else None
@@ -104,6 +103,17 @@ def evaluate_coco(
 
     metrics, per_class = score_rows(data, rows)
     return EvalReport(metrics, per_class, len(files), len(rows), without_class(data, categories.values()), seconds)
+
+
+def read_data(coco_json: str | os.PathLike, images_dir: str | os.PathLike) -> tuple[dict[str, list[dict[str, Any]]], list[Path]]:
+    """(annotations, files of the pictures); all that can be missing is looked for, before minutes of detection.
+
+    Raises:
+        MissingPackageError, ImageError: as `evaluate_coco`.
+    """
+    _pycocotools()
+    data = read_annotations(Path(coco_json))
+    return data, _image_files(data, Path(images_dir))
 
 
 def asked_for_categories(session: Session, categories: list[dict[str, Any]]) -> Session:

@@ -158,6 +158,7 @@ def test_the_command(bundle, tmp_path):
         (["--plot", "x.pdf"], "must end in .svg or .png"),
         (["--prompt", "a cat."], "takes no prompt"),
         (["--ground-truth", "x.json"], "needs both"),
+        (["--ground-truth", "x.json", "--images", "."], "x.json"),
         (["--compile"], "give it with --against"),
         (["--against", "random:grounding_dino/tiny"], "takes a prompt; give --prompt"),
         (["--against", "a", "--against", "b"], "one for each of the 1; got 2"),
