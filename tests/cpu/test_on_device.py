@@ -184,6 +184,20 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
         assert np.allclose(got.record.detections.boxes_xyxy, want.record.detections.boxes_xyxy, atol=1e-3)
 
 
+def test_layouts_that_come_again_are_recorded(exported):
+    path = exported("detr").path
+    with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
+        kept = there._runner._fixed
+        kept._most, kept._patience = 2, 6
+        sizes = [(40, 60)] * 4 + [(30, 60)] * 4 + [(50, 60)] * 5
+        for size, count in zip(sizes, [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2], strict=True):
+            image = picture(*size)
+            assert np.allclose(there([image])[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
+            assert len(kept._kept) == count and not kept.why
+        # The third size came when the first had not been asked for lately.
+        assert {tuple(one.plan.rows[0, 1:3]) for one in kept._kept.values()} == {(30, 60), (50, 60)}
+
+
 def test_batches_may_be_asked_for_late(exported):
     path = exported("detr").path
     images = [picture(40 + i, 60) for i in range(DEPTH + 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from .capture import captured
 from .staging import Image, Layout
+
+LARGEST = 1 << 24  # pixels of a batch
 
 
 class Fixed:
@@ -39,31 +42,49 @@ class Fixed:
 class FixedLayouts:
     """Recordings of the layouts that come again and again: made at the `at`-th time of one, `most` of them at once.
 
-    why: what went wrong with one, after which none is made.
+    One that has come lately is not given up for another: recording takes longer than it saves in many batches. why: what went
+    wrong with one, after which none is made.
     """
 
-    def __init__(self, at: int = 3, most: int = 4) -> None:
-        self._at, self._most = at, most
-        self._kept: dict[int, tuple[Layout, object, Fixed]] = {}
+    def __init__(self, at: int = 3, most: int = 8, patience: int = 200) -> None:
+        self._at, self._most, self._patience = at, most, patience
+        self._kept: dict[int, _Kept] = {}
+        self._asked = 0
         self.why = ""
 
     def get(self, plan: Layout, times: int, owner: object, make: Callable[[], Fixed]) -> Fixed | None:
         """The recording of a layout that was asked for so many `times`, or None. owner: of what it writes to."""
-        if times < self._at or self.why:
-            return None
-        found = self._kept.pop(id(plan), None)
-        if found is None or found[1] is not owner:
+        self._asked += 1
+        found = self._kept.get(id(plan))
+        if found is None or found.owner is not owner:
+            if times < self._at or self.why or not self._makes_room(found):
+                return None
             try:
-                found = plan, owner, make()
+                found = self._kept[id(plan)] = _Kept(plan, owner, make())
             except RuntimeError as error:  # of CUDA: no memory left, or a step that cannot be recorded
+                self._kept.pop(id(plan), None)
                 self.why = str(error)
                 return None
-            if len(self._kept) >= self._most:
-                self._kept.pop(next(iter(self._kept)))
-        self._kept[id(plan)] = found
-        return found[2]
+        found.last = self._asked
+        return found.fixed
+
+    def _makes_room(self, found: _Kept | None) -> bool:
+        if found is None and len(self._kept) >= self._most:
+            oldest = min(self._kept, key=lambda key: self._kept[key].last)
+            if self._asked - self._kept[oldest].last < self._patience:
+                return False
+            del self._kept[oldest]
+        return True
+
+
+@dataclass(slots=True)
+class _Kept:
+    plan: Layout  # so that no other gets its id
+    owner: object
+    fixed: Fixed
+    last: int = 0
 
 
 def recordable(images: Sequence[Image]) -> bool:
     """Whether it pays: not for very large pictures, whose blocks would be kept."""
-    return sum(image.shape[0] * image.shape[1] for image in images) <= 1 << 25
+    return sum(image.shape[0] * image.shape[1] for image in images) <= LARGEST
