@@ -33,7 +33,7 @@ from .staging import Image, Layout, Layouts
 # Input shapes whose memory and graphs are kept; batches on their way at once.
 SLOTS = 8
 DEPTH = 3
-COPIERS = 4  # threads that pack large pictures
+COPIERS = 4  # threads that pack large pictures, and that help to decode files on the device
 Tensors = Mapping[str, Tensor]
 # prepare(inputs, then): what runs the model on these very tensors and `then` on its outputs, and the results of `then`,
 # which stay where they are.
@@ -138,7 +138,7 @@ class PictureRunner:
 
     def decoder(self) -> GpuDecoder:
         """What decodes on this device."""
-        return GpuDecoder(self.device, usable_cores())
+        return GpuDecoder(self.device, min(COPIERS, usable_cores()))
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext()  # the device with it
