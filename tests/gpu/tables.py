@@ -45,8 +45,8 @@ class Rows:
     def ms(self, kind: str, model: str, precision: str = "fp16", batch: int = 1) -> str:
         row = self.row(kind, model, precision, batch)
         if "p50_ms" in row:
-            return number(row["p50_ms"])
-        return "fails" if row.get("error") and "time" not in row["error"] else ""
+            return number(row["p50_ms"]) + ("*" if row.get("run", 1) > 1 else "")
+        return "fails" if row.get("error", "no time left") != "no time left" else ""
 
     def ratio(self, kind: str, model: str, batch: int = 1) -> str:
         theirs, ours = (self.row(k, model, "fp16", batch).get("p50_ms") for k in (kind, "ours"))

@@ -1,0 +1,20 @@
+"""The measured tables in docs are those of the rows beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+
+from tables import TABLES, Rows, filled
+
+DOCUMENT, ROWS = ROOT / "docs" / "benchmarks-gpu.md", ROOT / "docs" / "figures" / "benchmarks-gpu.jsonl"
+
+
+def test_tables_of_gpu_figures():
+    text = DOCUMENT.read_text("utf-8")
+    rows = Rows(ROWS.read_text("utf-8").splitlines())
+    assert all(f"<!-- table: {name} -->" in text for name in TABLES)
+    assert filled(text, rows) == text, f"python tests/gpu/tables.py {ROWS.relative_to(ROOT)} {DOCUMENT.relative_to(ROOT)}"
