@@ -200,12 +200,19 @@ def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
 
 
 def _may_be_on_gpu(stream: Any) -> bool:
-    """Whether frames of the stream would be 4:2:0 in 8 bits on a GPU, of which the sides are even, as PyAV hands them over."""
+    """Whether frames of the stream would be the same on a GPU: 4:2:0 in 8 bits with even sides, as PyAV hands them over."""
     context = stream.codec_context
     even = stream.width % 2 == 0 and stream.height % 2 == 0
-    return even and context.pix_fmt in _PLANAR and any(c.device_type.name == "cuda" for c in context.codec.hardware_configs)
+    return (
+        even
+        and context.pix_fmt in _PLANAR
+        and context.name in _EXACT
+        and any(c.device_type.name == "cuda" for c in context.codec.hardware_configs)
+    )
 
 
+# Codecs whose frames are the same from every decoder; the older ones leave rounding open.
+_EXACT = ("h264", "hevc", "vp8", "vp9", "av1")
 # 4:2:0 in 8 bits with three planes; the second name is an old one for the full range of levels.
 _PLANAR = ("yuv420p", "yuvj420p")
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG

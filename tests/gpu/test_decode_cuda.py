@@ -103,6 +103,8 @@ def test_detections_in_a_video_are_the_same(clip: Any, model: Any, decoder: Any)
         with Detector(session, threshold=0.3, **options) as detector:
             found.append(list(detect_inputs(detector, [Input(clip, "video")])))
             assert options == {} or detector.decoder.counts["videos on the GPU"] == 1
+            if isinstance(session, OnGpu):  # what was done to a frame was recorded
+                assert session.pictures._fixed._kept and not session.pictures._fixed.why
     assert len(found[0]) == 30 and sum(len(one.record.detections) for one in found[0]) > 30
     for gpu, planar, plain in zip(*found, strict=True):
         assert np.array_equal(gpu.record.detections.boxes_xyxy, planar.record.detections.boxes_xyxy)
