@@ -115,6 +115,15 @@ def test_the_batch_can_stay_symbolic():
             assert torch.allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_symbolic_batch_is_never_where_channels_are():
+    """PyTorch's rule for resizing on a GPU asks whether channels are fewer than 4, and the range would end there."""
+    source, spec = small("random:detr/tiny")
+    captured = capture(source, spec, (1, 8))
+    resized = [node for node in captured.graph.graph.nodes if "upsample" in str(node.target)]
+    assert resized and all(isinstance(node.args[0].meta["val"].shape[1], int) for node in resized)
+
+
 @pytest.mark.parametrize(
     ("choices", "says"),
     [

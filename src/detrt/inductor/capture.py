@@ -187,8 +187,16 @@ def prepared(model: nn.Module) -> Iterator[None]:
         config = getattr(part, "config", None)
         if getattr(type(part), "_supports_sdpa", False) and getattr(config, "_attn_implementation", None) == "eager":
             configs[id(config)] = config
-    shape_as_tensor = torch._shape_as_tensor
+    shape_as_tensor, interpolate = torch._shape_as_tensor, nn.functional.interpolate
+
+    def by_rows(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Masks are resized with the batch in the place of channels, and for a GPU PyTorch asks whether these are fewer than 4.
+        if input.ndim == 4 and not isinstance(input.shape[1], int):
+            return interpolate(input.transpose(0, 1), *args, **kwargs).transpose(0, 1)
+        return interpolate(input, *args, **kwargs)
+
     try:
+        nn.functional.interpolate = by_rows
         for config in configs.values():
             config._attn_implementation = "sdpa"
         # Without a symbolic size there is nothing to keep symbolic; only sides are ever asked for.
@@ -206,6 +214,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
         for module, check in checks:
             module.torch_compilable_check = check  # type: ignore[attr-defined]
         torch._shape_as_tensor = shape_as_tensor  # type: ignore[assignment]
+        nn.functional.interpolate = interpolate
         for config in configs.values():
             config._attn_implementation = "eager"
 
