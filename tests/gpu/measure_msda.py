@@ -116,9 +116,9 @@ def timed(call, sets, calls: int = CALLS, replays: int = 60) -> float:
 
 
 def error(found, given) -> float:
-    value, shapes, locations, weights, points = (x.cpu() if isinstance(x, torch.Tensor) else x for x in given)
+    value, shapes, locations, weights, points = given
     expected = portable.reference(value.double(), shapes, locations.double(), weights.double(), points)
-    return float((found.double().cpu() - expected).norm() / expected.norm())
+    return float((found.double() - expected).norm() / expected.norm())
 
 
 def copies(name: str, where: str, cold: bool, kind: str, dtype=torch.float16):
