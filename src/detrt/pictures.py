@@ -71,7 +71,8 @@ class YuvPicture(Picture):
     """A frame in 4:2:0 with 8 bits.
 
     planes: in memory Y (height, width), U and V (half of that, rounded up) uint8; on a GPU what DLPack reads: Y, and U and V
-    interleaved. turns: quarter turns counter-clockwise that make it upright. convert: makes the upright RGB array.
+    interleaved. turns: quarter turns counter-clockwise that make it upright. convert: makes the upright RGB array. fields:
+    interlaced, so that every other row of the chroma belongs to every other row of Y; the height is a multiple of 4.
     ready: a CUDA event after which planes on a GPU are written.
     """
 
@@ -81,6 +82,7 @@ class YuvPicture(Picture):
     colours: Colours
     convert: Callable[[], NDArray[np.uint8]]
     turns: int = 0
+    fields: bool = False
     ready: Any = None
 
     @property
@@ -119,11 +121,13 @@ def as_array(picture: NDArray[np.uint8] | Picture) -> NDArray[np.uint8]:
     return picture if isinstance(picture, np.ndarray) else picture.rgb()
 
 
-def yuv_to_rgb(y: NDArray, u: NDArray, v: NDArray, colours: Colours) -> NDArray[np.uint8]:
-    """Reference of `Colours`: planes as in `YuvPicture` -> (height, width, 3) uint8."""
+def yuv_to_rgb(y: NDArray, u: NDArray, v: NDArray, colours: Colours, fields: bool = False) -> NDArray[np.uint8]:
+    """Reference of `Colours`: planes and `fields` as in `YuvPicture` -> (height, width, 3) uint8."""
     height, width = y.shape
+    rows = np.arange(height)
+    half = rows // 4 * 2 + rows % 2 if fields else rows // 2
     light = ((y.astype(np.int32) * 8 - colours.offset) * colours.luma) >> 16
-    u, v = (np.repeat(np.repeat(p, 2, 0), 2, 1)[:height, :width].astype(np.int32) * 8 - 1024 for p in (u, v))
+    u, v = (np.repeat(plane[half], 2, 1)[:, :width].astype(np.int32) * 8 - 1024 for plane in (u, v))
     green = ((u * colours.green_u) >> 16) + ((v * colours.green_v) >> 16)
     rgb = np.stack((light + ((v * colours.red_v) >> 16), light + green, light + ((u * colours.blue_u) >> 16)), -1)
     return rgb.clip(0, 255).astype(np.uint8)

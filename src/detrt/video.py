@@ -92,10 +92,12 @@ def raw_frames(
             if index % every:
                 continue
             time_s = float(frame.time) if frame.time is not None else float(index / rate)
-            if on_gpu or (planar and _is_planar(frame)):
+            if (on_gpu and _suits(frame)) or (planar and _is_planar(frame)):
                 yield Frame(index, time_s, _planar(frame, gpu.mark() if on_gpu and gpu is not None else None))
             else:
-                yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _upright(frame))
+                yield lambda index=index, time_s=time_s, frame=frame: Frame(
+                    index, time_s, _upright(_downloaded(frame) if frame.format.name == "cuda" else frame)
+                )
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
 
@@ -220,8 +222,13 @@ _MATRICES = (0, 1, 2, 4, 5, 6, 7, 9)  # those that FFmpeg converts by `Colours`
 
 
 def _is_planar(frame: Any) -> bool:
-    """Whether FFmpeg makes RGB of the frame by the arithmetic of `Colours`: with an odd height it takes another way."""
-    return frame.format.name in _PLANAR and frame.height % 2 == 0 and int(frame.colorspace) in _MATRICES
+    """Whether FFmpeg makes RGB of the frame by the arithmetic of `Colours`: with an odd height, also of a
+    field, it takes another way."""
+    return frame.format.name in _PLANAR and _suits(frame)
+
+
+def _suits(frame: Any) -> bool:
+    return frame.height % (4 if frame.interlaced_frame else 2) == 0 and int(frame.colorspace) in _MATRICES
 
 
 def _planar(frame: Any, ready: Any) -> YuvPicture:
@@ -237,20 +244,14 @@ def _planar(frame: Any, ready: Any) -> YuvPicture:
         Colours.of(int(frame.colorspace), full),
         lambda: _upright(frame if ready is None else _downloaded(frame), turns=turns),
         turns,
+        bool(frame.interlaced_frame),
         ready,
     )
 
 
 def _downloaded(frame: Any) -> Any:
     """A frame of a GPU in memory, with three planes: FFmpeg turns two, with U and V interleaved, to other RGB."""
-    av = _import_av("reading videos")
-    y, both = (np.frombuffer(p, np.uint8).reshape(p.height, p.line_size) for p in frame.reformat(format="nv12").planes)
-    height, width = frame.height, frame.width
-    planes = (y[:, :width], both[:, 0:width:2], both[:, 1:width:2])
-    flat = np.concatenate([plane.reshape(-1) for plane in planes]).reshape(height * 3 // 2, width)
-    here = av.VideoFrame.from_ndarray(flat, format="yuv420p")
-    here.colorspace, here.color_range = frame.colorspace, frame.color_range
-    return here
+    return frame.reformat(format="yuv420p")
 
 
 def _turns(frame: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from detrt.on_device.staging import layout
 from detrt.pictures import Colours, YuvPicture, as_array, yuv_to_rgb
 from detrt.preprocess import resize
 from detrt.spec import InputSpec
-from detrt.video import _downloaded, _planar, _upright, raw_frames, read_frames, video_writer
+from detrt.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer
 
 RNG = np.random.default_rng(3)
 
@@ -86,6 +88,29 @@ def test_frames_of_a_video_stay_planar(clip):
     for one, want in zip(left, whole, strict=True):
         assert one.shape == want.shape
         assert np.array_equal(one.rgb(), want) and np.array_equal(yuv_to_rgb(*one.planes, one.colours), want)
+
+
+@pytest.mark.skipif("libx264" not in av.codecs_available, reason="this PyAV writes no H.264")
+def test_interlaced_frames(tmp_path):
+    path = tmp_path / "fields.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"x264-params": "interlaced=1:qp=10"})
+        stream.width, stream.height, stream.pix_fmt = 160, 128, "yuv420p"
+        for _ in range(3):
+            rough = np.repeat(np.repeat(RNG.integers(0, 256, (64, 40, 3), np.uint8), 2, 0), 4, 1)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(rough, "rgb24")))
+        container.mux(stream.encode())
+    frames = list(raw_frames(path, planar=True))
+    assert len(frames) == 3
+    for one, want in zip(frames, read_frames(path), strict=True):
+        picture = one.image
+        assert isinstance(picture, YuvPicture) and picture.fields
+        made = torch.zeros(want.image.size, dtype=torch.uint8)
+        fill_rgb(made, *(torch.from_numpy(plane.copy()) for plane in picture.planes), picture.colours, 0, True)
+        assert np.array_equal(made.numpy(), want.image.reshape(-1)) and np.array_equal(picture.rgb(), want.image)
+        assert not np.array_equal(yuv_to_rgb(*picture.planes, picture.colours), want.image)
+    # The fields of this one have an odd height.
+    assert not _suits(SimpleNamespace(height=126, interlaced_frame=True, colorspace=2))
 
 
 def test_a_frame_of_a_gpu_becomes_the_same_rgb_here():

@@ -15,17 +15,25 @@ BLOCK = 512
 
 
 def fill_rgb(
-    rgb: Tensor, y: Tensor, u: Tensor, v: Tensor, colours: Colours, turns: int = 0, *, kernel: bool | None = None
+    rgb: Tensor,
+    y: Tensor,
+    u: Tensor,
+    v: Tensor,
+    colours: Colours,
+    turns: int = 0,
+    fields: bool = False,
+    *,
+    kernel: bool | None = None,
 ) -> None:
     """Write a frame as RGB.
 
     rgb: (pixels * 3,) uint8, contiguous. y: (height, width) uint8; u, v: half of that, rounded up; rows and, for u and v,
-    columns may have strides. turns: quarter turns counter-clockwise. All on one device. kernel: use the Triton kernel;
+    columns may have strides. turns, fields: as in `YuvPicture`. All on one device. kernel: use the Triton kernel;
     None: where Triton can run it.
     """
     height, width = y.shape
     if not (triton_available() and rgb.is_cuda if kernel is None else kernel):
-        image = yuv_to_rgb(y.cpu().numpy(), u.cpu().numpy(), v.cpu().numpy(), colours)
+        image = yuv_to_rgb(y.cpu().numpy(), u.cpu().numpy(), v.cpu().numpy(), colours, fields)
         rgb.copy_(torch.from_numpy(np.ascontiguousarray(np.rot90(image, turns))).reshape(-1))
         return
     from .triton_frames import rgb_kernel
@@ -50,6 +58,7 @@ def fill_rgb(
         across,
         *astuple(colours),
         CHROMA_STEP=u.stride(1),
+        INTERLACED=fields,
         BLOCK=BLOCK,
         num_warps=4,
     )

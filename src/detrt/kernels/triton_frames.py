@@ -10,7 +10,7 @@ import triton.language as tl
 def rgb_kernel(
     luma, blue, red, rgb, height, width, luma_row, chroma_row, base, down, across,
     offset, luma_k, red_v, green_u, green_v, blue_u,
-    CHROMA_STEP: tl.constexpr, BLOCK: tl.constexpr,
+    CHROMA_STEP: tl.constexpr, INTERLACED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program makes BLOCK pixels of one row. `base`, `down`, `across`: where the pixel of row r and column c goes,
     base + r * down + c * across, in pixels, which turns the frame."""
@@ -18,7 +18,11 @@ def rgb_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     light = tl.load(luma + row.to(tl.int64) * luma_row + column, inside, 0).to(tl.int32)
-    half = (row // 2).to(tl.int64) * chroma_row + (column // 2) * CHROMA_STEP
+    if INTERLACED:
+        chroma = row // 4 * 2 + row % 2
+    else:
+        chroma = row // 2
+    half = chroma.to(tl.int64) * chroma_row + (column // 2) * CHROMA_STEP
     u = tl.load(blue + half, inside, 128).to(tl.int32) * 8 - 1024
     v = tl.load(red + half, inside, 128).to(tl.int32) * 8 - 1024
     light = ((light * 8 - offset) * luma_k) >> 16

@@ -65,7 +65,7 @@ def make(block: Tensor, plan: Layout, images: Sequence[Image]) -> None:
         planes = [block[place : place + int(np.prod(shape))].view(shape) for place, shape in source.planes]
         y, u, v = planes if len(planes) == 3 else (planes[0], planes[1][..., 0], planes[1][..., 1])
         rgb = block[source.rgb : source.rgb + image.height * image.width * 3]
-        fill_rgb(rgb, y, u, v, image.colours, image.turns)
+        fill_rgb(rgb, y, u, v, image.colours, image.turns, image.fields)
 
 
 def _wait(ready: Any, pixels: Tensor | None) -> None:

@@ -181,7 +181,7 @@ def _shapes(image: Image) -> tuple[tuple[int, ...], ...]:
 def _form(image: Image) -> Hashable:
     """What a layout depends on, and what is made of it on the device."""
     if isinstance(image, YuvPicture):
-        return image.on_gpu, image.height, image.width, image.colours, image.turns
+        return image.on_gpu, image.height, image.width, image.colours, image.turns, image.fields
     return type(image), image.shape
 
 
