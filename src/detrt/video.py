@@ -95,9 +95,7 @@ def raw_frames(
             if (on_gpu and _suits(frame)) or (planar and _is_planar(frame)):
                 yield Frame(index, time_s, _planar(frame, gpu.mark() if on_gpu and gpu is not None else None))
             else:
-                yield lambda index=index, time_s=time_s, frame=frame: Frame(
-                    index, time_s, _upright(_downloaded(frame) if frame.format.name == "cuda" else frame)
-                )
+                yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _rgb(frame))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
 
@@ -232,7 +230,6 @@ def _suits(frame: Any) -> bool:
 
 
 def _planar(frame: Any, ready: Any) -> YuvPicture:
-    turns = _turns(frame)
     full = frame.format.name == "yuvj420p" or int(frame.color_range) == _FULL_RANGE
     planes: tuple[Any, ...] = tuple(frame.planes)
     if ready is None:
@@ -242,11 +239,15 @@ def _planar(frame: Any, ready: Any) -> YuvPicture:
         frame.height,
         frame.width,
         Colours.of(int(frame.colorspace), full),
-        lambda: _upright(frame if ready is None else _downloaded(frame), turns=turns),
-        turns,
+        lambda: _rgb(frame),
+        _turns(frame),
         bool(frame.interlaced_frame),
         ready,
     )
+
+
+def _rgb(frame: Any) -> NDArray[np.uint8]:
+    return _upright(_downloaded(frame) if frame.format.name == "cuda" else frame, _turns(frame))
 
 
 def _downloaded(frame: Any) -> Any:
