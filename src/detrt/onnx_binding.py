@@ -154,6 +154,7 @@ class Binding:
             session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
             session.run_with_iobinding(binding, options)
         except Exception as error:  # onnxruntime's exceptions share no base class
+            binding.synchronize_outputs()  # a session must not go while it frees memory behind a run
             self._graphs.given_up(error)
             return kept
         return _Kept(session, binding, kept.values, options, kept.runs)

@@ -95,6 +95,7 @@ class _Bound:
             session.run_with_iobinding(binding, self._graphs.options(self._ort, NO_GRAPH))
             session.run_with_iobinding(binding, self._graphs.options(self._ort, number))
         except Exception as error:  # onnxruntime's exceptions share no base class
+            self._stream.synchronize()  # a session must not go while it frees memory behind a run
             self._graphs.given_up(error)
             return
         self._session, self._binding = session, binding
