@@ -46,7 +46,7 @@ class Rows:
         row = self.row(kind, model, precision, batch)
         if "p50_ms" in row:
             return number(row["p50_ms"]) + ("*" if row.get("run", 1) > 1 else "")
-        return "" if row.get("error", "no").startswith("no ") or not row else "fails"
+        return "" if row.get("error", "no row").startswith("no ") else "fails"
 
     def ratio(self, kind: str, model: str, batch: int = 1) -> str:
         theirs, ours = (self.row(k, model, "fp16", batch).get("p50_ms") for k in (kind, "ours"))
