@@ -194,6 +194,9 @@ def test_a_server_decodes_there(exported, monkeypatch):
     setup = Setup((served,), "cuda:0", 1, "auto", None, 4, 10**6, "gpu")
     monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: Decoding(path))
     model = runner.Model(served, setup)
+    model.warm_up()
+    assert set(model.session.jpegs.groups) <= {1, 2, 4}
+    model.session.jpegs.groups.clear()
     png = io.BytesIO()
     Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(png, "PNG")
     broken = bytearray(jpeg(progressive=True))

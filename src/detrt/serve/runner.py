@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,11 @@ class Model:
         Raises:
             SessionError: the model cannot run.
         """
-        picture = np.zeros((*self.facts.size_hw, 3), np.uint8)
+        picture: Any = np.zeros((*self.facts.size_hw, 3), np.uint8)
+        if self.detector.decoder is not None:  # its first file takes longest as well
+            buffer = io.BytesIO()
+            Image.fromarray(picture).save(buffer, "JPEG")
+            picture = buffer.getvalue()
         for count in sorted({1, self.facts.max_batch}):
             self.detector([picture] * count, None if self.prompted is None else ["object"] * count)
 
