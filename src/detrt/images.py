@@ -102,11 +102,14 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
     if isinstance(source, (bytes, bytearray, memoryview)):
         data, name = bytes(source), f"the image ({len(source)} bytes)"
     elif isinstance(source, (str, os.PathLike)):
-        path = _existing_file(source)
+        name = f"'{Path(source)}'"
         try:
-            data, name = path.read_bytes(), f"'{path}'"
-        except OSError as error:
-            raise ImageError(f"'{path}' cannot be read: {error.strerror or error}") from error
+            with open(source, "rb") as file:
+                data = file.read()
+        except (OSError, ValueError):
+            data = b""
+        if not data:
+            return load_image(source, max_pixels=max_pixels)  # which looks what is wrong, and says it
     else:
         return load_image(source, max_pixels=max_pixels)
 
