@@ -123,9 +123,7 @@ def count_candidates(spec: ModelSpec) -> int:
     return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
 
 
-def _read_candidates(
-    found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
-) -> list[Row]:
+def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float) -> list[Row]:
     if found.overflow:
         raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
