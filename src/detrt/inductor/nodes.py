@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from ..export.msda import ms_deform_attn
 
@@ -77,7 +78,8 @@ def remember(node: fx.Node) -> None:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode = next((m for n in node.all_input_nodes if (m := getattr(value_of(n), "fake_mode", None)) is not None), None)
     if mode is not None:
-        with mode:
+        # Operators that are made of others, such as linear, know symbolic sizes in Python only.
+        with mode, enable_python_dispatcher():
             node.meta["val"] = node.target(*args, **kwargs)
     else:
         node.meta["val"] = node.target(*args, **kwargs)

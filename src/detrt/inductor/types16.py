@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from .nodes import MSDA, Constants, fake_like, finish, value_of
 
@@ -207,7 +208,7 @@ def _faked(step: Any, val: Any) -> Any:
     mode = getattr(val, "fake_mode", None)
     if mode is None:
         return step()
-    with mode:
+    with mode, enable_python_dispatcher():
         return step()
 
 
@@ -220,7 +221,7 @@ def _again(node: fx.Node, given: Any) -> Any:
     mode = next((m for v in values if (m := getattr(v, "fake_mode", None)) is not None), None)
     if mode is None or not any(_floating(v) or isinstance(v, (tuple, list)) for v in values):
         return value_of(node)
-    with mode, torch.no_grad():
+    with mode, enable_python_dispatcher(), torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
