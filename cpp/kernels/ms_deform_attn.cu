@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "samples.cuh"
 
 namespace detrt::kernels {
 namespace {
 
+using device::BlockLevel;
 using device::Call;
 using device::Level;
 using device::Sample;
@@ -136,24 +138,41 @@ __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const 
 
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T item[N]; };
 
-// Any type and dim: a thread sums N channels of one query and head. `beside` heads of a query are neighbours: the cells
-// of one head lie a multiple of 128 bytes apart and wait for each other in the first-level cache, 68 us against 62 us
-// for 22 223 queries of 8 heads on an H200.
-template <class T, class W, int N, bool Discrete>
-__global__ void __launch_bounds__(vector_threads) vector_kernel(const __grid_constant__ Call call) {
-  extern __shared__ Level table[];
-  device::fill_table(call, table, call.points);
-  __syncthreads();
+// Where a thread of vector_kernel works: N channels from `channel` on of one query and head.
+struct Place {
+  std::int64_t image, head, query, channel;
+};
+
+__device__ __forceinline__ Place place_of(const Call& call, int width) {
+  const std::int64_t plane = blockIdx.x / call.tiles, tile = blockIdx.x % call.tiles;
+  const std::int64_t lanes = call.dim / width, place = tile * vector_threads + threadIdx.x;
+  return {plane / call.heads, plane % call.heads, place / lanes, place % lanes * width};
+}
+
+// The same with `beside` heads of a query as neighbours: the cells of one head lie a multiple of 128 bytes apart, in
+// the same banks of the first-level cache, and wait for each other.
+__device__ __forceinline__ Place place_beside(const Call& call, int width) {
   const unsigned tiles = static_cast<unsigned>(call.tiles), plane = blockIdx.x / tiles, tile = blockIdx.x % tiles;
-  const unsigned groups = static_cast<unsigned>(call.heads) / call.beside, lanes = static_cast<unsigned>(call.dim) / N;
+  const unsigned groups = static_cast<unsigned>(call.heads) / call.beside,
+                 lanes = static_cast<unsigned>(call.dim) / width;
   // Whole rows in a block as a rule: 64-bit divisions are long.
   const bool whole_rows = vector_threads % lanes == 0;
   const std::int64_t place = std::int64_t{tile} * vector_threads + threadIdx.x;
-  const std::int64_t row_in_plane =
+  const std::int64_t row =
       whole_rows ? std::int64_t{tile} * (vector_threads / lanes) + threadIdx.x / lanes : place / lanes;
-  const unsigned channel = static_cast<unsigned>(whole_rows ? threadIdx.x % lanes : place % lanes) * N;
-  const std::int64_t image = plane / groups, query = row_in_plane >> call.beside_bits;
-  const std::int64_t head = plane % groups * call.beside + (row_in_plane & (call.beside - 1));
+  const unsigned channel = static_cast<unsigned>(whole_rows ? threadIdx.x % lanes : place % lanes) * width;
+  return {plane / groups, plane % groups * call.beside + (row & (call.beside - 1)), row >> call.beside_bits, channel};
+}
+
+// Any type and dim: a thread sums N channels of one query and head. Many: for many queries.
+template <class T, class W, int N, bool Discrete, bool Many>
+__global__ void __launch_bounds__(vector_threads) vector_kernel(const __grid_constant__ Call call) {
+  using Row = std::conditional_t<Many, BlockLevel, Level>;
+  extern __shared__ float4 rows[];
+  Row* table = reinterpret_cast<Row*>(rows);
+  device::fill_table(call, table, call.points);
+  __syncthreads();
+  const auto [image, head, query, channel] = Many ? place_beside(call, N) : place_of(call, N);
   if (query >= call.queries)
     return;
   const int points = call.points;
@@ -165,8 +184,13 @@ __global__ void __launch_bounds__(vector_threads) vector_kernel(const __grid_con
   float sums[N] = {};
 #pragma unroll 4
   for (int point = 0; point < points; ++point) {
-    const Sample<Discrete> sample =
-        device::sample_of<Discrete>(table[point], __ldg(locations + point), device::as_float(weights[point]));
+    const float2 location = __ldg(locations + point);
+    const float weight = device::as_float(weights[point]);
+    Sample<Discrete> sample;
+    if constexpr (Many)
+      sample = device::sample_of(table[point], location, weight);
+    else
+      sample = device::sample_of<Discrete>(table[point], location, weight);
 #pragma unroll
     for (int c = 0; c < Sample<Discrete>::corners; ++c) {
       const std::uint64_t cell = sample.cell[c] - device::whole_bits;
@@ -185,7 +209,7 @@ __global__ void __launch_bounds__(vector_threads) vector_kernel(const __grid_con
 
 using Kernel = void (*)(Call);
 
-template <class T, class W, bool Discrete> Kernel kernel_of(Method method, std::int64_t dim, int& channels) {
+template <class T, class W, bool Discrete> Kernel kernel_of(Method method, std::int64_t dim, bool many, int& channels) {
   if constexpr (is_half<T>)
     if (method == Method::tensor_cores) {
       channels = 8;
@@ -195,16 +219,20 @@ template <class T, class W, bool Discrete> Kernel kernel_of(Method method, std::
     }
   constexpr int wide = 16 / static_cast<int>(sizeof(T));
   channels = method == Method::vectors ? wide : 1;
-  return method == Method::vectors ? vector_kernel<T, W, wide, Discrete> : vector_kernel<T, W, 1, Discrete>;
+  if constexpr (is_half<T> && !Discrete)
+    if (many && method == Method::vectors)
+      return vector_kernel<T, W, wide, false, true>;
+  return method == Method::vectors ? vector_kernel<T, W, wide, Discrete, false>
+                                   : vector_kernel<T, W, 1, Discrete, false>;
 }
 
-template <class T> Kernel kernel_of(const MsDeformAttn& call, Method method, int& channels) {
+template <class T> Kernel kernel_of(const MsDeformAttn& call, Method method, bool many, int& channels) {
   const bool wide = call.weights_type == FloatType::fp32;
   if (call.discrete)
-    return wide ? kernel_of<T, float, true>(method, call.dim, channels)
-                : kernel_of<T, T, true>(method, call.dim, channels);
-  return wide ? kernel_of<T, float, false>(method, call.dim, channels)
-              : kernel_of<T, T, false>(method, call.dim, channels);
+    return wide ? kernel_of<T, float, true>(method, call.dim, many, channels)
+                : kernel_of<T, T, true>(method, call.dim, many, channels);
+  return wide ? kernel_of<T, float, false>(method, call.dim, many, channels)
+              : kernel_of<T, T, false>(method, call.dim, many, channels);
 }
 
 bool aligned(const void* pointer, std::uintptr_t bytes) {
@@ -240,14 +268,17 @@ int multiprocessors() {
   return count;
 }
 
+bool many_sums(const MsDeformAttn& call) {
+  return call.batch * call.queries * call.heads > 1 << 15;
+}
+
 } // namespace
 
 // Tensor cores need fewer threads for a sum, which pays while the GPU is not full: 7.3 us against 9.4 us for 900
-// queries of 8 heads on an H200. With 22 223 queries they take 113 us and vectors 83 us (docs/plugin.md).
+// queries of 8 heads on an H200. With 22 223 queries they take 113 us and vectors 77 us (docs/plugin.md).
 Method chosen_method(const MsDeformAttn& call) noexcept {
-  constexpr std::int64_t many = 1 << 15;
   const bool vectors = can(call, Method::vectors);
-  if (can(call, Method::tensor_cores) && !(vectors && call.batch * call.queries * call.heads > many))
+  if (can(call, Method::tensor_cores) && !(vectors && many_sums(call)))
     return Method::tensor_cores;
   return vectors ? Method::vectors : Method::scalars;
 }
@@ -285,10 +316,12 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
   given.levels = static_cast<std::int32_t>(call.points.size());
   given.shapes_are_int64 = call.shapes_are_int64;
 
+  // In FP32 a cell of 32 channels fills all banks anyway; the discrete sample asks little.
+  const bool many = many_sums(call) && item == 2 && !call.discrete && method == Method::vectors;
   int channels = 1;
-  const Kernel kernel = call.value_type == FloatType::fp32   ? kernel_of<float>(call, method, channels)
-                        : call.value_type == FloatType::fp16 ? kernel_of<__half>(call, method, channels)
-                                                             : kernel_of<__nv_bfloat16>(call, method, channels);
+  const Kernel kernel = call.value_type == FloatType::fp32   ? kernel_of<float>(call, method, many, channels)
+                        : call.value_type == FloatType::fp16 ? kernel_of<__half>(call, method, many, channels)
+                                                             : kernel_of<__nv_bfloat16>(call, method, many, channels);
   const std::int64_t planes = call.batch * call.heads;
   int threads = vector_threads;
   given.passes = 1;
@@ -305,14 +338,14 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
     given.tiles = (blocks + given.passes - 1) / given.passes;
   } else {
     const std::int64_t cell = call.dim * static_cast<std::int64_t>(item), banks = 128;
-    while (call.heads % (2 * std::int64_t{given.beside}) == 0 && given.beside * cell < banks)
+    while (many && call.heads % (2 * std::int64_t{given.beside}) == 0 && given.beside * cell < banks)
       given.beside = 1u << ++given.beside_bits;
     given.tiles = (call.queries * given.beside * (call.dim / channels) + threads - 1) / threads;
   }
   const std::int64_t grid = given.tiles * (planes / given.beside);
   if (grid >= std::int64_t{1} << 31)
     return cudaErrorInvalidValue;
-  const std::size_t shared = static_cast<std::size_t>((points + 15) / 16 * 16) * sizeof(Level);
+  const std::size_t shared = static_cast<std::size_t>((points + 15) / 16 * 16) * sizeof(BlockLevel);
   (void)cudaGetLastError(); // an error of somebody else's launch is not ours
   kernel<<<static_cast<unsigned>(grid), static_cast<unsigned>(threads), shared, stream>>>(given);
   return cudaGetLastError();

@@ -24,16 +24,43 @@ struct Call {
   std::int64_t batch, tokens, heads, dim, queries;
   std::int64_t tiles; // of queries, for each image and head
   std::int32_t points, levels, passes;
-  std::uint32_t beside, beside_bits; // heads side by side, a power of two
   bool shapes_are_int64;
   Ends ends;
+  std::uint32_t beside, beside_bits; // heads side by side, a power of two
 };
 
-// One row a point. A level that is empty, or that does not fit into the tokens, is infinitely far away (`half`); so is
-// the second column or row of a level that has one (`next_x`, `next_y`).
-struct alignas(16) Level {
-  float width = 1.0f, height = 1.0f, start = 0.0f, half = HUGE_VALF;
-  float next_x = HUGE_VALF, next_y = HUGE_VALF, right = 0.0f, under = 0.0f; // cells to the next column and row
+// One row a point. A level that is empty, or that does not fit into the tokens, is so small that no location lies
+// inside.
+struct Level {
+  float width, height, start, unused;
+
+  __device__ static Level missing() { return {-2.0f, -2.0f, 0.0f, 0.0f}; }
+  __device__ static Level of(std::int64_t height, std::int64_t width, std::int64_t start) {
+    return {static_cast<float>(width), static_cast<float>(height), static_cast<float>(start), 0.0f};
+  }
+};
+
+// The same for samples that ask nothing. What is missing is infinitely far away: a level (`half`) as well as the second
+// column or row of a level that has one (`next_x`, `next_y`).
+struct alignas(16) BlockLevel {
+  float width, height, start, half;
+  float next_x, next_y, right, under; // right, under: cells to the next column and row
+
+  __device__ static BlockLevel missing() { return {1.0f, 1.0f, 0.0f, HUGE_VALF, HUGE_VALF, HUGE_VALF, 0.0f, 0.0f}; }
+  __device__ static BlockLevel of(std::int64_t height, std::int64_t width, std::int64_t start) {
+    BlockLevel row = missing();
+    row.width = static_cast<float>(width);
+    row.height = static_cast<float>(height);
+    row.start = static_cast<float>(start);
+    row.half = 0.5f;
+    if (width > 1)
+      row.next_x = row.right = 1.0f;
+    if (height > 1) {
+      row.next_y = 1.0f;
+      row.under = row.width;
+    }
+    return row;
+  }
 };
 
 __device__ __forceinline__ std::int64_t side_of(const Call& call, int index) {
@@ -42,22 +69,17 @@ __device__ __forceinline__ std::int64_t side_of(const Call& call, int index) {
 }
 
 // rows: the points rounded up, so that whole groups may read the table.
-__device__ inline void fill_table(const Call& call, Level* table, int rows) {
+template <class Row> __device__ __forceinline__ void fill_table(const Call& call, Row* table, int rows) {
   for (int point = static_cast<int>(threadIdx.x); point < rows; point += static_cast<int>(blockDim.x)) {
-    Level row;
+    Row row = Row::missing();
     std::int64_t start = 0;
     for (int level = 0; level < call.levels && point < call.points; ++level) {
       const std::int64_t height = side_of(call, 2 * level), width = side_of(call, 2 * level + 1);
       const bool fits = height > 0 && width > 0 && height <= call.tokens && width <= call.tokens &&
                         start <= call.tokens - height * width;
       if (point < call.ends.end[level]) {
-        if (fits) {
-          row = Level{static_cast<float>(width), static_cast<float>(height), static_cast<float>(start), 0.5f};
-          row.next_x = width > 1 ? 1.0f : HUGE_VALF;
-          row.next_y = height > 1 ? 1.0f : HUGE_VALF;
-          row.right = width > 1 ? 1.0f : 0.0f;
-          row.under = height > 1 ? row.width : 0.0f;
-        }
+        if (fits)
+          row = Row::of(height, width, start);
         break;
       }
       // After a level that does not fit nothing does: the start stays behind the last token.
@@ -86,34 +108,62 @@ __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2
     // Two roundings, as PyTorch makes them: the centre of a cell lies on the border between two answers.
     const float x = __fadd_rn(__fmul_rn(location.x, level.width), 0.5f),
                 y = __fadd_rn(__fmul_rn(location.y, level.height), 0.5f);
-    const bool number = x == x && y == y && level.half == 0.5f;
+    const bool number = x == x && y == y && level.width > 0.0f;
     // fmaxf takes the other one of a NaN.
     const float column = fminf(fmaxf(truncf(x), 0.0f), fmaxf(last_x, 0.0f)),
                 row = fminf(fmaxf(truncf(y), 0.0f), fmaxf(last_y, 0.0f));
     sample.weight[0] = number ? weight : 0.0f;
     sample.cell[0] = __float_as_uint(fmaf(row, level.width, level.start + whole) + column);
   } else {
-    // The block of four cells is moved into the level, and a cell's share is one less its distance where that is not
-    // negative: so nothing needs to be asked. Rounding to the nearest of x - 1 / 2 gives the cell to the left, or on a
-    // cell perhaps the one before. fminf and fmaxf take the other one of what is no number, and __saturatef zero.
-    constexpr float magic = 1.5f * whole;
-    const float first_x = magic + fmaxf(last_x - 1.0f, 0.0f), first_y = magic + fmaxf(last_y - 1.0f, 0.0f);
-    const float column = fminf(fmaxf(fmaf(location.x, level.width, magic - 1.0f), magic), first_x) - magic,
-                row = fminf(fmaxf(fmaf(location.y, level.height, magic - 1.0f), magic), first_y) - magic;
-    const float x = fmaf(location.x, level.width, -level.half) - column,
-                y = fmaf(location.y, level.height, -level.half) - row;
-    const float left = __saturatef(1.0f - fabsf(x)), right = __saturatef(1.0f - fabsf(x - level.next_x));
-    const float top = __saturatef(1.0f - fabsf(y)) * weight, low = __saturatef(1.0f - fabsf(y - level.next_y)) * weight;
-    sample.weight[0] = left * top;
-    sample.weight[1] = right * top;
-    sample.weight[2] = left * low;
-    sample.weight[3] = right * low;
-    const float cell = fmaf(row, level.width, level.start + whole) + column;
-    sample.cell[0] = __float_as_uint(cell);
-    sample.cell[1] = __float_as_uint(cell + level.right);
-    sample.cell[2] = __float_as_uint(cell + level.under);
-    sample.cell[3] = __float_as_uint(cell + level.under + level.right);
+    float x = fmaf(location.x, level.width, -0.5f), y = fmaf(location.y, level.height, -0.5f);
+    const bool inside = x > -1.0f && x < level.width && y > -1.0f && y < level.height; // false for what is no number
+    x = inside ? x : 0.0f;
+    y = inside ? y : 0.0f;
+    weight = inside ? weight : 0.0f;
+    constexpr float magic = 1.5f * whole; // rounding down to whole numbers, also below zero
+    const float x0 = __fadd_rd(x, magic) - magic, y0 = __fadd_rd(y, magic) - magic;
+    const float right = x - x0, low = y - y0;
+    const float x1 = x0 + 1.0f, y1 = y0 + 1.0f;
+    const float left_share = x0 >= 0.0f ? 1.0f - right : 0.0f, right_share = x1 < level.width ? right : 0.0f;
+    const float top_share = (y0 >= 0.0f ? 1.0f - low : 0.0f) * weight,
+                low_share = (y1 < level.height ? low : 0.0f) * weight;
+    sample.weight[0] = left_share * top_share;
+    sample.weight[1] = right_share * top_share;
+    sample.weight[2] = left_share * low_share;
+    sample.weight[3] = right_share * low_share;
+    const float column0 = fmaxf(x0, 0.0f), column1 = fmaxf(fminf(x1, last_x), 0.0f);
+    const float row0 = fmaf(fmaxf(y0, 0.0f), level.width, level.start + whole);
+    const float row1 = fmaf(fmaxf(fminf(y1, last_y), 0.0f), level.width, level.start + whole);
+    sample.cell[0] = __float_as_uint(row0 + column0);
+    sample.cell[1] = __float_as_uint(row0 + column1);
+    sample.cell[2] = __float_as_uint(row1 + column0);
+    sample.cell[3] = __float_as_uint(row1 + column1);
   }
+  return sample;
+}
+
+__device__ __forceinline__ Sample<false> sample_of(const BlockLevel& level, float2 location, float weight) {
+  Sample<false> sample;
+  // The block of four cells is moved into the level, and a cell's share is one less its distance where that is not
+  // negative: so nothing needs to be asked. Rounding to the nearest of x - 1 / 2 gives the cell to the left, or on a
+  // cell perhaps the one before. fminf and fmaxf take the other one of what is no number, and __saturatef zero.
+  constexpr float magic = 1.5f * whole;
+  const float first_x = magic + fmaxf(level.width - 2.0f, 0.0f), first_y = magic + fmaxf(level.height - 2.0f, 0.0f);
+  const float column = fminf(fmaxf(fmaf(location.x, level.width, magic - 1.0f), magic), first_x) - magic,
+              row = fminf(fmaxf(fmaf(location.y, level.height, magic - 1.0f), magic), first_y) - magic;
+  const float x = fmaf(location.x, level.width, -level.half) - column,
+              y = fmaf(location.y, level.height, -level.half) - row;
+  const float left = __saturatef(1.0f - fabsf(x)), right = __saturatef(1.0f - fabsf(x - level.next_x));
+  const float top = __saturatef(1.0f - fabsf(y)) * weight, low = __saturatef(1.0f - fabsf(y - level.next_y)) * weight;
+  sample.weight[0] = left * top;
+  sample.weight[1] = right * top;
+  sample.weight[2] = left * low;
+  sample.weight[3] = right * low;
+  const float cell = fmaf(row, level.width, level.start + whole) + column;
+  sample.cell[0] = __float_as_uint(cell);
+  sample.cell[1] = __float_as_uint(cell + level.right);
+  sample.cell[2] = __float_as_uint(cell + level.under);
+  sample.cell[3] = __float_as_uint(cell + level.under + level.right);
   return sample;
 }
 
