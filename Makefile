@@ -14,7 +14,7 @@ demo: setup
 # The C++ runtime is built and checked first; where its Debian packages cannot be had, its tests say so and are left out.
 test: setup
 	if $(MAKE) --no-print-directory cpp-setup; then $(MAKE) --no-print-directory cpp-check; fi
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu and not network"
