@@ -21,12 +21,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _needs_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no CUDA device")
-
-
 @pytest.fixture(scope="module")
 def decoder() -> Any:
     from detrt.on_device.decoding import GpuDecoder

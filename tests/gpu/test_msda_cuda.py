@@ -34,9 +34,9 @@ SHAPES = {
 
 
 @pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if not torch.cuda.is_available() or not triton_available():
-        pytest.skip("needs a CUDA device and Triton")
+def _needs_triton() -> None:
+    if not triton_available():
+        pytest.skip("needs Triton")
 
 
 def tensors(name: str, dtype, seed: int = 0, spread: float = 1.3):

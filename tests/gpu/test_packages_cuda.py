@@ -20,12 +20,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _needs_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no CUDA device")
-
-
 def built(folder: Path, *choices: str) -> str:
     from detrt.cli import main
 

@@ -11,12 +11,6 @@ from detrt.kernels.selection import portable, top_k
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-
-
 @pytest.mark.parametrize(
     ("rows", "n", "k"), [(1, 8400, 300), (3, 1600, 300), (2, 22_223, 900), (1, 32_768, 1024), (1, 300, 300), (2, 70_000, 5)]
 )

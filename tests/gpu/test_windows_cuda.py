@@ -15,12 +15,6 @@ pytestmark = pytest.mark.gpu
 TYPES = {"fp16": (torch.float16, 1e-3), "bf16": (torch.bfloat16, 8e-3)}
 
 
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-
-
 def relative(found, expected) -> float:
     return float((found.double().cpu() - expected.cpu()).norm() / expected.cpu().norm())
 
