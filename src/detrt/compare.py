@@ -84,7 +84,8 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
 
     Both must come with a threshold low enough to hold everything that the gate compares. A detection
     is paired with the nearest one of its class (largest side difference in pixels plus score
-    difference in units of the gate). Those within `gate.score` of the cut may be missing on one side.
+    difference in units of the gate). Those within `gate.score` of the cut may be missing on one side; pairs of which
+    neither side is compared are partners only, and their differences do not count.
     """
     cut = cutoff(reference, gate)
     ref = reference[reference.scores >= cut - 2 * gate.score]
@@ -93,8 +94,9 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
     missing = sum(1 for i in range(len(ref)) if i not in taken_ref and ref.scores[i] >= cut)
     extra = sum(1 for i in range(len(cand)) if i not in taken_cand and cand.scores[i] >= cut + gate.score)
-    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in pairs), default=0.0)
-    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in pairs), default=0.0)
+    counted = [(r, c) for r, c in pairs if ref.scores[r] >= cut or cand.scores[c] >= cut + gate.score]
+    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in counted), default=0.0)
+    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in counted), default=0.0)
     compared = int((ref.scores >= cut).sum())
     return ImageMatch(compared, missing, extra, box, score)
 
