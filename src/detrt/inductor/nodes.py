@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,22 @@ VIEWS = (aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.re
 def value_of(node: Any) -> Any:
     """What a node gives while tracing: a tensor without data, a number, or None."""
     return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def fake_mode(*values: Any) -> Any:
+    """The mode that made one of these tensors without data; None: none of them is one."""
+    return next((mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None), None)
+
+
+@contextmanager
+def faking(mode: Any) -> Iterator[None]:
+    """Operators on the tensors of a `fake_mode`; None: on tensors as they are."""
+    if mode is None:
+        yield
+        return
+    # Operators that are made of others, such as linear, know symbolic sizes in Python only.
+    with mode, enable_python_dispatcher():
+        yield
 
 
 def attribute(graph: fx.GraphModule, target: str) -> Any:
@@ -76,12 +94,7 @@ def is_pure(target: torch._ops.OpOverload) -> bool:
 
 def remember(node: fx.Node) -> None:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    mode = next((m for n in node.all_input_nodes if (m := getattr(value_of(n), "fake_mode", None)) is not None), None)
-    if mode is not None:
-        # Operators that are made of others, such as linear, know symbolic sizes in Python only.
-        with mode, enable_python_dispatcher():
-            node.meta["val"] = node.target(*args, **kwargs)
-    else:
+    with faking(fake_mode(*map(value_of, node.all_input_nodes))):
         node.meta["val"] = node.target(*args, **kwargs)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 
-from .nodes import MSDA, Constants, fake_like, finish, value_of
+from .nodes import MSDA, Constants, fake_like, fake_mode, faking, finish, value_of
 
 aten = torch.ops.aten
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -205,10 +204,7 @@ def _floating(val: Any) -> bool:
 
 
 def _faked(step: Any, val: Any) -> Any:
-    mode = getattr(val, "fake_mode", None)
-    if mode is None:
-        return step()
-    with mode, enable_python_dispatcher():
+    with faking(fake_mode(val)):
         return step()
 
 
@@ -218,10 +214,10 @@ def _again(node: fx.Node, given: Any) -> Any:
     if any(v is None for v in values):
         return value_of(node)
     args, kwargs = fx.map_arg((node.args, node.kwargs), given)
-    mode = next((m for v in values if (m := getattr(v, "fake_mode", None)) is not None), None)
+    mode = fake_mode(*values)
     if mode is None or not any(_floating(v) or isinstance(v, (tuple, list)) for v in values):
         return value_of(node)
-    with mode, enable_python_dispatcher(), torch.no_grad():
+    with faking(mode), torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
