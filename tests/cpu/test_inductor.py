@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,6 +215,15 @@ def test_a_package_equals_onnx_runtime(bundle):
                 assert np.abs(got[name] - want[name]).max() <= 1e-3 * np.abs(want[name]).max()
         with pytest.raises(SessionError, match="from 1 to 2"):
             session.run(example_feeds(session.spec, 3, session.inputs[0].shape[2:]))
+
+
+def test_opening_a_package_needs_neither_the_compiler_nor_its_python_code(bundle):
+    code = "import sys; from detrt.sessions import open_session; s = open_session(sys.argv[1], backend='inductor'); "
+    code += "print(s.backend, sorted(m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle)], env={**os.environ, "PATH": "", "CXX": ""}, capture_output=True, text=True
+    )
+    assert done.stdout == "inductor-cpu []\n" and done.stderr == ""
 
 
 def test_a_package_of_another_version_is_not_opened(bundle, tmp_path, monkeypatch):

@@ -35,8 +35,7 @@ def load_package(path: Path, device: str = "cpu", threads: bool = True) -> Run:
     from ..kernels import epilogues  # noqa: F401 (registers operators that packages for a GPU call)
 
     if not is_artifact(path):
-        index = torch.device(device).index if torch.device(device).type == "cuda" else -1
-        return torch._inductor.aoti_load_package(str(path), run_single_threaded=not threads, device_index=index or -1)
+        return _aoti(path, torch.device(device), threads)
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(prefix="detrt-artifact-") as folder:
         for name in (ARTIFACT, WEIGHTS):
             if name not in archive.namelist():
@@ -45,6 +44,18 @@ def load_package(path: Path, device: str = "cpu", threads: bool = True) -> Run:
         weights = torch.load(Path(folder) / WEIGHTS, map_location=device, weights_only=True)
         artifact = torch._inductor.CompiledArtifact.load(path=str(Path(folder) / ARTIFACT), format="binary")
     return bound(artifact, weights)
+
+
+def _aoti(path: Path, device: torch.device, threads: bool) -> Run:
+    """An AOTInductor package, by the loader that `torch._inductor.aoti_load_package` calls.
+
+    That function first imports the whole compiler, and in every new cache folder compiles small C++ programs to see which
+    vector instructions work here: a second, and on a busy machine half a minute. What it then warns of,
+    `InductorSession` has compared before.
+    """
+    index = device.index or 0 if device.type == "cuda" else -1
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", not threads, 1, index)  # type: ignore[attr-defined]
+    return lambda *inputs: loader.run(list(inputs))
 
 
 def bound(artifact: Any, weights: Sequence[Tensor]) -> Run:
