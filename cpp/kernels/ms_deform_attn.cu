@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(vector_threads) vector_kernel(const __grid_con
     if constexpr (Many)
       sample = device::sample_of(table[point], location, weight);
     else
-      sample = device::sample_of<Discrete>(table[point], location, weight);
+      sample = device::sample_of<Discrete, !is_half<T>>(table[point], location, weight);
 #pragma unroll
     for (int c = 0; c < Sample<Discrete>::corners; ++c) {
       const std::uint64_t cell = sample.cell[c] - device::whole_bits;

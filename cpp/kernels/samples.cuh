@@ -99,8 +99,10 @@ template <bool Discrete> struct Sample {
   unsigned cell[corners]; // of the image, counted from whole_bits
 };
 
-// All corners are cells of the level, also those of a sample that weighs nothing.
-template <bool Discrete>
+// All corners are cells of the level, also those of a sample that weighs nothing. Exact: x is known to a part of its own
+// size, which on a level of 500 cells is more than FP32's sums lose; so the shares are worked out once more, with one
+// rounding after the large numbers have cancelled.
+template <bool Discrete, bool Exact = false>
 __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2 location, float weight) {
   Sample<Discrete> sample;
   const float last_x = level.width - 1.0f, last_y = level.height - 1.0f;
@@ -122,7 +124,11 @@ __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2
     weight = inside ? weight : 0.0f;
     constexpr float magic = 1.5f * whole; // rounding down to whole numbers, also below zero
     const float x0 = __fadd_rd(x, magic) - magic, y0 = __fadd_rd(y, magic) - magic;
-    const float right = x - x0, low = y - y0;
+    float right = x - x0, low = y - y0;
+    if constexpr (Exact) {
+      right = inside ? fmaf(location.x, level.width, -0.5f - x0) : right;
+      low = inside ? fmaf(location.y, level.height, -0.5f - y0) : low;
+    }
     const float x1 = x0 + 1.0f, y1 = y0 + 1.0f;
     const float left_share = x0 >= 0.0f ? 1.0f - right : 0.0f, right_share = x1 < level.width ? right : 0.0f;
     const float top_share = (y0 >= 0.0f ? 1.0f - low : 0.0f) * weight,

@@ -29,6 +29,7 @@ SHAPES = {
     "head 5": (((6, 9), (3, 5), (2, 3)), (3, 6, 1), 2, 3, 5, 33),
     "one cell": (((1, 1), (3, 1)), (2, 2), 1, 2, 8, 5),
     "five levels": (((64, 48), (32, 24), (16, 12), (8, 6), (4, 3)), (4,) * 5, 1, 8, 32, 900),
+    "wide": (((300, 480), (150, 240)), (4, 4), 1, 2, 32, 500),
     "many points": (((16, 12), (8, 6)), (40, 41), 1, 2, 16, 50),
 }
 
@@ -72,7 +73,7 @@ def test_kernel_equals_fp64(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("sides", [2, 4])
-@pytest.mark.parametrize("name", ["decoder", "d-fine", "rf-detr", "head 14", "five levels"])
+@pytest.mark.parametrize("name", ["decoder", "d-fine", "rf-detr", "head 14", "five levels", "wide"])
 def test_fused_kernel_equals_fp64(name: str, sides: int, kind: str) -> None:
     dtype, allowed = TYPES[kind]
     value, shapes, locations, _, points = tensors(name, dtype, seed=7)

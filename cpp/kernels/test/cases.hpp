@@ -258,6 +258,7 @@ inline std::vector<Case> small_cases() {
       {"cells of one row", 1, 8, 32, 20, V{1, 40, 40, 1, 1, 1}, P{4, 4, 4}, Places::hostile},
       {"an empty level", 1, 8, 32, 20, V{8, 8, 0, 5, 4, 4}, P{4, 4, 4}, Places::hostile},
       {"an empty level, discrete", 1, 8, 32, 20, V{8, 8, 0, 5, 4, 4}, P{4, 4, 4}, Places::hostile, true},
+      {"wide levels", 1, 1, 32, 500, V{300, 480, 150, 240}, P{4, 4}},
       {"empty batch", 0, 8, 32, 20, V{8, 8}, P{4}},
       {"no queries", 2, 8, 32, 0, V{8, 8}, P{4}},
       {"no points", 1, 8, 32, 20, V{8, 8}, P{0}},

@@ -111,7 +111,6 @@ int main(int argc, char** argv) {
   if (large) {
     cases.push_back({"encoder of 22 223 tokens", 1, 8, 32, 22223, coco_levels(), {4, 4, 4, 4}, Places::local});
     cases.push_back({"900 queries", 4, 8, 32, 900, coco_levels(), {4, 4, 4, 4}, Places::uniform});
-    cases.push_back({"wide level", 1, 8, 32, 500, {300, 480, 150, 240}, {4, 4}, Places::uniform});
   }
   for (const Case& c : cases)
     for (const FloatType type : {FloatType::fp32, FloatType::fp16, FloatType::bf16})

@@ -73,7 +73,9 @@ def _add(
         weight = tl.exp(weight - top_logit[:, None])
         norm += weight
     w, h = width.to(tl.float32), height.to(tl.float32)
+    near_x, near_y = x, y  # what lies between the sample and its reference
     if REFERENCE == 4:
+        near_x, near_y = x * (cw * w), y * (ch * h)
         x, y = (cx + x * cw) * w, (cy + y * ch) * h
     elif REFERENCE == 2:
         x, y = cx * w + x, cy * h + y  # (cx + x / w) * w
@@ -102,7 +104,18 @@ def _add(
     y = tl.minimum(tl.maximum(y - 0.5, -2.0), h + 1.0)
     # x - 0.5 rounded is the cell to the left; on a cell it may be the one before, whose share is then zero.
     column, row = (x - 0.5) + ROUND, (y - 0.5) + ROUND
-    right, low = x - (column - ROUND), y - (row - ROUND)  # shares of the cells to the right and below
+    # Shares of the cells to the right and below.
+    if value.dtype.element_ty == tl.float32:
+        # x is known to a part of its own size, which on a level of 500 cells is more than FP32's sums lose. So the shares
+        # are worked out once more, with one rounding each after the large numbers have cancelled.
+        left_x, upper_y = 0.5 + (column - ROUND), 0.5 + (row - ROUND)
+        if REFERENCE == 0:
+            right, low = tl.fma(near_x, w, -left_x), tl.fma(near_y, h, -upper_y)
+        else:
+            right, low = tl.fma(cx, w, -left_x) + near_x, tl.fma(cy, h, -upper_y) + near_y
+        right, low = tl.minimum(tl.maximum(right, 0.0), 1.0), tl.minimum(tl.maximum(low, 0.0), 1.0)
+    else:
+        right, low = x - (column - ROUND), y - (row - ROUND)
     column = column.to(tl.int32, bitcast=True) - ROUND_BITS
     row = row.to(tl.int32, bitcast=True) - ROUND_BITS
     in_left, in_right = column.to(tl.uint32) < columns, (column + 1).to(tl.uint32) < columns
