@@ -1,4 +1,4 @@
-"""Matching the detections of two models on the same images, robust to the order of ties."""
+"""How two models differ on the same images: their detections, robust to the order of ties, and their tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .detections import Detections, box_iou
 from .errors import DetrtError
@@ -65,6 +66,17 @@ def gate_for(precision: str) -> Gate:
     return GATES[precision]
 
 
+def relative_error(expected: NDArray, actual: NDArray) -> float:
+    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(actual)):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
+
+
 @dataclass(frozen=True, slots=True)
 class ImageMatch:
     """One image: how many were compared, how many found no partner, and the largest differences."""
@@ -94,7 +106,7 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
     missing = sum(1 for i in range(len(ref)) if i not in taken_ref and ref.scores[i] >= cut)
     extra = sum(1 for i in range(len(cand)) if i not in taken_cand and cand.scores[i] >= cut + gate.score)
-    counted = [(r, c) for r, c in pairs if ref.scores[r] >= cut or cand.scores[c] >= cut + gate.score]
+    counted = [(r, c) for r, c in pairs if max(ref.scores[r], cand.scores[c]) >= cut]
     box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in counted), default=0.0)
     score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in counted), default=0.0)
     compared = int((ref.scores >= cut).sum())

@@ -81,6 +81,21 @@ CASES = {
         0,
         0,
     ),
+    # Two queries of hardly any score that traded places, in a picture with few objects.
+    "far, but neither side is compared": (
+        (*THREE, (A, 0.05, 2), (B, 0.04, 2), (C, 0.0395, 3)),
+        (*THREE, (A, 0.05, 2), (B, 0.04, 2), (moved(C, 4), 0.0395, 3)),
+        (5, 0, 0),
+        0,
+        0,
+    ),
+    "far, and one side is compared": (
+        (*THREE, (A, 0.05, 2), (B, 0.04, 2), (C, 0.0395, 3)),
+        (*THREE, (A, 0.05, 2), (B, 0.04, 2), (moved(C, 4), 0.0405, 3)),
+        (5, 0, 0),
+        4,
+        0.001,
+    ),
     "weak pictures are compared by their best": (((A, 0.05, 0), (B, 0.04, 1)), ((A, 0.05, 0),), (2, 1, 0), 0, 0),
 }
 
