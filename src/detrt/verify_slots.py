@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compare import Gate, match
+from .compare import Gate, match, relative_error
 from .decode import decode
 from .errors import SessionError
 from .preprocess import SizeHW, needs_equal_sizes, preprocess, resize
 from .session import Feeds, Outputs, Session
 from .spec import PIXEL_MASK, PIXEL_VALUES
-from .verify_tensors import relative_error
 
 # Batches of a model without a profile: one, two, and one that no power of a kernel's tile hides.
 _BATCHES = (1, 2, 4)

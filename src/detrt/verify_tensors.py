@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bound import detector_of, with_text
+from .compare import relative_error
 from .errors import DetrtError, SessionError
 from .onnx_session import OnnxSession
 from .preprocess import SizeHW, group_by_size, preprocess
@@ -115,17 +116,6 @@ def _error(name: str, expected: NDArray, actual: NDArray) -> float:
     if name in (PRED_BOXES, BOXES) and not np.isfinite(actual).all():
         return float("inf")
     return relative_error(expected, actual)
-
-
-def relative_error(expected: NDArray, actual: NDArray) -> float:
-    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(actual)):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
-    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
 
 
 def _is_torch(session: Session) -> bool:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from engine_graphs import rtx
 
 from detrt import graph
+from detrt.compare import relative_error
 from detrt.export.inputs import example_feeds
 from detrt.export.module import ExportModule
-from detrt.export.onnx import CHECK_TOLERANCE, forced_topk, relative_error
+from detrt.export.onnx import CHECK_TOLERANCE, forced_topk
 from detrt.graph.clean import topk_outputs, with_outputs
 from detrt.models.deformable import level_masks
 from detrt.onnx_session import OnnxSession

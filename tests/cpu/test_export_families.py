@@ -13,11 +13,11 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from onnx import numpy_helper
 
 from detrt import graph
-from detrt.compare import Gate, match
+from detrt.compare import Gate, match, relative_error
 from detrt.decode import decode
 from detrt.export.contract import exported_spec, other_size, trace_size
 from detrt.export.inputs import example_feeds
-from detrt.export.onnx import CHECK_TOLERANCE, ExportConfig, forced_topk, relative_error
+from detrt.export.onnx import CHECK_TOLERANCE, ExportConfig, forced_topk
 from detrt.graph.clean import topk_outputs, with_outputs
 from detrt.onnx_session import OnnxSession
 from detrt.sources.random_models import MODELS

@@ -11,11 +11,12 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 from detrt import graph
+from detrt.compare import relative_error
 from detrt.decode import decode
 from detrt.errors import ExportError, SourceError
 from detrt.export import ExportConfig, export_onnx
 from detrt.export.contract import contract, tower_contract
-from detrt.export.onnx import CHECK_TOLERANCE, relative_error
+from detrt.export.onnx import CHECK_TOLERANCE
 from detrt.export.text import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, image_feeds, text_feeds, unpadded
 from detrt.export.text_inputs import example_ids, token_feeds
 from detrt.export.text_module import TextExportModule, best_phrases

@@ -24,9 +24,9 @@ import torch
 from onnx_on_torch import TorchGraph
 
 from detrt import graph
+from detrt.compare import relative_error
 from detrt.evaluate import evaluate_coco
 from detrt.export import ExportConfig, export_onnx
-from detrt.export.onnx import relative_error
 from detrt.onnx_session import OnnxSession
 from detrt.precision import PrecisionConfig, noise, ranges
 from detrt.precision import calibrate as histograms

@@ -56,7 +56,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 # Layers from the bottom up; a module imports from its own layer and from those below it. Prefixes; the first fits.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors.py", "spec.py", "detections.py", "files.py", "memory.py", "cores.py", "__init__.py"),
-    ("bundle.py", "session.py"),
+    ("bundle.py", "session.py", "compare.py"),
     (
         "images.py",
         "pictures.py",
@@ -87,7 +87,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sized_session.py",
         "on_device/",
     ),
-    ("sessions.py", "detector.py", "devices.py", "compare.py"),
+    ("sessions.py", "detector.py", "devices.py"),
     ("",),  # all others: parity, bench, pipeline, draw, outputs, ...
     ("cli/",),
 )

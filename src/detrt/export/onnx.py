@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import graph
+from ..compare import relative_error
 from ..errors import ExportError, GateError
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify, topk_outputs, with_outputs
 from ..graph.msda import lower_msda
@@ -263,17 +264,6 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
                 }
     finally:
         session.close()
-
-
-def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
-    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(actual)):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
-    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
 
 
 def options_of(config: ExportConfig) -> dict[str, Any]:

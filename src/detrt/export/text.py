@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import files, graph
+from ..compare import relative_error
 from ..errors import ExportError, SourceError
 from ..graph.clean import topk_outputs, with_outputs
 from ..graph.summary import summarise
@@ -32,7 +33,7 @@ from ..spec import (
 from .config import ExportConfig
 from .contract import contract, other_size, tower_contract, trace_size
 from .inputs import example_feeds
-from .onnx import ExportReport, finish, forced_topk, relative_error, require_equal, trace_tensors
+from .onnx import ExportReport, finish, forced_topk, require_equal, trace_tensors
 from .text_inputs import Ids, example_ids, token_feeds
 from .text_module import TextExportModule, TowerModule
 from .text_reference import StockTextModule

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..compare import relative_error
 from ..engine.child import ProgressFile, answer_parent
 from ..errors import GateError
 from ..export.contract import contract
-from ..export.onnx import relative_error
 from ..memory import peak_memory_mib
 from ..sources import load_source
 from ..spec import ModelSpec
