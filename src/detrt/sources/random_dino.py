@@ -19,11 +19,11 @@ from .families import BY_NAME
 from .hub import versions
 from .label_sets import labels_for
 from .original_dino import make_spec
+from .random_weights import SEED, keep_variance
 
 if TYPE_CHECKING:
     from . import Source
 
-SEED = 20260101
 
 _R50 = DinoConfig(
     classes=91,
@@ -107,11 +107,7 @@ def build(family: str, config: DinoConfig, *, attend_padding: bool = False) -> D
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module = CoDino(config, attend_padding=attend_padding) if family == "co_dino" else Dino(config)
-        for child in module.modules():
-            if isinstance(child, (torch.nn.Conv2d, torch.nn.Linear)):
-                # The variance of a picture survives the way through the network (He et al., arXiv:1502.01852).
-                gain = 2.0 if isinstance(child, torch.nn.Conv2d) else 1.0
-                child.weight.data.normal_(0, (gain / child.weight[0].numel()) ** 0.5)
+        keep_variance(module)
         for name, parameter in module.named_parameters():
             if parameter.ndim == 1:
                 parameter.data += torch.randn_like(parameter) * 0.05

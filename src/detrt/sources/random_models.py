@@ -23,8 +23,8 @@ from . import Source
 from .families import BY_NAME, Family
 from .hub import make_spec, versions
 from .preprocessor import read_input_spec
+from .random_weights import SEED, keep_variance, spread_variances
 
-SEED = 20260101
 _STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
@@ -173,12 +173,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "rf_detr",
         {},
         {
-            "num_queries": 12,
-            "d_model": 32,
-            "decoder_layers": 2,
-            "decoder_ffn_dim": 48,
-            "decoder_self_attention_heads": 4,
-            "decoder_cross_attention_heads": 4,
+            **_TINY_LW,
             "backbone_config": {
                 "model_type": "rf_detr_dinov2",
                 "hidden_size": 32,
@@ -261,11 +256,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         torch.manual_seed(SEED)
         module = AutoModelForObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
-        for child in module.modules():
-            if isinstance(child, (torch.nn.Conv2d, torch.nn.Linear)):
-                # sqrt(2 / fan in), He et al., arXiv:1502.01852; linear layers have no ReLU on both sides.
-                gain = 2.0 if isinstance(child, torch.nn.Conv2d) else 1.0
-                child.weight.data.normal_(0, (gain / child.weight[0].numel()) ** 0.5, generator=generator)
+        keep_variance(module, generator)
         for name, parameter in module.named_parameters():
             dull = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
             moves = "bbox" in name or "sampling_offsets" in name
@@ -275,9 +266,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
                 parameter.data *= 0.2
             if dull or (moves and not settle):
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_var"):
-                buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)
+        spread_variances(module, generator)
         if settle and family.name in ("d_fine", "deimv2"):
             _settle_batch_norms(module, generator)
         projection = getattr(getattr(module, "model", None), "input_projection", None)

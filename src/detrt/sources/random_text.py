@@ -14,10 +14,10 @@ from . import Source
 from .families import BY_NAME, Family
 from .hub import refuse_text_choices, versions
 from .preprocessor import read_input_spec
+from .random_weights import SEED, keep_variance, spread_variances
 from .text import text_spec, with_boolean_masks
 from .tokenizer import bert_tokenizer, library, read_tokenizer
 
-SEED = 20260101
 # Where BERT's uncased vocabulary has its framing tokens and its printable ASCII.
 _FRAME = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}
 _PLACES = (
@@ -219,10 +219,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         torch.manual_seed(SEED)
         module = AutoModelForZeroShotObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
-        for child in module.modules():
-            if isinstance(child, (torch.nn.Conv2d, torch.nn.Linear)):
-                gain = 2.0 if isinstance(child, torch.nn.Conv2d) else 1.0
-                child.weight.data.normal_(0, (gain / child.weight[0].numel()) ** 0.5, generator=generator)
+        keep_variance(module, generator)
         for name, parameter in module.named_parameters():
             moves = "bbox" in name or "sampling_offsets" in name
             if moves and settle and parameter.ndim == 2:
@@ -232,8 +229,6 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
                 parameter.data.normal_(0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator)
             elif (parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())) or moves:
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_var"):
-                buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)
+        spread_variances(module, generator)
     with_boolean_masks(module)
     return module.eval().requires_grad_(False)
