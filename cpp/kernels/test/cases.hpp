@@ -37,6 +37,21 @@ struct Case {
       sum += count;
     return sum;
   }
+  // All of a call but its memory and its method.
+  MsDeformAttn call(FloatType type, FloatType weights_type) const {
+    MsDeformAttn call;
+    call.shapes_are_int64 = shapes64;
+    call.value_type = type;
+    call.weights_type = weights_type;
+    call.discrete = discrete;
+    call.batch = batch;
+    call.tokens = tokens();
+    call.heads = heads;
+    call.dim = dim;
+    call.queries = queries;
+    call.points = points;
+    return call;
+  }
   std::int64_t samples() const { return batch * queries * heads * all_points(); }
   std::int64_t outputs() const { return batch * queries * heads * dim; }
 };

@@ -95,20 +95,12 @@ int main(int argc, char** argv) {
             shapes(c.shapes);
         Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
         for (const Method method : {Method::tensor_cores, Method::vectors, Method::scalars}) {
-          MsDeformAttn call;
+          MsDeformAttn call = c.call(type, type);
           call.value = value.data();
           call.shapes = shapes.data();
-          call.shapes_are_int64 = true;
           call.locations = static_cast<const float*>(locations.data());
           call.weights = weights.data();
           call.out = out.data();
-          call.value_type = call.weights_type = type;
-          call.batch = c.batch;
-          call.tokens = c.tokens();
-          call.heads = c.heads;
-          call.dim = c.dim;
-          call.queries = c.queries;
-          call.points = c.points;
           call.method = method;
           out.fill(0xFF);
           if (ms_deform_attn(call, nullptr) == cudaErrorInvalidValue)

@@ -21,22 +21,12 @@ void run(const Case& c, FloatType type, FloatType weights_type, Method method, u
   const Memory shapes64(c.shapes), shapes32(narrow);
   Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
   out.fill(0xFF); // NaN: what is not written is seen
-  MsDeformAttn call;
+  MsDeformAttn call = c.call(type, weights_type);
   call.value = value.data();
   call.shapes = c.shapes64 ? shapes64.data() : shapes32.data();
-  call.shapes_are_int64 = c.shapes64;
   call.locations = static_cast<const float*>(locations.data());
   call.weights = weights.data();
   call.out = out.data();
-  call.value_type = type;
-  call.weights_type = weights_type;
-  call.discrete = c.discrete;
-  call.batch = c.batch;
-  call.tokens = c.tokens();
-  call.heads = c.heads;
-  call.dim = c.dim;
-  call.queries = c.queries;
-  call.points = c.points;
   call.method = method;
   const cudaError_t status = ms_deform_attn(call, nullptr);
   if (method != Method::automatic && status == cudaErrorInvalidValue)
@@ -64,20 +54,12 @@ void run_lies() {
     Memory out(static_cast<std::size_t>(c.outputs()) * 2);
     for (const Method method : {Method::tensor_cores, Method::vectors, Method::scalars}) {
       out.fill(0xFF);
-      MsDeformAttn call;
+      MsDeformAttn call = c.call(FloatType::fp16, FloatType::fp16);
       call.value = value.data();
       call.shapes = shapes.data();
-      call.shapes_are_int64 = true;
       call.locations = static_cast<const float*>(locations.data());
       call.weights = weights.data();
       call.out = out.data();
-      call.value_type = call.weights_type = FloatType::fp16;
-      call.batch = c.batch;
-      call.tokens = c.tokens();
-      call.heads = c.heads;
-      call.dim = c.dim;
-      call.queries = c.queries;
-      call.points = c.points;
       call.method = method;
       check(ms_deform_attn(call, nullptr), "sizes that lie");
       check(cudaDeviceSynchronize(), "sizes that lie");
