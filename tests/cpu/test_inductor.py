@@ -132,6 +132,7 @@ def test_a_symbolic_batch_is_never_where_channels_are():
     [
         ({"device": "tpu"}, "cpu or cuda"),
         ({"tune": "much"}, "default or max"),
+        ({"tune": "max"}, "is for --device cuda"),
         ({"batch": (4, 2, 1)}, "rising"),
         ({"batch": (0, 1, 1)}, "from 1 to"),
         ({"height": (480, 640, 800), "width": (640, 640, 640)}, "one size"),

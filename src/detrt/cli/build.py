@@ -79,7 +79,8 @@ def build(
     sm: Annotated[str | None, typer.Option(help="Compute capabilities for tensorrt-rtx: 86,89.")] = None,
     device: Annotated[str | None, typer.Option(help="With --target inductor: cpu, cuda, or both with a comma.")] = None,
     tune: Annotated[
-        str | None, typer.Option(help="With --target inductor: default, or max to try many kernels, which takes minutes.")
+        str | None,
+        typer.Option(help="With --target inductor on a GPU: default, or max to try many kernels, which takes minutes."),
     ] = None,
     form: Annotated[
         str | None, typer.Option(help="With --target inductor: aoti (also for C++), artifact (Python, GPU only), or auto.")

@@ -27,7 +27,7 @@ class InductorConfig:
     device: "cpu" or "cuda"; a package runs on the kind of processor that compiled it. batch: (min, opt, max); one number
     for all three compiles for that batch alone, which is fastest. None: 1 to 8 on a CPU, 1 on a GPU.
     height, width: (n, n, n) in pixels; a package has one size. None: the model's usual one.
-    tune: "max" tries many kernels for every product and convolution, which takes minutes.
+    tune: "max" tries many kernels for every product and convolution, which takes minutes; for a GPU.
     form: "aoti" is a package that C++ opens, too; "artifact" is for Python alone, and for a GPU. "auto": see `package_form`.
     tokens: of a model that takes a prompt: tokens of the longest prompt, and names of the longest list where it takes names;
     None: 64, or what the model takes at most.
@@ -50,6 +50,9 @@ class InductorConfig:
         for name, allowed in (("device", DEVICES), ("tune", TUNES), ("form", FORMS)):
             if getattr(self, name) not in allowed:
                 raise EngineError(f"--{name} must be {' or '.join(allowed)} for --target inductor; got {getattr(self, name)!r}")
+        if self.device == "cpu" and self.tune == "max":
+            # PyTorch 2.13's own kernels for products: wrong for a range of batches, a twentieth faster for one.
+            raise EngineError("--tune max is for --device cuda; leave it out, or build for cuda alone")
         if self.device == "cpu" and self.form == "artifact":
             raise EngineError("--form artifact is for --device cuda; a package for the CPU is always aoti")
         for name, largest in (("batch", LARGEST_BATCH), ("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
