@@ -1,12 +1,7 @@
-"""Scenes for training: worker processes draw without end, a pool keeps the latest ones."""
+"""Scenes for training the demo detector, drawn while it trains."""
 
 from __future__ import annotations
 
-import mmap
-import multiprocessing
-import os
-import queue
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +9,7 @@ import torch
 from demo_loss import Targets
 from demo_model import INPUT_PX
 from PIL import Image
+from scene_pool import ScenePool, shared_array
 from torch import Tensor
 
 from detrt.scenes import Scene, draw_scene
@@ -58,17 +54,13 @@ class _Shared:
 
     @classmethod
     def allocate(cls, slots: int) -> _Shared:
-        def block(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            return np.frombuffer(mmap.mmap(-1, size), dtype=dtype).reshape(shape)
-
         return cls(
-            block((slots, CHUNK, INPUT_PX, INPUT_PX, 3), np.uint8),
-            block((slots, CHUNK, MAX_OBJECTS, 5), np.float32),
-            block((slots, CHUNK), np.int64),
+            shared_array((slots, CHUNK, INPUT_PX, INPUT_PX, 3), np.uint8),
+            shared_array((slots, CHUNK, MAX_OBJECTS, 5), np.float32),
+            shared_array((slots, CHUNK), np.int64),
         )
 
-    def draw(self, slot: int, first_seed: int) -> None:
+    def draw(self, slot: int, first_seed: int, number: int) -> None:
         for k in range(CHUNK):
             scene = draw_scene(first_seed + k, max_objects=MAX_OBJECTS)
             rows = label_rows(scene)
@@ -77,92 +69,33 @@ class _Shared:
             self.counts[slot, k] = len(rows)
 
 
-def _work(shared: _Shared, free: multiprocessing.Queue, ready: multiprocessing.Queue) -> None:
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    while os.getppid() == parent:  # ends with the trainer, also if that was killed
-        try:
-            slot, seed = free.get(timeout=2)
-        except queue.Empty:
-            continue
-        shared.draw(slot, seed)
-        ready.put(slot)
-
-
-class ScenePool:
-    """The latest ``size`` scenes on ``device``, renewed by ``workers`` processes.
-
-    Build it before anything touches the GPU: the workers are forked. ``workers`` 0 draws
-    ``size`` scenes once, in this process.
-    """
+class DemoPool(ScenePool):
+    """Pictures and boxes on the device, the numbers of objects on the host."""
 
     def __init__(self, size: int, workers: int, seed: int, first_chunk: int = 0) -> None:
-        self.size, self.filled, self.position = size, 0, 0
-        self.next_chunk = first_chunk
-        self._seed = TRAIN_SEED + seed * 2**32
-        self._workers: list[multiprocessing.Process] = []
-        self._in_flight: list[tuple[int, torch.cuda.Event]] = []
-        self._shared = _Shared.allocate(max(1, 3 * workers))
-        if workers:
-            context = multiprocessing.get_context("fork")
-            self._free, self._ready = context.Queue(), context.Queue()
-            for slot in range(3 * workers):
-                self._order(slot)
-            for _ in range(workers):
-                args = (self._shared, self._free, self._ready)
-                process = context.Process(target=_work, args=args, daemon=True)
-                process.start()
-                self._workers.append(process)
+        slots = 3 * workers
+        shared = _Shared.allocate(max(1, slots))
+        super().__init__(shared, slots, CHUNK, size, workers, TRAIN_SEED + seed * 2**32, first_chunk)
+        self._stored = 0
 
-    def _order(self, slot: int) -> None:
-        self._free.put((slot, self._seed + self.next_chunk * CHUNK))
-        self.next_chunk += 1
+    @property
+    def filled(self) -> int:
+        return min(self._stored, self.size)
 
-    def to(self, device: torch.device, wait_for: int) -> None:
-        """Put the pool on ``device`` and wait until it holds ``wait_for`` scenes."""
-        size = -(-self.size // CHUNK) * CHUNK
-        self.images = torch.zeros((size, INPUT_PX, INPUT_PX, 3), dtype=torch.uint8, device=device)
-        self.rows = torch.zeros((size, MAX_OBJECTS, 5), device=device)
-        self.counts = np.zeros(size, dtype=np.int64)
-        self._pinned = False
-        if device.type == "cuda":
-            block = self._shared.images
-            self._pinned = torch.cuda.cudart().cudaHostRegister(block.ctypes.data, block.nbytes, 0) == 0
-        if not self._workers:
-            for start in range(0, size, CHUNK):
-                self._shared.draw(0, self._seed + start)
-                self._store(0)
-            self.filled = self.size
-            return
-        while self.filled < min(wait_for, size):
-            self.refresh()
-            time.sleep(0.02)
+    def _allocate(self, device: torch.device) -> int:
+        room = -(-self.size // CHUNK) * CHUNK
+        self.images = torch.zeros((room, INPUT_PX, INPUT_PX, 3), dtype=torch.uint8, device=device)
+        self.rows = torch.zeros((room, MAX_OBJECTS, 5), device=device)
+        self.counts = np.zeros(room, dtype=np.int64)
+        return room
 
-    def _store(self, slot: int) -> None:
-        at = slice(self.position, self.position + CHUNK)
-        source = torch.from_numpy(self._shared.images[slot])
-        self.images[at].copy_(source, non_blocking=self._pinned)
+    def _store(self, slot: int, number: int) -> None:
+        first = self._stored % len(self.images)
+        at = slice(first, first + CHUNK)
+        self.images[at].copy_(torch.from_numpy(self._shared.images[slot]), non_blocking=self._pinned)
         self.rows[at].copy_(torch.from_numpy(self._shared.rows[slot]))
         self.counts[at] = self._shared.counts[slot]
-        self.position = (self.position + CHUNK) % len(self.images)
-        self.filled = min(len(self.images), self.filled + CHUNK)
-
-    def refresh(self) -> None:
-        """Take in what the workers have finished; never waits for them."""
-        while self._in_flight and self._in_flight[0][1].query():
-            self._order(self._in_flight.pop(0)[0])
-        while self._workers:
-            try:
-                slot = self._ready.get_nowait()
-            except queue.Empty:
-                return
-            self._store(slot)
-            if self._pinned:
-                event = torch.cuda.Event()
-                event.record()
-                self._in_flight.append((slot, event))
-            else:
-                self._order(slot)
+        self._stored += CHUNK
 
     def batch(self, size: int, rng: np.random.Generator) -> tuple[Tensor, Targets]:
         """Augmented pixels (B, 3, INPUT_PX, INPUT_PX) float32 in 0..1, and their targets."""
@@ -189,8 +122,3 @@ class ScenePool:
         pixels = (pixels * gain + lift).clamp(0, 1).contiguous(memory_format=torch.channels_last)
         targets = Targets(rows[..., 0].long(), boxes, valid.to(device, non_blocking=True), counts.tolist())
         return pixels, targets
-
-    def close(self) -> None:
-        for process in self._workers:
-            process.terminate()
-        self._workers = []

@@ -11,21 +11,16 @@ together. The score of a query for a phrase is the highest among the phrase's to
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from demo_data import HELD_OUT_SEED
-from evaluate_demo_detector import add_to_record, coco_scores, draw_scenes
+from evaluation import TOP_K, coco_scores, coco_truth, evaluate_folder, result_row
 from phrases_captions import numbers, write
 from phrases_data import normalize, resize, stack
-from torch import Tensor
+from torch import Tensor, nn
 
-from detrt.scenes import Scene
+from detrt.scenes import Scene, SceneObject
 from detrt.scenes_phrases import (
     COLOR_PHRASES,
     HELD_OUT_COLORS,
@@ -35,7 +30,6 @@ from detrt.scenes_phrases import (
     Phrase,
 )
 
-TOP_K = 100
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -114,40 +108,17 @@ def predict(
                 ):
                     if score < 0:  # a phrase slot that this scene's prompt does not use
                         continue
-                    results.append(
-                        {
-                            "image_id": k + 1,
-                            "category_id": index[prompts[k][p]] + 1,
-                            "bbox": [float(cx - w / 2), float(cy - h / 2), float(w), float(h)],
-                            "score": float(score),
-                        }
-                    )
+                    results.append(result_row(k, index[prompts[k][p]], (cx, cy, w, h), score))
     return results
-
-
-def coco_truth(scenes: Sequence[Scene], categories: Sequence[Phrase]) -> dict:
-    """COCO document: one annotation for each object and category that names it."""
-    annotations = []
-    for k, scene in enumerate(scenes):
-        for item in scene.objects:
-            x0, y0, x1, y1 = item.box_xyxy
-            box = {"image_id": k + 1, "bbox": [x0, y0, x1 - x0, y1 - y0], "iscrowd": 0}
-            box["area"] = (x1 - x0) * (y1 - y0)
-            for number, phrase in enumerate(categories):
-                if phrase.matches(item):
-                    annotations.append({"id": len(annotations) + 1, "category_id": number + 1} | box)
-    sizes = [scene.image.shape for scene in scenes]
-    return {
-        "info": {},
-        "images": [{"id": k + 1, "height": size[0], "width": size[1]} for k, size in enumerate(sizes)],
-        "categories": [{"id": k + 1, "name": phrase.text()} for k, phrase in enumerate(categories)],
-        "annotations": annotations,
-    }
 
 
 def average_precision(scenes: Sequence[Scene], categories: Sequence[Phrase], results: list[dict]) -> dict[str, object]:
     """AP over IoU 0.50..0.95, AP50, AP75, AP by object size and per category (COCO's rules)."""
-    document = coco_truth(scenes, categories)
+
+    def named(item: SceneObject) -> list[int]:
+        return [number for number, phrase in enumerate(categories) if phrase.matches(item)]
+
+    document = coco_truth(scenes, [phrase.text() for phrase in categories], named)
     scores, each = coco_scores(document, results)
     return scores | {"objects": len(document["annotations"]), "per_phrase": each}
 
@@ -166,39 +137,19 @@ def evaluate(forward: Forward, scenes: Sequence[Scene], device: torch.device, ba
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder with config.json and model.safetensors")
-    parser.add_argument("--scenes", type=int, default=500, help="number of held-out scenes")
-    parser.add_argument("--record", type=Path, help="JSON file that takes the result as held_out_scenes")
-    args = parser.parse_args()
-
-    import transformers
-
-    model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(args.folder).eval()
-    if model.dtype != torch.float32:
-        raise SystemExit(f"{args.folder} loads as {model.dtype}; its config must say float32")
-
+def score_model(model: nn.Module, scenes: list[Scene]) -> dict[str, object]:
     def forward(pixels: Tensor, mask: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
         out = model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention)
         return out.logits, out.pred_boxes
 
-    started = time.perf_counter()
-    scenes = draw_scenes(HELD_OUT_SEED, args.scenes)
-    scores: dict[str, object] = dict(evaluate(forward, scenes, torch.device("cpu"), batch=10))
-    scores |= {
-        "scenes": args.scenes,
-        "first_seed": HELD_OUT_SEED,
-        "device": "cpu, float32",
-        "seconds": round(time.perf_counter() - started, 1),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "command": (f"PYTHONPATH=src python training/evaluate_phrases.py {args.folder.as_posix()} --scenes {args.scenes}"),
-    }
-    print(json.dumps(scores, indent=2))
-    if args.record:
-        add_to_record(args.record, "held_out_scenes", scores)
+    return dict(evaluate(forward, scenes, torch.device("cpu"), batch=10))
 
 
 if __name__ == "__main__":
-    main()
+    evaluate_folder(
+        __doc__.splitlines()[0],
+        script="evaluate_phrases.py",
+        name="held_out_scenes",
+        auto="AutoModelForZeroShotObjectDetection",
+        score=score_model,
+    )

@@ -1,4 +1,4 @@
-"""Scenes for training the prompted detector: worker processes draw without end, a pool keeps the latest.
+"""Scenes for training the prompted detector, drawn while it trains.
 
 Pictures keep their aspect ratio: they are drawn in a size of their own, resized as at run time and
 laid into the upper left corner of a landscape or a portrait canvas, so padding is trained as well.
@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
-import multiprocessing
-import os
-import queue
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +18,7 @@ from phrases_captions import draw_phrases, held_out, numbers, token_targets, wri
 from phrases_loss import Targets
 from phrases_model import LONG_PX, MEAN, SHORT_PX, STD
 from PIL import Image
+from scene_pool import ScenePool, shared_array
 from torch import Tensor
 
 from detrt.preprocess import shortest_edge_size
@@ -71,17 +67,14 @@ class _Shared:
 
     @classmethod
     def allocate(cls, slots: int) -> _Shared:
-        def block(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            return np.frombuffer(mmap.mmap(-1, size), dtype=dtype).reshape(shape)
-
         return cls(
-            block((slots, CHUNK, _BYTES), np.uint8),
-            block((slots, CHUNK, MAX_OBJECTS, 7), np.float32),
-            block((slots, CHUNK, 3), np.int64),
+            shared_array((slots, CHUNK, _BYTES), np.uint8),
+            shared_array((slots, CHUNK, MAX_OBJECTS, 7), np.float32),
+            shared_array((slots, CHUNK, 3), np.int64),
         )
 
-    def draw(self, slot: int, first_seed: int, orientation: int) -> None:
+    def draw(self, slot: int, first_seed: int, number: int) -> None:
+        orientation = number % 2
         height, width = CANVASES[orientation]
         for k in range(CHUNK):
             scene = draw_in(orientation, first_seed + k)
@@ -91,18 +84,6 @@ class _Shared:
             canvas[: small.shape[0], : small.shape[1]] = small
             self.rows[slot, k, : len(rows)] = rows
             self.sizes[slot, k] = (len(rows), *small.shape[:2])
-
-
-def _work(shared: _Shared, free: multiprocessing.Queue, ready: multiprocessing.Queue) -> None:
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    while os.getppid() == parent:  # ends with the trainer, also if that was killed
-        try:
-            slot, seed, orientation = free.get(timeout=2)
-        except queue.Empty:
-            continue
-        shared.draw(slot, seed, orientation)
-        ready.put((slot, orientation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,72 +118,33 @@ class _Half:
         self.filled = min(len(self.images), self.filled + CHUNK)
 
 
-class PhrasePool:
-    """The latest ``size`` scenes, renewed by ``workers`` processes; half landscape, half portrait.
-
-    Build it before anything touches the GPU: the workers are forked. ``workers`` 0 draws ``size``
-    scenes once, in this process.
-    """
+class PhrasePool(ScenePool):
+    """Half of the scenes landscape, half portrait."""
 
     def __init__(self, size: int, workers: int, seed: int, first_chunk: int = 0) -> None:
-        self.size, self.next_chunk = size, first_chunk
-        self._seed = TRAIN_SEED + seed * 2**34
-        self._workers: list[multiprocessing.Process] = []
-        self._in_flight: list[tuple[int, torch.cuda.Event]] = []
-        self._shared = _Shared.allocate(max(1, 4 * workers))
-        if workers:
-            context = multiprocessing.get_context("fork")
-            self._free, self._ready = context.Queue(), context.Queue()
-            for slot in range(4 * workers):
-                self._order(slot)
-            for _ in range(workers):
-                args = (self._shared, self._free, self._ready)
-                process = context.Process(target=_work, args=args, daemon=True)
-                process.start()
-                self._workers.append(process)
-
-    def _order(self, slot: int) -> None:
-        self._free.put((slot, self._seed + self.next_chunk * CHUNK, self.next_chunk % 2))
-        self.next_chunk += 1
+        slots = 4 * workers
+        shared = _Shared.allocate(max(1, slots))
+        super().__init__(shared, slots, CHUNK, size, workers, TRAIN_SEED + seed * 2**34, first_chunk)
 
     @property
     def filled(self) -> int:
         return sum(half.filled for half in self._halves)
 
-    def to(self, device: torch.device, wait_for: int) -> None:
-        """Put the pool on ``device`` and wait until it holds ``wait_for`` scenes."""
+    def _allocate(self, device: torch.device) -> int:
         self.device = device
         half = -(-self.size // (2 * CHUNK)) * CHUNK
-        self._pinned = False
-        if device.type == "cuda":  # copies from other memory would wait for all work on the GPU
-            block = self._shared.images
-            self._pinned = torch.cuda.cudart().cudaHostRegister(block.ctypes.data, block.nbytes, 0) == 0
         self._halves = (_Half(half, device), _Half(half, device))
-        if not self._workers:
-            for number in range(2 * half // CHUNK):
-                self._shared.draw(0, self._seed + number * CHUNK, number % 2)
-                self._halves[number % 2].store(self._shared, 0, False)
-            return
-        while self.filled < min(wait_for, 2 * half) or not all(h.filled for h in self._halves):
-            self.refresh(limit=1000)
-            time.sleep(0.02)
+        return 2 * half
+
+    def _store(self, slot: int, number: int) -> None:
+        self._halves[number % 2].store(self._shared, slot, self._pinned)
+
+    def _holds(self, scenes: int) -> bool:
+        return super()._holds(scenes) and all(half.filled for half in self._halves)
 
     def refresh(self, limit: int = 8) -> None:
-        """Take in what the workers have finished, at most ``limit`` chunks; never waits for them."""
-        while self._in_flight and self._in_flight[0][1].query():
-            self._order(self._in_flight.pop(0)[0])
-        for _ in range(limit if self._workers else 0):
-            try:
-                slot, orientation = self._ready.get_nowait()
-            except queue.Empty:
-                return
-            self._halves[orientation].store(self._shared, slot, self._pinned)
-            if self._pinned:
-                event = torch.cuda.Event()
-                event.record()
-                self._in_flight.append((slot, event))
-            else:
-                self._order(slot)
+        """As in `ScenePool`, but few chunks before one step."""
+        super().refresh(limit)
 
     def batch(self, size: int, rng: np.random.Generator, scale: float = 1.0, simple: float = 0.0) -> Batch:
         """A batch of one orientation with new prompts; pictures are mirrored at random.
@@ -250,11 +192,6 @@ class PhrasePool:
             mask = _inside(there((heights * scale).round()), there((widths * scale).round()), height, width)
             pixels = (pixels * mask[:, None]).contiguous()
         return Batch(pixels, mask.long(), there(prompts.input_ids), there(prompts.attention_mask), targets)
-
-    def close(self) -> None:
-        for process in self._workers:
-            process.terminate()
-        self._workers = []
 
 
 def _inside(heights: Tensor, widths: Tensor, height: int, width: int) -> Tensor:

@@ -24,6 +24,7 @@ from demo_loss import Targets, denoising_queries, detection_loss
 from demo_model import run_in_bf16, save_model
 from PIL import Image
 from torch import Tensor, nn
+from trainer import follow, learning_rate
 from transformers import RTDetrV2Config, RTDetrV2ForObjectDetection
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
 
@@ -125,15 +126,15 @@ def train(args: argparse.Namespace) -> Path:
         run_in_bf16(core.backbone)
         run_in_bf16(core.encoder)
     optimizer = torch.optim.AdamW(core.parameters(), lr=args.lr, weight_decay=WEIGHT_DECAY)
-    mean = {name: tensor.detach().clone() for name, tensor in core.state_dict().items()}
+    live = core.state_dict()
+    mean = {name: x.clone() if x.is_floating_point() else x for name, x in live.items()}  # counters as they are
     rng = np.random.default_rng(args.seed)
     start, step = time.perf_counter(), 0
     core.train()
     while step < args.steps and (done := (time.perf_counter() - start) / args.seconds) < 1:
         share = max(done, step / args.steps)
-        rate = args.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))) * min(1.0, (step + 1) / WARMUP_STEPS)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(args.lr, share, step, WARMUP_STEPS)
         pixels, targets = batch_of(images, rows, args.batch, rng)
         losses = detection_loss(core(pixels, labels=targets), targets)
         total = torch.stack(list(losses.values())).sum()
@@ -142,13 +143,7 @@ def train(args: argparse.Namespace) -> Path:
         nn.utils.clip_grad_norm_(core.parameters(), CLIP_NORM)
         optimizer.step()
         step += 1
-        keep = min(EMA_DECAY, (1 + step) / (10 + step))
-        with torch.no_grad():
-            for name, tensor in core.state_dict().items():
-                if tensor.is_floating_point():
-                    mean[name].lerp_(tensor, 1 - keep)
-                else:
-                    mean[name].copy_(tensor)
+        follow(mean, live, EMA_DECAY, step)
         if step % args.log_every == 0 or step == 1:
             line = {"step": step, "seconds": round(time.perf_counter() - start, 1), "loss": round(total.item(), 3)}
             print(json.dumps(line), flush=True)
