@@ -60,6 +60,14 @@ def test_without_the_merged_file(place):
     assert Path("out/coco.json").read_bytes() == Path("whole/coco.json").read_bytes()
 
 
+def test_a_shard_longer_than_what_is_read_ahead(place):
+    shades(place / "many", 30, bad=(25,))
+    result = start(["many"], shard=30)
+    assert (result.images, result.bad) == (30, 1)
+    found = [row["image"] for row in rows_of("out") if row["detections"]]
+    assert len(found) == len(set(found)) == 29
+
+
 def test_ids_of_annotations(place):
     shades(place / "many", 5)
     truth = {

@@ -153,8 +153,8 @@ class _Decoded:
 
     kind = "image"
 
-    def __init__(self, ref: ImageRef, load: Future[Opened]) -> None:
-        self.path, self.load = ref.image, load.result
+    def __init__(self, ref: ImageRef, opened: Future[Opened]) -> None:
+        self.path, self.load = ref.image, opened.result
 
 
 def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int, load: Load) -> Iterator[_Decoded]:
@@ -166,9 +166,9 @@ def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int, loa
 
     submit(ahead)
     while coming:
-        ref, load = coming.popleft()
+        ref, opened = coming.popleft()
         submit(1)
-        yield _Decoded(ref, load)
+        yield _Decoded(ref, opened)
 
 
 def read_image(address: str, load: Load = load_image) -> Opened:
