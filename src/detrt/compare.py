@@ -99,31 +99,21 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     difference in units of the gate). Those within `gate.score` of the cut may be missing on one side; pairs of which
     neither side is compared are partners only, and their differences do not count.
     """
-    cut = cutoff(reference, gate)
-    ref = reference[reference.scores >= cut - 2 * gate.score]
-    cand = candidate[candidate.scores >= cut - 2 * gate.score]
-    pairs = _pair(ref, cand, gate)
-    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
-    missing = sum(1 for i in range(len(ref)) if i not in taken_ref and ref.scores[i] >= cut)
-    extra = sum(1 for i in range(len(cand)) if i not in taken_cand and cand.scores[i] >= cut + gate.score)
-    counted = [(r, c) for r, c in pairs if max(ref.scores[r], cand.scores[c]) >= cut]
+    found = _partners(reference, candidate, gate)
+    ref, cand = found.ref, found.cand
+    counted = [(r, c) for r, c in found.pairs if max(ref.scores[r], cand.scores[c]) >= found.cut]
     box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in counted), default=0.0)
     score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in counted), default=0.0)
-    compared = int((ref.scores >= cut).sum())
-    return ImageMatch(compared, missing, extra, box, score)
+    compared = int((ref.scores >= found.cut).sum())
+    return ImageMatch(compared, len(found.missing), len(found.extra), box, score)
 
 
 def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:
     """(score of the reference, of the candidate) of every pair; 0 stands for no partner."""
-    cut = cutoff(reference, gate)
-    ref = reference[reference.scores >= cut - 2 * gate.score]
-    cand = candidate[candidate.scores >= cut - 2 * gate.score]
-    pairs = _pair(ref, cand, gate)
-    found = [(float(ref.scores[r]), float(cand.scores[c])) for r, c in pairs]
-    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
-    found += [(float(s), 0.0) for i, s in enumerate(ref.scores) if i not in taken_ref and s >= cut]
-    found += [(0.0, float(s)) for i, s in enumerate(cand.scores) if i not in taken_cand and s >= cut + gate.score]
-    return found
+    found = _partners(reference, candidate, gate)
+    ref, cand = found.ref.scores.tolist(), found.cand.scores.tolist()
+    pairs = [(ref[r], cand[c]) for r, c in found.pairs]
+    return [*pairs, *((ref[r], 0.0) for r in found.missing), *((0.0, cand[c]) for c in found.extra)]
 
 
 def cutoff(reference: Detections, gate: Gate) -> float:
@@ -132,6 +122,29 @@ def cutoff(reference: Detections, gate: Gate) -> float:
         return gate.threshold
     ordered = np.sort(reference.scores)[::-1]
     return float(min(gate.threshold, ordered[min(gate.at_least, len(ordered)) - 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Partners:
+    """The detections of both sides that reach the cut or nearly do, and by their indices: pairs, and those without a partner."""
+
+    cut: float
+    ref: Detections
+    cand: Detections
+    pairs: list[tuple[int, int]]
+    missing: list[int]
+    extra: list[int]
+
+
+def _partners(reference: Detections, candidate: Detections, gate: Gate) -> _Partners:
+    cut = cutoff(reference, gate)
+    ref = reference[reference.scores >= cut - 2 * gate.score]
+    cand = candidate[candidate.scores >= cut - 2 * gate.score]
+    pairs = _pair(ref, cand, gate)
+    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
+    missing = [r for r, score in enumerate(ref.scores) if r not in taken_ref and score >= cut]
+    extra = [c for c, score in enumerate(cand.scores) if c not in taken_cand and score >= cut + gate.score]
+    return _Partners(cut, ref, cand, pairs, missing, extra)
 
 
 def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]]:
