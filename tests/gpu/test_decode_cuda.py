@@ -25,8 +25,6 @@ pytestmark = pytest.mark.gpu
 def decoder() -> Any:
     from detrt.on_device.decoding import GpuDecoder
 
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no CUDA device")
     return GpuDecoder(torch.device("cuda", 0))
 
 
