@@ -106,11 +106,11 @@ class PhraseTrainer(Trainer):
         """With the arithmetic of training."""
 
         @torch.no_grad()
-        def run(pixels: Tensor, mask: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+        def answer(pixels: Tensor, mask: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
             out = forward(self.model, pixels, mask, ids, attention)
             return out.logits[-1], out.boxes[-1]
 
-        return evaluate(run, scenes, self.device)
+        return evaluate(answer, scenes, self.device)
 
     def curve_point(self, found: dict) -> dict:
         return {way: {k: v for k, v in scores.items() if k != "per_phrase"} for way, scores in found.items()}

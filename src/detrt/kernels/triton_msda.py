@@ -73,7 +73,7 @@ def _add(
         weight = tl.exp(weight - top_logit[:, None])
         norm += weight
     w, h = width.to(tl.float32), height.to(tl.float32)
-    near_x, near_y = x, y  # what lies between the sample and its reference
+    near_x, near_y = x, y  # from the reference to the sample, in cells; without a reference the location
     if REFERENCE == 4:
         near_x, near_y = x * (cw * w), y * (ch * h)
         x, y = (cx + x * cw) * w, (cy + y * ch) * h
