@@ -29,7 +29,7 @@ import psutil
 from load import Served
 from PIL import Image
 
-from detrt.images import expand_inputs
+from detrt.data.images import expand_inputs
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "TGA")
 Request = dict[str, object]

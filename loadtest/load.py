@@ -30,8 +30,8 @@ from pathlib import Path
 import psutil
 
 from detrt import Detector
-from detrt.detect import detect_inputs
-from detrt.images import expand_inputs
+from detrt.data.images import expand_inputs
+from detrt.jobs.run import detect_inputs
 
 BATCH = 8
 THRESHOLD = 0.3

@@ -25,7 +25,7 @@ def tiny():
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     import torch
 
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     torch.set_num_threads(1)  # on models this small, threads that share few cores cost three times what they give
     return lru_cache(maxsize=None)(lambda name: load_source(f"random:{name}/tiny"))

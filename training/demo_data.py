@@ -12,9 +12,9 @@ from PIL import Image
 from scene_pool import ScenePool, shared_array
 from torch import Tensor
 
-from detrt.scenes import Scene, draw_scene
+from detrt.data.scenes.scene import Scene, draw_scene
 
-# Seeds of the three uses never meet; data sets written by detrt.scenes use those below 2**40.
+# Seeds of the three uses never meet; data sets written by detrt.data.scenes.scene use those below 2**40.
 VALIDATION_SEED = 2**41
 HELD_OUT_SEED = 2**42
 TRAIN_SEED = 2**43

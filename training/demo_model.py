@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PretrainedConfig, RTDetrResNetConfig, RTDetrV2Config, RTDetrV2ForObjectDetection
 
-from detrt.scenes import CLASSES
+from detrt.data.scenes.scene import CLASSES
 
 INPUT_PX = 320
 

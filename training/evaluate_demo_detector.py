@@ -1,6 +1,6 @@
 """COCO AP of a demo detector on freshly drawn scenes.
 
-    python training/evaluate_demo_detector.py src/detrt/default_model --record training/demo_detector.json
+    python training/evaluate_demo_detector.py src/detrt/models/embedded/shapes --record training/demo_detector.json
 
 Loads the folder with ``AutoModelForObjectDetection.from_pretrained`` in float32, resizes each
 scene with Pillow's bilinear filter and keeps the 100 best (query, class) pairs per scene.
@@ -16,7 +16,7 @@ from demo_data import resize
 from evaluation import TOP_K, coco_scores, coco_truth, evaluate_folder, result_row
 from torch import Tensor, nn
 
-from detrt.scenes import CLASSES, Scene
+from detrt.data.scenes.scene import CLASSES, Scene
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """COCO AP of the prompted demo detector on freshly drawn scenes, in three ways of asking.
 
-    PYTHONPATH=src python training/evaluate_phrases.py src/detrt/default_model/phrases
+    PYTHONPATH=src python training/evaluate_phrases.py src/detrt/models/embedded/phrases
 
 shapes: every scene is asked for the twelve shapes at once, as a class list. colors: every scene is
 asked for the colours and shapes that it holds and for as many again, or more, that it does not hold,
@@ -20,15 +20,8 @@ from phrases_captions import numbers, write
 from phrases_data import normalize, resize, stack
 from torch import Tensor, nn
 
-from detrt.scenes import Scene, SceneObject
-from detrt.scenes_phrases import (
-    COLOR_PHRASES,
-    HELD_OUT_COLORS,
-    HELD_OUT_FILLS,
-    MAX_PHRASES,
-    SHAPE_PHRASES,
-    Phrase,
-)
+from detrt.data.scenes.phrases import COLOR_PHRASES, HELD_OUT_COLORS, HELD_OUT_FILLS, MAX_PHRASES, SHAPE_PHRASES, Phrase
+from detrt.data.scenes.scene import Scene, SceneObject
 
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

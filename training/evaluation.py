@@ -16,7 +16,7 @@ import torch
 from demo_data import HELD_OUT_SEED
 from torch import nn
 
-from detrt.scenes import Scene, SceneObject, draw_scene
+from detrt.data.scenes.scene import Scene, SceneObject, draw_scene
 
 TOP_K = 100  # detections of a scene that are kept, as COCO's rules say
 

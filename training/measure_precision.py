@@ -25,12 +25,12 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from detrt import ExportConfig, export_onnx, graph, load_source
+from detrt.backends.base import Session
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.detector import Detector
-from detrt.graph.rounded import rounded
-from detrt.onnx_session import OnnxSession
+from detrt.graph.emulate_low_precision import rounded
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.session import Session
 
 SETS = ("val", "train")
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from detrt import ExportConfig, export_onnx, load_source
-from detrt.onnx_session import OnnxSession
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.spec import ATTENTION_MASK, INPUT_IDS, PIXEL_MASK, PIXEL_VALUES
 
 # "a b . c d ." in BERT's ids: framed by [CLS] and [SEP], phrases ended by ".".

@@ -1,4 +1,4 @@
-"""Prompts for whole batches of scenes, as arrays: the words of `detrt.scenes_phrases` without its strings.
+"""Prompts for whole batches of scenes, as arrays: the words of `detrt.data.scenes.phrases` without its strings.
 
 An attribute is a number: colour and shape 0..11, fill 0..5, -1 for one that a phrase does not name.
 """
@@ -10,17 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from phrases_model import NOUNS, vocabulary
 
-from detrt.scenes import CLASSES
-from detrt.scenes_phrases import (
-    COLOR_NAMES,
-    HELD_OUT_COLORS,
-    HELD_OUT_FILLS,
-    KIND_SHARES,
-    KINDS,
-    MAX_PHRASES,
-    Phrase,
-)
-from detrt.scenes_shapes import FILLS
+from detrt.data.scenes.phrases import COLOR_NAMES, HELD_OUT_COLORS, HELD_OUT_FILLS, KIND_SHARES, KINDS, MAX_PHRASES, Phrase
+from detrt.data.scenes.scene import CLASSES
+from detrt.data.scenes.shapes import FILLS
 
 CLASS_LIST_SHARE = 0.15  # of batches that ask for all shapes at once
 SIMPLE_SHARES = (0.3, 0.1, 0.06, 0.0, 0.34, 0.2)  # instead of KIND_SHARES where phrases are to be simple

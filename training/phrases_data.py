@@ -21,9 +21,9 @@ from PIL import Image
 from scene_pool import ScenePool, shared_array
 from torch import Tensor
 
-from detrt.preprocess import shortest_edge_size
-from detrt.scenes import Scene, draw_scene
-from detrt.scenes_phrases import Phrase
+from detrt.data.preprocess import shortest_edge_size
+from detrt.data.scenes.phrases import Phrase
+from detrt.data.scenes.scene import Scene, draw_scene
 
 TRAIN_SEED = 2**45  # far from the seeds of validation, of held-out scenes and of written data sets
 CHUNK = 32

@@ -21,9 +21,9 @@ from tokenizers.models import WordPiece
 from torch import Tensor, nn
 from transformers import BertConfig, GroundingDinoConfig, GroundingDinoForObjectDetection, SwinConfig
 
-from detrt.scenes import CLASSES
-from detrt.scenes_phrases import COLOR_NAMES, NOUN
-from detrt.scenes_shapes import FILLS
+from detrt.data.scenes.phrases import COLOR_NAMES, NOUN
+from detrt.data.scenes.scene import CLASSES
+from detrt.data.scenes.shapes import FILLS
 
 SHORT_PX, LONG_PX = 240, 320  # shortest and longest edge of a resized picture
 MAX_TOKENS = 256

@@ -4,7 +4,7 @@
 
 DATA holds `BCCD/JPEGImages` and `coco_annotations/instances_{train,test}.json`. OUT/model is a folder in
 transformers format that `detrt build` takes; it does not belong into the repository. Architecture and
-starting weights are those of `src/detrt/default_model`. `--smoke` takes two steps on the CPU.
+starting weights are those of `src/detrt/models/embedded/shapes`. `--smoke` takes two steps on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer import follow, learning_rate
 from transformers import RTDetrV2Config, RTDetrV2ForObjectDetection
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
 
-START = Path(__file__).resolve().parents[1] / "src" / "detrt" / "default_model"
+START = Path(__file__).resolve().parents[1] / "src" / "detrt" / "models" / "embedded" / "shapes"
 CLIP_NORM, WEIGHT_DECAY, EMA_DECAY, WARMUP_STEPS = 0.5, 1e-3, 0.998, 100
 
 

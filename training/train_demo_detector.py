@@ -29,12 +29,12 @@ from trainer import Recipe, Trainer
 from trainer import train as run
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
 
-from detrt.scenes import Scene
+from detrt.data.scenes.scene import Scene
 
 
 class DemoTrainer(Trainer):
     recipe = Recipe(
-        what="the demo detector in src/detrt/default_model",
+        what="the demo detector in src/detrt/models/embedded/shapes",
         script="train_demo_detector.py",
         chunk=CHUNK,
         clip_norm=0.5,

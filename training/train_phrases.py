@@ -32,9 +32,9 @@ from torch import Tensor
 from trainer import Progress, Recipe, Trainer
 from trainer import train as run
 
-from detrt.scenes import CLASSES, Scene
-from detrt.scenes_phrases import COLOR_NAMES, HELD_OUT_COLORS, HELD_OUT_FILLS
-from detrt.scenes_shapes import FILLS
+from detrt.data.scenes.phrases import COLOR_NAMES, HELD_OUT_COLORS, HELD_OUT_FILLS
+from detrt.data.scenes.scene import CLASSES, Scene
+from detrt.data.scenes.shapes import FILLS
 
 STARTED = time.perf_counter()
 SMALL_SHARE, SMALL_SCALE, SMALL_BATCH = 0.5, 0.8, 1.25  # of the time; of the sides; of the batch
@@ -49,7 +49,7 @@ class PhraseProgress(Progress):
 class PhraseTrainer(Trainer):
     progress: PhraseProgress
     recipe = Recipe(
-        what="the prompted demo detector in src/detrt/default_model/phrases",
+        what="the prompted demo detector in src/detrt/models/embedded/phrases",
         script="train_phrases.py",
         chunk=CHUNK,
         clip_norm=1.0,

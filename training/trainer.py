@@ -26,7 +26,7 @@ from evaluation import draw_scenes, write_json
 from scene_pool import ScenePool
 from torch import Tensor, nn
 
-from detrt.scenes import Scene
+from detrt.data.scenes.scene import Scene
 
 
 @dataclass

@@ -1,5 +1,5 @@
 // Multi-scale deformable attention, forward, in CUDA C++: one launch, no allocation, nothing waits for it, so that it
-// can be recorded in a CUDA graph. What it computes is defined in src/detrt/kernels/portable.py (`reference`).
+// can be recorded in a CUDA graph. What it computes is defined in src/detrt/models/ops/portable.py (`reference`).
 #pragma once
 
 #include <cstdint>

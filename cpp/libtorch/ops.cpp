@@ -8,7 +8,7 @@
 #include <ATen/ops/cudnn_convolution_relu.h>
 #include <torch/library.h>
 
-// The same as in src/detrt/kernels/epilogues.py, where Python registers them.
+// The same as in src/detrt/backends/inductor/kernels.py, where Python registers them.
 namespace detrt::libtorch {
 namespace {
 

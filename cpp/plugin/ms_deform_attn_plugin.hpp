@@ -16,7 +16,7 @@ inline constexpr char plugin_namespace[] = "detrt";
 // Sends a message to TensorRT's logger, or to the standard error output where TensorRT gave none.
 void report(const std::string& message) noexcept;
 
-// The attributes of the node; see src/detrt/export/msda.py.
+// The attributes of the node; see src/detrt/export/symbolic.py.
 struct Attributes {
   std::int32_t heads = 0, head_dim = 0, discrete = 0;
   std::vector<std::int32_t> points_per_level;

@@ -1,5 +1,5 @@
 // The text inputs of a batch, and the outputs of a prompt's parts as those of a model of fixed classes.
-// The rules of src/detrt/prompted.py and bound.py.
+// The rules of src/detrt/backends/prompted.py and bound.py.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .backends.open import open_session
+    from .backends.tensorrt import EngineConfig, TensorRTSession, build_engine
     from .bundle import Bundle
-    from .compare import Gate
     from .detections import Detections
     from .detector import Detector
-    from .engine import EngineConfig, TensorRTSession, build_engine
     from .errors import DetrtError
+    from .evaluation.matching import Gate
+    from .evaluation.parity import VerifyReport, verify
     from .export import ExportConfig, export_onnx
-    from .parity import VerifyReport, verify
+    from .models.load import load_source
     from .pipeline import build
-    from .sessions import open_session
-    from .sources import load_source
     from .spec import DecodeSpec, InputSpec, ModelSpec
 
 _HOMES = {
@@ -28,19 +28,19 @@ _HOMES = {
     "Detections": "detections",
     "Detector": "detector",
     "DetrtError": "errors",
-    "EngineConfig": "engine",
+    "EngineConfig": "backends.tensorrt",
     "ExportConfig": "export",
-    "Gate": "compare",
+    "Gate": "evaluation.matching",
     "InputSpec": "spec",
     "ModelSpec": "spec",
-    "TensorRTSession": "engine",
-    "VerifyReport": "parity",
+    "TensorRTSession": "backends.tensorrt",
+    "VerifyReport": "evaluation.parity",
     "build": "pipeline",
-    "build_engine": "engine",
+    "build_engine": "backends.tensorrt",
     "export_onnx": "export",
-    "load_source": "sources",
-    "open_session": "sessions",
-    "verify": "parity",
+    "load_source": "models.load",
+    "open_session": "backends.open",
+    "verify": "evaluation.parity",
 }
 
 __all__ = [

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bound import BoundSession
+from .backends.base import Session
+from .backends.bound import BoundSession
+from .backends.prompted import PromptedSession
 from .cores import usable_cores
-from .decode import check_threshold, decode
+from .data.images import ImageSource, load_image
+from .data.postprocess import check_threshold, decode
+from .data.preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess, size_words
+from .data.raw_image import Picture, as_array
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
-from .images import ImageSource, load_image
-from .pictures import Picture, as_array
-from .preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess, size_words
-from .prompted import PromptedSession
-from .prompts import Prompt
-from .session import Session
 from .spec import PIXEL_VALUES, ModelSpec
-from .text_decode import TEXT_THRESHOLD
-from .tokens import Asked
+from .text.postprocess import TEXT_THRESHOLD
+from .text.prompts import Prompt
+from .text.tokenizer import Asked
 
 if TYPE_CHECKING:
-    from .on_device.decoding import GpuDecoder
+    from .backends.gpu.decoder import GpuDecoder
 
 # What to look for: text with a dot behind each phrase, or a list of class names.
 Prompts = str | Sequence[str] | Prompt
@@ -152,7 +152,7 @@ class Detector:
         **options: Any,
     ) -> Detector:
         """Open a bundle, ONNX file, engine or checkpoint; see `sessions.open_session` and `Detector`."""
-        from .sessions import open_session
+        from .backends.open import open_session
 
         session = open_session(
             ref,

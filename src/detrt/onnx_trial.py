@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from .onnx_session import OnnxSession
-from .preprocess import preprocess
-from .scenes import draw_scene
+from .backends.onnxruntime.session import OnnxSession
+from .data.preprocess import preprocess
+from .data.scenes.scene import draw_scene
 from .spec import ModelSpec
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from . import files
+from .backends.inductor.config import InductorConfig
+from .backends.inductor.stage import build_packages, check_packages
+from .backends.tensorrt import EngineConfig, build_engine
+from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, Bundle, BundleFile, EngineFacts, Provenance
-from .engine import EngineConfig, build_engine
-from .engine.build import check_model_file
 from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
-from .export.config import ExportConfig
-from .inductor.config import InductorConfig
-from .inductor.stage import build_packages, check_packages
+from .models.config import ExportConfig
 from .onnx_trial import try_provider
 from .precision import PrecisionConfig
 from .precision.capability import check_before
@@ -81,7 +81,7 @@ def build(
         SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError;
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was asked for.
     """
-    from .engine.trt import check_installed
+    from .backends.tensorrt.bindings import check_installed
 
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     names = [engine_name(config, precision.target) for config in engines]
@@ -232,7 +232,7 @@ def _export(
     """names: the file of class names, the family and the tokenizer that the caller gave."""
     from .export import export_onnx
     from .export.onnx import options_of
-    from .sources import load_source
+    from .models.load import load_source
 
     start = time.perf_counter()
     say("load", None, ref)
@@ -299,7 +299,7 @@ def _refuse_export_choices(
 def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Provenance]:
     """Copy an ONNX file and its external weights into the bundle."""
     from . import graph
-    from .sources.hub import versions
+    from .models.hub import versions
 
     start = time.perf_counter()
     check_model_file(path)

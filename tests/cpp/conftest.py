@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from native import BUILD, CLASSES, LARGEST, QUERIES, SIDES, tensors
 
+from detrt.backends.base import FakeSession, TensorInfo
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.files import sha256_of
-from detrt.session import FakeSession, TensorInfo
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 

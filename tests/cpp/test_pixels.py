@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from detrt.data.images import load_image
+from detrt.data.preprocess import resize
 from detrt.errors import ImageError
-from detrt.images import load_image
-from detrt.preprocess import resize
 from detrt.spec import RESAMPLES
 
 

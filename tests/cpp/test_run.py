@@ -10,8 +10,8 @@ import pytest
 from native import LARGEST, ROOT, run
 from PIL import Image
 
+from detrt.data.sinks import Record
 from detrt.detector import Detector
-from detrt.outputs import Record
 
 OPTIONS = (
     ({}, []),

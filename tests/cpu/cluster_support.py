@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 from PIL import Image
 
-from detrt.cluster.job import ClusterConfig, run_job
-from detrt.cluster.worker import ShardDetector
+from detrt.jobs.ray.job import ClusterConfig, run_job
+from detrt.jobs.ray.worker import ShardDetector
 
 
 class Here:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from detrt.kernels.frames import fill_rgb
-from detrt.kernels.pictures import fill_pictures
-from detrt.on_device.staging import layout
-from detrt.pictures import Colours
-from detrt.preprocess import preprocess
+from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.staging import layout
+from detrt.backends.gpu.yuv import fill_rgb
+from detrt.data.preprocess import preprocess
+from detrt.data.raw_image import Colours
 from detrt.spec import InputSpec
 
 

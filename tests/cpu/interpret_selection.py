@@ -2,8 +2,8 @@
 
 import torch
 
-from detrt.kernels.selection import portable
-from detrt.kernels.triton_selection import ranked
+from detrt.backends.gpu.top_k import portable
+from detrt.backends.gpu.top_k_triton import ranked
 
 generator = torch.Generator().manual_seed(0)
 for rows, n, k, part in ((2, 1300, 7, 1300), (1, 64, 64, 64), (3, 1250, 20, 417), (1, 5, 2, 5)):

@@ -1,7 +1,7 @@
 """From a transformers module to the names of the authors' code: the way back, written apart from the maps.
 
 Each family is a list of (pattern, replacement) for `re.sub`, applied in order to every name. It shares
-nothing with `detrt.sources.original`, so an error there cannot be repeated here.
+nothing with `detrt.models.checkpoints`, so an error there cannot be repeated here.
 """
 
 from __future__ import annotations

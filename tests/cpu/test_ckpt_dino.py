@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
-pytest.importorskip("detrt.sources.checkpoint", reason="checkpoint files are read there")
+pytest.importorskip("detrt.models.checkpoint", reason="checkpoint files are read there")
 
 from dino_reference import keys as key_lists
 from dino_reference.weights import fill
 
 from detrt.errors import SourceError
-from detrt.sources import load_source
+from detrt.models.load import load_source
 
 RESNET = {"kind": "resnet", "depths": (1, 1, 1, 1), "width": 8}
 SMALL = {"dim": 32, "ffn": 48, "layers": 2, "queries": 20}

@@ -15,7 +15,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import COMMAND, cli, place, run_process  # noqa: F401 - fixtures
 
 from detrt.cli import main
-from detrt.sources import BY_NAME, EMBEDDED, FAMILIES
+from detrt.models.load import BY_NAME, EMBEDDED, FAMILIES
 
 COMMANDS = ["build", "export", "detect", "verify", "bench", "info", "doctor", "demo", "demo-data"]
 HEAVY = ["torch", "transformers", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "PIL", "numpy", "av"]
@@ -124,7 +124,7 @@ def test_standard_output_is_full(arguments):
 
 def test_a_bug_is_not_hidden(monkeypatch):
     """What is not a DetrtError must not look like bad input."""
-    monkeypatch.setattr("detrt.doctor.diagnose", lambda: 1 / 0)
+    monkeypatch.setattr("detrt.system.diagnose", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["doctor"])
 

@@ -15,7 +15,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import cli, place, run_process, write_pictures  # noqa: F401 - fixtures
 from engine_graphs import rtx
 
-from detrt.video import video_writer
+from detrt.data.video import video_writer
 
 
 def labels(row):

@@ -18,8 +18,8 @@ from cli_support import cli, snapshot, write_onnx  # noqa: F401 - fixture
 from text_models import write_text_bundle, write_text_model
 
 from detrt import Detector, open_session
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import SpecError
-from detrt.onnx_session import OnnxSession
 
 PICTURES = {"a.png": ("red", "black", "blue"), "b.png": ("black", "green", "black")}
 

@@ -15,10 +15,10 @@ pytest.importorskip("fsspec", reason="needs the 'ray' extra")
 from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
 from cluster_support import Here, rows_of, shades, start
 
-from detrt.cluster.job import ClusterConfig
-from detrt.cluster.places import Place
+from detrt.data.sinks import CocoImages
 from detrt.errors import OutputError, SessionError, SpecError
-from detrt.outputs import CocoImages
+from detrt.jobs.ray.job import ClusterConfig
+from detrt.jobs.ray.storage import Place
 
 # What is written
 

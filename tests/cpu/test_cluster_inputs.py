@@ -13,10 +13,10 @@ fsspec = pytest.importorskip("fsspec", reason="needs the 'ray' extra")
 from cli_support import place  # noqa: F401 - a fixture
 from cluster_support import Here, rows_of, shades, start
 
-from detrt.cluster.inputs import image_refs
-from detrt.cluster.places import Place, list_images
-from detrt.cluster.worker import pack
 from detrt.errors import DetrtError, ImageError
+from detrt.jobs.ray.inputs import image_refs
+from detrt.jobs.ray.storage import Place, list_images
+from detrt.jobs.ray.worker import pack
 
 # Lists of images
 
@@ -115,7 +115,7 @@ def test_a_file_address_is_a_local_folder(place):
 
 
 def test_a_store_that_fails_for_a_moment(place, store, monkeypatch):
-    from detrt.cluster import places
+    from detrt.jobs.ray import storage as places
 
     store.pipe_file("/bucket/a.png", Path("in/blue.png").read_bytes())
     calls = []

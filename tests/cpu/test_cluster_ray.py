@@ -17,8 +17,8 @@ pytest.importorskip("ray", reason="needs the 'ray' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'ray' extra")
 from cli_support import cli, place, run_process  # noqa: F401 - fixtures
 
-from detrt.cluster.job import ClusterConfig, run_job
-from detrt.cluster.on_ray import RayRunner
+from detrt.jobs.ray.actors import RayRunner
+from detrt.jobs.ray.job import ClusterConfig, run_job
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="Ray and SIGKILL need POSIX")
 

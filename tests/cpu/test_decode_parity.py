@@ -1,4 +1,4 @@
-"""`detrt.decode` against transformers' post_process_object_detection on random tensors."""
+"""`detrt.data.postprocess` against transformers' post_process_object_detection on random tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from detrt.decode import decode
+from detrt.data.postprocess import decode
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 SIZES = [(480, 640), (333, 77), (1080, 1920)]

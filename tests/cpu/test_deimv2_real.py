@@ -19,18 +19,18 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 import torch
 from PIL import Image
 
-from detrt.compare import Gate, match
-from detrt.decode import sigmoid
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.torch import TorchSession
+from detrt.data.images import load_image
+from detrt.data.postprocess import sigmoid
+from detrt.data.preprocess import preprocess
 from detrt.detections import Detections
 from detrt.detector import Detector
 from detrt.errors import SourceError
-from detrt.evaluate import METRICS, evaluate_coco
+from detrt.evaluation.coco import METRICS, evaluate_coco
+from detrt.evaluation.matching import Gate, match
 from detrt.export import ExportConfig, export_onnx
-from detrt.images import load_image
-from detrt.onnx_session import OnnxSession
-from detrt.preprocess import preprocess
-from detrt.sources import load_source
-from detrt.torch_session import TorchSession
+from detrt.models.load import load_source
 
 SIZES = {"atto": 320, "femto": 416}
 AUTHORS_AP = {"atto": (0.288, 0.444), "femto": (0.334, 0.496)}

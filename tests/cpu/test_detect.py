@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from onnx_models import make_model, make_spec
 
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.cli.detect import detect, parse_size
-from detrt.detect import AnnotatedCopies, detect_inputs, outside_of
+from detrt.data.images import Input, expand_inputs
+from detrt.data.video import read_frames, video_facts, video_writer
 from detrt.detector import Detector
 from detrt.errors import DetrtError, ImageError, MissingPackageError, OutputError, SpecError
-from detrt.images import Input, expand_inputs
-from detrt.onnx_session import OnnxSession
-from detrt.video import read_frames, video_facts, video_writer
+from detrt.jobs.run import AnnotatedCopies, detect_inputs, outside_of
 
 app = typer.Typer()
 app.command()(detect)

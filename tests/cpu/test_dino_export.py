@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from engine_graphs import rtx
 
 from detrt import graph
-from detrt.compare import relative_error
-from detrt.export.inputs import example_feeds
-from detrt.export.module import ExportModule
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.evaluation.matching import relative_error
 from detrt.export.onnx import CHECK_TOLERANCE, forced_topk
 from detrt.graph.clean import topk_outputs, with_outputs
-from detrt.models.deformable import level_masks
-from detrt.onnx_session import OnnxSession
-from detrt.sources import load_source
+from detrt.models.arch.deformable import level_masks
+from detrt.models.example_inputs import example_feeds
+from detrt.models.load import load_source
+from detrt.models.wrapper import ExportModule
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
 NAMES = ("dino", "co_dino-swin-l")
@@ -118,7 +118,7 @@ def test_the_other_models_run(name):
 @rtx
 @pytest.mark.parametrize("name", ("dino", pytest.param("co_dino-swin-l", marks=pytest.mark.slow)))
 def test_one_engine(name, exported, tmp_path):
-    from detrt.engine import EngineConfig, build_engine
+    from detrt.backends.tensorrt import EngineConfig, build_engine
 
     sides = (128, 256, 320)
     built = build_engine(

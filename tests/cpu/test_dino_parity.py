@@ -10,9 +10,9 @@ from dino_reference import keys as key_lists
 from dino_reference.detector import Reference
 from dino_reference.weights import fill
 
-from detrt.models.co_dino import CoDino
-from detrt.sources.original_dino import load as load_state
-from detrt.sources.original_dino import recognise
+from detrt.models.arch.co_dino import CoDino
+from detrt.models.checkpoints.dino import load as load_state
+from detrt.models.checkpoints.dino import recognise
 
 TOLERANCE = 1e-4
 RESNET = {"kind": "resnet", "depths": (1, 2, 1, 1), "width": 8}

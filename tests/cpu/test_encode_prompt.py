@@ -16,8 +16,8 @@ from cli_support import cli  # noqa: F401 - fixture
 from text_models import write_text_bundle
 
 from detrt import open_session
+from detrt.backends.prompt_file import encode_prompt
 from detrt.bundle import Bundle
-from detrt.encoded import encode_prompt
 from detrt.errors import PromptError, SpecError
 
 CASES = Path(__file__).parents[1] / "data"

@@ -12,8 +12,8 @@ import pytest
 from engine_graphs import EDGE, FIXED, TensorProto, detector, helper, left_over, one_node, rtx, save
 
 from detrt import bundle
-from detrt.engine import EngineConfig, TensorRTSession, build_engine
-from detrt.engine.fake import FakeCuda
+from detrt.backends.tensorrt import EngineConfig, TensorRTSession, build_engine
+from detrt.backends.tensorrt.fake import FakeCuda
 from detrt.errors import EngineError, GraphError, MissingPackageError, OutputError
 
 
@@ -49,7 +49,7 @@ def test_one_engine_for_several_gpus(tmp_path):
 
 @rtx
 def test_opening_a_real_engine_without_a_gpu(tmp_path):
-    from detrt.engine.cuda import Cuda
+    from detrt.backends.tensorrt.cuda import Cuda
 
     if importlib.util.find_spec("cuda") is not None and Cuda().device_count():
         pytest.skip("this machine has a GPU")
@@ -66,7 +66,7 @@ def test_the_caller_never_loads_tensorrt(tmp_path):
     model = detector(tmp_path / "m.onnx", mask=False, height=64, width=64)
     code = (
         "import sys, json; from pathlib import Path\n"
-        "from detrt.engine import build_engine, EngineConfig; from detrt.spec import ModelSpec\n"
+        "from detrt.backends.tensorrt import build_engine, EngineConfig; from detrt.spec import ModelSpec\n"
         f"build_engine({str(model)!r}, {str(tmp_path / 'm.engine')!r}, EngineConfig(), "
         f"ModelSpec.from_json({FIXED.to_json()!r}))\n"
         "print([m for m in ('tensorrt_rtx_bindings', 'torch', 'onnx', 'onnxruntime') if m in sys.modules])\n"

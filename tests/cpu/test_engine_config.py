@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from detrt.engine import EngineConfig, explain
-from detrt.engine.config import DEFAULT_RTX_SMS, parse_sms, parse_triple
-from detrt.engine.profiles import NetworkTensor, plan_profile
-from detrt.engine.worker import precision_of
+from detrt.backends.tensorrt import EngineConfig
+from detrt.backends.tensorrt import diagnose as explain
+from detrt.backends.tensorrt.config import DEFAULT_RTX_SMS, parse_sms, parse_triple
+from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
+from detrt.backends.tensorrt.worker import precision_of
 from detrt.errors import EngineError
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from engine_graphs import EDGE, detector, left_over, rtx
 
-from detrt.engine import EngineConfig, build, build_engine
+from detrt.backends.tensorrt import EngineConfig, build, build_engine
 from detrt.errors import EngineError, OutputError
 
 
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_the_builder_and_leaves_nothing(tmp_path):
     model, pid_file = detector(tmp_path / "m.onnx"), tmp_path / "pid"
     child = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     code = (
-        "import sys; from detrt.engine import build, EngineConfig; from detrt.spec import ModelSpec\n"
+        "import sys; from detrt.backends.tensorrt import build, EngineConfig; from detrt.spec import ModelSpec\n"
         f"build.WORKER_COMMAND = (sys.executable, '-c', {child!r})\n"
         f"build.build_engine({str(model)!r}, {str(tmp_path / 'o.engine')!r}, EngineConfig(), "
         f"ModelSpec.from_json({EDGE.to_json()!r}))\n"
@@ -109,7 +109,7 @@ def test_the_builder_ends_when_its_caller_was_killed(tmp_path):
     }
     (tmp_path / "request").write_text(json.dumps(request))
     child = (
-        "import sys, time, os; from detrt.engine import worker; worker.build = lambda request: "
+        "import sys, time, os; from detrt.backends.tensorrt import worker; worker.build = lambda request: "
         "time.sleep(60); "
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
         f"worker.main([{str(tmp_path / 'request')!r}])"

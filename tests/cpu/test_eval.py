@@ -13,12 +13,12 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from onnx_models import make_model, make_spec
 from PIL import Image
 
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.cli import main
 from detrt.detector import Detector
 from detrt.errors import ImageError, OutputError
-from detrt.evaluate import METRICS
-from detrt.evaluate_state import evaluate, evaluate_results
-from detrt.onnx_session import OnnxSession
+from detrt.evaluation.coco import METRICS
+from detrt.evaluation.evaluate_state import evaluate, evaluate_results
 
 
 @pytest.fixture

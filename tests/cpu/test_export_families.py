@@ -13,16 +13,16 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from onnx import numpy_helper
 
 from detrt import graph
-from detrt.compare import Gate, match, relative_error
-from detrt.decode import decode
-from detrt.export.contract import exported_spec, other_size, trace_size
-from detrt.export.inputs import example_feeds
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.torch import TorchSession, contract
+from detrt.data.postprocess import decode
+from detrt.evaluation.matching import Gate, match, relative_error
 from detrt.export.onnx import CHECK_TOLERANCE, ExportConfig, forced_topk
 from detrt.graph.clean import topk_outputs, with_outputs
-from detrt.onnx_session import OnnxSession
-from detrt.sources.random_models import MODELS
+from detrt.models.contract import exported_spec, other_size, trace_size
+from detrt.models.example_inputs import example_feeds
+from detrt.models.random import MODELS
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
-from detrt.torch_session import TorchSession, contract
 
 # Variants of a family that has another one in the quick run, in one graph at least.
 SLOW = {"deformable_detr-refine", "deformable_detr-plain", "rt_detr", "rt_detr_v2-discrete", "lw_detr-two-scales"}

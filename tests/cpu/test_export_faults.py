@@ -10,13 +10,13 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from onnx import helper, numpy_helper
 
-from detrt.compare import relative_error
 from detrt.errors import ExportError, GateError, SessionError
+from detrt.evaluation.matching import relative_error
 from detrt.export import ExportConfig, export_onnx
 from detrt.export import onnx as exporter
-from detrt.export import rewrites as rewriting
 from detrt.export.onnx import forced_topk
-from detrt.sources import load_source
+from detrt.models import rewrites as rewriting
+from detrt.models.load import load_source
 
 
 @pytest.fixture

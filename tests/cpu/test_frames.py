@@ -10,14 +10,14 @@ import pytest
 av = pytest.importorskip("av", reason="PyAV comes with detrt[video]")
 torch = pytest.importorskip("torch")
 
-from detrt.kernels.frames import fill_rgb
-from detrt.kernels.pictures import fill_pictures
-from detrt.on_device.made import make
-from detrt.on_device.staging import layout
-from detrt.pictures import Colours, YuvPicture, as_array, yuv_to_rgb
-from detrt.preprocess import resize
+from detrt.backends.gpu.made import make
+from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.staging import layout
+from detrt.backends.gpu.yuv import fill_rgb
+from detrt.data.preprocess import resize
+from detrt.data.raw_image import Colours, YuvPicture, as_array, yuv_to_rgb
+from detrt.data.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer
 from detrt.spec import InputSpec
-from detrt.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer
 
 RNG = np.random.default_rng(3)
 
@@ -72,7 +72,7 @@ def test_arrays_and_frames_share_a_batch():
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    from detrt.scenes import draw_scene
+    from detrt.data.scenes.scene import draw_scene
 
     path = tmp_path_factory.mktemp("clip") / "clip.mp4"
     with video_writer(path, fps=10, size_hw=(120, 160)) as write:
@@ -120,7 +120,7 @@ def test_a_frame_of_a_gpu_becomes_the_same_rgb_here():
 
 
 def test_odd_heights_and_unknown_matrices_are_turned_to_rgb_by_ffmpeg():
-    from detrt.video import _is_planar
+    from detrt.data.video import _is_planar
 
     assert _is_planar(frame(32, 32)) and not _is_planar(frame(33, 32))
     assert not _is_planar(frame(32, 32, 8)) and not _is_planar(frame(32, 32, form="yuv444p"))

@@ -14,15 +14,15 @@ torch = pytest.importorskip("torch")
 
 from test_on_device import OnDevice
 
-from detrt.detect import Bad, detect_inputs
+from detrt.backends.gpu.decoder import GpuDecoder, upright
+from detrt.backends.gpu.made import GpuPicture
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.images import Input, load_encoded, load_image
+from detrt.data.jpeg_header import common_jpeg
+from detrt.data.raw_image import EncodedPicture
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
-from detrt.images import Input, load_encoded, load_image
-from detrt.jpeg_header import common_jpeg
-from detrt.on_device.decoding import GpuDecoder, upright
-from detrt.on_device.made import GpuPicture
-from detrt.onnx_session import OnnxSession
-from detrt.pictures import EncodedPicture
+from detrt.jobs.run import Bad, detect_inputs
 
 RNG = np.random.default_rng(5)
 
@@ -176,7 +176,7 @@ def test_where_it_is_refused(exported, tmp_path, capsys):
 
 
 def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
-    from detrt.evaluate_state import read_state
+    from detrt.evaluation.evaluate_state import read_state
 
     state = tmp_path / "state.jsonl"
     state.write_text('{"detrt_eval": 1, "batch": 4}\n')  # as it was before there was a choice
@@ -188,7 +188,7 @@ def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
 def test_a_server_decodes_there(exported, monkeypatch):
     from detrt.serve import runner
     from detrt.serve.config import ServeConfig, ServedModel
-    from detrt.serve.wire import ImageTask, Refusal, Setup
+    from detrt.serve.messages import ImageTask, Refusal, Setup
 
     path, served = exported("detr").path, ServedModel("detr", "unused")
     setup = Setup((served,), "cuda:0", 1, "auto", None, 4, 10**6, "gpu")

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import make_model, make_spec
 
 from detrt import graph
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import GraphError, OutputError, SpecError
 from detrt.graph import io
 from detrt.graph.clean import declare_outputs, drop_unused_domains
-from detrt.onnx_session import OnnxSession
 
 
 @pytest.fixture

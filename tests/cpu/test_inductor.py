@@ -13,28 +13,28 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from detrt.bench_bundles import RunConfig, bench_bundles
+from detrt.backends.inductor.build import check_ready, fixed_spec
+from detrt.backends.inductor.capture import Captured, capture
+from detrt.backends.inductor.compile import compile_artifact
+from detrt.backends.inductor.config import InductorConfig, package_name
+from detrt.backends.inductor.fusing import fuse_attention
+from detrt.backends.inductor.nodes import MSDA
+from detrt.backends.inductor.package import load_package
+from detrt.backends.inductor.passes import simplify
+from detrt.backends.inductor.program import prepare
+from detrt.backends.inductor.session import InductorSession
+from detrt.backends.inductor.stage import check_packages
+from detrt.backends.inductor.types import lower_types, share_of_low
+from detrt.backends.inductor.worker import _require_batches, differences
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.open import open_session
+from detrt.bench.bundles import RunConfig, bench_bundles
 from detrt.bundle import Bundle, read_sidecar
 from detrt.errors import EngineError, ExportError, GateError, SessionError
-from detrt.export.config import ExportConfig
-from detrt.export.contract import exported_spec
-from detrt.export.inputs import example_feeds
-from detrt.inductor.build import check_ready, fixed_spec
-from detrt.inductor.capture import Captured, capture
-from detrt.inductor.compile import compile_artifact
-from detrt.inductor.config import InductorConfig, package_name
-from detrt.inductor.fusing import fuse_attention
-from detrt.inductor.nodes import MSDA
-from detrt.inductor.package import load_package
-from detrt.inductor.passes import simplify
-from detrt.inductor.program import prepare
-from detrt.inductor.stage import check_packages
-from detrt.inductor.types16 import lower_types, share_of_low
-from detrt.inductor.worker import _require_batches, differences
-from detrt.inductor_session import InductorSession
-from detrt.onnx_session import OnnxSession
-from detrt.sessions import open_session
-from detrt.sources import load_source
+from detrt.models.config import ExportConfig
+from detrt.models.contract import exported_spec
+from detrt.models.example_inputs import example_feeds
+from detrt.models.load import load_source
 
 
 def small(name: str, **choices):
@@ -161,7 +161,7 @@ def test_what_cannot_be_built_is_refused_first(monkeypatch):
     with pytest.raises(EngineError, match="int8"):
         check_packages(packages, "embedded:shapes", ExportConfig(), "int8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("detrt.inductor.build.compiler", lambda: "g++")
+    monkeypatch.setattr("detrt.backends.inductor.build.compiler", lambda: "g++")
     with pytest.raises(EngineError, match="finds none; build on the machine that runs the model"):
         check_ready(InductorConfig(device="cuda"))
     monkeypatch.undo()
@@ -187,7 +187,7 @@ def test_one_size_of_a_symbolic_model():
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """One compiled package: a tiny model at a small size, because compiling is what takes the time."""
-    from detrt.inductor.compiler import compiler
+    from detrt.backends.inductor.compiler import compiler
     from detrt.pipeline import build
 
     try:
@@ -219,7 +219,7 @@ def test_a_package_equals_onnx_runtime(bundle):
 
 
 def test_opening_a_package_needs_neither_the_compiler_nor_its_python_code(bundle):
-    code = "import sys; from detrt.sessions import open_session; s = open_session(sys.argv[1], backend='inductor'); "
+    code = "import sys; from detrt.backends.open import open_session; s = open_session(sys.argv[1], backend='inductor'); "
     code += "print(s.backend, sorted(m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(bundle)], env={**os.environ, "PATH": "", "CXX": ""}, capture_output=True, text=True

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from detrt.backends.inductor.compiler import compiler, links_shared
 from detrt.errors import EngineError
-from detrt.inductor.compiler import compiler, links_shared
 
 
 @pytest.fixture

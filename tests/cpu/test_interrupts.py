@@ -39,7 +39,7 @@ def command_of(pid: int) -> str:
 
 
 def workers(pid: int) -> list[int]:
-    return [child for child in children(pid) if "detrt.engine.worker" in command_of(child)]
+    return [child for child in children(pid) if "detrt.backends.tensorrt.worker" in command_of(child)]
 
 
 def interrupt(process, ready, number):

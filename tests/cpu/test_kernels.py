@@ -14,8 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.kernels import install, ms_deform_attn, ms_deform_attn_fused, portable, triton_available
-from detrt.kernels.tiles import Tile, choose
+from detrt.models.ops import install, ms_deform_attn, ms_deform_attn_fused, portable, triton_available
+from detrt.models.ops.tiles import Tile, choose
 
 LEVELS = ((9, 12), (5, 6), (3, 3))
 POINTS = [3, 6, 3]
@@ -181,8 +181,8 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_reaches_the_fused_op(name, tiny):
     """The model's own sampling against the fused op, in the whole model, at a size with levels of odd sides."""
-    from detrt.kernels.modules import missing
-    from detrt.torch_session import TorchSession
+    from detrt.backends.torch import TorchSession
+    from detrt.models.ops.install import missing
 
     source = copy.deepcopy(tiny(name))
     assert missing(source.module) == []
@@ -218,7 +218,7 @@ class Calls(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def feeds_of(session):
-    from detrt.export.inputs import example_feeds
+    from detrt.models.example_inputs import example_feeds
 
     size = session.spec.input.size_hw if not session.spec.input.dynamic else (96, 160)
     return example_feeds(session.spec, batch=2, size_hw=size)
@@ -240,7 +240,7 @@ def test_tiles_follow_the_work():
 
 def test_import_needs_no_triton():
     """The CPU builds of PyTorch have none; the ops must be there all the same."""
-    code = "import sys; sys.modules['triton'] = None; import detrt.kernels.modules; print(sorted(m for m in sys.modules if m == 'detrt.kernels.launch'))"
+    code = "import sys; sys.modules['triton'] = None; import detrt.models.ops.install; print(sorted(m for m in sys.modules if m == 'detrt.models.ops.msda_launch'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

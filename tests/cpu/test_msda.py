@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.engine import EngineConfig, build_engine
+from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.errors import GraphError
-from detrt.export.msda import ms_deform_attn
-from detrt.graph.msda import lower_msda
+from detrt.export.symbolic import ms_deform_attn
+from detrt.graph.lower_msda import lower_msda
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 TOLERANCE = 1e-4

@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.decode import decode
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SpecError
-from detrt.export.config import ExportConfig
-from detrt.export.contract import exported_spec
-from detrt.export.inputs import example_feeds
-from detrt.export.module import ExportModule
 from detrt.export.onnx import trace
-from detrt.onnx_session import OnnxSession
-from detrt.sources.families import BY_NAME
+from detrt.models.config import ExportConfig
+from detrt.models.contract import exported_spec
+from detrt.models.example_inputs import example_feeds
+from detrt.models.families import BY_NAME
+from detrt.models.wrapper import ExportModule
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 QUERIES, CLASSES = 40, 3

@@ -13,18 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from detrt.decode import decode
-from detrt.detect import detect_inputs
+from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.runner import DEPTH, PictureRunner
+from detrt.backends.gpu.select import select, unpacked
+from detrt.backends.gpu.staging import PIECE, layout
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.images import Input
+from detrt.data.postprocess import decode
+from detrt.data.preprocess import preprocess, resize
+from detrt.data.resample import resized
 from detrt.detector import AHEAD, Detector
 from detrt.errors import ImageError, SessionError
-from detrt.images import Input
-from detrt.kernels.pictures import fill_pictures
-from detrt.on_device.runner import DEPTH, PictureRunner
-from detrt.on_device.select import select, unpacked
-from detrt.on_device.staging import PIECE, layout
-from detrt.onnx_session import OnnxSession
-from detrt.preprocess import preprocess, resize
-from detrt.resampling import resized
+from detrt.jobs.run import detect_inputs
 from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, InputSpec, ModelSpec
 
 RNG = np.random.default_rng(7)
@@ -166,8 +166,8 @@ def test_files_are_decoded_side_by_side(exported, tmp_path):
 
 def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
     pytest.importorskip("av", reason="PyAV comes with detrt[video]")
-    from detrt.pictures import YuvPicture
-    from detrt.video import video_writer
+    from detrt.data.raw_image import YuvPicture
+    from detrt.data.video import video_writer
 
     clip = Input(tmp_path / "clip.mp4", "video")
     with video_writer(clip.path, fps=10, size_hw=(48, 64)) as write:
@@ -238,9 +238,9 @@ def test_a_prompt_is_told_once(tmp_path):
     """A prompted model whose detector takes prompts of one length, as a package does."""
     from text_models import write_text_model
 
-    from detrt.prompted import PromptedSession
-    from detrt.session import TensorInfo
-    from detrt.tokens import PromptTokenizer
+    from detrt.backends.base import TensorInfo
+    from detrt.backends.prompted import PromptedSession
+    from detrt.text.tokenizer import PromptTokenizer
 
     path = write_text_model(tmp_path)
     tokens = 16

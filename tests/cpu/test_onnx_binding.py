@@ -6,17 +6,17 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from detrt.backends.onnxruntime.binding import BINDINGS, NO_GRAPH, Binding, Graphs
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.detector import Detector
-from detrt.export.inputs import example_feeds
-from detrt.onnx_binding import BINDINGS, NO_GRAPH, Binding, Graphs
-from detrt.onnx_session import OnnxSession
+from detrt.models.example_inputs import example_feeds
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     pytest.importorskip("torch")
     from detrt.export import ExportConfig, export_onnx
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     path = tmp_path_factory.mktemp("binding") / "model.onnx"
     export_onnx(load_source("random:lw_detr/tiny"), path, ExportConfig(height=64, width=64, check=False))

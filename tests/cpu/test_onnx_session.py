@@ -11,13 +11,14 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from onnx_models import CLASSES, QUERIES, make_model, make_spec
 
-from detrt import files, sessions
+from detrt import files
+from detrt.backends import open as sessions
+from detrt.backends.base import Session
+from detrt.backends.onnxruntime.session import OnnxSession, read_spec
+from detrt.backends.open import kind_of, open_session
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.detector import Detector
 from detrt.errors import EngineError, SessionError, SpecError
-from detrt.onnx_session import OnnxSession, read_spec
-from detrt.session import Session
-from detrt.sessions import kind_of, open_session
 
 SPEC = make_spec()
 MODEL = make_model(SPEC)

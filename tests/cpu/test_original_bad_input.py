@@ -17,9 +17,9 @@ import torch
 from test_original_keys import random_state
 
 from detrt.errors import SourceError, SpecError
-from detrt.sources import load_source
-from detrt.sources.label_sets import choose, labels_for
-from detrt.sources.state_files import read_state
+from detrt.models.checkpoints.state_file import read_state
+from detrt.models.labels import choose, labels_for
+from detrt.models.load import load_source
 
 SMALL = "deimv2_hgnetv2_atto_coco"
 

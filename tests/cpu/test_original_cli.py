@@ -19,10 +19,10 @@ from dino_reference import keys as key_lists
 from dino_reference.weights import fill
 from test_original_bad_input import Payload
 
+from detrt.backends.open import open_session
 from detrt.cli import main
+from detrt.data.scenes.scene import write_dataset
 from detrt.errors import SpecError
-from detrt.scenes import write_dataset
-from detrt.sessions import open_session
 
 RESNET = {"kind": "resnet", "depths": (1, 1, 1, 1), "width": 8}
 SMALL = {"dim": 32, "ffn": 48, "layers": 2, "queries": 20}

@@ -12,12 +12,12 @@ from original_names import to_original
 from safetensors.torch import load_file
 from test_deimv2_real import SIZES, assert_same, authors, coco, images, source  # noqa: F401 - fixtures
 
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.torch import TorchSession
 from detrt.detector import Detector
 from detrt.errors import SourceError
 from detrt.export import ExportConfig, export_onnx
-from detrt.onnx_session import OnnxSession
-from detrt.sources import load_source
-from detrt.torch_session import TorchSession
+from detrt.models.load import load_source
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def as_file(real_data, tmp_path):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_folder_runs_without_its_code(size, real_data, authors, images):
     own = load_source(str(real_data / "checkpoints" / f"deimv2-{size}-coco"), family="deimv2-upstream")
-    assert type(own.module).__module__ == "detrt.models.deimv2"
+    assert type(own.module).__module__ == "detrt.models.arch.deimv2"
     with Detector(TorchSession(own), threshold=0.0, batch_size=5) as detector:
         assert_same(authors(size), detector(images))
 

@@ -13,11 +13,11 @@ from dino_reference import keys as key_lists
 from dino_reference.weights import fill
 
 from detrt.errors import SourceError, SpecError
-from detrt.models.dino import Dino
-from detrt.sources.dino_keys import ALIAS, DERIVED, SPLIT_QKV, TRAINING, place
-from detrt.sources.dino_sizes import infer_config
-from detrt.sources.original_dino import load as load_state
-from detrt.sources.original_dino import recognise
+from detrt.models.arch.dino import Dino
+from detrt.models.checkpoints.dino import load as load_state
+from detrt.models.checkpoints.dino import recognise
+from detrt.models.checkpoints.dino_keys import ALIAS, DERIVED, SPLIT_QKV, TRAINING, place
+from detrt.models.checkpoints.dino_sizes import infer_config
 
 KEYS = Path(__file__).resolve().parents[1] / "data" / "keys"
 LAYOUTS = {

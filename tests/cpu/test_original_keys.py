@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 import torch
 
 from detrt.errors import SourceError
-from detrt.sources.original import FORMATS, load, recognise
+from detrt.models.checkpoints import FORMATS, load, recognise
 
 KEYS = Path(__file__).parents[1] / "data" / "keys"
 

@@ -13,9 +13,9 @@ import torch
 from original_names import to_original
 
 from detrt.export import ExportConfig, export_onnx
-from detrt.sources import load_source
-from detrt.sources.families import BY_NAME
-from detrt.sources.random_models import MODELS, build
+from detrt.models.families import BY_NAME
+from detrt.models.load import load_source
+from detrt.models.random import MODELS, build
 
 HEADS = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
 STAGES = ["stage2", "stage3", "stage4"]
@@ -164,13 +164,13 @@ def reference(case: str) -> torch.nn.Module:
 def expected(case: str, module: torch.nn.Module) -> torch.nn.Module:
     """The module that computes what the authors' code computes with these weights."""
     variant = CASES[case][1]
-    if variant == "rf_detr":  # see `detrt.sources.original.rf_detr.finish`
+    if variant == "rf_detr":  # see `detrt.models.checkpoints.rf_detr.finish`
         for norm in module.model.backbone.projector.modules():
             if hasattr(norm, "eps"):
                 norm.eps = 1e-6
     if not variant.startswith("deim"):
         return module
-    from detrt.models import deim, deimv2
+    from detrt.models.arch import deim, deimv2
 
     kind = {"deimv2": deimv2.PublishedDeimv2, "deim": deim.DeimDFine}.get(variant, deim.DeimRtDetrV2)
     with pytest.MonkeyPatch.context() as patch:

@@ -16,23 +16,23 @@ from PIL import Image
 from precision_graphs import SPEC, pictures, pixel_model
 
 from detrt import graph
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.bundle import Bundle, EngineFacts
-from detrt.engine import EngineConfig, build_engine
 from detrt.errors import EngineError, GateError, GraphError, ImageError
-from detrt.graph.rounded import rounded as emulate
-from detrt.onnx_session import OnnxSession
-from detrt.parity import verify
+from detrt.evaluation.parity import verify
+from detrt.graph.emulate_low_precision import rounded as emulate
+from detrt.graph.type_view import GraphView, element_types
 from detrt.pipeline import build
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.precision.calibrate import threshold
+from detrt.precision.calibration import threshold
 from detrt.precision.capability import check_capability
 from detrt.precision.engine_types import check_engine
 from detrt.precision.images import find
 from detrt.precision.quantize import fp8_bits, rounded, weight_scales
 from detrt.precision.search import Search, blocks_of, plot
 from detrt.precision.stage import convert_file
-from detrt.precision.view import GraphView, element_types
 
 QUICK = ("detr", "rt_detr_v2")  # of a forced comparison; the others take 20 to 90 s
 FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")

@@ -11,14 +11,14 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 
-from detrt.graph.rounded import rounded as emulate
-from detrt.onnx_session import OnnxSession
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.graph.emulate_low_precision import rounded as emulate
 from detrt.precision import PrecisionConfig
 from detrt.precision import noise as noise_module
 from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.calibrate import run_tensors
 from detrt.precision.noise import LEFT, LayerNoise, correct_biases, leave_noisy, measure
 from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, rounded, weight_scales
-from detrt.precision.ranges import run_tensors
 
 FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul", "/backbone/body/Conv"
 

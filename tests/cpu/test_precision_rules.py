@@ -13,15 +13,15 @@ from onnx import TensorProto, numpy_helper
 from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 
 from detrt import graph
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import GateError, GraphError
-from detrt.graph.rounded import rounded as emulate
-from detrt.onnx_session import OnnxSession
+from detrt.graph.emulate_low_precision import rounded as emulate
+from detrt.graph.type_view import GraphView, element_types, set_opset
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision
 from detrt.precision.cast import bf16_bits, retype
 from detrt.precision.proof import check_share, flop_share, multiply_adds
 from detrt.precision.rules import Rules
-from detrt.precision.view import GraphView, element_types, set_opset
 
 F16, F32, BF16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BFLOAT16
 FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")

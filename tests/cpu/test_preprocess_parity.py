@@ -1,4 +1,4 @@
-"""`detrt.preprocess` against transformers' image processors: sizes for many images, pixels for some."""
+"""`detrt.data.preprocess` against transformers' image processors: sizes for many images, pixels for some."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
-from detrt.images import load_image
-from detrt.preprocess import preprocess, resized_size, shortest_edge_size
+from detrt.data.images import load_image
+from detrt.data.preprocess import preprocess, resized_size, shortest_edge_size
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from detrt.errors import SourceError
-from detrt.sources.families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD
-from detrt.sources.preprocessor import multiple_of, read_input_spec
+from detrt.models.families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD
+from detrt.models.preprocessor import multiple_of, read_input_spec
 from detrt.spec import InputSpec
 
 # family, file (None: there is none), what it must say

@@ -20,12 +20,13 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 from text_models import write_text_model
 
-from detrt import Detector, bundle, files, open_session, sessions
+from detrt import Detector, bundle, files, open_session
+from detrt.backends import open as sessions
+from detrt.backends.prompted import PromptedSession
+from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
-from detrt.engine import TensorRTSession
-from detrt.engine.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.errors import EngineError, PromptError, SpecError
-from detrt.prompted import PromptedSession
 
 VERSION = "1.7.1.116"
 SPEC = model_spec()

@@ -9,8 +9,8 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
 from detrt import Detector, open_session, verify
-from detrt.compare import Gate, match
-from detrt.torch_session import open_torch
+from detrt.backends.torch import open_torch
+from detrt.evaluation.matching import Gate, match
 
 SIZE = {"height": 128, "width": 160}
 PROMPTS = ["red circle. striped star.", "a blue square", "green triangle. red star. blue circle. dotted square. circle."]
@@ -90,7 +90,7 @@ def test_the_trained_model_on_drawn_scenes(tmp_path):
     are selected is rounding, and in one of the 250 pictures it may move a score by more than 0.001.
     """
     from detrt import ExportConfig, export_onnx, load_source
-    from detrt.scenes import draw_scene
+    from detrt.data.scenes.scene import draw_scene
 
     source = load_source("embedded:phrases")
     report = export_onnx(source, tmp_path / "model.onnx", ExportConfig(check=False))

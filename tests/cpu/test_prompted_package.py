@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 
 from text_cases import model_spec, text_spec
 
+from detrt.backends.inductor.build import check_ready
+from detrt.backends.inductor.config import InductorConfig
+from detrt.backends.inductor.worker import differences
 from detrt.cli import main
 from detrt.errors import EngineError
-from detrt.inductor.build import check_ready
-from detrt.inductor.config import InductorConfig
-from detrt.inductor.worker import differences
 
 
 def test_lengths_of_prompts():
@@ -64,7 +64,7 @@ def test_detections_are_those_of_the_onnx_file(tmp_path, capsys):
     """The detector compiled for prompts of one length, with its tower and its tokenizer, from the command."""
     from PIL import Image
 
-    from detrt.scenes import draw_scene
+    from detrt.data.scenes.scene import draw_scene
 
     folder = tmp_path / "phrases"
     command = [

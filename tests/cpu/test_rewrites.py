@@ -8,14 +8,14 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from detrt.errors import ExportError
-from detrt.export import rewrites as module_under_test
-from detrt.export.inputs import example_feeds
-from detrt.export.make_places import collect
-from detrt.export.module import ExportModule
-from detrt.export.places import FINGERPRINTS, TRIED
-from detrt.export.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
-from detrt.sources.families import FAMILIES
-from detrt.sources.random_models import MODELS
+from detrt.models import rewrites as module_under_test
+from detrt.models.example_inputs import example_feeds
+from detrt.models.families import FAMILIES
+from detrt.models.fingerprints import FINGERPRINTS, TRIED
+from detrt.models.random import MODELS
+from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
+from detrt.models.wrapper import ExportModule
+from detrt.models.write_fingerprints import collect
 
 CASES = [(name, rewrite) for name, row in MODELS.items() for rewrite in next(f for f in FAMILIES if f.name == row[0]).rewrites]
 ONE_OF_EACH = [("rt_detr", "msda"), ("d_fine", "msda"), ("deformable_detr", "symbolic_shapes"), ("rf_detr", "frozen_positions")]
@@ -86,7 +86,7 @@ def test_no_rewrites_need_no_transformers_model():
 
 
 def test_every_place_is_as_written():
-    """Regenerate with `python -m detrt.export.make_places` after reading what changed."""
+    """Regenerate with `python -m detrt.models.write_fingerprints` after reading what changed."""
     assert transformers.__version__ in TRIED
     assert collect() == {place: digests[-1] for place, digests in FINGERPRINTS.items()}
 

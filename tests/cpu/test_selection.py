@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.inductor.nodes import finish
-from detrt.inductor.selection import fuse_selections
-from detrt.kernels.selection import fits, part_of, top_k
+from detrt.backends.gpu.top_k import fits, part_of, top_k
+from detrt.backends.inductor.nodes import finish
+from detrt.backends.inductor.selection import fuse_selections
 
 
 def test_equal_scores_stay_in_order():

@@ -18,9 +18,9 @@ from text_cases import picture
 from text_models import write_text_bundle
 
 from detrt import Detector
-from detrt.preprocess import preprocess
-from detrt.scenes import draw_scene
-from detrt.session import Session
+from detrt.backends.base import Session
+from detrt.data.preprocess import preprocess
+from detrt.data.scenes.scene import draw_scene
 
 SIZES = [(240, 320), (300, 200), (135, 455), (320, 320), (64, 96), (400, 300)]
 

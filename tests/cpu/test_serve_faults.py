@@ -202,10 +202,12 @@ def test_killed_workers_lose_nothing(model):
 
 def test_what_kills_two_workers_is_refused_and_others_are_answered(model, monkeypatch):
     """Real worker processes, of which each is killed as soon as it is given the poisoned image."""
-    from detrt.serve import ServeConfig, named_models, process, wire
+    from detrt.serve import ServeConfig, named_models
+    from detrt.serve import messages as wire
+    from detrt.serve import worker_process as process
+    from detrt.serve.errors import Refused
     from detrt.serve.metrics import Metrics
-    from detrt.serve.pool import Pool
-    from detrt.serve.refused import Refused
+    from detrt.serve.scheduler import Pool
 
     send = process.WorkerProcess.send
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from detrt.backends.inductor.config import package_name
+from detrt.backends.inductor.sized_session import SizedSession
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.bundle import Bundle
 from detrt.cli import main
-from detrt.cli.choices import package_configs, several_sizes
+from detrt.cli.options import package_configs, several_sizes
+from detrt.data.preprocess import nearest_size
 from detrt.detector import Detector
 from detrt.errors import DetrtError, EngineError, SessionError, SpecError
-from detrt.inductor.config import package_name
-from detrt.onnx_session import OnnxSession
-from detrt.preprocess import nearest_size
-from detrt.sized_session import SizedSession
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
 WIDE, TALL = (64, 96), (96, 64)

@@ -13,10 +13,10 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from safetensors.torch import load_file, save_file
 
 from detrt.errors import SourceError, SpecError
-from detrt.sources import load_source
-from detrt.sources.families import BY_NAME
-from detrt.sources.hub import _remote_code
-from detrt.sources.random_models import MODELS, build
+from detrt.models.families import BY_NAME
+from detrt.models.hub import _remote_code
+from detrt.models.load import load_source
+from detrt.models.random import MODELS, build
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from text_cases import SEPARATORS, make_prompted, model_spec, picture, text_spec
 
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
-from detrt.decode import decode, sigmoid
+from detrt.data.postprocess import decode, sigmoid
 from detrt.detections import box_iou
 from detrt.detector import Detector
 from detrt.errors import PromptError, SessionError
-from detrt.text_decode import decode_tokens, phrase_logits, published_tokens
-from detrt.tokens import PromptTokenizer
+from detrt.text.postprocess import decode_tokens, phrase_logits, published_tokens
+from detrt.text.tokenizer import PromptTokenizer
 
 PROMPTS = [
     "a cat. a remote control.",

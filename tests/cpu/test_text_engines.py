@@ -11,14 +11,14 @@ import pytest
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from detrt import EngineConfig, ExportConfig, build, graph
-from detrt.engine.profiles import NetworkTensor, check_shapes, plan_profile
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt.profile import NetworkTensor, check_shapes, plan_profile
 from detrt.errors import EngineError, ExportError, GraphError, SessionError, SpecError
-from detrt.export.contract import contract, exported_spec, tower_contract
-from detrt.graph.rounded import rounded
-from detrt.onnx_session import OnnxSession
+from detrt.graph.emulate_low_precision import rounded
+from detrt.models.contract import contract, exported_spec, tower_contract
 from detrt.precision import PrecisionConfig
+from detrt.precision.calibrate import image_feeds
 from detrt.precision.images import Prompted
-from detrt.precision.ranges import image_feeds
 from detrt.precision.stage import text_feeds
 
 
@@ -203,8 +203,8 @@ def test_the_search_asks_for_the_prompt(photographs, tmp_path):
 def test_the_tower_builds(name, tiny, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     from detrt import graph
-    from detrt.engine import build_engine
-    from detrt.export.text import _traced_tower
+    from detrt.backends.tensorrt import build_engine
+    from detrt.export.prompted import _traced_tower
 
     source = tiny(name)
     spec = exported_spec(source, ExportConfig())
@@ -233,8 +233,8 @@ def test_a_low_precision_without_images(tmp_path):
     import numpy as np
 
     from detrt import Detector
-    from detrt.demo import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
-    from detrt.scenes import draw_scene
+    from detrt.cli.demo_work import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
+    from detrt.data.scenes.scene import draw_scene
 
     picture = draw_scene(PROMPT_SEED, size_hw=PICTURE_SIZE_HW).image
     build("embedded:phrases", tmp_path / "fp32", engines=(), export=ExportConfig(check=False))

@@ -11,19 +11,19 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 from detrt import graph
-from detrt.compare import relative_error
-from detrt.decode import decode
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SourceError
+from detrt.evaluation.matching import relative_error
 from detrt.export import ExportConfig, export_onnx
-from detrt.export.contract import contract, tower_contract
 from detrt.export.onnx import CHECK_TOLERANCE
-from detrt.export.text import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, image_feeds, text_feeds, unpadded
-from detrt.export.text_inputs import example_ids, token_feeds
-from detrt.export.text_module import TextExportModule, best_phrases
-from detrt.export.text_reference import StockTextModule
+from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, image_feeds, text_feeds, unpadded
 from detrt.graph.clean import topk_outputs, with_outputs
-from detrt.onnx_session import OnnxSession
-from detrt.sources import load_source
+from detrt.models.contract import contract, tower_contract
+from detrt.models.load import load_source
+from detrt.models.text_inputs import example_ids, token_feeds
+from detrt.models.text_module import TextExportModule, best_phrases
+from detrt.models.text_reference import StockTextModule
 from detrt.spec import CLASS_MASK, LOGITS, PHRASE_MASK, PIXEL_MASK, PRED_BOXES
 
 # Both lowerings, both ways to decode, both kinds of prompt, one graph and two.
@@ -253,7 +253,7 @@ def test_a_source_without_tokenizer_is_refused(tiny, tmp_path):
 
 def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch):
     from detrt.errors import GateError
-    from detrt.models import grounding
+    from detrt.models.arch import grounding_dino as grounding
 
     monkeypatch.setattr(grounding, "inverse_sigmoid", lambda x, eps=1e-5: torch.log(x.clamp(eps, 1 - eps)))
     with pytest.raises(GateError, match="differs from PyTorch"):

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from detrt.errors import SourceError
-from detrt.sources import load_source
-from detrt.sources.families import BY_NAME
-from detrt.sources.random_models import _TINY_DETR, build
-from detrt.sources.timm_resnet import RESNETS, dilate_last_stage, is_dilated, rename_key, rename_state_dict, resnet_config
+from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, rename_state_dict, resnet_config
+from detrt.models.families import BY_NAME
+from detrt.models.load import load_source
+from detrt.models.random import _TINY_DETR, build
 
 HEAD = "model.backbone.model."
 

@@ -26,7 +26,7 @@ def test_smoke_run_leaves_a_loadable_model(real_data, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "train_bccd.json").read_text("utf-8"))["steps"] == 2
 
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     source = load_source(str(tmp_path / "model"))
     assert list(source.spec.labels.values()) == ["RBC", "WBC", "Platelets"]

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 pytest.importorskip("scipy")
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "src" / "detrt" / "default_model" / "phrases"
+FOLDER = ROOT / "src" / "detrt" / "models" / "embedded" / "phrases"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +28,7 @@ def _training_modules():
 
 @pytest.fixture(scope="module")
 def scenes():
-    from detrt.scenes import draw_scene
+    from detrt.data.scenes.scene import draw_scene
 
     return [draw_scene(seed) for seed in range(24)]
 
@@ -52,7 +52,7 @@ def batch():
 def arrays(scenes):
     from phrases_captions import numbers
 
-    from detrt.scenes_phrases import Phrase
+    from detrt.data.scenes.phrases import Phrase
 
     objects, counts = np.zeros((len(scenes), 12, 3), np.int64), np.array([len(s.objects) for s in scenes])
     for k, scene in enumerate(scenes):
@@ -87,7 +87,7 @@ def test_prompts_of_batches_are_those_of_the_package(scenes):
     from phrases_captions import matches, numbers, token_targets, write
     from phrases_model import build_tokenizer
 
-    from detrt.scenes_phrases import caption_scene, find
+    from detrt.data.scenes.phrases import caption_scene, find
 
     objects, counts = arrays(scenes)
     captions = [caption_scene(scene, k, phrases=7, held_out=True) for k, scene in enumerate(scenes)]
@@ -112,7 +112,7 @@ def test_no_training_prompt_holds_a_held_out_pair(scenes):
     from phrases_captions import draw_phrases, held_out, write
     from phrases_model import build_tokenizer
 
-    from detrt.scenes_phrases import HELD_OUT_COLORS, HELD_OUT_FILLS
+    from detrt.data.scenes.phrases import HELD_OUT_COLORS, HELD_OUT_FILLS
 
     objects, counts = arrays(scenes)
     rng, tokenizer = np.random.default_rng(0), build_tokenizer()
@@ -200,7 +200,7 @@ def test_the_shipped_model_finds_what_it_is_asked_for():
     from evaluate_phrases import average_precision, predict, ways
     from transformers import AutoModelForZeroShotObjectDetection
 
-    from detrt.scenes import draw_scene
+    from detrt.data.scenes.scene import draw_scene
 
     assert (FOLDER / "model.safetensors").stat().st_size <= 15_000_000
     model = AutoModelForZeroShotObjectDetection.from_pretrained(FOLDER).eval()
@@ -227,7 +227,7 @@ def test_the_record_holds_the_run_and_the_targets():
 
 
 def test_embedded_phrases_loads_as_any_folder():
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     source = load_source("embedded:phrases")
     assert source.spec.family == "grounding_dino" and source.spec.text is not None
@@ -259,7 +259,7 @@ def test_smoke_run_leaves_a_loadable_model_a_record_and_resumes(tmp_path):
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert names == {path.name for path in FOLDER.iterdir()} - {"README.md"}
 
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     assert load_source(str(tmp_path / "model")).spec.text is not None
     again = run("--steps", "3")

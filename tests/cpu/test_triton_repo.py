@@ -23,12 +23,12 @@ from cli_support import cli, place, snapshot  # noqa: F401 - fixtures
 from google.protobuf import text_format
 
 from detrt import Detector, files
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.bundle import Bundle, BundleFile, EngineFacts
 from detrt.errors import EngineError, OutputError, SpecError
-from detrt.onnx_session import OnnxSession
+from detrt.serve.triton import TritonConfig, write_triton_repo
+from detrt.serve.triton_config import Placement
 from detrt.spec import TextSpec
-from detrt.triton_config import Placement
-from detrt.triton_repo import TritonConfig, write_triton_repo
 
 NUMPY = {"TYPE_UINT8": "uint8", "TYPE_INT64": "int64", "TYPE_FP32": "float32", "TYPE_STRING": "object"}
 
@@ -79,7 +79,7 @@ class Ensemble:
     def __init__(self, repo, name, monkeypatch):
         self.backend = PythonBackend()
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", self.backend)
-        for module in ("detrt.triton_models.preprocess", "detrt.triton_models.postprocess"):
+        for module in ("detrt.serve.triton_models.preprocess", "detrt.serve.triton_models.postprocess"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         self.repo, self.config = Path(repo), read(Path(repo) / name / "config.pbtxt")
         self.configs = {step.model_name: read(self.repo / step.model_name / "config.pbtxt") for step in self.steps}

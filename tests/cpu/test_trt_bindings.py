@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from detrt.engine import cuda as cuda_module
-from detrt.engine import fake, fake_cuda
+from detrt.backends.tensorrt import cuda as cuda_module
+from detrt.backends.tensorrt import fake, fake_cuda
 
 ENGINE = Path(cuda_module.__file__).parent
 SOURCES = [path for path in sorted(ENGINE.glob("*.py")) if not path.name.startswith("fake")]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from detrt import bundle
+from detrt.backends.base import Session, TensorInfo
+from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.bundle import EngineFacts
-from detrt.engine import TensorRTSession
-from detrt.engine.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
-from detrt.session import Session, TensorInfo
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 VERSION = "1.7.1.116"
@@ -316,8 +316,8 @@ def test_an_engine_of_another_model_is_refused_and_leaks_nothing(tmp_path):
 
 def test_the_real_library_without_a_gpu(tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]")
-    from detrt.engine.cuda import Cuda
-    from detrt.engine.trt import load_trt
+    from detrt.backends.tensorrt.bindings import load_trt
+    from detrt.backends.tensorrt.cuda import Cuda
 
     if importlib.util.find_spec("cuda") is not None and Cuda().device_count():
         pytest.skip("this machine has a GPU")
@@ -331,7 +331,7 @@ def test_the_real_library_without_a_gpu(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="cuda-python is installed")
 def test_without_cuda_python(tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]")
-    from detrt.engine.trt import load_trt
+    from detrt.backends.tensorrt.bindings import load_trt
 
     path = write(tmp_path, tensorrt_version=load_trt("tensorrt-rtx").version)
     with pytest.raises(MissingPackageError, match=r"detrt\[gpu\]"):

@@ -13,12 +13,12 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from onnx import helper, numpy_helper
 
 from detrt import graph
-from detrt.compare import Gate
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.torch import TorchSession
+from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError, GateError, SessionError
-from detrt.onnx_session import OnnxSession
-from detrt.parity import require, verify
-from detrt.scenes import draw_scene
-from detrt.torch_session import TorchSession
+from detrt.evaluation.matching import Gate
+from detrt.evaluation.parity import require, verify
 
 
 @pytest.fixture(scope="module")

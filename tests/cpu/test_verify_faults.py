@@ -17,9 +17,9 @@ from PIL import Image
 
 from detrt import graph
 from detrt.cli import main
+from detrt.data.scenes.scene import draw_scene
+from detrt.evaluation.parity import verify
 from detrt.graph.view import GraphView
-from detrt.parity import verify
-from detrt.scenes import draw_scene
 from detrt.spec import ModelSpec
 
 CHOICES = {"height": 128, "width": 128, "check": False}

@@ -15,22 +15,22 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from PIL import Image
 
 from detrt import bundle, graph
+from detrt.backends.base import TensorInfo
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.cli import main
-from detrt.compare import gate_for
-from detrt.engine import TensorRTSession
-from detrt.engine.fake import FakeCuda, fake_engine_bytes, fake_trt
+from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError
+from detrt.evaluation.divergence import search
+from detrt.evaluation.html import page
+from detrt.evaluation.matching import gate_for
+from detrt.evaluation.models import default_reference
+from detrt.evaluation.parity import verify
+from detrt.evaluation.verify_engine import engine_fetch
 from detrt.files import sha256_of
 from detrt.graph.view import GraphView, module_path, precision_map, precision_of
-from detrt.onnx_session import OnnxSession
-from detrt.parity import verify
-from detrt.scenes import draw_scene
-from detrt.session import TensorInfo
-from detrt.verify_divergence import search
-from detrt.verify_engine import engine_fetch
-from detrt.verify_html import page
-from detrt.verify_models import default_reference
 
 CHOICES = {"height": 128, "width": 128, "check": False}
 EVIL = '<script>alert("x")</script>'
@@ -181,10 +181,10 @@ def test_module_paths_and_types(exported):
 
 def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, images):
     """Against PyTorch by module outputs: for graphs of another exporter."""
-    from detrt.preprocess import preprocess
-    from detrt.torch_session import TorchSession
-    from detrt.verify_models import same_contract
-    from detrt.verify_modules import search_modules
+    from detrt.backends.torch import TorchSession
+    from detrt.data.preprocess import preprocess
+    from detrt.evaluation.models import same_contract
+    from detrt.evaluation.verify_modules import search_modules
 
     bad, module = scaled
     with OnnxSession(bad) as cand:
@@ -202,7 +202,7 @@ def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, im
 
 def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, tmp_path):
     """The engine of a good graph that computes what a bad one does, run by the fake runtime."""
-    from detrt.preprocess import preprocess
+    from detrt.data.preprocess import preprocess
 
     bad, module = scaled
     good = exported("rt_detr_v2", **CHOICES).path

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from detrt.decode import decode
-from detrt.preprocess import preprocess
+from detrt.data.postprocess import decode
+from detrt.data.preprocess import preprocess
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 HERE = Path(__file__).parent
@@ -208,9 +208,9 @@ def prompt_cases() -> list[dict]:
 def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | None = None, decode: dict | None = None) -> dict:
     import text_cases
 
+    from detrt.backends.prompt_file import encoded
     from detrt.bundle import Bundle, BundleFile, Provenance
     from detrt.detector import Detector
-    from detrt.encoded import encoded
 
     spec = text_cases.model_spec(kind, decode=decode, text=text_cases.text_spec(kind, **(text or {})))
     files = [BundleFile("tokenizer", "tokenizer.json", "12" * 32, 1), BundleFile("text", "text.onnx", "34" * 32, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from detrt.kernels.selection import top_k
+from detrt.backends.gpu.top_k import top_k
 
 aten = torch.ops.aten
 

@@ -19,11 +19,11 @@ from measure_inductor import SIZES
 
 
 def measure(name: str, precision: str, size: str | None, device: str) -> dict:
-    from detrt.export.config import ExportConfig
-    from detrt.export.contract import exported_spec
-    from detrt.inductor.program import prepare
-    from detrt.inductor.types16 import lower_types
-    from detrt.sources import load_source
+    from detrt.backends.inductor.program import prepare
+    from detrt.backends.inductor.types import lower_types
+    from detrt.models.config import ExportConfig
+    from detrt.models.contract import exported_spec
+    from detrt.models.load import load_source
 
     source = load_source(f"random:{name}")
     given = source.spec.input

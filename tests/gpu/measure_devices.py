@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+from detrt.backends.devices import parse_devices
 from detrt.cores import usable_cores
-from detrt.detect import Found
-from detrt.device_pool import DevicePool
-from detrt.devices import parse_devices
-from detrt.images import expand_inputs, load_image
+from detrt.data.images import expand_inputs, load_image
+from detrt.jobs.pool import DevicePool
+from detrt.jobs.run import Found
 
 
 def alike(one: list, other: list) -> float:

@@ -24,17 +24,18 @@ import torch
 from onnx_on_torch import TorchGraph
 
 from detrt import graph
-from detrt.compare import relative_error
-from detrt.evaluate import evaluate_coco
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.evaluation.coco import evaluate_coco
+from detrt.evaluation.matching import relative_error
 from detrt.export import ExportConfig, export_onnx
-from detrt.onnx_session import OnnxSession
-from detrt.precision import PrecisionConfig, noise, ranges
-from detrt.precision import calibrate as histograms
+from detrt.models.load import load_source
+from detrt.precision import PrecisionConfig, noise
+from detrt.precision import calibrate as ranges
+from detrt.precision import calibration as histograms
 from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.calibrate import image_feeds
 from detrt.precision.images import Prompted
-from detrt.precision.ranges import image_feeds
 from detrt.precision.stage import text_feeds
-from detrt.sources import load_source
 
 LOW = tuple(os.environ.get("DETRT_PRECISIONS", "fp16,bf16").split(","))
 DRAWS = int(os.environ.get("DETRT_DRAWS", "0"))
@@ -75,7 +76,7 @@ def memory_of(model) -> str:
 
 
 def run_tensors(model, spec, images, names, visit, progress=None) -> None:
-    """What `detrt.precision.ranges.run_tensors` does, with PyTorch on the GPU: one pass an image instead of many."""
+    """What `detrt.precision.calibrate.run_tensors` does, with PyTorch on the GPU: one pass an image instead of many."""
     run = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu").run
     for feeds in image_feeds(images, spec):
         run(dict(feeds), tuple(names), visit)
@@ -162,7 +163,7 @@ def on_cpu():
 
 def scenes() -> tuple[Path, Path]:
     """500 drawn scenes as a COCO data set; the same every time."""
-    from detrt.scenes import write_dataset
+    from detrt.data.scenes.scene import write_dataset
 
     folder = Path(tempfile.gettempdir()) / "detrt-scenes-500"
     if not (folder / "annotations.json").is_file():

@@ -26,10 +26,10 @@ def preload() -> None:
     import torch
     import transformers.models.auto  # noqa: F401
 
-    import detrt.inductor.compile
-    import detrt.inductor.package
-    import detrt.inductor.program
-    import detrt.sources  # noqa: F401
+    import detrt.backends.inductor.compile
+    import detrt.backends.inductor.package
+    import detrt.backends.inductor.program
+    import detrt.models.load  # noqa: F401
 
     torch.set_num_threads(1)
     assert not torch.cuda.is_initialized()
@@ -70,9 +70,9 @@ def work(job: str, gpu: int, pipe, log: Path) -> None:
 
 def prepare_job(kind, model, size, precision, batch, how):
     """(what runs, the outputs that it must have, its inputs, facts)."""
-    from detrt.export.config import ExportConfig
-    from detrt.export.contract import exported_spec
-    from detrt.sources import load_source
+    from detrt.models.config import ExportConfig
+    from detrt.models.contract import exported_spec
+    from detrt.models.load import load_source
 
     source = load_source(model)
     given = source.spec.input
@@ -132,10 +132,10 @@ def checked(run, want, inputs):
 def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
     import torch
 
-    from detrt.inductor.compile import compile_artifact, options_for
-    from detrt.inductor.package import load_package
-    from detrt.inductor.program import prepare, tune_for_gpu
-    from detrt.inductor.types16 import lower_types, share_of_low
+    from detrt.backends.inductor.compile import compile_artifact, options_for
+    from detrt.backends.inductor.package import load_package
+    from detrt.backends.inductor.program import prepare, tune_for_gpu
+    from detrt.backends.inductor.types import lower_types, share_of_low
 
     captured = prepare(source, spec, (batch, batch), "fp32", DEVICE, tokens, biased)
     del source

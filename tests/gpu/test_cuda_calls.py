@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detrt.engine.buffers import IoBuffer
-from detrt.engine.cuda import Cuda
+from detrt.backends.tensorrt.buffers import IoBuffer
+from detrt.backends.tensorrt.cuda import Cuda
 from detrt.errors import EngineError, SessionError
 
 pytestmark = pytest.mark.gpu

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detrt.detect import Found, detect_inputs
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.images import Input, load_image
+from detrt.data.raw_image import YuvPicture
+from detrt.data.scenes.scene import draw_scene
+from detrt.data.video import Frame, raw_frames, read_frames, video_writer
 from detrt.detector import Detector
-from detrt.images import Input, load_image
-from detrt.onnx_session import OnnxSession
-from detrt.pictures import YuvPicture
-from detrt.scenes import draw_scene
-from detrt.video import Frame, raw_frames, read_frames, video_writer
+from detrt.jobs.run import Found, detect_inputs
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def decoder() -> Any:
-    from detrt.on_device.decoding import GpuDecoder
+    from detrt.backends.gpu.decoder import GpuDecoder
 
     return GpuDecoder(torch.device("cuda", 0))
 
@@ -33,7 +33,7 @@ class OnGpu(OnnxSession):
 
     @property
     def pictures(self) -> Any:
-        from detrt.on_device.runner import PictureRunner
+        from detrt.backends.gpu.runner import PictureRunner
 
         if not hasattr(self, "_runner"):
             self._runner = PictureRunner(self.spec, self.inputs, self.outputs, torch.device("cuda", 0), self._prepare)
@@ -56,7 +56,7 @@ class OnGpu(OnnxSession):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: Any) -> Any:
     from detrt.export import ExportConfig, export_onnx
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     path = tmp_path_factory.mktemp("model") / "model.onnx"
     export_onnx(load_source("embedded:shapes"), path, ExportConfig(check=False))

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.kernels import ms_deform_attn, ms_deform_attn_fused, triton_available
-from detrt.kernels.tiles import Tile
+from detrt.models.ops import ms_deform_attn, ms_deform_attn_fused, triton_available
+from detrt.models.ops.tiles import Tile
 
 pytestmark = pytest.mark.gpu
 
@@ -106,7 +106,7 @@ def test_places_outside_and_not_numbers(discrete: bool) -> None:
 
 @pytest.mark.parametrize("tile", [Tile(8, 1, 1), Tile(4, 4, 2), Tile(1, 0, 1), Tile(4, 0, 4, True), Tile(16, 2, 4, True)])
 def test_every_tile_gives_the_same(tile: Tile) -> None:
-    from detrt.kernels.launch import attend
+    from detrt.models.ops.msda_launch import attend
 
     for name in ("rt-detr", "head 5"):
         value, shapes, locations, weights, points = tensors(name, torch.float32)
@@ -119,7 +119,7 @@ def test_every_tile_gives_the_same(tile: Tile) -> None:
 @pytest.mark.parametrize("name", ["encoder", "d-fine", "head 64", "rf-detr", "one cell"])
 def test_kernel_for_many_queries(name: str, kind: str) -> None:
     """Forced for few, too: every type, heads side by side, odd points, references, places that are not numbers."""
-    from detrt.kernels.launch import attend
+    from detrt.models.ops.msda_launch import attend
 
     dtype, allowed = TYPES[kind]
     value, shapes, locations, weights, points = tensors(name, dtype, spread=2.0)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detrt.bench_bundles import RunConfig, bench_bundles
+from detrt.backends.open import open_session
+from detrt.bench.bundles import RunConfig, bench_bundles
+from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector
-from detrt.scenes import draw_scene
-from detrt.sessions import open_session
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -57,7 +57,7 @@ def test_bench_separates_the_work_of_the_gpu(ranged: str) -> None:
 
 def test_a_session_that_nobody_closes_ends_well(ranged: str) -> None:
     code = (
-        "import sys; from detrt.detector import Detector; from detrt.scenes import draw_scene; from detrt.sessions import open_session; "
+        "import sys; from detrt.detector import Detector; from detrt.data.scenes.scene import draw_scene; from detrt.backends.open import open_session; "
         "d = Detector(open_session(sys.argv[1], backend=sys.argv[2], provider=sys.argv[3])); "
         "print([len(d([draw_scene(1).image])) for _ in range(5)])"
     )

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.staging import layout
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.open import open_session
+from detrt.data.preprocess import preprocess
+from detrt.data.scenes.scene import draw_scene
 from detrt.detector import AHEAD, Detector
-from detrt.kernels.pictures import fill_pictures
-from detrt.on_device.staging import layout
-from detrt.onnx_session import OnnxSession
-from detrt.preprocess import preprocess
-from detrt.scenes import draw_scene
-from detrt.sessions import open_session
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES, InputSpec
 
 torch = pytest.importorskip("torch")
@@ -78,7 +78,7 @@ def test_onnx_runtime_on_the_gpu(tmp_path: Any) -> None:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no CUDA provider")
     from detrt.export import ExportConfig, export_onnx
-    from detrt.sources import load_source
+    from detrt.models.load import load_source
 
     path = tmp_path / "model.onnx"
     export_onnx(load_source("embedded:shapes"), path, ExportConfig(check=False))

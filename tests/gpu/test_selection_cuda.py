@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.kernels.selection import portable, top_k
+from detrt.backends.gpu.top_k import portable, top_k
 
 pytestmark = pytest.mark.gpu
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detrt.compare import Gate
-from detrt.parity import verify
-from detrt.scenes import draw_scene
-from detrt.sources import load_source
-from detrt.torch_session import TorchSession
+from detrt.backends.torch import TorchSession
+from detrt.data.scenes.scene import draw_scene
+from detrt.evaluation.matching import Gate
+from detrt.evaluation.parity import verify
+from detrt.models.load import load_source
 
 pytestmark = pytest.mark.gpu
 
@@ -81,11 +81,11 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
     """Tensors of the whole model, CPU against GPU, without decoding; the launches of the kernel are counted."""
     import torch
 
-    import detrt.kernels.launch as launch
-    from detrt.export.config import ExportConfig
-    from detrt.export.contract import exported_spec
-    from detrt.export.inputs import example_feeds
-    from detrt.export.text_inputs import example_ids, token_feeds
+    import detrt.models.ops.msda_launch as launch
+    from detrt.models.config import ExportConfig
+    from detrt.models.contract import exported_spec
+    from detrt.models.example_inputs import example_feeds
+    from detrt.models.text_inputs import example_ids, token_feeds
 
     launches = []
     whole = launch.attend

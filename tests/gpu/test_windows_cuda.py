@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.kernels.epilogues import conv_relu, linear_relu
-from detrt.kernels.windows import portable, window_attention
-from detrt.models.swin import shift_mask
+from detrt.backends.inductor.kernels import conv_relu, linear_relu
+from detrt.backends.inductor.window_ops import portable, window_attention
+from detrt.models.arch.swin import shift_mask
 
 pytestmark = pytest.mark.gpu
 

@@ -110,7 +110,7 @@ def test_commands_of(document, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     for fence in TO_RUN[document]:
-        if "embedded:" in fence.text and not (ROOT / "src/detrt/default_model/model.safetensors").is_file():
+        if "embedded:" in fence.text and not (ROOT / "src/detrt/models/embedded/shapes/model.safetensors").is_file():
             pytest.skip(f"{document}:{fence.line} needs the embedded model, which is not in this checkout")
         language = [sys.executable, "-c"] if fence.language == "python" else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 400
+LIMIT = 1000
 CODE = (".py", ".cpp", ".cu", ".hpp", ".h")
 
 

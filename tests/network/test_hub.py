@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from detrt import ExportConfig, export_onnx, load_source, verify
-from detrt.scenes import draw_scene
+from detrt.data.scenes.scene import draw_scene
 
 pytestmark = pytest.mark.network
 

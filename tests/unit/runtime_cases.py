@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detrt.session import FakeSession, TensorInfo
+from detrt.backends.base import FakeSession, TensorInfo
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 LABELS = {0: "cat", 1: "dog", 2: "bird"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detrt.compare import Gate, ImageMatch, cutoff, match
 from detrt.detections import Detections
 from detrt.errors import DetrtError
+from detrt.evaluation.matching import Gate, ImageMatch, cutoff, match
 
 A, B, C = (10, 10, 60, 60), (100, 10, 160, 90), (10, 120, 90, 190)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from runtime_cases import make_spec
 
-from detrt.decode import decode, sigmoid, softmax
+from detrt.data.postprocess import decode, sigmoid, softmax
 from detrt.errors import SessionError
 from detrt.spec import ModelSpec
 

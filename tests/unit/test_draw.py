@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
+from detrt.data.draw import class_colour, draw_detections
 from detrt.detections import Detections
-from detrt.draw import class_colour, draw_detections
 from detrt.errors import ImageError
 
 

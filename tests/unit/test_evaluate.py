@@ -13,9 +13,9 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from PIL import Image
 from runtime_cases import make_session, make_spec
 
-from detrt import evaluate
 from detrt.errors import ImageError, MissingPackageError, SpecError
-from detrt.evaluate import METRICS, category_of_class, evaluate_coco
+from detrt.evaluation import coco as evaluate
+from detrt.evaluation.coco import METRICS, category_of_class, evaluate_coco
 
 GOOD = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 9, "file_name": "b.png"}],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from detrt.data.images import MAX_PIXELS, Input, expand_inputs, load_image
 from detrt.errors import ImageError
-from detrt.images import MAX_PIXELS, Input, expand_inputs, load_image
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)

@@ -8,9 +8,7 @@ import os
 import pytest
 from runtime_cases import make_spec
 
-from detrt.detections import Detections
-from detrt.errors import OutputError
-from detrt.outputs import (
+from detrt.data.sinks import (
     CSV_COLUMNS,
     CocoImages,
     Record,
@@ -20,6 +18,8 @@ from detrt.outputs import (
     jsonl_writer,
     text_writer,
 )
+from detrt.detections import Detections
+from detrt.errors import OutputError
 
 SPEC = make_spec()
 TWO = Detections([[1, 2, 5, 9], [0, 0, 3, 3.5]], [0.75, 0.5], [1, 0], ("dog", "cat"), (10, 20))

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from runtime_cases import make_spec
 
+from detrt.data.preprocess import fit_size, group_by_size, preprocess, resized_size, shortest_edge_size
 from detrt.errors import ImageError, SpecError
-from detrt.preprocess import fit_size, group_by_size, preprocess, resized_size, shortest_edge_size
 from detrt.spec import ModelSpec
 
 RNG = np.random.default_rng(1)

@@ -23,13 +23,13 @@ from text_cases import (
 
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
-from detrt.bound import BoundSession
+from detrt.backends.base import FakeSession, Session, TensorInfo
+from detrt.backends.bound import BoundSession
+from detrt.backends.prompted import ENGINE_BUCKET, PromptedSession
 from detrt.detector import Detector
 from detrt.errors import PromptError, SessionError
-from detrt.prompted import ENGINE_BUCKET, PromptedSession
-from detrt.session import FakeSession, Session, TensorInfo
 from detrt.spec import ModelSpec
-from detrt.tokens import PromptTokenizer
+from detrt.text.tokenizer import PromptTokenizer
 
 RED_BLUE = picture("red", "black", "blue")
 GREEN = picture("black", "green", "black")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detrt.errors import PromptError
-from detrt.prompts import chosen_prompt, chunks, class_list, parse_prompt, read_class_file, read_prompt_file
+from detrt.text.prompts import chosen_prompt, chunks, class_list, parse_prompt, read_class_file, read_prompt_file
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detrt import scenes
-from detrt.scenes import CLASSES, MIN_VISIBLE, Scene, draw_scene, write_dataset
-from detrt.scenes_shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, silhouette
+from detrt.data.scenes import scene as scenes
+from detrt.data.scenes.scene import CLASSES, MIN_VISIBLE, Scene, draw_scene, write_dataset
+from detrt.data.scenes.shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, silhouette
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_same_seed_gives_the_same_scene_and_another_seed_another() -> None:
 
 
 def test_a_fresh_interpreter_draws_the_same_picture() -> None:
-    code = "import zlib; from detrt.scenes import draw_scene; print(zlib.crc32(draw_scene(11).image.tobytes()))"
+    code = "import zlib; from detrt.data.scenes.scene import draw_scene; print(zlib.crc32(draw_scene(11).image.tobytes()))"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert runs[0] == runs[1] != ""
 

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from detrt.scenes import CLASSES, SceneObject, draw_scene, write_dataset
-from detrt.scenes_phrases import (
+from detrt.data.scenes.phrases import (
     COLOR_NAMES,
     COLOR_PHRASES,
     HELD_OUT_COLORS,
@@ -22,7 +21,8 @@ from detrt.scenes_phrases import (
     prompt_of,
     write_phrase_dataset,
 )
-from detrt.scenes_shapes import FILLS
+from detrt.data.scenes.scene import CLASSES, SceneObject, draw_scene, write_dataset
+from detrt.data.scenes.shapes import FILLS
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
 from detrt.serve.batcher import Batcher, Item, QueueFull
-from detrt.serve.wire import ImageTask
+from detrt.serve.messages import ImageTask
 
 LOOP = asyncio.new_event_loop()
 

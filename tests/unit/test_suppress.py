@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detrt.decode import decode, sigmoid
+from detrt.data.postprocess import decode, sigmoid
+from detrt.data.suppress import suppress
 from detrt.errors import SpecError
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
-from detrt.suppress import suppress
 
 
 def rule(**changes):

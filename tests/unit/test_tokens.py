@@ -9,8 +9,8 @@ from text_cases import SEPARATORS, WORDS, text_spec, tokenizer_json, word_id
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
 from detrt.errors import PromptError, SpecError
-from detrt.prompts import class_list
-from detrt.tokens import PromptTokenizer, default_task
+from detrt.text.prompts import class_list
+from detrt.text.tokenizer import PromptTokenizer, default_task
 
 
 def tokenizer(kind="tokens", **changes):

@@ -1,4 +1,4 @@
-// What a model returns to detections; the rules of src/detrt/decode.py and suppress.py, number for number.
+// What a model returns to detections; the rules of src/detrt/data/postprocess.py and suppress.py, number for number.
 #pragma once
 
 #include <optional>

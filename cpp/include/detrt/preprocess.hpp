@@ -1,4 +1,4 @@
-// Images to the tensors that a model is fed; the rules of src/detrt/preprocess.py, number for number.
+// Images to the tensors that a model is fed; the rules of src/detrt/data/preprocess.py, number for number.
 #pragma once
 
 #include <optional>

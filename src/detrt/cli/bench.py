@@ -61,9 +61,10 @@ def bench(
     json_file: Annotated[str | None, typer.Option("--json", help="All figures to this file; - is stdout.")] = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each back end that runs here)."""
-    from ..bench import BenchConfig, bench_models
-    from ..bench_bundles import is_built
-    from . import choices, show
+    from ..bench.bundles import is_built
+    from ..bench.checkpoints import BenchConfig, bench_models
+    from . import options as choices
+    from . import show
 
     show.check_json(json_file)
     tall, wide = choices.sizes(size, None, None)
@@ -75,7 +76,7 @@ def bench(
     }  # fmt: skip
     size_hw = (tall[0], wide[0]) if tall and wide else None
     if built and all(built):
-        from ..bench_bundles import RunConfig
+        from ..bench.bundles import RunConfig
 
         config_of_bundles = RunConfig(
             batches=_numbers(batches or str(batch)),
@@ -148,8 +149,8 @@ def _backends(backends: str | None) -> tuple[str, ...]:
 
 
 def _bundles(models: list[str], config: Any, plot: Path | None, json_file: str | None) -> None:
-    from ..bench_bundles import bench_bundles
-    from ..bench_plots import check_plot, write_plot
+    from ..bench.bundles import bench_bundles
+    from ..bench.plot import check_plot, write_plot
     from . import show
 
     if plot is not None:

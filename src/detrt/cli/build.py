@@ -135,7 +135,8 @@ def build(
     """
     from ..pipeline import build as run
     from ..pipeline import report_to_dict
-    from . import choices, show
+    from . import options as choices
+    from . import show
 
     show.check_json(json_file)
     choices.check_provider(provider, target)
@@ -257,10 +258,11 @@ def export(
 ) -> None:
     """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
     from ..export import export_onnx
+    from ..models.load import load_source
     from ..pipeline import check_prompt
     from ..precision.capability import check_before
-    from ..sources import load_source
-    from . import choices, show
+    from . import options as choices
+    from . import show
 
     show.check_json(json_file)
     if model.lower().endswith(".onnx"):

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.sinks import CocoImages
 from ..errors import DetrtError, ImageError
-from ..outputs import CocoImages
 
 CLUSTERS = ("ray",)
 
@@ -46,8 +46,8 @@ def detect_on_cluster(
     from rich.table import Table
     from rich.text import Text
 
-    from ..cluster.job import ClusterConfig, run_job
-    from ..cluster.on_ray import RayRunner
+    from ..jobs.ray.actors import RayRunner
+    from ..jobs.ray.job import ClusterConfig, run_job
     from . import show
 
     truth = None if coco_images is None else CocoImages(coco_images)

@@ -16,9 +16,9 @@ def demo(
     sm: Annotated[str | None, typer.Option(help="Compute capabilities of the engine: 86,89.")] = None,
 ) -> None:
     """Take the embedded detector from checkpoint to engine, check it, and detect in a picture."""
-    from ..demo import run_demo
-    from ..engine.config import parse_sms
+    from ..backends.tensorrt.config import parse_sms
     from . import show
+    from .demo_work import run_demo
 
     with show.progress() as step:
         report = run_demo(output, sms=parse_sms(sm) if sm else (), progress=step)
@@ -27,7 +27,7 @@ def demo(
     print(f"look at {report.picture}; the same in JSON: {output / 'detections.jsonl'}")
     print(f"look at {report.prompted}: each phrase asked for is a pair that the training never named together")
     print(
-        "This small detector knows only the drawn scenes of detrt.scenes. For the things of everyday photographs, "
+        "This small detector knows only the drawn scenes of detrt.data.scenes.scene. For the things of everyday photographs, "
         "with the network:\n  detrt build hf:PekingU/rtdetr_v2_r18vd -o coco && detrt detect coco photo.jpg --save-dir runs"
     )
 
@@ -39,8 +39,8 @@ def demo_data(
     phrases: Annotated[bool, typer.Option("--phrases", help="Categories are the 144 phrases of colour and shape.")] = False,
 ) -> None:
     """Draw scenes with exact boxes as a dataset in COCO format."""
-    from ..scenes import write_dataset
-    from ..scenes_phrases import write_phrase_dataset
+    from ..data.scenes.phrases import write_phrase_dataset
+    from ..data.scenes.scene import write_dataset
     from . import show
 
     write = write_phrase_dataset if phrases else write_dataset

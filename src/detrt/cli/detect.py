@@ -17,7 +17,7 @@ import typer
 from ..errors import DetrtError, ImageError, SessionError, SpecError
 
 if TYPE_CHECKING:
-    from ..images import Input
+    from ..data.images import Input
 
 
 _CLUSTER = "On a cluster (docs/cluster.md)"
@@ -109,16 +109,16 @@ def detect(
     """
     from rich.console import Console
 
-    from .. import outputs
-    from ..detect import AnnotatedCopies, Bad, detect_inputs, outside_of
+    from ..backends.onnxruntime.session import read_spec
+    from ..data import sinks as outputs
+    from ..data.images import expand_inputs
     from ..detector import DECODES, Detector
-    from ..device_pool import DevicePool
-    from ..images import expand_inputs
-    from ..onnx_session import read_spec
-    from ..prompts import chosen_prompt
-    from ..text_decode import TEXT_THRESHOLD
-    from .choices import decode_choice
+    from ..jobs.pool import DevicePool
+    from ..jobs.run import AnnotatedCopies, Bad, detect_inputs, outside_of
+    from ..text.postprocess import TEXT_THRESHOLD
+    from ..text.prompts import chosen_prompt
     from .cluster import check_options, detect_on_cluster
+    from .options import decode_choice
 
     size_hw = parse_size(size)
     check_range(threshold, batch, max_detections)
@@ -260,7 +260,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 
 def devices_alone(devices: str, device: str | None, provider: str) -> tuple[str, ...]:
     """The parsed --devices, which says where to run by itself. Raises SessionError."""
-    from ..devices import parse_devices
+    from ..backends.devices import parse_devices
 
     for name, given in (("--device", device), ("--provider", None if provider == "cpu" else provider)):
         if given is not None:

@@ -24,8 +24,8 @@ def encode_prompt(
     """
     from rich.console import Console
 
-    from ..encoded import encode_prompt as work
-    from ..prompts import chosen_prompt
+    from ..backends.prompt_file import encode_prompt as work
+    from ..text.prompts import chosen_prompt
 
     asked = chosen_prompt(prompt, prompt_file, classes_from)
     if asked is None:

@@ -32,15 +32,15 @@ def evaluate(
     json_file: Annotated[str | None, typer.Option("--json", help="Figures to this file; - is stdout.")] = None,
 ) -> None:
     """COCO average precision: all twelve figures and one for each class."""
-    from ..device_pool import DevicePool
+    from ..backends.open import open_session
     from ..errors import DetrtError
-    from ..evaluate import read_annotations
-    from ..evaluate_state import evaluate as run
-    from ..evaluate_state import evaluate_results, identity, write_results
-    from ..sessions import open_session
+    from ..evaluation.coco import read_annotations
+    from ..evaluation.evaluate_state import evaluate as run
+    from ..evaluation.evaluate_state import evaluate_results, identity, write_results
+    from ..jobs.pool import DevicePool
     from . import show
-    from .choices import decode_choice
     from .detect import devices_alone
+    from .options import decode_choice
 
     if ground_truth is None:
         raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")

@@ -20,8 +20,8 @@ def info(
     json_file: Json = None,
 ) -> None:
     """Say what a model is, or list the families."""
-    from ..describe import describe, family_rows
     from . import show
+    from .describe import describe, family_rows
 
     show.check_json(json_file)
     if families == (model is not None):
@@ -46,7 +46,7 @@ def info(
 
 def doctor(json_file: Json = None) -> None:
     """Say what is installed, which targets work here, and what to install for the rest."""
-    from ..doctor import diagnose
+    from ..system import diagnose
     from . import show
 
     show.check_json(json_file)

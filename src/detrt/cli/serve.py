@@ -48,7 +48,7 @@ def serve(
 
     Exit code 0: stopped after all requests were answered; 2: a model cannot be opened, or the port is taken.
     """
-    from ..devices import parse_devices
+    from ..backends.devices import parse_devices
     from ..serve import ServeConfig, named_models
     from .detect import parse_size
 

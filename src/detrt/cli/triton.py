@@ -33,8 +33,8 @@ def triton_repo(
     from dataclasses import asdict
 
     from ..errors import SpecError
-    from ..triton_config import Placement
-    from ..triton_repo import TritonConfig, write_triton_repo
+    from ..serve.triton import TritonConfig, write_triton_repo
+    from ..serve.triton_config import Placement
     from . import show
 
     show.check_json(json_file)
@@ -66,7 +66,7 @@ def triton_repo(
 
 def _places(devices: str | None) -> tuple[bool, tuple[int, ...] | None]:
     """(whether on the CPU, GPU numbers) of --devices. Raises SpecError where both are named."""
-    from ..devices import CPU, parse_devices
+    from ..backends.devices import CPU, parse_devices
     from ..errors import SpecError
 
     if devices is None:

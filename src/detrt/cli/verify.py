@@ -55,11 +55,11 @@ def verify(
     json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
 ) -> None:
     """Compare two models on real images: tensors, batch slots, detections, AP. Exit code 3 if they differ."""
-    from .. import parity
-    from ..compare import Gate, gate_for
-    from ..images import expand_inputs
-    from ..prompts import chosen_prompt
-    from ..verify_figures import figures
+    from ..data.images import expand_inputs
+    from ..evaluation import parity
+    from ..evaluation.matching import Gate, gate_for
+    from ..evaluation.verify_figures import figures
+    from ..text.prompts import chosen_prompt
     from . import show
 
     show.check_json(json_file)
@@ -94,7 +94,7 @@ def verify(
     if json_file:
         show.write_json(done.to_dict(), json_file)
     if report is not None:
-        from ..verify_html import write_report
+        from ..evaluation.html import write_report
 
         write_report(done, report, candidate=candidate, reference=against or "the checkpoint it was made from")
     if json_file != "-":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .config import ExportConfig
+from ..models.config import ExportConfig
 
 if TYPE_CHECKING:
     from .onnx import ExportReport, export_onnx

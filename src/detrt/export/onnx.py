@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 
 from .. import graph
-from ..compare import relative_error
 from ..errors import ExportError, GateError
+from ..evaluation.matching import relative_error
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify, topk_outputs, with_outputs
-from ..graph.msda import lower_msda
+from ..graph.lower_msda import lower_msda
 from ..graph.msda_plugin import cut, emit, rejoin
 from ..graph.summary import GraphSummary, summarise
-from ..sources import Source
+from ..models import nms_op as nms
+from ..models.config import ExportConfig
+from ..models.contract import contract, exported_spec, other_size, trace_size
+from ..models.example_inputs import example_feeds
+from ..models.load import Source
+from ..models.rewrites import rewrites
+from ..models.wrapper import ExportModule
 from ..spec import PIXEL_VALUES, ModelSpec
-from . import msda, nms
-from .config import ExportConfig
-from .contract import contract, exported_spec, other_size, trace_size
-from .inputs import example_feeds
-from .module import ExportModule
-from .rewrites import rewrites
+from . import symbolic as msda
 
 # FP32 kernels of two runtimes differ by rounding only. It grows with depth: the worst family measured
 # (docs/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
@@ -82,7 +83,7 @@ def export_onnx(
         what = "takes a prompt, for which plugin nodes are not done yet" if spec.text else "has no deformable attention"
         raise ExportError(f"--msda {config.msda}: {source.family.title} {what}; leave --msda out")
     if spec.text is not None:
-        from .text import export_text
+        from .prompted import export_text
 
         return export_text(source, path, spec, config, say)
     module = ExportModule(source.module, spec).eval()
@@ -238,7 +239,7 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
 
     Yields one row a case and output: batch, height, width, output, error (relative to the largest value).
     """
-    from ..onnx_session import OnnxSession
+    from ..backends.onnxruntime.session import OnnxSession
 
     selections = topk_outputs(model)
     session = OnnxSession(with_outputs(model, selections).SerializeToString(), spec)

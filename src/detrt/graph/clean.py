@@ -13,8 +13,8 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from ..backends.onnxruntime.session import optimize_basic
 from ..errors import GraphError, MissingPackageError
-from ..onnx_session import optimize_basic
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
 _WRAPPER = "/model"

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
 from .builder import GraphBuilder
-from .msda import DOMAIN, OP_TYPE, lower_msda
+from .lower_msda import DOMAIN, OP_TYPE, lower_msda
 from .view import element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")

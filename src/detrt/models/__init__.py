@@ -1,5 +1,1 @@
-"""Detectors that transformers does not have, written for inference and for export.
-
-Every module traces with a symbolic batch, height and width: no size becomes a Python number, nothing is
-indexed by a boolean, and deformable attention is one op (`detrt.kernels`).
-"""
+"""From a checkpoint to a PyTorch module with a `ModelSpec`: loading, families, architectures, and the rewrites for export."""

@@ -13,21 +13,21 @@ import numpy as np
 import onnx
 
 from .. import files
+from ..backends.base import Feeds
+from ..data.images import ImageSource
 from ..errors import GraphError
-from ..export.contract import contract
 from ..graph.msda_plugin import runnable
-from ..images import ImageSource
-from ..session import Feeds
+from ..graph.type_view import GraphView, matches
+from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
-from .calibrate import histograms, threshold
+from .calibrate import TensorRange, lost_in_fp16, scan
+from .calibration import histograms, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, leave_noisy, measure
 from .proof import FlopShare, check_share, flop_share, multiply_adds
 from .quantize import QuantPlan, channel_axis, insert_qdq, last_products, plan_quantization
-from .ranges import TensorRange, lost_in_fp16, scan
 from .rules import Rules
-from .view import GraphView, matches
 
 # Of the multiply-adds, what a BF16 graph may keep in FP32 for its last products.
 EXACT_SHARE = 0.015

@@ -1,120 +1,221 @@
-"""Scales of activations from histograms over calibration images: entropy, percentile, MSE or the maximum.
-
-The histograms are exact counts of |x| in 2048 equal bins up to the largest value, so that two runs over the
-same images give the same scales, bit for bit.
-"""
+"""Run a graph on images and look at every tensor: how large it gets, and what FP16 would do to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from ..errors import GraphError
-from ..images import ImageSource
+from ..backends.base import Feeds
+from ..backends.onnxruntime.session import OnnxSession
+from ..data.images import ImageSource, load_image
+from ..data.preprocess import preprocess
+from ..graph.clean import with_outputs
+from ..graph.type_view import FLOAT, GraphView
 from ..spec import ModelSpec
-from .ranges import Progress, run_tensors
+from .images import Prompted
+from .rules import GEMM
+from .shapes import run_shapes
 
-BINS = 2048
-_LEVELS = 128  # of INT8 on one side of zero
-FP8_MAX = 448.0
+# Bytes of extra outputs that one run may hold.
+CHUNK_BYTES = 256 << 20
+_LOWEST, _HIGHEST = -40, 24  # exponents of the histogram
+_FILL = 1e30
+# From here on the rounding step of FP16 is 1/8: a softmax turns that into 12 % of a weight.
+SOFTMAX_LIMIT = 128.0
+
+# Operators whose result holds values of their first input and nothing else.
+_MOVES = frozenset(
+    [
+        "Reshape",
+        "Transpose",
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "Unsqueeze",
+        "Squeeze",
+        "Expand",
+        "Tile",
+        "Split",
+        "Flatten",
+        "Identity",
+    ]
+)
+
+Progress = Callable[[int, int], None]
 
 
-def histograms(
+@dataclass(slots=True)
+class TensorRange:
+    """What a tensor held over all images. Fills (finfo.min) and infinities are counted apart.
+
+    absmax: largest finite |x|. exponents: how many values lie in [2**e, 2**(e+1)), for e = -40 .. 23.
+    """
+
+    node: str
+    absmax: float = 0.0
+    values: int = 0
+    fills: int = 0
+    zeros: int = 0
+    exponents: list[int] = field(default_factory=lambda: [0] * (_HIGHEST - _LOWEST))
+
+    def add(self, array: np.ndarray) -> None:
+        size = np.abs(array, dtype=np.float32).reshape(-1)
+        known = size < _FILL  # NaN and infinities compare false
+        self.fills += int(size.size - known.sum())
+        size = size[known]
+        self.values += int(size.size)
+        if size.size:
+            self.absmax = max(self.absmax, float(size.max()))
+            # The maximum is exact; the histogram of a large tensor is that of every n-th value.
+            size = size[:: max(1, size.size >> 15)]
+            self.zeros += int((size == 0).sum())
+            exponent = np.clip(np.frexp(size[size > 0])[1] - 1, _LOWEST, _HIGHEST - 1) - _LOWEST
+            counts = np.bincount(exponent, minlength=_HIGHEST - _LOWEST)
+            self.exponents = [a + int(b) for a, b in zip(self.exponents, counts, strict=True)]
+
+    def percentile(self, share: float) -> float:
+        """A power of two that at least `share` (0..1) of the values stay below."""
+        seen = self.zeros
+        total = seen + sum(self.exponents)
+        for index, count in enumerate(self.exponents):
+            seen += count
+            if seen >= share * total:
+                return min(2.0 ** (index + _LOWEST + 1), self.absmax)
+        return self.absmax
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "absmax": round(self.absmax, 6),
+            "p99.9": round(self.percentile(0.999), 6),
+            "p50": round(self.percentile(0.5), 6),
+            "values": self.values,
+            "fills": self.fills,
+        }
+
+
+def image_feeds(images: Sequence[ImageSource], spec: ModelSpec) -> Iterator[Feeds]:
+    """Inputs of the model, one image a run; `Prompted` images bring their text."""
+    for index, image in enumerate(images):
+        feeds = preprocess([load_image(image)], spec).feeds
+        yield {**feeds, **images.text_of(index)} if isinstance(images, Prompted) else feeds
+
+
+def run_tensors(
     model: onnx.ModelProto,
     spec: ModelSpec,
     images: Sequence[ImageSource],
-    absmax: dict[str, float],
+    names: Sequence[str],
+    visit: Callable[[str, np.ndarray], None],
     progress: Progress | None = None,
-    axes: Mapping[str, int] | None = None,
-) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float32]]]:
-    """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor], and for the tensors of `axes` -> (channels,)
-    mean over everything but that axis."""
-    counts = {name: np.zeros(BINS, np.int64) for name in absmax}
-    sums: dict[str, NDArray[np.float64]] = {}
-    values: dict[str, int] = {}
-
-    def visit(name: str, array: NDArray[np.float32]) -> None:
-        if axes is not None and name in axes:
-            rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
-            sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(0, dtype=np.float64)
-            values[name] = values.get(name, 0) + len(rows)
-        top = absmax[name]
-        if top > 0:
-            index = np.minimum((np.abs(array).reshape(-1) * (BINS / top)).astype(np.int64), BINS - 1)
-            counts[name] += np.bincount(index, minlength=BINS)
-
-    run_tensors(model, spec, images, sorted(absmax), visit, progress)
-    return counts, {name: (total / max(values[name], 1)).astype(np.float32) for name, total in sums.items()}
-
-
-def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: str, percentile: float = 99.99) -> float:
-    """The |x| that becomes the largest value of the low type; what is above it is clipped.
-
-    counts: (BINS,) of |x| up to absmax. low: "int8" or "fp8".
+) -> None:
+    """Call `visit(name, array)` for FP32 tensors of a graph on every image, in chunks of bounded memory.
 
     Raises:
-        GraphError: entropy for FP8, whose steps are not equal.
+        SessionError, ImageError: the graph does not run, or an image cannot be read.
     """
-    if method == "auto":
-        method = "mse"
-    if method == "entropy" and low == "fp8":
-        raise GraphError("entropy calibration measures equal steps, which FP8 does not have; choose mse, percentile or minmax")
-    if absmax <= 0 or counts.sum() == 0:
-        return max(absmax, 1.0)
-    if method == "minmax":
-        return absmax
-    if method == "percentile":
-        total = np.cumsum(counts) / counts.sum()
-        return float((np.searchsorted(total, percentile / 100.0) + 1) / BINS * absmax)
-    return (_entropy if method == "entropy" else _mse)(counts, absmax, low)
-
-
-def _mse(counts: NDArray[np.int64], absmax: float, low: str) -> float:
-    """The threshold whose rounding and clipping errors have the smallest mean square."""
-    centres = (np.arange(BINS) + 0.5) / BINS * absmax
-    round_to: Callable[[NDArray], NDArray] = round_fp8 if low == "fp8" else _round_int8
-    largest = FP8_MAX if low == "fp8" else 127.0
-    best, best_error = absmax, np.inf
-    for share in np.linspace(1.0, 0.1, 91):
-        step = share * absmax / largest
-        error = float((counts * (round_to(centres / step) * step - centres) ** 2).sum())
-        if error < best_error * 0.9999:  # a tie keeps the wider range
-            best, best_error = float(share * absmax), error
-    return best
-
-
-def _round_int8(values: NDArray) -> NDArray:
-    return np.minimum(np.rint(values), 127.0)
-
-
-def round_fp8(values: NDArray) -> NDArray:
-    """Non-negative values rounded to E4M3: 3 bits after the point, exponents from -6, at most 448."""
-    exponent = np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
-    step = 2.0 ** (exponent - 3)
-    return np.minimum(np.rint(values / step) * step, FP8_MAX)
-
-
-def _entropy(counts: NDArray[np.int64], absmax: float, low: str) -> float:
-    """The threshold with the smallest Kullback-Leibler divergence, as TensorRT's entropy calibrator finds it."""
-    full = counts.astype(np.float64)
-    best, best_divergence = BINS, np.inf
-    for size in range(_LEVELS, BINS + 1, 16):
-        kept = full[:size].copy()
-        reference = kept.copy()
-        reference[-1] += full[size:].sum()
-        groups = np.minimum(np.arange(size) * _LEVELS // size, _LEVELS - 1)
-        filled = kept > 0
-        sums = np.bincount(groups, weights=kept, minlength=_LEVELS)
-        slots = np.bincount(groups, weights=filled, minlength=_LEVELS)
-        spread = np.where(filled, (sums / np.maximum(slots, 1))[groups], 0.0)
-        if spread.sum() == 0:
+    first = next(image_feeds(images, spec))
+    sizes = _bytes_of(model, first)
+    chunks: list[list[str]] = [[]]
+    held = 0
+    for name in names:
+        size = sizes.get(name, 0)
+        if chunks[-1] and held + size > CHUNK_BYTES:
+            chunks.append([])
+            held = 0
+        chunks[-1].append(name)
+        held += size
+    for number, chunk in enumerate(chunks):
+        if not chunk:
             continue
-        p, q = reference / reference.sum(), spread / spread.sum()
-        used = p > 0
-        divergence = float((p[used] * np.log(p[used] / np.maximum(q[used], 1e-12))).sum())
-        if divergence < best_divergence:
-            best, best_divergence = size, divergence
-    return best / BINS * absmax
+        session = OnnxSession(with_outputs(model, chunk, FLOAT).SerializeToString(), spec)
+        try:
+            for index, feeds in enumerate(image_feeds(images, spec)):
+                found = session.run(feeds)
+                for name in chunk:
+                    visit(name, found[name])
+                if progress:
+                    progress(number * len(images) + index + 1, len(chunks) * len(images))
+        finally:
+            session.close()
+
+
+def scan(
+    model: onnx.ModelProto,
+    spec: ModelSpec,
+    images: Sequence[ImageSource],
+    progress: Progress | None = None,
+) -> dict[str, TensorRange]:
+    """Ranges of every computed FP32 tensor of a graph.
+
+    What only moves values has the range of what it moves, so the large gathers of deformable attention are
+    not run for it.
+    """
+    view = GraphView(model)
+    ranges: dict[str, TensorRange] = {}
+    names = []
+    for node in view.nodes:
+        for name in node.output:
+            if not name or not view.is_float(name):
+                continue
+            if node.op_type in _MOVES and node.input[0] in ranges:
+                ranges[name] = ranges[node.input[0]]
+            else:
+                ranges[name] = TensorRange(node.name)
+                names.append(name)
+    run_tensors(model, spec, images, names, lambda name, array: ranges[name].add(array), progress)
+    return ranges
+
+
+def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float) -> dict[str, str]:
+    """Node name -> why its numbers do not survive FP16.
+
+    A tensor above 65504 / margin may overflow on another picture; one that stays below 2**-14 everywhere has
+    only subnormal numbers; the input of a softmax above SOFTMAX_LIMIT is rounded to steps of 1/8 and more.
+    """
+    limit, least = 65504.0 / margin, 2.0**-14
+    found: dict[str, str] = {}
+    for node in view.nodes:
+        names = [n for n in (*node.input, *node.output) if n in ranges]
+        for name in names:
+            top = ranges[name].absmax
+            if top > limit:
+                found[node.name] = f"overflow: values up to {top:.4g} in '{name}', over 65504 / {margin:g}"
+            elif 0.0 < top < least:
+                found.setdefault(node.name, f"underflow: no value above {top:.2g} in '{name}'")
+        if node.op_type == "Softmax" and node.input[0] in ranges and ranges[node.input[0]].absmax > SOFTMAX_LIMIT:
+            top = ranges[node.input[0]].absmax
+            for name in _score_nodes(view, node):
+                found.setdefault(name, f"softmax of values up to {top:.4g}, which FP16 rounds to steps of {_step(top):g}")
+    return found
+
+
+def _score_nodes(view: GraphView, softmax: onnx.NodeProto) -> list[str]:
+    """The softmax and everything before it up to the product that its input comes from."""
+    names, todo = [softmax.name], [softmax.input[0]]
+    while todo:
+        node = view.node_of(todo.pop())
+        if node is None or node.name in names or node.op_type == "LayerNormalization":
+            continue
+        names.append(node.name)
+        if node.op_type not in GEMM:
+            todo += view.float_inputs(node)
+    return names
+
+
+def _step(value: float) -> float:
+    return 2.0 ** (math.floor(math.log2(value)) - 10)
+
+
+def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
+    shapes = run_shapes(model, feeds)
+    sizes: dict[str, int] = {}
+    for node in model.graph.node:
+        for name, shape in zip(node.output, shapes.get(node.name, ([], []))[1], strict=False):
+            sizes[name] = 4 * math.prod(shape)
+    return sizes

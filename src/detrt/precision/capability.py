@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine import EngineConfig
+from ..backends.tensorrt import EngineConfig
 from ..errors import EngineError
 from .config import PrecisionConfig
 from .images import find

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
 from ..graph.clean import drop_dead
+from ..graph.type_view import BF16, FLOAT, LARGEST, WIDTH, GraphView, replace_nodes, set_opset
 from .rules import FILL, FILL_VALUE, SOURCES, Rules, fixed_inputs
-from .view import BF16, FLOAT, LARGEST, WIDTH, GraphView, replace_nodes, set_opset
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
+from ..backends.base import Feeds
+from ..data.images import IMAGE_SUFFIXES, ImageSource
 from ..errors import ImageError
-from ..images import IMAGE_SUFFIXES, ImageSource
-from ..session import Feeds
 
 
 class Prompted(Sequence[ImageSource]):

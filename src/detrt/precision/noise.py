@@ -21,11 +21,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from ..images import ImageSource
+from ..data.images import ImageSource
+from ..graph.type_view import GraphView, attribute
 from ..spec import ModelSpec
+from .calibrate import Progress, run_tensors
 from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
-from .ranges import Progress, run_tensors
-from .view import GraphView, attribute
 
 SAMPLES = 192  # positions of an image that a layer is computed at
 WORTH = 0.8  # a subtraction more has to leave at most so much of the noise

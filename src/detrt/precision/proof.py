@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx
 
+from ..backends.base import Feeds
 from ..errors import GateError
-from ..session import Feeds
+from ..graph.type_view import NAME_OF, attribute, element_types
 from .config import PrecisionConfig
 from .shapes import run_shapes
-from .view import NAME_OF, attribute, element_types
 
 PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum")
 

@@ -14,9 +14,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from .calibrate import FP8_MAX, round_fp8
+from ..graph.type_view import GraphView, attribute, replace_nodes, set_opset
+from .calibration import FP8_MAX, round_fp8
 from .rules import ELEMENTWISE, MOVEMENT, Rules
-from .view import GraphView, attribute, replace_nodes, set_opset
 
 ZERO_TYPE = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
 LARGEST = {"int8": 127.0, "fp8": FP8_MAX}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from ..graph.type_view import BF16, FLOAT, HALF, LARGEST, SMALLEST, GraphView, attribute, matches
 from ..graph.view import MOVEMENT, PLUGIN_NODES
-from .view import BF16, FLOAT, HALF, LARGEST, SMALLEST, GraphView, attribute, matches
 
 GEMM = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
 ELEMENTWISE = frozenset(

@@ -17,17 +17,17 @@ import numpy as np
 import onnx
 
 from .. import files
+from ..backends.base import Session
+from ..backends.onnxruntime.session import OnnxSession
+from ..backends.prompted import PromptedSession
+from ..data.images import ImageSource
 from ..detections import Detections, box_iou
 from ..detector import Detector
 from ..errors import GateError, GraphError, SessionError
-from ..evaluate import evaluate_coco
+from ..evaluation.coco import evaluate_coco
+from ..graph.emulate_low_precision import rounded
 from ..graph.msda_plugin import runnable
-from ..graph.rounded import rounded
 from ..graph.view import module_path
-from ..images import ImageSource
-from ..onnx_session import OnnxSession
-from ..prompted import PromptedSession
-from ..session import Session
 from ..spec import ModelSpec
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnx
 
-from ..graph.rounded import rounded, runs_nowhere
-from ..onnx_session import profiled_run
-from ..session import Feeds
+from ..backends.base import Feeds
+from ..backends.onnxruntime.session import profiled_run
+from ..graph.emulate_low_precision import rounded, runs_nowhere
 
 Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import onnx
 
 from .. import files, graph
+from ..backends.base import Feeds
+from ..backends.prompted import PromptedSession
+from ..data.images import ImageSource
+from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
-from ..images import ImageSource
-from ..prompted import PromptedSession
-from ..scenes import draw_scene
-from ..session import Feeds
 from ..spec import ModelSpec
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
 from .config import PrecisionConfig
@@ -86,7 +86,7 @@ def text_feeds(path: Path, prompt: str) -> list[Feeds]:
 
 
 def _prompted(path: Path) -> PromptedSession:
-    from ..sessions import open_session
+    from ..backends.open import open_session
 
     session = open_session(path)
     assert isinstance(session, PromptedSession)
@@ -108,7 +108,7 @@ def _search(
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
     truth = None
     if coco is not None:
-        from ..evaluate import read_annotations
+        from ..evaluation.coco import read_annotations
 
         names = [str(image["file_name"]) for image in read_annotations(coco)["images"]]
         truth = (coco, images_of(coco, names))

@@ -19,13 +19,13 @@ from .. import __version__
 from .body import Bodies, ClientDisconnect
 from .calls import Calls, ClientLeft, milliseconds
 from .config import ServeConfig
-from .detect_request import detect_request
+from .errors import Refused
 from .kserve_routes import add_kserve
+from .messages import ImageTask, ModelFacts
 from .metrics import Metrics
 from .openapi import detect_operation, refusals
-from .pool import Pool
-from .refused import Refused
-from .wire import ImageTask, ModelFacts
+from .request import detect_request
+from .scheduler import Pool
 
 PAGE = Path(__file__).with_name("page")
 _PAGE_FILES = {"": ("index.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}

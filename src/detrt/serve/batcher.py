@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .wire import Answer, ImageTask, TensorTask
+from .messages import Answer, ImageTask, TensorTask
 
 
 class QueueFull(Exception):

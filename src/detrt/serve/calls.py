@@ -12,10 +12,10 @@ from starlette.requests import Request
 
 from .batcher import Item
 from .config import ServeConfig
+from .errors import Refused
+from .messages import Answer, ImageTask, ModelFacts, TensorTask
 from .metrics import Metrics
-from .pool import Pool
-from .refused import Refused
-from .wire import Answer, ImageTask, ModelFacts, TensorTask
+from .scheduler import Pool
 
 # Formats whose headers Pillow reads in Python; no C decoder touches a picture in the front process.
 _PEEKED = ("JPEG", "PNG", "BMP", "GIF")

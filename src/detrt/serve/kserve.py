@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..session import TensorInfo
-from .refused import Refused
+from ..backends.base import TensorInfo
+from .errors import Refused
 
 VERSION = "1"  # the one version of every model
 _DTYPES = {

@@ -12,16 +12,16 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from ..session import TensorInfo
+from ..backends.base import TensorInfo
 from ..spec import PIXEL_VALUES
 from . import kserve
 from .body import Bodies
 from .calls import Calls
 from .config import ServeConfig
+from .errors import Refused
 from .kserve import VERSION
+from .messages import ModelFacts, TensorTask
 from .openapi import infer_operation, refusals
-from .refused import Refused
-from .wire import ModelFacts, TensorTask
 
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 _IN_THREAD = 256 * 1024  # bytes; a larger body is read beside the event loop

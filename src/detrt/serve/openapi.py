@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .detect_request import DetectBody, Options
+from .request import DetectBody, Options
 
 _ERROR = {
     "type": "object",

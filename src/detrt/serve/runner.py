@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..bound import BoundSession
+from ..backends.base import Outputs
+from ..backends.bound import BoundSession
+from ..backends.devices import open_on
+from ..backends.prompted import PromptedSession
+from ..data.images import load_encoded, load_image
+from ..data.raw_image import EncodedPicture, Picture
 from ..detections import Detections
 from ..detector import Detector
-from ..devices import open_on
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
-from ..images import load_encoded, load_image
-from ..pictures import EncodedPicture, Picture
-from ..prompted import PromptedSession
-from ..prompts import Prompt
-from ..session import Outputs
+from ..text.prompts import Prompt
 from .config import ServedModel
-from .wire import Answer, Batch, ImageTask, ModelFacts, Refusal, Setup, TensorTask
+from .messages import Answer, Batch, ImageTask, ModelFacts, Refusal, Setup, TensorTask
 
 # Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
 # pictures of 50 million pixels would take 1.2 GB at once.

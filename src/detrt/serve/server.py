@@ -29,8 +29,8 @@ def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None =
 
     from .app import create_app
     from .metrics import Metrics
-    from .pool import Pool
     from .protocol import LimitedProtocol
+    from .scheduler import Pool
 
     _raise_file_limit()
     listener = _listening(config.host, config.port)
@@ -99,7 +99,7 @@ def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None =
 
 
 def _stopping() -> Exception:
-    from .refused import Refused
+    from .errors import Refused
 
     return Refused(503, "stopping", "the server stops and had no time left for this request; try again", retry_after=5)
 

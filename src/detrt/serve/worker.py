@@ -20,9 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from PIL import Image
 
 from ..errors import DetrtError
-from . import wire
+from . import messages as wire
+from .messages import Batch, Done, Failed, ImageTask, Ready, Refusal, Setup, TensorTask
 from .runner import Decoded, Model, decoded, parts_of
-from .wire import Batch, Done, Failed, ImageTask, Ready, Refusal, Setup, TensorTask
 
 # A batch, its parts, and the images of the first part, which are being decoded; None: they are too large to be, ahead.
 Work = tuple[Batch, list[list[int]], "list[Future[Decoded]] | None"]

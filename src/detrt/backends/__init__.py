@@ -1,0 +1,1 @@
+"""Sessions: a loaded model in PyTorch, ONNX Runtime, TensorRT or a compiled package, behind one interface."""

@@ -1,0 +1,142 @@
+"""Files and videos decoded by the GPU that runs the model, where it can; by the CPU where it cannot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...data.images import ImageSource, load_encoded
+from ...data.raw_image import EncodedPicture, Picture
+from ...errors import ImageError
+from .jpeg import JpegDecoder
+from .made import GpuPicture
+
+Opened = NDArray[np.uint8] | Picture
+
+
+class Jpegs(Protocol):
+    """What `JpegDecoder` does."""
+
+    def decode(self, files: Sequence[bytes]) -> list[Tensor | None]: ...
+
+
+class GpuDecoder:
+    """Decodes for a model on `device`. For several threads at once.
+
+    jpegs: what decodes JPEG files; None: nvImageCodec, loaded when the first file comes.
+
+    Its pixels of a JPEG file are not Pillow's (docs/gpu.md); those of a video are FFmpeg's, bit for bit.
+    """
+
+    def __init__(self, device: torch.device, threads: int = 1, jpegs: Jpegs | None = None) -> None:
+        self.index = device.index or 0
+        self._device, self._threads, self._jpegs = device, threads, jpegs
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._lock, self._counting = threading.Lock(), threading.Lock()
+        self.counts = {"files on the GPU": 0, "files on the CPU": 0, "videos on the GPU": 0, "videos on the CPU": 0}
+
+    def check(self) -> None:
+        """Load what decodes JPEG files. Raises MissingPackageError."""
+        with self._lock:
+            if self._jpegs is None:
+                self._jpegs = JpegDecoder(self.index, self._threads)
+
+    def open(self, source: ImageSource | Picture) -> Opened:
+        """Read an image; a JPEG file stays encoded. Raises ImageError."""
+        if isinstance(source, Picture):
+            return source
+        opened = load_encoded(source)
+        if isinstance(opened, np.ndarray) and not isinstance(source, np.ndarray):
+            self._count("files on the CPU", 1)
+        return opened
+
+    def pictures(self, opened: Sequence[Opened | ImageError]) -> list[Opened | ImageError]:
+        """Decode what is still encoded, together. A file that the GPU cannot decode goes to the CPU; where that fails too,
+        its place has the error.
+
+        Raises:
+            MissingPackageError: nvImageCodec is not installed.
+        """
+        results = list(opened)
+        places = [i for i, one in enumerate(results) if isinstance(one, EncodedPicture)]
+        if not places:
+            return results
+        self.check()
+        encoded: list[EncodedPicture] = [results[i] for i in places]  # type: ignore[misc]
+        for place, one, made in zip(places, encoded, self._decoded(encoded), strict=True):
+            self._count("files on the GPU" if made is not None else "files on the CPU", 1)
+            try:
+                results[place] = one.rgb() if made is None else made
+            except ImageError as error:
+                results[place] = error
+        return results
+
+    def _decoded(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
+        try:
+            return self._together(files)
+        except RuntimeError:  # no memory left there, or a file that the library takes offence at: each by itself
+            return [None] if len(files) == 1 else [made for one in files for made in self._decoded([one])]
+
+    def _together(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
+        with self._lock, torch.inference_mode():
+            if self._stream is None:
+                made, ready = self._upright(files), None
+            else:
+                with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                    made = self._upright(files)
+                    ready = torch.cuda.Event()
+                    ready.record()
+        # Another size than the header's would be another picture.
+        return [
+            GpuPicture(t, ready) if t is not None and tuple(t.shape) == one.shape else None
+            for t, one in zip(made, files, strict=True)
+        ]
+
+    def _upright(self, files: Sequence[EncodedPicture]) -> list[Tensor | None]:
+        """Copies in PyTorch's memory, as the library's goes back to it with its picture."""
+        assert self._jpegs is not None
+        tensors = self._jpegs.decode([one.data for one in files])
+        return [
+            None if pixels is None else upright(pixels, one.orientation).clone(memory_format=torch.contiguous_format)
+            for pixels, one in zip(tensors, files, strict=True)
+        ]
+
+    def enter(self) -> None:
+        """Make the context of the device that of this thread, for FFmpeg."""
+        torch.cuda.set_device(self._device)
+
+    def mark(self) -> Any:
+        """An event behind the frame that FFmpeg gave last: it works on the default stream of the device."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.default_stream(self._device))
+        return event
+
+    def found(self, on_gpu: bool) -> None:
+        """Count a video."""
+        self._count("videos on the GPU" if on_gpu else "videos on the CPU", 1)
+
+    def __str__(self) -> str:
+        """What was decoded where, e.g. "40 files on the GPU, 2 files on the CPU"."""
+        return ", ".join(f"{number} {what}" for what, number in self.counts.items() if number) or "nothing"
+
+    def _count(self, what: str, number: int) -> None:
+        with self._counting:
+            self.counts[what] += number
+
+
+def upright(pixels: Tensor, orientation: int) -> Tensor:
+    """(height, width, 3) as stored -> as seen, for an orientation of EXIF."""
+    if orientation in (5, 7):
+        pixels = pixels.transpose(0, 1)
+    if orientation == 2:
+        return pixels.flip(1)
+    if orientation == 4:
+        return pixels.flip(0)
+    turns = {3: 2, 6: 3, 7: 2, 8: 1}.get(orientation, 0)
+    return torch.rot90(pixels, turns, (0, 1)) if turns else pixels

@@ -1,0 +1,253 @@
+"""Pictures in, candidates out, without waiting: upload, resize, forward and selection on one device, in order.
+
+`PictureRunner.submit` puts the work of one batch on a stream and returns at once, so that the next batch is decoded and
+packed while the device works. All memory is kept: pinned on the host, fixed on the device, as CUDA graphs need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...cores import usable_cores
+from ...data.postprocess import Candidates
+from ...data.preprocess import SizeHW, plan_sizes
+from ...data.raw_image import Picture
+from ...errors import ImageError
+from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
+from ..base import Feeds, Outputs, TensorInfo
+from .cuda_graph import Fixed, FixedLayouts, recordable
+from .decoder import GpuDecoder
+from .made import bring, make
+from .resize import fill_pictures
+from .select import can_select, select, unpacked
+from .staging import Image, Layout, Layouts
+
+# Input shapes whose memory and graphs are kept; batches on their way at once.
+SLOTS = 8
+DEPTH = 3
+COPIERS = 4  # threads that pack large pictures, and that help to decode files on the device
+Tensors = Mapping[str, Tensor]
+# prepare(inputs, then): what runs the model on these very tensors and `then` on its outputs, and the results of `then`,
+# which stay where they are.
+Prepare = Callable[[Tensors, Callable[[Tensors], list[Tensor]]], tuple[Callable[[], None], list[Tensor]]]
+
+
+class Pending:
+    """A batch on its way."""
+
+    def __init__(self, way: _Way, count: int, names: Sequence[str] | None) -> None:
+        self._way, self._count, self._names = way, count, names
+
+    def outputs(self) -> Outputs | Candidates:
+        """Wait, and give what `decode` takes."""
+        arrays = self._way.arrays()
+        if self._names is None:
+            return unpacked(arrays[0], self._count)
+        return {name: array[: self._count] for name, array in zip(self._names, arrays, strict=True)}
+
+
+class PictureRunner:
+    """Runs a model on pictures. Not for several threads at once.
+
+    spec, inputs, outputs: of the session. device: a CUDA device; the CPU works too, without overlap. prepare: see above.
+    stream: the CUDA stream that `prepare`'s model runs on; None makes one.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        device: torch.device,
+        prepare: Prepare,
+        stream: Any = None,
+    ) -> None:
+        self.spec, self.device = spec, device
+        self._inputs = {info.name: info for info in inputs}
+        self._outputs = [info.name for info in outputs]
+        self._prepare = prepare
+        self._cuda = device.type == "cuda"
+        self._stream = stream if stream is not None or not self._cuda else torch.cuda.Stream(device)
+        self._slots: dict[tuple[int, SizeHW], _Slot] = {}
+        self._hosts: list[_Host] = [_Host(self._cuda) for _ in range(DEPTH)]
+        self._layouts, self._fixed = Layouts(spec.input.resample), FixedLayouts()
+        self._block = torch.empty(0, dtype=torch.uint8, device=device)
+        self._pool = ThreadPoolExecutor(COPIERS, "detrt-copy")
+        self._turn = 0
+
+    def submit(
+        self,
+        images: Sequence[NDArray[np.uint8] | Picture],
+        size_hw: SizeHW | None = None,
+        batch: int | None = None,
+        text: Feeds | None = None,
+    ) -> Pending:
+        """Begin a batch. images: (H, W, 3) uint8 RGB, frames, or what `GpuDecoder` made on this device. size_hw: as
+        `preprocess` takes it. batch: fill up to so many. text: the inputs of a prompted model that are not the picture's;
+        the same object again is not copied again.
+
+        At most DEPTH batches may be on their way: waits for the oldest otherwise.
+
+        Raises:
+            ImageError, SpecError: as `preprocess`.
+        """
+        filled = [*images, *[images[-1]] * ((batch or 0) - len(images))] if len(images) else []
+        sizes = [_size(index, image) for index, image in enumerate(filled)]
+        _, resized, canvas = plan_sizes(sizes, self.spec.input, size_hw)
+        plan, times = self._layouts.get(filled, resized)
+        host = self._hosts[self._turn]
+        self._turn = (self._turn + 1) % DEPTH
+        with torch.inference_mode(), self._on_stream():
+            slot = self._slot(len(filled), canvas)
+            fixed = self._fixed.get(plan, times, slot, lambda: self._record(plan, filled, slot)) if recordable(filled) else None
+            block, start = (self._room(plan), 0) if fixed is None else (fixed.block, plan.head)
+            plan.write(host.block(plan.size), filled, self._pool, start=start)
+            if start < plan.size:
+                block[start : plan.size].copy_(host.bytes[start : plan.size], non_blocking=True)
+            kept = bring(block, plan, filled)
+            if fixed is not None:
+                fixed.fill()
+            else:
+                make(block, plan, filled)
+                slot.fill(block, plan.rows, self.spec)
+            slot.tell(text)
+            slot.run()
+            way = host.take(slot.results, kept)
+        return Pending(way, len(images), None if slot.selects else self._outputs)
+
+    def _room(self, plan: Layout) -> Tensor:
+        """The block that all layouts share."""
+        if self._block.numel() < plan.room:
+            self._block = torch.empty(plan.room * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
+        return self._block
+
+    def _record(self, plan: Layout, images: Sequence[Image], slot: _Slot) -> Fixed:
+        def fill(block: Tensor) -> None:
+            make(block, plan, images)
+            slot.fill(block, plan.rows, self.spec)
+
+        return Fixed(plan, self.device, fill, self._stream if self._cuda else None)
+
+    def decoder(self) -> GpuDecoder:
+        """What decodes on this device."""
+        return GpuDecoder(self.device, min(COPIERS, usable_cores()))
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext()  # the device with it
+
+    def _slot(self, count: int, canvas: SizeHW) -> _Slot:
+        key = count, canvas
+        if key not in self._slots:
+            if len(self._slots) >= SLOTS:
+                self._slots.pop(next(iter(self._slots)))
+            self._slots[key] = _Slot(self.spec, self._inputs, count, canvas, self.device, self._prepare)
+        return self._slots[key]
+
+
+def _size(index: int, image: NDArray[np.uint8] | Picture) -> SizeHW:
+    array = isinstance(image, np.ndarray)
+    if array and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape):
+        raise ImageError(
+            f"image {index} of the batch must be an array (height, width, 3) of uint8 RGB; got {image.dtype} {image.shape}"
+        )
+    return int(image.shape[0]), int(image.shape[1])
+
+
+class _Slot:
+    """Fixed tensors of one input shape, and what runs the model on them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        inputs: Mapping[str, TensorInfo],
+        count: int,
+        canvas: SizeHW,
+        device: torch.device,
+        prepare: Prepare,
+    ) -> None:
+        height, width = canvas
+        pixels = torch.zeros((count, 3, height, width), dtype=getattr(torch, spec.input.dtype), device=device)
+        self.tensors = {PIXEL_VALUES: pixels}
+        if PIXEL_MASK in inputs:
+            self.tensors[PIXEL_MASK] = torch.ones((count, height, width), dtype=torch.int64, device=device)
+        if TARGET_SIZES in inputs:
+            self.tensors[TARGET_SIZES] = torch.full((count, 2), height, dtype=torch.int64, device=device)
+        for name in inputs.keys() - self.tensors.keys():  # of the text; fixed but for the batch
+            info = inputs[name]
+            shape = [count if isinstance(axis, str) else axis for axis in info.shape]
+            self.tensors[name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=device)
+        self._told: Feeds | None = None
+        self.selects = can_select(spec)
+
+        def then(found: Tensors) -> list[Tensor]:
+            return [select(found[LOGITS], found[PRED_BOXES], spec)] if self.selects else list(found.values())
+
+        self.run, self.results = prepare(self.tensors, then)
+
+    def fill(self, block: Tensor, rows: NDArray[np.int64], spec: ModelSpec) -> None:
+        count = len(rows)
+        fill_pictures(block, count, self.tensors[PIXEL_VALUES], self.tensors.get(PIXEL_MASK), spec.input)
+        if TARGET_SIZES in self.tensors:
+            sizes = block[: rows.nbytes].view(torch.int64).view(count, -1)[:, 1:3]
+            self.tensors[TARGET_SIZES].copy_(sizes)
+
+    def tell(self, text: Feeds | None) -> None:
+        if text is not None and text is not self._told:
+            for name, array in text.items():
+                self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+            self._told = text
+
+
+class _Host:
+    """Memory of the host for one batch: its bytes on the way up, its results on the way down."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self._results: list[Tensor] = []
+        self._last: _Way | None = None
+
+    def block(self, size: int) -> NDArray[np.uint8]:
+        """Room for `size` bytes, once the batch that used it has come back."""
+        if self._last is not None:
+            self._last.arrays()
+        if self.bytes.numel() < size:
+            self.bytes = torch.empty(size * 5 // 4, dtype=torch.uint8, pin_memory=self._pinned)
+        return self.bytes.numpy()
+
+    def take(self, results: Sequence[Tensor], pictures: Sequence[Picture]) -> _Way:
+        """Begin to copy results of the current stream. pictures: kept until these are there."""
+        if [t.shape for t in self._results] != [t.shape for t in results]:
+            self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=self._pinned) for t in results]
+        for mine, theirs in zip(self._results, results, strict=True):
+            mine.copy_(theirs, non_blocking=True)
+        self._last = _Way(self._results, self._pinned, pictures)
+        return self._last
+
+
+class _Way:
+    """Results on their way down."""
+
+    def __init__(self, results: Sequence[Tensor], cuda: bool, pictures: Sequence[Picture]) -> None:
+        self._results, self._pictures = results, pictures
+        self._event: Any = torch.cuda.Event() if cuda else None
+        if self._event is not None:
+            self._event.record()
+        self._arrays: list[NDArray] | None = None
+
+    def arrays(self) -> list[NDArray]:
+        """Waits; the arrays stay when the memory is used again."""
+        if self._arrays is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._arrays = [t.numpy().copy() for t in self._results]
+            self._pictures = ()
+        return self._arrays

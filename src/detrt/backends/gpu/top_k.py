@@ -1,0 +1,82 @@
+"""The k best of many scores, in order, as a PyTorch op.
+
+PyTorch's `topk` selects with one block of threads and sorts with another, which for thousands of scores leaves a GPU idle.
+Here each score's place is counted: it is the number of scores before it. That is n * n comparisons, or fewer in two steps: the best
+of each part first. Equal scores stay in their order, so that a model's queries do, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...models.ops.msda import see_through, triton_available
+
+OP = "detrt::top_k"
+# Comparisons that are done sooner than PyTorch's kernels, on an H200 (docs/kernel.md).
+MOST_COMPARISONS, MOST_PARTS = 150_000_000, 16
+_LIBRARY = torch.library.Library("detrt", "FRAGMENT")
+_LIBRARY.define("top_k(Tensor scores, int k) -> (Tensor, Tensor)")
+
+
+def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(values, indices), both (rows, k): the k largest of each row from the largest on, of equal ones the first first.
+
+    scores: (rows, n) FP32. Infinities and what is not a number rank as the largest finite numbers, but are given as they are.
+
+    Raises:
+        ValueError: scores of another shape or type, or fewer than k.
+    """
+    _check(scores, k)
+    rows, n = scores.shape
+    if scores.device.type == "cuda" and triton_available() and fits(rows, n, k):
+        from .top_k_triton import ranked
+
+        launch = torch.library.wrap_triton if type(scores) not in (Tensor, torch.nn.Parameter) else None
+        part = part_of(n, k)
+        values, indices = ranked(scores.contiguous(), None, k, part, launch)
+        return (values, indices) if part >= n else ranked(values, indices, k, values.shape[1], launch)
+    return portable(scores, k)
+
+
+def fits(rows: int, n: int, k: int) -> bool:
+    """Whether the kernel is the faster way."""
+    return 1 <= k <= n and rows * _comparisons(n, k, part_of(n, k)) <= MOST_COMPARISONS
+
+
+def part_of(n: int, k: int) -> int:
+    """How many scores are compared with one another first, for the fewest comparisons; each part holds k at least."""
+    sizes = {n} | {-(-n // parts) for parts in range(2, min(MOST_PARTS, n // k) + 1)}
+    whole = [part for part in sizes if n - (-(-n // part) - 1) * part >= k]
+    return min(whole, key=lambda part: _comparisons(n, k, part))
+
+
+def _comparisons(n: int, k: int, part: int) -> int:
+    parts = -(-n // part)
+    return n * part + ((parts * k) ** 2 if parts > 1 else 0)
+
+
+def portable(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The definition, in plain operators."""
+    largest = torch.finfo(torch.float32).max
+    indices = scores.nan_to_num(nan=largest).argsort(dim=1, descending=True, stable=True)[:, :k].contiguous()
+    return scores.gather(1, indices), indices
+
+
+def _check(scores: Tensor, k: int) -> None:
+    if scores.dim() != 2 or scores.dtype != torch.float32 or not 1 <= k <= scores.shape[1]:
+        raise ValueError(
+            f"{OP}: scores must be (rows, n) float32 with n from k = {k} on; got {tuple(scores.shape)} {scores.dtype}"
+        )
+
+
+@torch.library.register_fake(OP, lib=_LIBRARY)
+def _fake(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    _check(scores, k)
+    return scores.new_empty(scores.shape[0], k), scores.new_empty(scores.shape[0], k, dtype=torch.int64)
+
+
+_LIBRARY.impl("top_k", _run, "CompositeExplicitAutograd")
+see_through(OP, _run, _LIBRARY)
+
+top_k = torch.ops.detrt.top_k.default

@@ -1,0 +1,188 @@
+"""A checkpoint -> a compiled package and its sidecar, in a child process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ... import bundle, files
+from ...bundle import EngineFacts
+from ...errors import EngineError, ExportError, GateError, MissingPackageError, SourceError, SpecError
+from ...spec import ModelSpec
+from ..child_process import Progress, run_child
+from .compiler import compiler
+from .config import PRECISIONS, InductorConfig, package_name
+
+WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inductor.worker")
+_KINDS = {"GateError": GateError, "ExportError": ExportError, "SourceError": SourceError, "SpecError": SpecError}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPackage:
+    """A written package. size in bytes; error: largest difference to PyTorch, relative to the largest value."""
+
+    path: Path
+    facts: EngineFacts
+    size: int
+    error: float
+
+
+def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
+    """Find out before minutes of export whether this machine can compile.
+
+    Raises:
+        MissingPackageError: no torch. EngineError: no C++ compiler, no GPU, or a model that the target cannot take.
+    """
+    if find_spec("torch") is None:
+        raise MissingPackageError("torch", "export", "--target inductor")
+    compiler()
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise EngineError(
+                f"--target inductor --device cuda compiles for a GPU of this machine, and PyTorch {torch.__version__} finds none; "
+                "build on the machine that runs the model, or with --device cpu"
+            )
+    if spec is None:
+        return
+    if spec.text is None:
+        if config.tokens is not None:
+            raise EngineError(
+                f"--tokens {config.tokens} is for models that take a prompt; this one has fixed classes; leave it out"
+            )
+        return
+    if spec.decode.in_graph or not spec.text.tower:
+        choice = "--decode graph" if spec.decode.in_graph else "--single-graph"
+        raise EngineError(f"{choice} is not for --target inductor with a model that takes a prompt; leave it out")
+    if config.batch is not None and config.batch[0] != config.batch[2]:
+        raise EngineError(
+            "a package of a model that takes a prompt is for one batch; got --batch "
+            f"{','.join(map(str, config.batch))}; give one number"
+        )
+
+
+def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
+    """The spec at the package's one size; inputs and outputs stay those of the bundle.
+
+    Raises:
+        EngineError: a size that the model cannot take.
+    """
+    given = spec.input
+    height, width = (t[0] if t else side for t, side in ((config.height, given.height), (config.width, given.width)))
+    if not given.dynamic and (height, width) != given.size_hw:
+        raise EngineError(f"this model takes {given.height}x{given.width} only; got {height}x{width}; leave the size out")
+    multiple = given.multiple_of
+    if config.height is None:
+        height, width = (-(-side // multiple) * multiple for side in (height, width))
+    if height % multiple or width % multiple:
+        raise EngineError(f"both sides must be multiples of {multiple} for this model; got {height}x{width} (height x width)")
+    if not given.dynamic:
+        return spec
+    if given.resize == "shortest_edge" and not given.mask:
+        raise EngineError(
+            "this model keeps the aspect ratio of pictures and has no padding mask, so a package of one size needs a graph of one "
+            f"size: give --size {height}x{width}"
+        )
+    resize = "fit" if given.resize == "shortest_edge" else given.resize
+    fixed = replace(given, height=height, width=width, dynamic=False, resize=resize, shortest_edge=None, longest_edge=None)
+    return replace(spec, input=fixed)
+
+
+def build_package(
+    ref: str,
+    folder: Path,
+    config: InductorConfig,
+    spec: ModelSpec,
+    precision: str = "fp32",
+    *,
+    loading: Mapping[str, Any] | None = None,
+    onnx_sha256: str = "",
+    progress: Progress | None = None,
+    sized: bool = False,
+) -> BuiltPackage:
+    """Compile a checkpoint into `folder`, with a sidecar; both are written whole or not at all.
+
+    ref, loading: as `load_source` takes them. spec: of the bundle. precision: one of PRECISIONS. sized: the bundle has
+    packages of several sizes, so the size is part of the name.
+
+    Raises:
+        EngineError: the choices do not fit, no compiler or GPU, the compiler failed or took too long.
+        GateError: the package's outputs are not those of PyTorch. ExportError: the model cannot be captured.
+    """
+    check_ready(config, spec)
+    if precision not in PRECISIONS:
+        raise EngineError(
+            f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
+        )
+    spec_here = fixed_spec(spec, config)
+    place = folder / f".package-{os.getpid()}.pt2"
+    try:
+        answer = _run(ref, place, config, spec_here, precision, dict(loading or {}), progress)
+        sms = tuple(answer["compute_capabilities"])
+        path = folder / package_name(
+            config.device, sms[0] if sms else None, precision, spec_here.input.size_hw if sized else None
+        )
+        os.replace(place, path)
+    finally:
+        files.remove(place)
+    facts = EngineFacts(
+        target=config.label,
+        tensorrt_version=answer["torch"],
+        compute_capabilities=sms,
+        precision=precision,
+        profile=answer["profile"],
+        onnx_sha256=onnx_sha256,
+        layers=answer["nodes"],
+        build_seconds=answer["build_seconds"],
+        options={
+            "format": answer["format"],
+            **config.to_dict(),
+            **answer["machine"],
+            "share": answer["share"],
+            "errors": answer["errors"],
+        },
+        inputs=tuple(answer["inputs"]),
+        outputs=tuple(answer["outputs"]),
+        peak_memory_mib=answer["peak_memory_mib"],
+    )
+    bundle.write_sidecar(path, spec, facts)
+    if progress:
+        progress(1.0, "done")
+    return BuiltPackage(path, facts, answer["size"], max(answer["errors"].values()))
+
+
+def _run(
+    ref: str,
+    package: Path,
+    config: InductorConfig,
+    spec: ModelSpec,
+    precision: str,
+    loading: dict[str, Any],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """The answer of the compiler process."""
+    local = ref if ":" in ref and not Path(ref).exists() else str(Path(ref).resolve())
+    if ref.startswith("ckpt:"):
+        local = "ckpt:" + str(Path(ref[5:]).resolve())
+    request = {
+        "ref": local,
+        "loading": {k: str(Path(v).resolve()) if isinstance(v, Path) else v for k, v in loading.items()},
+        "spec": spec.to_dict(),
+        "config": config.to_dict(),
+        "precision": precision,
+        "package": str(package.resolve()),
+    }
+
+    def environment(scratch: Path) -> dict[str, str]:
+        return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"), "CXX": compiler()}
+
+    answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="compiler", environment=environment)
+    if not answer["ok"]:
+        raise _KINDS.get(answer["kind"], EngineError)(answer["message"])
+    return answer

@@ -1,0 +1,227 @@
+"""A tensors-only module -> a functional graph of high-level ATen operators, ready for the passes.
+
+The size is fixed; the batch may be symbolic. `torch.export` is used without its Python front end (`strict=False`),
+because transformers' code needs none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from ...errors import ExportError
+from ...export.symbolic import OP as MSDA
+from ...models.example_inputs import example_feeds
+from ...models.load import Source
+from ...models.nms_op import OP as NMS
+from ...models.rewrites import modeling_module, rewrites
+from ...models.wrapper import ExportModule
+from ...spec import CLASS_FEATURES, CLASS_MASK, PIXEL_MASK, ModelSpec
+
+Range = tuple[int, int]
+# (axis name -> smallest and largest length); an axis that is not here is fixed.
+Ranges = Mapping[str, Range]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with its example inputs.
+
+    graph: takes the tensors of `names` in their order, gives those of `outputs`. axes: input -> {axis: its name}, for
+    symbolic axes only. ranges: lengths of those.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    outputs: tuple[str, ...]
+    axes: Mapping[str, Mapping[int, str]]
+    ranges: Ranges
+
+    def exported(self) -> torch.export.ExportedProgram:
+        """The graph as a program, traced again, so that its shapes and types are those of its operators."""
+        return _export(self.graph, self.inputs, self.names, self.axes, self.ranges)
+
+
+def capture(source: Source, spec: ModelSpec, batch: Range, device: str = "cpu") -> Captured:
+    """Capture a detector of fixed classes at the fixed size of `spec`, for batches from `batch[0]` to `batch[1]`.
+
+    The source's module is moved to the device, and stays there.
+
+    Raises:
+        ExportError: the model does not export, or holds an operator that this target does not have.
+    """
+    module = ExportModule(source.module, spec).eval().to(device)
+    low, high = batch
+    count = low if low == high else min(max(2, low), high)
+    feeds = example_feeds(spec, count, spec.input.size_hw)
+    axes = {} if low == high else {name: {0: "batch"} for name in module.input_names}
+    ranges = {} if low == high else {"batch": batch}
+    return capture_module(module, source, feeds, axes, ranges, device)
+
+
+def capture_text(
+    source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu", names: int | None = None
+) -> Captured:
+    """As `capture`, for the detector of a prompted model and prompts of one length; names: of its lists of names."""
+    from ...export.prompted import image_feeds, text_feeds, tower_in_torch
+    from ...models.text_inputs import example_ids
+    from ...models.text_module import TextExportModule
+
+    count = batch[0]
+    if not spec.input.mask and spec.text is not None and spec.text.kind == "tokens":
+        whole = replace(spec, input=replace(spec.input, mask=True))
+        inner: Any = TextExportModule(source, whole)
+        module: Any = _WithoutMask(inner, inner.input_names, inner.output_names)
+    else:
+        module = TextExportModule(source, spec)
+    feeds = image_feeds(spec, count, spec.input.size_hw)
+    ids = example_ids(source, count, tokens)
+    feeds |= text_feeds(source, spec, ids, tower_in_torch(source, spec))
+    for name in (CLASS_FEATURES, CLASS_MASK):
+        if names is not None and name in feeds:  # the rest is padding, as in every shorter list
+            rest = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
+            feeds[name] = np.pad(feeds[name], rest)
+    return capture_module(module.eval().to(device), source, feeds, {}, {}, device)
+
+
+class _WithoutMask(nn.Module):
+    """A prompted detector whose picture always fills its tensor."""
+
+    def __init__(self, inner: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.input_names = [name for name in inputs if name != PIXEL_MASK]
+        self.output_names = list(outputs)
+
+    def forward(self, pixel_values: Tensor, *rest: Tensor) -> Any:
+        batch, _, height, width = pixel_values.shape
+        mask = torch.ones(batch, height, width, dtype=torch.int64, device=pixel_values.device)
+        return self.inner(pixel_values, mask, *rest)
+
+
+def capture_module(
+    module: Any,
+    source: Source,
+    feeds: Mapping[str, np.ndarray],
+    axes: Mapping[str, Mapping[int, str]],
+    ranges: Ranges,
+    device: str = "cpu",
+) -> Captured:
+    """As `capture`, for any tensors-only module with `input_names` and `output_names`."""
+    inputs = tuple(torch.from_numpy(feeds[name]).to(device) for name in module.input_names)
+    names = tuple(module.input_names)
+    try:
+        # Some models make tables without naming the device.
+        place = contextlib.nullcontext() if device == "cpu" else torch.device(device)
+        with prepared(source.module), torch.no_grad(), place, rewrites(source.module, source.family.rewrites):
+            module(*inputs)  # fills the tables that some rewrites compute beforehand
+            program = _export(module, inputs, names, axes, ranges)
+            graph = _functional(program)
+    except ExportError:
+        raise
+    except Exception as error:  # torch.export's exceptions share no base class
+        text = " ".join(str(error).split())[:500]
+        raise ExportError(
+            f"{source.family.title} cannot be captured by torch.export of torch {torch.__version__}: {text}"
+        ) from error
+    found = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+    if f"{NMS.replace('::', '.')}.default" in found:
+        raise ExportError("NMS in the graph is not for the target inductor; leave --nms graph out: detrt suppresses outside")
+    if source.family.deformable and not any(name.startswith(MSDA.replace("::", ".")) for name in found):
+        raise ExportError(f"{source.family.title}: no deformable attention was found in the captured graph")
+    return Captured(graph, inputs, names, tuple(module.output_names), axes, ranges)
+
+
+def _export(
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    names: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
+    ranges: Ranges,
+) -> torch.export.ExportedProgram:
+    shapes: Any = None
+    if ranges:
+        dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
+        each = [{axis: dims[name] for axis, name in axes.get(tensor, {}).items() if name in dims} for tensor in names]
+        shapes = (tuple(each),)  # one entry for *args
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(_Positional(module), tuple(inputs), dynamic_shapes=shapes, strict=False)
+
+
+class _Positional(nn.Module):
+    """A module behind `*args`, so that symbolic axes are named the same way for every number of inputs."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.inner(*inputs)
+
+
+def _functional(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """Without in-place operators, but with the high-level ones (linear, attention, norms) as they are."""
+    program = program.run_decompositions({})
+    graph: fx.GraphModule = program.module(check_guards=False)  # type: ignore[assignment]
+    return graph
+
+
+@contextlib.contextmanager
+def prepared(model: nn.Module) -> Iterator[None]:
+    """What capturing needs inside the block: `scaled_dot_product_attention` in every part of a transformers model that
+    knows it (detrt loads models with plain attention, for tracing), and sizes as numbers."""
+    library = modeling_of(model)
+    checks: list[tuple[ModuleType, Any]] = []
+    configs = {}
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if getattr(type(part), "_supports_sdpa", False) and getattr(config, "_attn_implementation", None) == "eager":
+            configs[id(config)] = config
+    shape_as_tensor, interpolate = torch._shape_as_tensor, nn.functional.interpolate
+
+    def by_rows(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Masks are resized with the batch in the place of channels, and for a GPU PyTorch asks whether these are fewer than 4.
+        if input.ndim == 4 and not isinstance(input.shape[1], int):
+            return interpolate(input.transpose(0, 1), *args, **kwargs).transpose(0, 1)
+        return interpolate(input, *args, **kwargs)
+
+    try:
+        nn.functional.interpolate = by_rows
+        for config in configs.values():
+            config._attn_implementation = "sdpa"
+        # Without a symbolic size there is nothing to keep symbolic; only sides are ever asked for.
+        torch._shape_as_tensor = lambda x: torch.tensor([n if isinstance(n, int) else -1 for n in x.shape])  # type: ignore[assignment]
+        # len() of a tensor gives a number of this one batch, shape[0] the symbolic one.
+        for module in library:
+            if hasattr(module, "torch_compilable_check"):
+                checks.append((module, module.torch_compilable_check))
+                module.torch_compilable_check = lambda *args, **kwargs: None  # reads numbers back from the device
+            module.len = lambda x: x.shape[0] if isinstance(x, Tensor) else len(x)  # type: ignore[attr-defined]
+        yield
+    finally:
+        for module in library:
+            module.__dict__.pop("len", None)
+        for module, check in checks:
+            module.torch_compilable_check = check  # type: ignore[attr-defined]
+        torch._shape_as_tensor = shape_as_tensor  # type: ignore[assignment]
+        nn.functional.interpolate = interpolate
+        for config in configs.values():
+            config._attn_implementation = "eager"
+
+
+def modeling_of(model: nn.Module) -> list[ModuleType]:
+    """The transformers modeling modules of a model, none for detrt's own models."""
+    try:
+        return [modeling_module(model)]
+    except ExportError:
+        return []

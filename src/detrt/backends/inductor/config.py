@@ -1,0 +1,121 @@
+"""The caller's choices for one compiled package. No torch is needed to make or check them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ...errors import EngineError
+from ...spec import TextSpec
+from ..tensorrt.config import LARGEST_BATCH, LARGEST_SIDE, Triple
+
+TARGET = "inductor"
+DEVICES = ("cpu", "cuda")
+TUNES = ("default", "max")
+FORMS = ("auto", "aoti", "artifact")
+DEFAULT_BATCH = (1, 1, 8)
+DEFAULT_TOKENS, LARGEST_PROMPT = 64, 1024
+LOW = ("fp16", "bf16")
+PRECISIONS = ("fp32", "tf32", *LOW)
+
+
+@dataclass(frozen=True, slots=True)
+class InductorConfig:
+    """How to compile a package. Every value is checked here, before any work.
+
+    device: "cpu" or "cuda"; a package runs on the kind of processor that compiled it. batch: (min, opt, max); one number
+    for all three compiles for that batch alone, which is fastest. None: 1 to 8 on a CPU, 1 on a GPU.
+    height, width: (n, n, n) in pixels; a package has one size. None: the model's usual one.
+    tune: "max" tries many kernels for every product and convolution, which takes minutes; for a GPU.
+    form: "aoti" is a package that C++ opens, too; "artifact" is for Python alone, and for a GPU. "auto": see `package_form`.
+    tokens: of a model that takes a prompt: tokens of the longest prompt, and names of the longest list where it takes names;
+    None: 64, or what the model takes at most.
+    timeout_seconds: the build is stopped after it. None: no limit.
+
+    Raises:
+        EngineError: a value that is not allowed.
+    """
+
+    device: str = "cpu"
+    batch: Triple | None = None
+    height: Triple | None = None
+    width: Triple | None = None
+    tune: str = "default"
+    form: str = "auto"
+    tokens: int | None = None
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("device", DEVICES), ("tune", TUNES), ("form", FORMS)):
+            if getattr(self, name) not in allowed:
+                raise EngineError(f"--{name} must be {' or '.join(allowed)} for --target inductor; got {getattr(self, name)!r}")
+        if self.device == "cpu" and self.tune == "max":
+            # PyTorch 2.13's own kernels for products: wrong for a range of batches, a twentieth faster for one.
+            raise EngineError("--tune max is for --device cuda; leave it out, or build for cuda alone")
+        if self.device == "cpu" and self.form == "artifact":
+            raise EngineError("--form artifact is for --device cuda; a package for the CPU is always aoti")
+        for name, largest in (("batch", LARGEST_BATCH), ("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            object.__setattr__(self, name, tuple(value))
+            if len(value) != 3 or not all(type(n) is int and 1 <= n <= largest for n in value) or sorted(value) != list(value):
+                raise EngineError(f"--{name} must be one number or MIN,OPT,MAX from 1 to {largest}, rising; got {value}")
+        for name in ("height", "width"):
+            value = getattr(self, name)
+            if value is not None and value[0] != value[2]:
+                raise EngineError(
+                    f"--target inductor compiles each package for one size; got --{name} {','.join(map(str, value))}; give one "
+                    "number, or several sizes: --size 480x640,640x480"
+                )
+        if (self.height is None) != (self.width is None):
+            raise EngineError("give both height and width, or neither")
+        if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= LARGEST_PROMPT):
+            raise EngineError(f"--tokens must be a whole number from 4 to {LARGEST_PROMPT}; got {self.tokens}")
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Smallest and largest batch."""
+        low, _, high = self.batch or (DEFAULT_BATCH if self.device == "cpu" else (1, 1, 1))
+        return low, high
+
+    def lengths(self, text: TextSpec, num_classes: int) -> tuple[int, int]:
+        """(tokens, names) that a package of a prompted model takes; names is 0 where there are none."""
+        if text.kind == "classes":
+            return text.max_tokens, min(self.tokens or DEFAULT_TOKENS, num_classes)
+        return min(self.tokens or DEFAULT_TOKENS, text.max_tokens), 0
+
+    @property
+    def package_form(self) -> str:
+        """ "aoti" or "artifact"."""
+        if self.form != "auto":
+            return self.form
+        return "aoti" if self.device == "cpu" else "artifact"
+
+    @property
+    def label(self) -> str:
+        return f"{TARGET}-{self.device}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> InductorConfig:
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known})
+
+
+def package_name(
+    device: str, compute_capability: int | None, precision: str = "fp32", size_hw: tuple[int, int] | None = None
+) -> str:
+    """File of a package in a bundle: `model.inductor-cpu.pt2`, `model.inductor-sm90.fp16.pt2`.
+
+    size_hw: where the bundle has packages of several sizes, `model.inductor-sm90-800x1066.fp16.pt2`.
+    """
+    place = "cpu" if device == "cpu" or compute_capability is None else f"sm{compute_capability}"
+    if size_hw is not None:
+        place += f"-{size_hw[0]}x{size_hw[1]}"
+    return f"model.{TARGET}-{place}{'' if precision in ('fp32', 'tf32') else '.' + precision}.pt2"

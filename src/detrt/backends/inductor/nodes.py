@@ -1,0 +1,115 @@
+"""Nodes of a captured graph: what they give, and the tensors that the graph holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+
+from ...export.symbolic import ms_deform_attn
+
+aten = torch.ops.aten
+MSDA = ms_deform_attn.default
+VIEWS = (aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.reshape.default, aten.slice.Tensor)
+
+
+def value_of(node: Any) -> Any:
+    """What a node gives while tracing: a tensor without data, a number, or None."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def fake_mode(*values: Any) -> Any:
+    """The mode that made one of these tensors without data; None: none of them is one."""
+    return next((mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None), None)
+
+
+@contextmanager
+def faking(mode: Any) -> Iterator[None]:
+    """Operators on the tensors of a `fake_mode`; None: on tensors as they are."""
+    if mode is None:
+        yield
+        return
+    # Operators that are made of others, such as linear, know symbolic sizes in Python only.
+    with mode, enable_python_dispatcher():
+        yield
+
+
+def attribute(graph: fx.GraphModule, target: str) -> Any:
+    found: Any = graph
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+class Constants:
+    """Tensors that the graph holds, by node."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self.graph = graph
+        self._count = 0
+
+    def get(self, node: Any) -> Tensor | None:
+        """The tensor of a `get_attr` node, else None."""
+        if isinstance(node, fx.Node) and node.op == "get_attr":
+            found = attribute(self.graph, str(node.target))
+            return found if isinstance(found, Tensor) else None
+        return None
+
+    def add(self, tensor: Tensor, before: fx.Node, like: fx.Node | None = None) -> fx.Node:
+        """A new `get_attr` node for a tensor."""
+        while hasattr(self.graph, f"folded_{self._count}"):
+            self._count += 1
+        name = f"folded_{self._count}"
+        self.graph.register_buffer(name, tensor.detach(), persistent=False)
+        with self.graph.graph.inserting_before(before):
+            node = self.graph.graph.get_attr(name)
+        node.meta["val"] = fake_like(tensor, like or before)
+        return node
+
+
+def fake_like(tensor: Tensor, node: fx.Node) -> Any:
+    """The tensor without its data, in the fake mode of the node's graph."""
+    for other in (node, *node.graph.nodes):
+        mode = getattr(value_of(other), "fake_mode", None)
+        if mode is not None:
+            with mode:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return tensor.to("meta")
+
+
+def uniform(node: Any) -> Any:
+    """The one value of a tensor made by `full`, else None."""
+    if isinstance(node, fx.Node) and node.target == aten.full.default:
+        return node.args[1]
+    return None
+
+
+def is_pure(target: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+
+
+def remember(node: fx.Node) -> None:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with faking(fake_mode(*map(value_of, node.all_input_nodes))):
+        node.meta["val"] = node.target(*args, **kwargs)
+
+
+def finish(graph: fx.GraphModule) -> fx.GraphModule:
+    graph.graph.eliminate_dead_code()
+    _drop_unused(graph)
+    graph.graph.lint()
+    graph.recompile()
+    return graph
+
+
+def _drop_unused(graph: fx.GraphModule) -> None:
+    used = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    for name, module in list(graph.named_modules()):
+        for kind in (module._parameters, module._buffers):
+            for key in list(kind):
+                if ".".join(filter(None, (name, key))) not in used:
+                    del kind[key]

@@ -1,0 +1,226 @@
+"""Run a package of the target `inductor`: PyTorch's compiled code, with CUDA graphs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...bundle import EngineFacts, read_sidecar
+from ...errors import EngineError, MissingPackageError, SessionError
+from ...spec import ModelSpec
+from ..base import Feeds, Outputs, TensorInfo, check_feeds
+
+if TYPE_CHECKING:
+    from ..gpu.runner import PictureRunner
+
+# CUDA graphs of so many input shapes are kept; each holds the memory of a run.
+GRAPHS = 8
+_CPU_LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
+
+
+class InductorSession:
+    """A Session over a compiled package.
+
+    path: the `.pt2` file. spec, facts: from the bundle; None: from the sidecar beside the file. device: "cuda:N" for
+    packages of a GPU; None is the first one. graphs: replay a CUDA graph for each input shape.
+
+    Raises:
+        EngineError: made by another version of PyTorch, for another GPU or a better CPU, or damaged.
+        MissingPackageError: no torch. SessionError: a device that the package is not for.
+    """
+
+    note: str = ""
+
+    def __init__(
+        self,
+        path: Path | str,
+        spec: ModelSpec | None = None,
+        facts: EngineFacts | None = None,
+        *,
+        device: str | None = None,
+        graphs: bool = True,
+    ) -> None:
+        path = Path(path)
+        if spec is None or facts is None:
+            spec, facts = read_sidecar(path)
+        try:
+            import torch
+        except ImportError:
+            raise MissingPackageError("torch", "export", f"running '{path.name}'") from None
+        from .package import load_package
+
+        self._torch, self.path, self.spec, self.facts = torch, path, spec, facts
+        kind = facts.target.removeprefix("inductor-")
+        self._device = _device(torch, kind, device, path.name)
+        _check_versions(torch, facts, path.name, self._device)
+        self.inputs = tuple(TensorInfo(i["name"], i["dtype"], tuple(i["shape"])) for i in facts.inputs)
+        self.outputs = tuple(TensorInfo(o["name"], o["dtype"], tuple(o["shape"])) for o in facts.outputs)
+        first = facts.profile[self.inputs[0].name]
+        self.min_batch, self.max_batch = first["min"][0], first["max"][0]
+        self.backend = f"inductor-{self._device.type}"
+        graphs = graphs and self._device.type == "cuda"
+        try:
+            self._run: Any = load_package(path, str(self._device), threads=not graphs)
+        except EngineError:
+            raise
+        except Exception as error:  # what PyTorch raises here shares no base class
+            raise EngineError(
+                f"'{path.name}' cannot be loaded by PyTorch {torch.__version__}: {_short(error)}; build it again with: detrt build"
+            ) from None
+        self._replays: dict[tuple[tuple[int, ...], ...], _Replay] | None = {} if graphs else None
+        self._pictures: PictureRunner | None = None
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Run one batch.
+
+        Raises:
+            SessionError: feeds that do not fit, a failure inside the model, or a closed session.
+        """
+        if self._run is None:
+            raise SessionError(f"the session of '{self.path.name}' is closed")
+        check_feeds(self.inputs, feeds)
+        arrays = [np.ascontiguousarray(feeds[info.name]) for info in self.inputs]
+        count = arrays[0].shape[0]
+        if not self.min_batch <= count <= self.max_batch:
+            raise SessionError(
+                f"the package '{self.path.name}' takes batches from {self.min_batch} to {self.max_batch}; got {count}; give "
+                "--batch to detrt build for others"
+            )
+        try:
+            results = self._forward(arrays)
+        except (RuntimeError, AssertionError) as error:  # compiled code asserts sizes
+            raise SessionError(f"'{self.path.name}' failed: {_short(error)}") from error
+        return dict(zip((info.name for info in self.outputs), results, strict=True))
+
+    def _forward(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        torch = self._torch
+        with torch.inference_mode():
+            if self._device.type == "cpu":
+                found = self._run(*(torch.from_numpy(a) for a in arrays))
+                return [t.numpy().copy() for t in found]
+            with torch.cuda.device(self._device), self._exact():
+                if self._replays is None:
+                    found = self._run(*(torch.from_numpy(a).to(self._device) for a in arrays))
+                    return [t.cpu().numpy() for t in found]
+                key = tuple(a.shape for a in arrays)
+                if key not in self._replays:
+                    if len(self._replays) >= GRAPHS:
+                        self._replays.pop(next(iter(self._replays)))
+                    self._replays[key] = _Replay(torch, self._run, arrays, self._device)
+                return self._replays[key](arrays)
+
+    @property
+    def pictures(self) -> PictureRunner | None:
+        """What resizes, runs and chooses on the GPU; None on a CPU."""
+        if self._replays is None or self._run is None:
+            return None
+        if self._pictures is None:
+            from ..gpu.runner import PictureRunner
+
+            stream = self._torch.cuda.Stream(self._device)
+            self._pictures = PictureRunner(
+                self.spec,
+                self.inputs,
+                self.outputs,
+                self._device,
+                lambda inputs, then: self._captured(stream, inputs, then),
+                stream,
+            )
+        return self._pictures
+
+    def _captured(self, stream: Any, inputs: Mapping[str, Any], then: Any) -> tuple[Any, list[Any]]:
+        """A CUDA graph of the model on these tensors and of `then` on its outputs."""
+        given = [inputs[info.name] for info in self.inputs]
+
+        def step() -> list[Any]:
+            found: list[Any] = then(dict(zip((info.name for info in self.outputs), self._run(*given), strict=True)))
+            return found
+
+        from ..gpu.capture import captured
+
+        with self._exact():
+            graph, results = captured(step, stream)
+        return graph.replay, results
+
+    def _exact(self) -> Any:
+        """The fastest convolutions are searched for in the first run; FP32 stays FP32."""
+        return self._torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=self.facts.precision == "tf32")
+
+    def close(self) -> None:
+        """Release the model's memory; closing twice is fine."""
+        self._run, self._replays, self._pictures = None, None, None
+
+    def __enter__(self) -> InductorSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Replay:
+    """A CUDA graph of one run: pinned host memory, fixed device memory, copies that do not wait."""
+
+    def __init__(self, torch: Any, run: Any, arrays: list[np.ndarray], device: Any) -> None:
+        from ..gpu.capture import captured
+
+        self._torch = torch
+        self._stream = torch.cuda.Stream(device)
+        self._hosts = [torch.from_numpy(a).clone().pin_memory() for a in arrays]
+        with torch.cuda.stream(self._stream):
+            self._inputs = [h.to(device, non_blocking=True) for h in self._hosts]
+            self._graph, self._outputs = captured(lambda: list(run(*self._inputs)), self._stream)
+            self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in self._outputs]
+
+    def __call__(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        for host, array in zip(self._hosts, arrays, strict=True):
+            host.numpy()[...] = array
+        with self._torch.cuda.stream(self._stream):
+            for given, host in zip(self._inputs, self._hosts, strict=True):
+                given.copy_(host, non_blocking=True)
+            self._graph.replay()
+            for result, output in zip(self._results, self._outputs, strict=True):
+                result.copy_(output, non_blocking=True)
+            self._stream.synchronize()
+        return [r.numpy().copy() for r in self._results]
+
+
+def _device(torch: Any, kind: str, asked: str | None, name: str) -> Any:
+    try:
+        device = torch.device(asked or ("cuda:0" if kind == "cuda" else "cpu"))
+    except RuntimeError:
+        raise SessionError(f"--device {asked} is none that PyTorch knows; write cpu, cuda or cuda:1") from None
+    if device.type != kind:
+        raise SessionError(
+            f"'{name}' was compiled for {kind}; got --device {asked}; build another with: detrt build --device {device.type}"
+        )
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise EngineError(f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise SessionError(f"--device {asked}: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
+    return device
+
+
+def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> None:
+    """Compiled code calls PyTorch's own libraries, so it runs with the version that made it only."""
+    again = "build it again with: detrt build MODEL -o OUT --target inductor"
+    if facts.tensorrt_version != torch.__version__:
+        raise EngineError(f"'{name}' was compiled by PyTorch {facts.tensorrt_version}, here is {torch.__version__}; {again}")
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major * 10 + minor not in facts.compute_capabilities:
+            raise EngineError(
+                f"'{name}' was compiled for SM {', '.join(map(str, facts.compute_capabilities))}, this GPU is SM "
+                f"{major * 10 + minor} ({torch.cuda.get_device_name(device)}); {again}"
+            )
+        return
+    made, here = str(facts.options.get("cpu_capability", "")), torch.backends.cpu.get_cpu_capability()
+    if made in _CPU_LEVELS and here in _CPU_LEVELS and _CPU_LEVELS.index(made) > _CPU_LEVELS.index(here):
+        raise EngineError(f"'{name}' was compiled for a CPU with {made}, this one has {here}; {again}")
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]

@@ -1,0 +1,186 @@
+"""Attention inside windows, written out or as PyTorch's fused attention, becomes `detrt::window_attention`."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .nodes import Constants, aten, fake_like, value_of
+
+LARGEST_WINDOW, DIMS = 256, (16, 32, 64)
+_CASTS = (aten.to.dtype, aten._to_copy.default)
+_MOVES = (
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.unbind.int,
+    aten.select.int,
+    aten.split_with_sizes.default,
+    aten.unsqueeze.default,
+    operator.getitem,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    q: fx.Node
+    k: fx.Node
+    v: fx.Node
+    added: tuple[fx.Node, ...]  # constants on the scores
+    scale: float
+
+
+def fuse_windows(graph: fx.GraphModule) -> int:
+    """Rewrite the graph in place, where query, key and value are slices of one product; how many there were."""
+    from .window_ops import window_attention
+
+    constants = Constants(graph)
+    count = 0
+    for node in list(graph.graph.nodes):
+        found = _written_out(node) or _fused(node)
+        if found is None:
+            continue
+        val = value_of(node)
+        windows, heads, tokens, dim = val.shape
+        if tokens > LARGEST_WINDOW or dim not in DIMS or val.dtype not in (torch.float16, torch.bfloat16):
+            continue
+        source = _one_source(found, heads, tokens, dim)
+        parts = _bias_and_mask(found.added, constants, windows, heads, tokens)
+        if source is None or parts is None:
+            continue
+        bias, mask = parts
+        with graph.graph.inserting_before(node):
+            held = [None if t is None else constants.add(t.to(val.dtype).contiguous(), node, node) for t in (bias, mask)]
+            out = graph.graph.call_function(window_attention, (source, *held, heads, found.scale))
+            shaped = graph.graph.call_function(aten.reshape.default, (out, [windows, tokens, heads, dim]))
+            turned = graph.graph.call_function(aten.transpose.int, (shaped, 1, 2))
+        turned.meta["val"] = val
+        shaped.meta["val"] = fake_like(torch.empty((windows, tokens, heads, dim), dtype=val.dtype, device="meta"), node)
+        out.meta["val"] = fake_like(torch.empty((windows, tokens, heads * dim), dtype=val.dtype, device="meta"), node)
+        node.replace_all_uses_with(turned)
+        count += 1
+    graph.graph.eliminate_dead_code()
+    return count
+
+
+def _plain(node: Any) -> Any:
+    """Without casts before it."""
+    while isinstance(node, fx.Node) and node.target in _CASTS:
+        node = node.args[0]
+    return node
+
+
+def _scaled(node: Any) -> tuple[Any, float]:
+    """(what a node multiplies by a number, the number)."""
+    scale, node = 1.0, _plain(node)
+    while isinstance(node, fx.Node) and node.target in (aten.mul.Tensor, aten.div.Tensor):
+        number = node.args[1]
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            break
+        scale = scale * number if node.target == aten.mul.Tensor else scale / number
+        node = _plain(node.args[0])
+    return node, scale
+
+
+def _four(node: Any) -> bool:
+    val = value_of(node)
+    return isinstance(val, Tensor) and val.ndim == 4 and all(isinstance(side, int) for side in val.shape)
+
+
+def _fused(node: fx.Node) -> _Found | None:
+    if node.op != "call_function" or node.target != aten.scaled_dot_product_attention.default or not _four(node):
+        return None
+    q, k, v, bias, dropout, causal = [*node.args, None, 0.0, False][:6] if len(node.args) > 3 else [*node.args, None, 0.0, False]
+    if not isinstance(bias, fx.Node) or dropout or causal or set(node.kwargs) - {"scale"}:
+        return None
+    (q, a), (k, b) = _scaled(q), _scaled(k)
+    scale = node.kwargs.get("scale")
+    scale = value_of(node).shape[3] ** -0.5 if scale is None else scale
+    return _Found(q, k, _plain(v), (bias,), float(scale * a * b))
+
+
+def _written_out(node: fx.Node) -> _Found | None:
+    if node.op != "call_function" or node.target != aten.matmul.default or not _four(node):
+        return None
+    weights = _plain(node.args[0])
+    if not isinstance(weights, fx.Node) or weights.target != aten.softmax.int or len(weights.users) != 1:
+        return None
+    if weights.args[1] not in (-1, 3):
+        return None
+    scores, added = _plain(weights.args[0]), []
+    while isinstance(scores, fx.Node) and scores.target in (aten.add.Tensor, aten.view.default, aten.reshape.default):
+        if scores.target == aten.add.Tensor:
+            left, right = scores.args
+            constant = next((c for c in (right, left) if isinstance(c, fx.Node) and _plain(c).op == "get_attr"), None)
+            if constant is None or scores.kwargs:
+                return None
+            added.append(_plain(constant))
+            scores = left if constant is right else right
+        else:
+            scores = scores.args[0]
+        scores = _plain(scores)
+    scores, scale = _scaled(scores)
+    if not isinstance(scores, fx.Node) or scores.target != aten.matmul.default or not added:
+        return None
+    (q, a), (turned, b) = _scaled(scores.args[0]), _scaled(scores.args[1])
+    if not isinstance(turned, fx.Node) or turned.target != aten.transpose.int or not _four(turned):
+        return None
+    if {turned.args[1] % 4, turned.args[2] % 4} != {2, 3}:
+        return None
+    k, c = _scaled(turned.args[0])
+    return _Found(q, k, _plain(node.args[1]), tuple(added), float(scale * a * b * c))
+
+
+def _one_source(found: _Found, heads: int, tokens: int, dim: int) -> fx.Node | None:
+    """The product that query, key and value are slices of, in that order; None if they are anything else."""
+    sources = []
+    for slot, node in enumerate((found.q, found.k, found.v)):
+        chain: list[fx.Node] = []
+        while isinstance(node, fx.Node) and (node.target in _MOVES or node.target in _CASTS):
+            chain.append(node)
+            node = node.args[0]
+        val = value_of(node)
+        if not isinstance(val, Tensor) or val.ndim != 3 or tuple(val.shape[1:]) != (tokens, 3 * heads * dim):
+            return None
+        # Where the slice lies in memory says all about it: views alone keep the memory.
+        whole = torch.empty(val.shape, device="meta")
+        part: Any = whole
+        for step in reversed(chain):
+            if step.target not in _CASTS:
+                args, kwargs = fx.map_arg((step.args, step.kwargs), lambda n: part)  # noqa: B023
+                part = step.target(*args, **kwargs)  # type: ignore[operator]
+        wanted = (tokens * 3 * heads * dim, dim, 3 * heads * dim, 1)
+        if part._base is not whole or part.stride() != wanted or part.storage_offset() != slot * heads * dim:
+            return None
+        if tuple(part.shape) != (val.shape[0], heads, tokens, dim):
+            return None
+        sources.append(node)
+    return sources[0] if len(set(sources)) == 1 else None
+
+
+def _bias_and_mask(
+    added: tuple[fx.Node, ...], constants: Constants, windows: int, heads: int, tokens: int
+) -> tuple[Tensor, Tensor | None] | None:
+    """((heads, tokens, tokens), (masks, tokens, tokens) or None)."""
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    for node in added:
+        tensor = constants.get(_plain(node))
+        if tensor is None or tensor.ndim < 3 or tuple(tensor.shape[-2:]) != (tokens, tokens):
+            return None
+        count, heads_here = tensor.numel() // (tokens * tokens), tensor.shape[-3]
+        if bias is None and heads_here == heads == count:
+            bias = tensor.reshape(heads, tokens, tokens)
+        elif mask is None and heads_here == 1 and tensor.ndim >= 4 and tensor.shape[-4] == count and windows % count == 0:
+            mask = tensor.reshape(count, tokens, tokens)
+        else:
+            return None
+    if bias is None:
+        return None
+    return bias, mask

@@ -1,0 +1,185 @@
+"""The compiler process: `python -m detrt.backends.inductor.worker REQUEST.json`.
+
+PyTorch's compiler takes minutes and gigabytes, and a C++ compiler that fails may take its process along, so it has one of
+its own. The request: {"ref", "loading", "spec", "config", "precision", "package", "answer", "progress"}.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import GateError
+from ...evaluation.matching import relative_error
+from ...memory import peak_memory_mib
+from ...models.contract import contract
+from ...models.load import load_source
+from ...spec import ModelSpec
+from ..child_process import ProgressFile, answer_parent
+from .compile import compile_package
+from .config import InductorConfig
+from .package import Run, is_artifact, load_package
+from .program import prepare, tune_for_gpu
+from .types import LOW, lower_types, share_of_low
+
+# Largest difference to the captured FP32 graph, relative to the largest value; see docs/gpu.md.
+TOLERANCE = {"fp32": 1e-3, "tf32": 5e-2}
+# Beyond it, queries have changed places.
+PLACES = {**TOLERANCE, **dict.fromkeys(LOW, 2e-2)}
+
+
+def build(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile the package at request["package"] and return its facts.
+
+    Raises:
+        DetrtError: the model or the machine do not allow it. GateError: its outputs are not the model's.
+    """
+    config = InductorConfig.from_dict(request["config"])
+    spec = ModelSpec.from_dict(request["spec"])
+    precision = request["precision"]
+    package = Path(request["package"])
+    progress = ProgressFile(Path(request["progress"]))
+    start = time.monotonic()
+    progress(0.0, "loading the checkpoint")
+    source = load_source(request["ref"], **request["loading"])
+    if config.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    progress(0.05, "capturing the model")
+    torch.set_grad_enabled(False)
+    batches, lengths = config.batches, None
+    if spec.text is not None:
+        batches = config.batch[::2] if config.batch else (1, 1)
+        lengths = config.lengths(spec.text, spec.decode.num_classes)
+    tokens, names = lengths or (None, None)
+    captured = prepare(source, spec, batches, "fp32", config.device, tokens, names=names or None)
+    want = [t.float().cpu() for t in captured.graph(*captured.inputs)]
+    share = 1.0
+    if precision in LOW:
+        lower_types(captured.graph, precision)
+        share = share_of_low(captured.graph, precision)
+        if config.device == "cuda":
+            tune_for_gpu(captured)
+    progress(0.2, "compiling with PyTorch Inductor; this takes minutes")
+    compile_package(captured, package, tune="max" if config.tune == "max" else "", form=config.package_form)
+    progress(0.95, "comparing with PyTorch")
+    run = load_package(package, config.device)
+    got = [t.float().cpu() for t in run(*captured.inputs)]
+    errors = differences(captured.outputs, want, got, PLACES[precision])
+    _require_equal(errors, precision)
+    if spec.text is None:
+        _require_batches(run, captured.inputs, want, batches, captured.outputs, precision)
+    inputs, outputs = contract(spec)
+    low, high = batches
+    fixed = {"batch": low} if low == high else {}
+    if lengths is not None:
+        fixed |= {"tokens": lengths[0], "classes": lengths[1]}
+    return {
+        "torch": torch.__version__,
+        "compute_capabilities": _capabilities(config.device),
+        "profile": {i.name: _profile(i.shape, {**fixed, "batch": low}, {**fixed, "batch": high}) for i in inputs},
+        "inputs": [_described(i, fixed) for i in inputs],
+        "outputs": [_described(o, fixed) for o in outputs],
+        "nodes": len(captured.graph.graph.nodes),
+        "share": round(share, 4),
+        "errors": errors,
+        "machine": _machine(config.device),
+        "format": "artifact" if is_artifact(package) else "aoti",
+        "build_seconds": round(time.monotonic() - start, 3),
+        "peak_memory_mib": round(peak_memory_mib()),
+        "size": package.stat().st_size,
+    }
+
+
+def differences(names: Sequence[str], want: Sequence[Tensor], got: Sequence[Tensor], limit: float) -> dict[str, float]:
+    """Output -> largest difference, relative to the largest value.
+
+    Models that select queries by rank may give two that tie within rounding in the other order. So where places differ by
+    more than `limit`, each query is compared with the one that is most like it, if that is a different one for each.
+    """
+    errors = {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(names, want, got, strict=True)}
+    queries = {t.shape[:2] for t in (*want, *got) if t.ndim == 3}
+    if max(errors.values()) <= limit or len(queries) != 1 or any(t.ndim != 3 for t in want):
+        return errors
+    # Scaled, so that logits do not hide boxes; what is infinite (a masked class) is equal or not.
+    scales = [float(t[t.isfinite()].abs().max().clamp(min=1e-9)) for t in want]
+    before, after = (
+        torch.cat([(t / scale).nan_to_num(0.0, 1e3, -1e3) for t, scale in zip(side, scales, strict=True)], -1)
+        for side in (want, got)
+    )
+    partner = torch.cdist(before, after, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+    if any(len(set(row.tolist())) != len(row) for row in partner):
+        return errors
+    moved = [torch.gather(t, 1, partner[..., None].expand_as(t)) for t in got]
+    return {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(names, want, moved, strict=True)}
+
+
+def _require_equal(errors: dict[str, float], precision: str) -> None:
+    """16-bit types are judged by detections, with detrt verify; here they must only be finite."""
+    limit = TOLERANCE.get(precision, np.inf)
+    for name, error in errors.items():
+        if not error <= limit or not np.isfinite(error):
+            raise GateError(
+                f"the compiled model differs from PyTorch by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
+                "written. Try another version of torch, or use --target onnx"
+            )
+
+
+def _require_batches(
+    run: Run, inputs: Sequence[Tensor], want: Sequence[Tensor], batches: tuple[int, int], names: Sequence[str], precision: str
+) -> None:
+    """Batches of a range other than the traced one give, picture by picture, what the traced one gives."""
+    traced = len(inputs[0])
+    for count in {*batches} - {traced}:
+        rows = torch.arange(count) % traced
+        try:
+            got = [t.float().cpu() for t in run(*(t[rows.to(t.device)].contiguous() for t in inputs))]
+        except Exception as error:  # what compiled code raises shares no base class
+            text = " ".join(str(error).split())[:200]
+            raise GateError(
+                f"the compiled model does not run at batch {count} of the range {batches[0]} to {batches[1]}: {text}; no file was "
+                "written. Build one batch alone with --batch NUMBER"
+            ) from None
+        expected = [t[rows] for t in want]
+        _require_equal(differences(names, expected, got, PLACES[precision]), precision)
+
+
+def _profile(shape: tuple[int | str, ...], low: dict[str, int], high: dict[str, int]) -> dict[str, list[int]]:
+    small, large = ([axis if isinstance(axis, int) else lengths[axis] for axis in shape] for lengths in (low, high))
+    return {"min": small, "opt": small, "max": large}
+
+
+def _described(info: Any, fixed: dict[str, int]) -> dict[str, Any]:
+    return {"name": info.name, "dtype": info.dtype, "shape": [fixed.get(str(axis), axis) for axis in info.shape]}
+
+
+def _capabilities(device: str) -> list[int]:
+    if device == "cpu":
+        return []
+    major, minor = torch.cuda.get_device_capability()
+    return [major * 10 + minor]
+
+
+def _machine(device: str) -> dict[str, str]:
+    found = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    if device == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    answer_parent(Path(arguments[0]), build)
+    # The compiler's pool of processes need not be waited for.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

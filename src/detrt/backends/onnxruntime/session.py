@@ -1,0 +1,400 @@
+"""Run an ONNX file with ONNX Runtime. The only module that imports `onnxruntime`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import json
+import os
+import re
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...bundle import MANIFEST, Bundle
+from ...cores import usable_cores
+from ...errors import MissingPackageError, SessionError, SpecError
+from ...spec import ModelSpec
+from ..base import Feeds, Outputs, TensorInfo, check_feeds, check_spec
+from .binding import Binding, Graphs
+
+if TYPE_CHECKING:
+    from ..gpu.runner import PictureRunner
+
+SPEC_KEY = "detrt.spec"  # key of the spec in the file's metadata_props
+
+_PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+_DTYPES = {
+    "float": "float32",
+    "float16": "float16",
+    "double": "float64",
+    "uint8": "uint8",
+    "int8": "int8",
+    "int32": "int32",
+    "int64": "int64",
+    "bool": "bool",
+}
+
+
+# Sessions on a GPU that nobody closed: their memory must go before CUDA does, or ONNX Runtime aborts the process.
+_OPEN: weakref.WeakSet[OnnxSession] = weakref.WeakSet()
+atexit.register(lambda: [session.close() for session in list(_OPEN)])
+
+
+class OnnxSession:
+    """A Session over an ONNX file.
+
+    model: path of the file, or its bytes (without external data).
+    spec: what the file's own spec is replaced by; needed for files that detrt did not write.
+    provider: "cpu", "cuda" or "tensorrt", with an optional device number ("cuda:1").
+    threads: threads inside one operation; default: as many as this process may use.
+
+    The spec is taken from, in this order: `spec`, the file's metadata, `<model>.onnx.json` beside it
+    (a spec, or an object with the field "spec"), `detrt.json` beside it.
+
+    Raises:
+        SpecError: no spec, or a damaged one.
+        SessionError: no such file, a damaged one, one with nodes that were not lowered, tensors that
+            do not belong to the spec, or a provider that is not there.
+        MissingPackageError: onnxruntime is not installed.
+    """
+
+    max_batch: int | None = None
+    _note = ""
+
+    def __init__(
+        self,
+        model: str | os.PathLike | bytes,
+        spec: ModelSpec | None = None,
+        *,
+        provider: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        onnxruntime = _package("running ONNX files")
+        self.path = None if isinstance(model, bytes) else Path(model)
+        self.name = f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
+        providers, self.backend = _providers(provider, onnxruntime.get_available_providers())
+        self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(self.backend == "onnxruntime-cuda")
+        if self._graphs.enabled:
+            self._stream = _shared_stream(onnxruntime, providers)
+        options = _options(onnxruntime, _threads(threads))
+        source = model if isinstance(model, bytes) else str(_existing(Path(model)))
+        session = self._open(source, options, providers)
+        if (providers[0] if isinstance(providers[0], str) else providers[0][0]) not in session.get_providers():
+            raise SessionError(
+                f"ONNX Runtime could not start the provider '{provider}' and fell back to "
+                f"{session.get_providers()}; install the CUDA and cuDNN versions that this onnxruntime-gpu "
+                "needs, or use --provider cpu"
+            )
+        self._session = session
+        self.inputs = tuple(map(_tensor_info, session.get_inputs()))
+        self.outputs = tuple(map(_tensor_info, session.get_outputs()))
+        self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))
+        check_spec(self.name, self.spec, self.inputs, self.outputs)
+        self._binding: Binding | None = None
+        self._pictures: PictureRunner | None = None
+        if self.backend == "onnxruntime-cuda":
+            _OPEN.add(self)
+            index = int(providers[0][1]["device_id"])
+            self._binding = Binding(session, onnxruntime, "cuda", index, self.inputs, self.outputs, self._graphs)
+
+    def _open(self, source: Any, options: Any, providers: list[Any]) -> Any:
+        """An InferenceSession; on CUDA one that captures a graph for each shape, where ONNX Runtime can with this model."""
+        if self._graphs.enabled:
+            with_graphs = [(providers[0][0], {**providers[0][1], "enable_cuda_graph": "1"}), *providers[1:]]
+
+            def open_fixed(lengths: Mapping[str, int]) -> Any:
+                # A size that is known turns shapes, which ONNX Runtime computes on the CPU, into constants.
+                fixed = _options(self._ort, options.intra_op_num_threads)
+                for axis, length in lengths.items():
+                    fixed.add_free_dimension_override_by_name(axis, length)
+                return self._ort.InferenceSession(source, fixed, providers=with_graphs)
+
+            self._graphs = Graphs(True, open_fixed)
+            try:
+                return self._ort.InferenceSession(source, options, providers=with_graphs)
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                self._graphs.failed(error)
+        try:
+            return self._ort.InferenceSession(source, options, providers=providers)
+        except Exception as error:  # as above
+            raise _load_error(self.name, error) from None
+
+    @property
+    def note(self) -> str:
+        """Why this session and not another, where open_session had a choice, and what it cannot do here."""
+        why = f"ONNX Runtime runs this graph without a CUDA graph: {self._graphs.why}" if self._graphs.why else ""
+        return "; ".join(text for text in (self._note, why) if text)
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self._note = text
+
+    @property
+    def pictures(self) -> PictureRunner | None:
+        """What resizes, runs and chooses on the GPU; None on a CPU, and where PyTorch is not there to do it."""
+        if self._stream is None or self._session is None or self.spec.text is not None:
+            return None
+        if self._pictures is None:
+            from ..gpu.runner import PictureRunner
+            from .gpu import prepare
+
+            stream, session = self._stream, self._session
+            self._pictures = PictureRunner(
+                self.spec,
+                self.inputs,
+                self.outputs,
+                stream.device,
+                lambda tensors, then: prepare(
+                    session, self._ort, tensors, (self.inputs, self.outputs), then, stream, self._graphs
+                ),
+                stream,
+            )
+        return self._pictures
+
+    def _find_spec(self, path: Path | None) -> ModelSpec:
+        text = self._session.get_modelmeta().custom_metadata_map.get(SPEC_KEY)
+        if text:
+            return ModelSpec.from_json(text)
+        if path is not None:
+            sidecar = path.with_name(path.name + ".json")
+            if sidecar.is_file():
+                return read_spec(sidecar)
+            if (path.parent / MANIFEST).is_file():
+                return Bundle.open(path.parent).spec
+        raise SpecError(
+            f"{self.name} holds no detrt spec (its inputs are {[i.name for i in self.inputs]}, its outputs "
+            f"{[o.name for o in self.outputs]}), so it is not known how images go in and boxes come out. "
+            "Give one with --spec FILE (Python: spec=...), or export the checkpoint with: detrt export"
+        )
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Run one batch.
+
+        Raises:
+            SessionError: feeds that do not fit, a failure inside the model, or a closed session.
+        """
+        if self._session is None:
+            raise SessionError(f"the session of {self.name} is closed")
+        check_feeds(self.inputs, feeds)
+        names, arrays = [info.name for info in self.outputs], {name: np.ascontiguousarray(a) for name, a in feeds.items()}
+        try:
+            if self._binding is not None:
+                return self._binding.run(arrays)
+            values = self._session.run(names, arrays)
+        except Exception as error:  # as above
+            shapes = {name: a.shape for name, a in feeds.items()}
+            raise SessionError(f"{self.name} failed on inputs of shape {shapes}: {_short(error)}") from error
+        return dict(zip(names, values, strict=True))
+
+    def close(self) -> None:
+        """Release the model's memory; closing twice is fine."""
+        # ONNX Runtime frees memory behind each run, in a thread where its last owner must not go.
+        if self._session is not None and self._stream is not None:
+            self._stream.synchronize()
+        elif self._binding is not None:
+            self._binding.wait()
+        self._session = self._binding = self._pictures = None
+
+    def __enter__(self) -> OnnxSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _package(purpose: str) -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingPackageError("onnxruntime", "", purpose) from None
+    return onnxruntime
+
+
+def available_providers() -> tuple[str, ...]:
+    """Those of detrt's providers that this build of ONNX Runtime has; a GPU may still be missing."""
+    have = _package("running ONNX files").get_available_providers()
+    return tuple(name for name, full in _PROVIDERS.items() if full in have)
+
+
+def require_provider(provider: str) -> None:
+    """Raise SessionError where ONNX Runtime has no such provider here, MissingPackageError where it is missing."""
+    _providers(provider, _package("running ONNX files").get_available_providers())
+
+
+def optimize_basic(model: bytes) -> bytes:
+    """ONNX Runtime's basic graph optimisation: standard operators only, the same function.
+
+    Raises:
+        SessionError: ONNX Runtime refuses the graph.
+    """
+    onnxruntime = _package("simplifying a graph")
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        target = Path(folder) / "optimized.onnx"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(target)
+        try:
+            onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise _load_error("the traced graph", error) from None
+        return target.read_bytes()
+
+
+def profiled_run(
+    model: bytes | Path, feeds: Feeds, folder: Path, *, optimise: bool = False, runs: int = 1, threads: int | None = None
+) -> Path:
+    """Run a graph and return the profiler's JSON file in `folder`.
+
+    optimise: as a session runs it; otherwise as it is written. runs: how often; all are in the file.
+
+    Raises:
+        SessionError: ONNX Runtime refuses the graph or the feeds.
+    """
+    onnxruntime = _package("running ONNX files")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if optimise:
+        options.intra_op_num_threads = _threads(threads)
+    else:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "run")
+    try:
+        source = model if isinstance(model, bytes) else str(model)
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        for _ in range(runs):
+            session.run(None, {name: np.ascontiguousarray(array) for name, array in feeds.items()})
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise _load_error("the graph", error) from None
+    return Path(session.end_profiling())
+
+
+def read_spec(path: str | os.PathLike) -> ModelSpec:
+    """A ModelSpec from a JSON file: the spec itself, or an object with the field "spec".
+
+    Raises:
+        SpecError: the file is missing or damaged; the message names it.
+    """
+    path = Path(path)
+    try:
+        data: Any = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"there is no spec file '{path}'; check the path") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the spec file '{path}' cannot be read as JSON: {error}") from None
+    if isinstance(data, dict) and "spec" in data:
+        data = data["spec"]
+    try:
+        return ModelSpec.from_dict(data)
+    except SpecError as error:
+        raise SpecError(f"the spec file '{path}' is not usable: {error}") from None
+
+
+def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise SessionError(f"'{path}' is a folder, not an ONNX file")
+    if not path.is_file():
+        raise SessionError(f"there is no ONNX file '{path}'; check the path, or make one with: detrt export")
+    if path.stat().st_size == 0:
+        raise SessionError(f"'{path}' is empty (0 bytes); export it again")
+    return path
+
+
+def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
+    kind, _, number = provider.strip().lower().partition(":")
+    if kind not in _PROVIDERS:
+        raise SessionError(f"provider must be one of {', '.join(_PROVIDERS)}, e.g. cuda:0; got {provider!r}")
+    if number and not number.isdigit():
+        raise SessionError(f"the device number of a provider must be a whole number; got {provider!r}")
+    if _PROVIDERS[kind] not in available:
+        here = [name for name, full in _PROVIDERS.items() if full in available]
+        raise SessionError(
+            f"provider '{kind}' is not in this build of ONNX Runtime; available: {', '.join(here)}. "
+            "Install onnxruntime-gpu, or use --provider cpu"
+        )
+    if kind == "cpu":
+        return [_PROVIDERS["cpu"]], "onnxruntime-cpu"
+    options: dict[str, str] = {"device_id": number or "0"}
+    if kind == "cuda":
+        options["use_tf32"] = "0"  # the default rounds float32 inputs of matrix products to 10 bits
+        # The default tries all ways for every new size, seconds each, and in FP16 chose ones without tensor cores (docs/gpu.md).
+        options["cudnn_conv_algo_search"] = "HEURISTIC"
+    return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
+
+
+def _options(onnxruntime: Any, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    return options
+
+
+def _shared_stream(onnxruntime: Any, providers: list[Any]) -> Any:
+    """The stream of PyTorch that ONNX Runtime computes on, so that neither waits for the other; None without PyTorch.
+
+    PyTorch is loaded first in any case: it brings the CUDA libraries that ONNX Runtime's own package leaves out.
+    """
+    onnxruntime.set_default_logger_severity(4)  # what cuDNN refuses goes to standard error otherwise, and another way is taken
+    try:
+        from .gpu import stream_for
+
+        stream = stream_for(int(providers[0][1]["device_id"]))
+    except (ImportError, OSError):
+        stream = None
+    if stream is not None:
+        providers[0][1]["user_compute_stream"] = str(stream.cuda_stream)
+    elif hasattr(onnxruntime, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+            onnxruntime.preload_dlls()
+    return stream
+
+
+def _threads(threads: int | None) -> int:
+    if threads is not None:
+        if threads < 1:
+            raise SessionError(f"threads must be at least 1; got {threads}")
+        return threads
+    # The default of ONNX Runtime counts the machine's cores, also those a container may not use.
+    return usable_cores()
+
+
+def _tensor_info(node: Any) -> TensorInfo:
+    match = re.fullmatch(r"tensor\((\w+)\)", node.type)
+    dtype = _DTYPES.get(match[1]) if match else None
+    if dtype is None:
+        raise SessionError(f"tensor '{node.name}' has the type {node.type}, which no detector uses")
+    shape = tuple(axis if isinstance(axis, (int, str)) else f"{node.name}_{index}" for index, axis in enumerate(node.shape))
+    return TensorInfo(node.name, dtype, shape)
+
+
+def _load_error(name: str, error: Exception) -> SessionError:
+    text = _short(error)
+    if match := re.search(r"\bdetrt:(?::)?(\w+)", text):
+        return SessionError(
+            f"{name} has nodes detrt::{match[1]}, which only detrt's own passes and plugins know; "
+            "lower them to standard operators first (detrt export does, unless told not to)"
+        )
+    # The last one: ONNX Runtime 1.31 with CUDA, for a type that no provider has the operator in.
+    unknown = r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED|Provider type for \w+ node"
+    if re.search(unknown, text, re.IGNORECASE):
+        return SessionError(f"{name} needs operators that this ONNX Runtime does not have: {text}")
+    if "protobuf" in text.lower() or "INVALID_PROTOBUF" in text:
+        return SessionError(f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again")
+    return SessionError(f"{name} cannot be loaded; export it again, or copy it again with the weights that lie beside it: {text}")
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 600 else text[:600] + " ..."

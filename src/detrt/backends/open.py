@@ -1,0 +1,324 @@
+"""Pick and open the session that suits a reference: bundle, ONNX file, engine or checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..bundle import MANIFEST, Bundle, BundleFile
+from ..errors import EngineError, MissingPackageError, SessionError, SpecError
+from ..spec import ModelSpec
+from ..text.tokenizer import PromptTokenizer
+from .base import Session, is_tower
+from .inductor.session import InductorSession
+from .inductor.sized_session import SizedSession
+from .onnxruntime.session import OnnxSession
+from .prompted import PromptedSession
+
+BACKENDS = ("auto", "onnxruntime", "tensorrt", "inductor", "torch")
+
+
+def open_session(
+    ref: str | os.PathLike,
+    *,
+    backend: str = "auto",
+    provider: str = "cpu",
+    device: str | None = None,
+    threads: int | None = None,
+    spec: ModelSpec | None = None,
+    trust_remote_code: bool = False,
+    family: str | None = None,
+    labels: str | os.PathLike | None = None,
+    tokenizer: str | os.PathLike | None = None,
+) -> Session:
+    """Open a model for running.
+
+    ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.note`
+        says why), a `.onnx` file, a `.engine` file, a `.pt2` package, or a checkpoint: `hf:org/name`, a folder with
+        config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
+    backend: one of BACKENDS; anything but "auto" must suit the reference.
+    provider, threads: for ONNX Runtime ("cpu", "cuda", "cuda:1"). device: for TensorRT, packages and PyTorch
+        ("cuda:0", "cpu"); None is the back end's own default.
+    spec: replaces the spec of an ONNX file.
+    trust_remote_code: run Python code that comes with a checkpoint.
+    family, labels, tokenizer: for checkpoints, see `load_source`.
+
+    A model that takes a prompt comes as a `PromptedSession`, with its text tower and its tokenizer from the
+    same place.
+
+    Raises:
+        SessionError: nothing there, or a back end that cannot run it.
+        SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
+    """
+    if backend not in BACKENDS:
+        raise SessionError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+    kind = kind_of(ref)
+    _check_backend(ref, kind, backend)
+    if spec is not None and kind not in ("onnx", "bundle"):
+        raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
+    for name, value in (("family", family), ("labels", labels), ("tokenizer", tokenizer)):
+        if value is not None and kind != "checkpoint":
+            raise SpecError(
+                f"--{name} '{os.fspath(value)}' says how a checkpoint is read; '{os.fspath(ref)}' is "
+                f"{'an' if kind in ('engine', 'onnx', 'inductor') else 'a'} {kind} and has its own; leave it out"
+            )
+    if kind == "onnx":
+        onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
+        _say_where(onnx, device, provider)
+        return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
+    if kind == "engine":
+        engine = _open_engine(Path(ref), device)
+        tower = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
+        tower_engine = tower if tower != Path(ref) and tower.is_file() else None
+        return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=tower_engine)
+    if kind == "inductor":
+        return InductorSession(ref, device=device)
+    if kind == "bundle":
+        return _open_bundle(Bundle.open(Path(ref)), backend, provider, device, threads, spec)
+    try:
+        from ..models.load import load_source
+        from .torch import open_torch
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("detrt"):
+            raise
+        raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
+
+    source = load_source(
+        os.fspath(ref),
+        trust_remote_code=trust_remote_code,
+        family=family,
+        labels=None if labels is None else os.fspath(labels),
+        tokenizer=None if tokenizer is None else os.fspath(tokenizer),
+    )
+    session = open_torch(source, device=device or "cpu")
+    session.note = "; ".join(source.notes)
+    return session
+
+
+def kind_of(ref: str | os.PathLike) -> str:
+    """What a reference is: "bundle", "onnx", "engine", "inductor" or "checkpoint"; looks at names and folders only.
+
+    Raises:
+        SessionError: a path that is not there, or a file or folder of another kind.
+    """
+    text = os.fspath(ref)
+    path = Path(text)
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        if (path / MANIFEST).is_file():
+            return "bundle"
+        if (path / "config.json").is_file():
+            return "checkpoint"
+        raise SessionError(f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint)")
+    if suffix == ".onnx":
+        return "onnx"
+    if suffix in (".engine", ".plan", ".trt"):
+        return "engine"
+    if suffix == ".pt2":
+        return "inductor"
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme.isalpha() and len(scheme) > 1 and rest:
+        return "checkpoint"
+    if path.exists():
+        raise SessionError(
+            f"'{text}' is not a model that detrt can run: expected .onnx, .engine or a folder; a checkpoint file is written "
+            f"ckpt:{text}"
+        )
+    raise SessionError(
+        f"there is no model '{text}'; give a bundle folder, an .onnx or .engine file, a checkpoint folder, "
+        "hf:org/name or embedded:name"
+    )
+
+
+def _say_where(onnx: OnnxSession, device: str | None, provider: str) -> None:
+    """A GPU that was asked for, and is not used, is named."""
+    if device is not None and device.startswith("cuda") and provider == "cpu":
+        said = f"--device {device} is for engines, packages and PyTorch; ONNX Runtime runs on the CPU (--provider {device})"
+        onnx.note = f"{onnx.note}; {said}" if onnx.note else said
+
+
+def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
+    runs = {
+        "onnx": ("onnxruntime",),
+        "engine": ("tensorrt",),
+        "inductor": ("inductor",),
+        "bundle": ("onnxruntime", "tensorrt", "inductor"),
+        "checkpoint": ("torch",),
+    }[kind]
+    if backend != "auto" and backend not in runs:
+        hint = "; turn it into a bundle first with: detrt build" if kind == "checkpoint" else ""
+        raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
+
+
+def _open_engine(path: Path, device: str | None) -> Session:
+    from .tensorrt import TensorRTSession
+
+    return TensorRTSession(path) if device is None else TensorRTSession(path, device=device)
+
+
+def _open_bundle(
+    bundle: Bundle,
+    backend: str,
+    provider: str,
+    device: str | None,
+    threads: int | None,
+    spec: ModelSpec | None,
+) -> Session:
+    reasons = []
+    engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
+    packages = bundle.of_kind("inductor") if backend in ("auto", "inductor") else []
+    # A spec or a provider is asked of ONNX Runtime, so it decides between the two.
+    if backend == "auto" and (spec is not None or provider != "cpu"):
+        engines, packages = [], []
+    for entry in engines:
+        # Outside of the `try`: a damaged file is an error, not a reason to take another one.
+        path = bundle.checked_path(entry)
+        try:
+            session = _open_engine(path, device)
+        except (EngineError, MissingPackageError, SessionError) as error:
+            reasons.append(f"{entry.path}: {error}")
+        else:
+            return _with_text_of(bundle, session, backend, provider, device, threads, entry)
+    opened = _open_package(bundle, packages, device, reasons)
+    if opened is not None:
+        return _with_text_of(bundle, opened, backend, provider, device, threads)
+    if backend == "inductor":
+        why = "; ".join(reasons) or "it holds none"
+        raise EngineError(
+            f"no compiled package of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build MODEL -o OUT "
+            "--target inductor"
+        )
+    if backend == "tensorrt":
+        why = "; ".join(reasons) or "it holds no engine"
+        raise EngineError(f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build")
+    models = bundle.of_kind("onnx")
+    if not models:
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
+    onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
+    if reasons:
+        onnx.note = "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
+    elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
+        onnx.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
+    _say_where(onnx, device, provider)
+    return _with_text_of(bundle, onnx, backend, provider, device, threads)
+
+
+def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> Session | None:
+    """The packages of the first kind of device that run here, those of a GPU first; why the others do not is added to
+    `reasons`."""
+    opened: list[InductorSession] = []
+    for entry in sorted(packages, key=lambda e: e.engine is None or not e.engine.compute_capabilities):
+        if opened and (entry.engine is None or entry.engine.target != opened[0].facts.target):
+            continue
+        path = bundle.checked_path(entry)
+        try:
+            opened.append(InductorSession(path, bundle.spec, entry.engine, device=device))
+        except (EngineError, MissingPackageError, SessionError) as error:
+            reasons.append(f"{entry.path}: {error}")
+    return SizedSession(opened) if len(opened) > 1 else opened[0] if opened else None
+
+
+def _with_text_of(
+    bundle: Bundle,
+    session: Session,
+    backend: str,
+    provider: str,
+    device: str | None,
+    threads: int | None,
+    engine: BundleFile | None = None,
+) -> Session:
+    """The session, or with its tower and tokenizer where the model takes a prompt.
+
+    engine: the detector's, whose tower is the engine for the same target and GPUs, else the tower's ONNX file.
+    """
+    text = bundle.spec.text
+    if text is None:
+        return session
+    with _closing_on_error(session) as opened:
+        tokenizer = PromptTokenizer(_only(bundle, "tokenizer", text.tokenizer), text)
+        if not text.tower:
+            return PromptedSession(session, tokenizer)
+        why = "the bundle has none for the same target and GPUs"
+        for entry in bundle.of_kind("text-engine") if engine is not None else []:
+            if not _same_machine(entry, engine):
+                continue
+            path = bundle.checked_path(entry)
+            try:
+                opened.append(_open_engine(path, device))
+                return PromptedSession(session, tokenizer, opened[-1])
+            except (EngineError, MissingPackageError, SessionError) as error:
+                why = f"{entry.path}: {error}"
+        if engine is not None and backend == "tensorrt":
+            raise EngineError(f"no engine of the text tower in '{bundle.folder}' can run here: {why}. Build it with: detrt build")
+        path = _only(bundle, "text", text.tower)
+        opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
+        prompted = PromptedSession(session, tokenizer, opened[-1])
+        if engine is not None:
+            note = f"the text tower runs with ONNX Runtime, because no engine of it can run here: {why}"
+            prompted.note = f"{prompted.note}; {note}" if prompted.note else note
+        return prompted
+
+
+def _with_text(
+    session: Session,
+    folder: Path,
+    *,
+    provider: str = "cpu",
+    threads: int | None = None,
+    device: str | None = None,
+    engine: Path | None = None,
+) -> Session:
+    """As `_with_text_of`, with the files beside a model that was opened by its path."""
+    text = session.spec.text
+    if text is None:
+        return session
+    with _closing_on_error(session) as opened:
+        if is_tower(session.inputs):
+            raise SessionError("this is the text tower of a model; give the model itself, which lies beside it")
+        tokenizer = PromptTokenizer(folder / text.tokenizer, text)
+        if not text.tower:
+            return PromptedSession(session, tokenizer)
+        if engine is not None:
+            opened.append(_open_engine(engine, device))
+        else:
+            place = folder / text.tower
+            if not place.is_file():
+                raise SessionError(
+                    f"there is no text tower '{place}', which this model needs to read a prompt; copy it there from where the "
+                    "model was exported, or export the model again with detrt export"
+                )
+            opened.append(OnnxSession(place, session.spec, provider=provider, threads=threads))
+        return PromptedSession(session, tokenizer, opened[-1])
+
+
+@contextlib.contextmanager
+def _closing_on_error(session: Session) -> Iterator[list[Session]]:
+    opened = [session]
+    try:
+        yield opened
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+
+
+def _only(bundle: Bundle, kind: str, name: str) -> Path:
+    """The file of a kind that a text model needs. Raises SpecError where the bundle lacks it."""
+    entries = [entry for entry in bundle.of_kind(kind) if entry.path == name] or bundle.of_kind(kind)
+    if not entries:
+        what = {"tokenizer": "tokenizer", "text": "text tower"}[kind]
+        raise SpecError(
+            f"the bundle '{bundle.folder}' has no {what} '{name}', which its model needs to read a prompt; build it again with "
+            "detrt build"
+        )
+    return bundle.checked_path(entries[0])
+
+
+def _same_machine(tower: BundleFile, detector: BundleFile | None) -> bool:
+    a, b = tower.engine, None if detector is None else detector.engine
+    if a is None or b is None:
+        return False
+    return a.target == b.target and a.compute_capabilities == b.compute_capabilities

@@ -1,0 +1,180 @@
+"""ONNX -> engine, in a child process that may crash, be killed or run too long without harm."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import bundle, files
+from ...bundle import EngineFacts
+from ...errors import EngineError, MissingPackageError, OutputError
+from ...spec import ModelSpec
+from ..child_process import Progress, run_child
+from .bindings import check_installed
+from .config import EngineConfig
+
+WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.tensorrt.worker")
+# Looked for as NodeProto's field op_type (tag 0x22, length, text), since the caller's process does not load `onnx`.
+_PLUGIN_NODES = ("MSDeformAttn", "MultiscaleDeformableAttnPlugin_TRT")
+# Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
+_FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A written engine. size in bytes; warnings: what TensorRT remarked, often nothing."""
+
+    path: Path
+    sidecar: Path
+    facts: EngineFacts
+    size: int
+    warnings: tuple[str, ...] = ()
+
+
+def build_engine(
+    model_onnx: Path | str,
+    output: Path | str,
+    config: EngineConfig | None = None,
+    spec: ModelSpec | None = None,
+    *,
+    progress: Progress | None = None,
+) -> BuiltEngine:
+    """Build `output` and its sidecar `<output>.json` from an ONNX file.
+
+    Both are written whole or not at all; an existing engine stays as it was when the build fails.
+
+    Args:
+        model_onnx: the graph; weights in a separate data file must lie beside it.
+        config: the choices; None: EngineConfig().
+        spec: facts of the model; None: read from the graph.
+        progress: called as progress(fraction, text) from this thread.
+
+    Raises:
+        EngineError: the file is not a model, the choices do not fit it, TensorRT refused it, crashed,
+            ran out of memory or took too long.
+        GraphError: no spec was given and the graph has none.
+        OutputError: the output cannot be written.
+        MissingPackageError: the target's library is not installed.
+    """
+    config = config or EngineConfig()
+    model_onnx, output = Path(model_onnx), Path(output)
+    check_model_file(model_onnx)
+    check_installed(config.target)
+    if spec is None:
+        from ...graph import read_spec
+
+        spec = read_spec(model_onnx)
+    _check_plugin_nodes(model_onnx, config)
+    if output.is_dir():
+        raise OutputError(f"cannot write '{output}': a folder has that name; give a file, such as model.engine")
+    if output.resolve() == model_onnx.resolve():
+        raise OutputError(f"cannot write '{output}': it is the ONNX file that is read; give another output path")
+    sha256 = files.sha256_of(model_onnx)
+    with files.writing(output) as temporary:
+        # An output that cannot be written is known before the build, not after it. The file goes again at
+        # once, so that a caller who is killed during the build leaves nothing behind.
+        temporary.touch()
+        temporary.unlink()
+        answer = _run_worker(model_onnx, temporary, config, spec, progress)
+        if not temporary.is_file() or temporary.stat().st_size != answer["size"]:
+            raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
+    facts = EngineFacts(
+        target=config.target,
+        tensorrt_version=answer["tensorrt_version"],
+        compute_capabilities=tuple(answer["compute_capabilities"]),
+        precision=answer["precision"],
+        profile=answer["profile"],
+        onnx_sha256=sha256,
+        layers=answer["layers"],
+        build_seconds=answer["build_seconds"],
+        options=config.to_dict(),
+        inputs=tuple(answer["inputs"]),
+        outputs=tuple(answer["outputs"]),
+        layer_types=answer["layer_types"],
+        peak_memory_mib=answer["peak_memory_mib"],
+    )
+    try:
+        sidecar = bundle.write_sidecar(output, spec, facts)
+    except BaseException:
+        # An engine without a sidecar cannot be opened, so it must not stay behind.
+        output.unlink(missing_ok=True)
+        raise
+    if progress:
+        progress(1.0, "done")
+    return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]))
+
+
+def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
+    """Refuse a graph whose plugin the choices do not bring, before a build.
+
+    Raises:
+        EngineError: plugin nodes for TensorRT-RTX, or detrt's own without a library.
+    """
+    with open(model_onnx, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        held = [name for name in _PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
+    if not held:
+        return
+    if config.target == "tensorrt-rtx":
+        raise EngineError(
+            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with --msda "
+            "gather, or choose --target tensorrt"
+        )
+    if _PLUGIN_NODES[0] in held and not config.plugins:
+        raise EngineError(
+            f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/plugin.md "
+            "says how to build it), or export with --msda gather"
+        )
+
+
+def check_model_file(path: Path) -> None:
+    """Refuse what cannot be an ONNX model, before anything is loaded.
+
+    Raises:
+        EngineError: missing, a folder, unreadable, empty, or text.
+    """
+    if path.is_dir():
+        raise EngineError(f"'{path}' is a folder; give the .onnx file in it")
+    if not path.is_file():
+        raise EngineError(f"there is no ONNX file '{path}'; make one with: detrt export MODEL -o OUT")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise EngineError(f"'{path}' cannot be read: {error.strerror}") from None
+    if not start:
+        raise EngineError(f"'{path}' is empty (0 bytes); export or download it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise EngineError(f"'{path}' is a Git LFS pointer, not the model itself; run: git lfs pull")
+    if start[0] not in _FIRST_BYTES:
+        raise EngineError(f"'{path}' is not an ONNX model (it begins with {start[:8]!r}); give an .onnx file")
+
+
+def _run_worker(
+    model_onnx: Path, temporary: Path, config: EngineConfig, spec: ModelSpec, progress: Progress | None
+) -> dict[str, Any]:
+    """The answer of the builder process."""
+    request = {
+        "onnx": str(model_onnx.resolve()),
+        "engine": str(temporary.resolve()),
+        "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
+        "spec": spec.to_dict(),
+    }
+    answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="builder")
+    if not answer["ok"]:
+        _raise(answer, config)
+    return answer
+
+
+def _raise(answer: dict[str, Any], config: EngineConfig) -> None:
+    kind, message = answer["kind"], answer["message"]
+    if kind == "MissingPackageError":
+        check_installed(config.target)
+        raise MissingPackageError("cuda-python", "gpu", f"the target '{config.target}'")
+    raise (OutputError if kind == "OutputError" else EngineError)(message)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())

@@ -1,0 +1,212 @@
+"""The caller's choices for one engine. No TensorRT is needed to make or check them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ...errors import EngineError
+
+TARGETS = ("tensorrt-rtx", "tensorrt")
+RTX_SMS = (75, 80, 86, 89, 120, 121)
+# One TensorRT-RTX engine serves all of these for eight more bytes each. 75 (Turing) is left out because
+# TensorRT-RTX has no FP32 matrix product for it, so that an FP32 model would not build at all.
+DEFAULT_RTX_SMS = (80, 86, 89, 120, 121)
+DEFAULT_BATCH = (1, 1, 8)
+HARDWARE_COMPATIBILITIES = ("none", "ampere_plus", "same_compute_capability")
+LARGEST_SIDE = 16384
+LARGEST_BATCH = 4096
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to build an engine. Every value is checked here, before any work.
+
+    target: "tensorrt-rtx" (built without a GPU, compiled on the device when it is opened) or
+        "tensorrt" (built on the GPU that will run it).
+    sms: compute capabilities that a TensorRT-RTX engine must run on, e.g. (86, 89): one engine for
+        all of them. Empty: DEFAULT_RTX_SMS. Must be empty for "tensorrt".
+    batch, height, width: (min, opt, max) of a symbolic axis; sides in pixels. None: `DEFAULT_BATCH`, and
+        sides from the model's ModelSpec. A graph with fixed axes takes only its own length.
+    optimization_level: 0 (fast build) to 5 (long search). workspace_mib: limit of scratch memory, MiB;
+        None: the library's own. tf32: let FP32 products use TF32 (19 bits) where the GPU can.
+    timing_cache: file of measured tactics, read and updated; "tensorrt" only.
+    timeout_seconds: the build is stopped after it. None: no limit.
+    version_compatible: the engine also runs on newer TensorRT versions; "tensorrt" only.
+    hardware_compatibility: "ampere_plus" or "same_compute_capability" for engines that leave this
+        GPU; "tensorrt" only.
+    plugins: libraries of TensorRT plugins, loaded before the graph is read and before the engine is opened;
+        "tensorrt" only.
+
+    Raises:
+        EngineError: a value that is not allowed, or that this target does not have.
+    """
+
+    target: str = "tensorrt-rtx"
+    sms: tuple[int, ...] = ()
+    batch: Triple | None = None
+    height: Triple | None = None
+    width: Triple | None = None
+    optimization_level: int = 3
+    workspace_mib: int | None = None
+    tf32: bool = False
+    timing_cache: Path | None = None
+    timeout_seconds: float | None = None
+    version_compatible: bool = False
+    hardware_compatibility: str = "none"
+    plugins: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise EngineError(f"target must be one of {', '.join(TARGETS)}; got {self.target!r}")
+        object.__setattr__(self, "sms", _checked_sms(self.target, self.sms))
+        for name, limit in (("batch", LARGEST_BATCH), ("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _checked_triple(name, value, limit))
+        if not _is_whole(self.optimization_level) or not 0 <= self.optimization_level <= 5:
+            raise EngineError(
+                f"optimization_level must be a whole number from 0 to 5; got {self.optimization_level!r}; 3 is the usual one"
+            )
+        if self.workspace_mib is not None and not (_is_whole(self.workspace_mib) and 1 <= self.workspace_mib <= 1 << 20):
+            raise EngineError(
+                f"workspace_mib must be a whole number of MiB from 1 to {1 << 20}, or left out; got {self.workspace_mib!r}"
+            )
+        if self.timeout_seconds is not None and not (
+            isinstance(self.timeout_seconds, (int, float))
+            and not isinstance(self.timeout_seconds, bool)
+            and math.isfinite(self.timeout_seconds)
+            and self.timeout_seconds > 0
+        ):
+            raise EngineError(f"timeout_seconds must be a positive number of seconds, or left out; got {self.timeout_seconds!r}")
+        if self.timing_cache is not None:
+            object.__setattr__(self, "timing_cache", Path(self.timing_cache))
+        if self.hardware_compatibility not in HARDWARE_COMPATIBILITIES:
+            raise EngineError(
+                f"hardware_compatibility must be one of {', '.join(HARDWARE_COMPATIBILITIES)}; got "
+                f"{self.hardware_compatibility!r}"
+            )
+        plugins = (self.plugins,) if isinstance(self.plugins, (str, Path)) else tuple(self.plugins)
+        object.__setattr__(self, "plugins", tuple(Path(plugin).absolute() for plugin in plugins))
+        if self.target == "tensorrt-rtx":
+            self._refuse_on_rtx()
+        for plugin in self.plugins:
+            if not plugin.is_file():
+                raise EngineError(f"there is no plugin library '{plugin}'; build one as docs/plugin.md says, or check the path")
+
+    def _refuse_on_rtx(self) -> None:
+        if self.plugins:
+            raise EngineError(
+                f"plugins are for the target 'tensorrt': TensorRT-RTX has no plugin layers; got '{self.plugins[0]}'. Leave it "
+                "out and export with --msda gather, or choose --target tensorrt"
+            )
+        if self.timing_cache is not None:
+            raise EngineError(
+                "timing_cache is for the target 'tensorrt': TensorRT-RTX measures nothing when it builds. "
+                "Leave it out; to start faster on the device, open the engine with a runtime_cache file"
+            )
+        if self.version_compatible:
+            raise EngineError(
+                "version_compatible is for the target 'tensorrt': TensorRT-RTX wheels have no lean "
+                "runtime. Leave it out and build one engine for each TensorRT-RTX version"
+            )
+        if self.hardware_compatibility != "none":
+            raise EngineError(
+                "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the "
+                f"GPUs it runs on instead: sms=(86, 89), or --sm 86,89; got {self.hardware_compatibility!r}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Short name for file names, e.g. "tensorrt-rtx-sm86-89"."""
+        sms = "-".join(str(sm) for sm in self.sms)
+        return f"{self.target}-sm{sms}" if sms else self.target
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON holds, for the builder process and the sidecar."""
+        data = asdict(self)
+        data["timing_cache"] = None if self.timing_cache is None else str(self.timing_cache)
+        data["plugins"] = [str(plugin) for plugin in self.plugins]
+        for name in ("sms", "batch", "height", "width"):
+            data[name] = None if data[name] is None else list(data[name])
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineConfig:
+        """Read `to_dict`'s form.
+
+        Raises:
+            EngineError: unknown fields or values that are not allowed.
+        """
+        unknown = sorted(set(data) - {f.name for f in fields(cls)})
+        if unknown:
+            raise EngineError(f"engine choices have unknown fields {unknown}; allowed: {[f.name for f in fields(cls)]}")
+        return cls(**data)
+
+
+def parse_triple(text: str) -> Triple:
+    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4).
+
+    Raises:
+        EngineError: not one or three whole numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
+        raise EngineError(f"expected MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
+    numbers = [int(part) for part in parts]
+    return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
+
+
+def parse_sms(text: str) -> tuple[int, ...]:
+    """ "86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89).
+
+    Raises:
+        EngineError: a part that is no compute capability.
+    """
+    sms = []
+    for part in text.split(","):
+        digits = part.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
+        if not digits.isdecimal():
+            raise EngineError(f"expected compute capabilities such as 86,89; got {text!r}")
+        sms.append(int(digits))
+    return tuple(sms)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
+    if isinstance(sms, (str, bytes)) or not hasattr(sms, "__iter__"):
+        raise EngineError(f"sms must be a sequence of whole numbers such as (86, 89); got {sms!r}")
+    values = tuple(sms)  # type: ignore[call-overload]
+    if target == "tensorrt":
+        if values:
+            raise EngineError(
+                f"sms must be empty for the target 'tensorrt'; got {values}. TensorRT builds for the GPU "
+                "that it runs on: build there without --sm, or use the target tensorrt-rtx"
+            )
+        return ()
+    for sm in values:
+        if not _is_whole(sm) or sm not in RTX_SMS:
+            raise EngineError(
+                f"TensorRT-RTX cannot build for compute capability {sm!r}; allowed: "
+                f"{', '.join(map(str, RTX_SMS))}. Type for example --sm 86,89. For other GPUs, such as 90 "
+                "(H100), use the target tensorrt on that GPU"
+            )
+    return tuple(sorted(set(values))) or DEFAULT_RTX_SMS
+
+
+def _checked_triple(name: str, value: object, limit: int) -> Triple:
+    ok = isinstance(value, (tuple, list)) and len(value) == 3 and all(_is_whole(v) for v in value)
+    if not ok or not 1 <= value[0] <= value[1] <= value[2] <= limit:  # type: ignore[index]
+        raise EngineError(
+            f"{name} must be (min, opt, max), three whole numbers with 1 <= min <= opt <= max <= {limit}; "
+            f"got {value!r}; type for example --{name} {'1,4,8' if name == 'batch' else '480,640,800'}"
+        )
+    return (value[0], value[1], value[2])  # type: ignore[index]

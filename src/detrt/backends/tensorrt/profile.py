@@ -1,0 +1,212 @@
+"""The optimisation profile: min, opt and max shape of every symbolic network input.
+
+An engine takes only shapes inside its profile, is tuned for `opt`, and needs device memory for `max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import EngineError, SessionError
+from ...spec import (
+    ATTENTION_MASK,
+    CLASS_FEATURES,
+    CLASS_MASK,
+    INPUT_IDS,
+    PHRASE_MASK,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    TARGET_SIZES,
+    TASK_FEATURES,
+    TASK_MASK,
+    TEXT_FEATURES,
+    TEXT_POSITION_IDS,
+    TEXT_SELF_MASK,
+    InputSpec,
+    ModelSpec,
+    TextSpec,
+)
+from .config import DEFAULT_BATCH, EngineConfig, Triple
+
+Profile = dict[str, dict[str, list[int]]]
+
+# Which axis of an input means what. Axis 0 is the batch everywhere.
+_AXES = {
+    PIXEL_VALUES: {0: "batch", 2: "height", 3: "width"},
+    PIXEL_MASK: {0: "batch", 1: "height", 2: "width"},
+    TARGET_SIZES: {0: "batch"},
+    INPUT_IDS: {0: "batch", 1: "tokens"},
+    ATTENTION_MASK: {0: "batch", 1: "tokens"},
+    TEXT_FEATURES: {0: "batch", 1: "tokens"},
+    TEXT_SELF_MASK: {0: "batch", 1: "tokens", 2: "tokens"},
+    TEXT_POSITION_IDS: {0: "batch", 1: "tokens"},
+    PHRASE_MASK: {0: "batch", 1: "phrases", 2: "tokens"},
+    CLASS_FEATURES: {0: "batch", 1: "classes"},
+    CLASS_MASK: {0: "batch", 1: "classes"},
+    TASK_FEATURES: {0: "batch", 1: "tokens"},
+    TASK_MASK: {0: "batch", 1: "tokens"},
+}
+_SIZES = ("batch", "height", "width")
+# (min, opt, max) of the axes of a prompt, as far as the model allows. The shortest prompt that says anything
+# is one word, a full stop and the frame.
+_TEXT_AXES = {"tokens": (4, 32, 256), "classes": (1, 16, 1000), "phrases": (1, 8, 128)}
+# Class names that a text tower encodes in one run.
+NAMES_BATCH = (1, 16, 64)
+_OTHER_AXES = {0: "batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTensor:
+    """An input or output after parsing. shape: -1 is symbolic; dimensions: its names, "" where it has "
+    "none."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    dimensions: tuple[str, ...] = ()
+
+
+def axis_names(tensor: str, rank: int) -> list[str]:
+    """Names for a tensor's axes: "batch", "height", "width", else "<tensor>_<axis>"."""
+    known = _AXES.get(tensor, _OTHER_AXES)
+    return [known.get(axis, f"{tensor}_{axis}") for axis in range(rank)]
+
+
+def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: ModelSpec) -> Profile:
+    """Choose the profile of every input, static ones included.
+
+    Raises:
+        EngineError: an axis that detrt does not know is symbolic, or a choice does not fit the graph
+            or the model.
+    """
+    axes = (*_SIZES, *(_TEXT_AXES if spec.text is not None else ()))
+    unknown = []
+    for tensor in inputs:
+        known = _AXES.get(tensor.name, _OTHER_AXES)
+        unknown += [
+            f"'{tensor.name}' axis {axis}"
+            for axis, length in enumerate(tensor.shape)
+            if length < 0 and known.get(axis) not in axes
+        ]
+    if unknown:
+        raise EngineError(
+            f"the graph has symbolic axes that detrt has no sizes for: {', '.join(unknown)}. It knows axis "
+            f"0 of every input as the batch, height and width of {PIXEL_VALUES} and {PIXEL_MASK}, and tokens, "
+            "phrases and classes of the text inputs. "
+            "Export the model with fixed lengths for the others"
+        )
+    lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in _SIZES}
+    if spec.text is not None:
+        lengths |= {axis: _text_lengths(axis, inputs, spec) for axis in _TEXT_AXES}
+        if spec.text.kind == "classes" and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
+            lengths["batch"] = NAMES_BATCH
+    profile: Profile = {}
+    for tensor in inputs:
+        known = _AXES.get(tensor.name, _OTHER_AXES)
+        shapes: dict[str, list[int]] = {}
+        for index, point in enumerate(("min", "opt", "max")):
+            # A static axis keeps its own length even on an input that detrt does not know.
+            shapes[point] = [lengths[known[axis]][index] if length < 0 else length for axis, length in enumerate(tensor.shape)]
+        profile[tensor.name] = shapes
+    return profile
+
+
+def check_shapes(shapes: Mapping[str, Sequence[int]], profile: Mapping[str, tuple[tuple[int, ...], ...]]) -> None:
+    """Compare the shapes of a run with the (min, opt, max) shapes that an engine was built for.
+
+    Raises:
+        SessionError: an axis is too short or too long; says which, and what would be allowed.
+    """
+    for tensor, shape in shapes.items():
+        low, _, high = profile[tensor]
+        for axis, (name, length) in enumerate(zip(axis_names(tensor, len(low)), shape, strict=True)):
+            if low[axis] <= length <= high[axis]:
+                continue
+            allowed = f"{low[axis]}" if low[axis] == high[axis] else f"{low[axis]} to {high[axis]}"
+            if name in ("batch", "height", "width"):
+                todo = f"give another size, or build the engine again with a wider --{name} MIN,OPT,MAX"
+            elif name in _TEXT_AXES:
+                todo = f"give a prompt with {'more' if length < low[axis] else 'fewer'} {name}"
+            else:
+                name, todo = f"axis {axis}", "the model has no other size"
+            raise SessionError(f"input '{tensor}' has {name} {length}; this engine takes {allowed} ({todo})")
+
+
+def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig, facts: InputSpec) -> Triple:
+    """(min, opt, max) of one kind of axis over all inputs."""
+    static: dict[int, str] = {}
+    symbolic = False
+    for tensor in inputs:
+        for position, name in _AXES.get(tensor.name, _OTHER_AXES).items():
+            # Axis 0 of an input that detrt does not know is a batch only where it is symbolic.
+            if name != axis or position >= len(tensor.shape):
+                continue
+            if tensor.shape[position] < 0:
+                symbolic = True
+            elif tensor.name in _AXES:
+                static.setdefault(tensor.shape[position], tensor.name)
+    chosen: Triple | None = getattr(config, axis)
+    if static:
+        length, owner = next(iter(static.items()))
+        if len(static) > 1:
+            found = ", ".join(f"'{name}' {value}" for value, name in static.items())
+            raise EngineError(f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again")
+        if chosen is not None and chosen != (length, length, length):
+            raise EngineError(
+                f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. "
+                f"Leave --{axis} out, or export the model with a symbolic {axis}"
+            )
+        return (length, length, length)
+    if axis == "batch":
+        return chosen or DEFAULT_BATCH
+    triple = chosen or _default_side(axis, facts)
+    if symbolic:
+        wrong = [value for value in triple if value % facts.multiple_of]
+        if wrong:
+            near = tuple(max(1, round(value / facts.multiple_of)) * facts.multiple_of for value in triple)
+            raise EngineError(
+                f"{axis} must be a multiple of {facts.multiple_of} for this model; got {_text(triple)}; "
+                f"type for example --{axis} {_text(near)}"
+            )
+    return triple
+
+
+def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec) -> Triple:
+    """(min, opt, max) of an axis of the prompt; a fixed one keeps its length."""
+    fixed = {
+        tensor.shape[place]
+        for tensor in inputs
+        for place, name in _AXES.get(tensor.name, {}).items()
+        if name == axis and tensor.shape[place] >= 0
+    }
+    if fixed:
+        length = fixed.pop()
+        return (length, length, length)
+    assert isinstance(spec.text, TextSpec)
+    low, usual, high = _TEXT_AXES[axis]
+    limit = {"tokens": spec.text.max_tokens, "classes": spec.decode.num_classes}.get(axis, high)
+    return min(low, limit), min(usual, limit), min(high, limit)
+
+
+def _default_side(axis: str, facts: InputSpec) -> Triple:
+    """Sizes in pixels that the model's own preprocessing can make.
+
+    "stretch" and "fit" make one size. "shortest_edge" makes portraits and landscapes, so both sides go
+    up to the longest edge. The short side drops below `shortest_edge` when the longest edge limits a wide
+    picture; a quarter of it allows pictures up to about 6.7 : 1 at 800 / 1333.
+    """
+    usual = facts.height if axis == "height" else facts.width
+    if facts.resize != "shortest_edge" or facts.shortest_edge is None:
+        return (usual, usual, usual)
+    step = facts.multiple_of
+    longest = facts.longest_edge or 2 * facts.shortest_edge
+    largest = -(-longest // step) * step
+    smallest = max(32, facts.shortest_edge // 4)
+    smallest = max(step, smallest // step * step)
+    largest = max(largest, usual)
+    return (min(smallest, usual), usual, largest)
+
+
+def _text(triple: tuple[int, ...]) -> str:
+    return ",".join(str(value) for value in triple)

@@ -1,0 +1,376 @@
+"""TensorRTSession: run an engine on a GPU.
+
+Threads may share a session: one lock is held for a whole `run`, because an execution context and the
+buffers belong to one run at a time. For runs at the same time open one session for each thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import files
+from ...bundle import read_sidecar
+from ...errors import EngineError, SessionError
+from ..base import Feeds, Outputs, TensorInfo, check_feeds, check_spec
+from . import opening
+from .bindings import Trt, load_trt
+from .buffers import IoBuffer, nbytes_of
+from .cuda import Cuda
+from .profile import axis_names, check_shapes
+
+SPECIALIZATIONS = ("lazy", "eager", "none")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class _Context:
+    """A native execution context, and what it is set to."""
+
+    native: Any
+    shapes: Shapes | None = None
+    generation: int = -1
+
+
+@dataclass(slots=True)
+class _Plan:
+    """All that belongs to one combination of input shapes."""
+
+    context: _Context
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    allocators: dict[str, Any] = field(default_factory=dict)
+    graph: Any = None
+    runs: int = 0
+
+
+class TensorRTSession:
+    """A Session over an engine file and its sidecar.
+
+    engine: the file; `<engine>.json` must lie beside it.
+    device: "cuda", "cuda:1" or the index.
+    cuda_graph: replay each combination of input shapes as one CUDA graph, from its third run on. With
+        TensorRT-RTX the library records the graphs itself.
+    max_shapes: combinations of input shapes that are kept ready; the one unused for longest goes.
+    runtime_cache: TensorRT-RTX only: file of compiled kernels, read here and written by `close`.
+    specialization: TensorRT-RTX only: compile kernels for each new shape "lazy" (in the background),
+        "eager" (before its first run) or "none".
+    trt, cuda: replace the libraries, for tests (see `fake`).
+
+    `graph_note` says why CUDA graphs are not used, or is empty.
+
+    Raises:
+        EngineError: no engine or sidecar, a file that is not the one that was built, another TensorRT
+            version, no GPU or one that the engine was not built for.
+        MissingPackageError: the bindings or cuda-python are not installed.
+        SpecError: the tensors of the engine are not those of its spec.
+    """
+
+    note: str = ""  # why this session and not another, where open_session had a choice
+
+    def __init__(
+        self,
+        engine: str | os.PathLike,
+        *,
+        device: str | int = "cuda:0",
+        cuda_graph: bool = True,
+        max_shapes: int = 4,
+        runtime_cache: str | os.PathLike | None = None,
+        specialization: str = "lazy",
+        trt: Trt | None = None,
+        cuda: Any = None,
+    ) -> None:
+        self.path = Path(engine)
+        if max_shapes < 1:
+            raise EngineError(f"max_shapes must be at least 1; got {max_shapes}")
+        if specialization not in SPECIALIZATIONS:
+            raise EngineError(f"specialization must be one of {', '.join(SPECIALIZATIONS)}; got {specialization!r}")
+        self._lock = threading.RLock()
+        self._closing = contextlib.ExitStack()
+        self._device = opening.device_index(device)
+        self.spec, self.facts = read_sidecar(self.path)
+        target = opening.check_target(self.path, self.facts)
+        if runtime_cache is not None and target != "tensorrt-rtx":
+            raise EngineError("runtime_cache is for tensorrt-rtx engines; leave it out for this one")
+        self._trt = trt or load_trt(target)
+        opening.check_version(self.path, self.facts, self._trt)
+        self._cuda: Any = cuda or Cuda()
+        self._cuda.check_device(self._device)
+        self.compute_capability: int = self._cuda.compute_capability(self._device)
+        self.gpu_name: str = self._cuda.device_name(self._device)
+        opening.check_gpu(self.path, self.facts, self.compute_capability, self.gpu_name)
+        self.backend = target
+        self.graph_note = "" if cuda_graph else "switched off"
+        self._cache_path = None if runtime_cache is None else Path(runtime_cache)
+        self._runtime_cache: Any = None
+        self._max_shapes = max_shapes
+        self._plans: OrderedDict[Shapes, _Plan] = OrderedDict()
+        self._shared: _Context | None = None
+        self._generation = 0
+        self._scratch = 0
+        self._open = False
+        try:
+            self._start(specialization)
+        except BaseException:
+            self._release()
+            raise
+
+    def _start(self, specialization: str) -> None:
+        cuda, trt = self._cuda, self._trt
+        cuda.use_device(self._device)
+        self._runtime = trt.module.Runtime(trt.logger)
+        self._engine = opening.deserialize(self.path, self.facts, trt, self._runtime)
+        self._stream: int = cuda.create_stream()
+        self._closing.callback(cuda.destroy_stream, self._stream)
+        self._read_tensors()
+        check_spec(f"the engine '{self.path}'", self.spec, self.inputs, self.outputs)
+        self._buffers = {info.name: IoBuffer(cuda) for info in (*self.inputs, *self.outputs)}
+        for buffer in self._buffers.values():
+            self._closing.callback(buffer.free)
+        if trt.is_rtx:
+            self._shared = _Context(self._rtx_context(specialization))
+        self._open = True
+
+    def _read_tensors(self) -> None:
+        """Fill inputs, outputs, max_batch and the profile from the engine itself, not from the sidecar."""
+        module, engine = self._trt.module, self._engine
+        inputs: list[TensorInfo] = []
+        outputs: list[TensorInfo] = []
+        self.profile: dict[str, tuple[tuple[int, ...], ...]] = {}
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            if engine.get_tensor_location(name) == module.TensorLocation.HOST:
+                raise EngineError(
+                    f"tensor '{name}' of '{self.path}' lies in host memory (its values are shapes), which "
+                    "detrt does not support; export the model with detrt export"
+                )
+            dtype = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
+            native = tuple(engine.get_tensor_shape(name))
+            shape: list[int | str] = [
+                axis if length < 0 else length for axis, length in zip(axis_names(name, len(native)), native, strict=True)
+            ]
+            if engine.get_tensor_mode(name) == module.TensorIOMode.INPUT:
+                shapes = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, 0))
+                self.profile[name] = shapes
+                # An axis whose profile has one length is a fixed one to a caller.
+                for axis, (low, high) in enumerate(zip(shapes[0], shapes[2], strict=True)):
+                    if low == high:
+                        shape[axis] = int(low)
+                inputs.append(TensorInfo(name, dtype, tuple(shape)))
+            else:
+                outputs.append(TensorInfo(name, dtype, tuple(shape)))
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.max_batch: int | None = min((int(shapes[2][0]) for shapes in self.profile.values() if shapes[2]), default=None)
+
+    def _rtx_context(self, specialization: str) -> Any:
+        """TensorRT-RTX compiles kernels on the device; how is decided before the context is made."""
+        module = self._trt.module
+        runtime_config = self._engine.create_runtime_config()
+        strategies = module.CudaGraphStrategy
+        runtime_config.cuda_graph_strategy = strategies.DISABLED if self.graph_note else strategies.WHOLE_GRAPH_CAPTURE
+        known = module.DynamicShapesKernelSpecializationStrategy.__members__
+        runtime_config.dynamic_shapes_kernel_specialization_strategy = known[specialization.upper()]
+        if self._cache_path is not None:
+            runtime_cache = runtime_config.create_runtime_cache()
+            # A cache of another GPU or version is refused by the library, and rewritten by `close`.
+            if self._cache_path.is_file() and not runtime_cache.deserialize(self._cache_path.read_bytes()):
+                runtime_cache.reset()
+            runtime_config.set_runtime_cache(runtime_cache)
+            self._runtime_cache = runtime_cache
+        return self._checked_context(self._engine.create_execution_context(runtime_config))
+
+    def _own_context(self) -> Any:
+        """TensorRT: a context for each combination of shapes, since a recorded graph belongs to the state of
+        its context. They share one scratch memory, as only one runs at a time."""
+        module, engine = self._trt.module, self._engine
+        context = self._checked_context(engine.create_execution_context(module.ExecutionContextAllocationStrategy.USER_MANAGED))
+        nbytes = int(engine.device_memory_size_v2)
+        if not self._scratch:
+            self._scratch = self._cuda.alloc(max(1, nbytes))
+            self._closing.callback(self._cuda.free, self._scratch)
+        context.set_device_memory(self._scratch, nbytes)
+        if context.active_optimization_profile != 0:
+            context.set_optimization_profile_async(0, self._stream)
+        return context
+
+    def _checked_context(self, context: Any) -> Any:
+        if context is None:
+            raise EngineError(
+                f"TensorRT could not prepare '{self.path}' for running, most likely for lack of GPU "
+                "memory; build it with a smaller max of --batch, --height and --width"
+            )
+        return context
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Run one batch; the arrays that come back belong to the caller.
+
+        Raises:
+            SessionError: feeds of another name, dtype or shape, a shape outside the engine's profile, a
+                failure on the GPU, or a closed session.
+        """
+        with self._lock:
+            if not self._open:
+                raise SessionError(f"the session of '{self.path}' is closed")
+            check_feeds(self._takes(), feeds)
+            check_shapes({info.name: feeds[info.name].shape for info in self.inputs}, self.profile)
+            self._cuda.use_device(self._device)
+            shapes: Shapes = tuple(tuple(feeds[info.name].shape) for info in self.inputs)
+            plan = self._plan(shapes)
+            self._bind(plan, shapes)
+            for info in self.inputs:
+                self._buffers[info.name].upload(feeds[info.name], self._stream)
+            self._execute(plan)
+            plan.runs += 1
+            return self._download(plan)
+
+    def _takes(self) -> tuple[TensorInfo, ...]:
+        """Inputs with every profiled axis symbolic: lengths are the profile's business, whose errors say "
+        "more."""
+        return tuple(TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs)
+
+    def _plan(self, shapes: Shapes) -> _Plan:
+        plan = self._plans.get(shapes)
+        if plan is None:
+            while len(self._plans) >= self._max_shapes:
+                self._drop_graph(self._plans.popitem(last=False)[1])
+            plan = self._plans[shapes] = _Plan(self._shared or _Context(self._own_context()))
+        self._plans.move_to_end(shapes)
+        return plan
+
+    def _bind(self, plan: _Plan, shapes: Shapes) -> None:
+        """Give the context its shapes and addresses, where they are not already set."""
+        context = plan.context
+        if plan.outputs and context.shapes == shapes and context.generation == self._generation:
+            return
+        native = context.native
+        # Until all is set, the context is in no state that a later run may rely on.
+        context.shapes = None
+        for info, shape in zip(self.inputs, shapes, strict=True):
+            if not native.set_input_shape(info.name, shape):
+                raise SessionError(f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again")
+        if missing := native.infer_shapes():
+            raise SessionError(f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set")
+        plan.outputs = {info.name: tuple(native.get_tensor_shape(info.name)) for info in self.outputs}
+        sizes = {info.name: nbytes_of(shape, info.dtype) for info, shape in zip(self.inputs, shapes, strict=True)}
+        for info in self.outputs:
+            if min(plan.outputs[info.name], default=0) >= 0:
+                sizes[info.name] = nbytes_of(plan.outputs[info.name], info.dtype)
+        self._make_room(sizes)
+        for name in sizes:
+            native.set_tensor_address(name, self._buffers[name].device)
+        for info in self.outputs:
+            if info.name not in sizes and info.name not in plan.allocators:
+                plan.allocators[info.name] = self._trt.make_output_allocator(self._reallocator(info.name))
+            if info.name in plan.allocators:
+                native.set_output_allocator(info.name, plan.allocators[info.name])
+        context.shapes, context.generation = shapes, self._generation
+
+    def _reallocator(self, name: str) -> Any:
+        def reallocate(nbytes: int) -> int:
+            self._buffers[name].ensure(nbytes)
+            return self._buffers[name].device
+
+        return reallocate
+
+    def _make_room(self, sizes: dict[str, int]) -> None:
+        """Grow buffers. Recorded graphs still hold the old addresses, also when growing failed half-way."""
+        moved = True
+        try:
+            grown = [self._buffers[name].ensure(nbytes) for name, nbytes in sizes.items()]
+            moved = any(grown)
+        finally:
+            if moved:
+                self._generation += 1
+                for plan in self._plans.values():
+                    self._drop_graph(plan)
+
+    def _drop_graph(self, plan: _Plan) -> None:
+        graph, plan.graph = plan.graph, None
+        if graph is not None:
+            self._cuda.destroy_graph(graph)
+
+    def _execute(self, plan: _Plan) -> None:
+        if plan.graph is not None:
+            self._cuda.launch(plan.graph, self._stream)
+            return
+        # The first run of a context still sets it up, which must not be recorded.
+        if self._shared is None and not self.graph_note and not plan.allocators and plan.runs > 0:
+            self._record(plan)
+        if plan.graph is not None:
+            self._cuda.launch(plan.graph, self._stream)
+        else:
+            self._enqueue(plan)
+
+    def _enqueue(self, plan: _Plan) -> None:
+        with self._trt.capture() as messages:
+            started = plan.context.native.execute_async_v3(self._stream)
+        if not started:
+            reason = "; ".join(messages.errors[:3]) or "TensorRT gave no reason"
+            raise SessionError(f"the engine '{self.path}' could not be run: {reason}")
+
+    def _record(self, plan: _Plan) -> None:
+        """Record one run. An engine that cannot be recorded runs without graphs from then on."""
+        cuda, graph = self._cuda, None
+        try:
+            cuda.begin_capture(self._stream)
+            try:
+                self._enqueue(plan)
+            finally:
+                graph = cuda.end_capture(self._stream)
+        except SessionError as error:
+            if graph is not None:
+                cuda.destroy_graph(graph)
+            self.graph_note = f"this engine cannot be recorded as a CUDA graph: {error}"
+            return
+        plan.graph = graph
+
+    def _download(self, plan: _Plan) -> Outputs:
+        cuda, shapes = self._cuda, dict(plan.outputs)
+        if plan.allocators:
+            cuda.synchronize(self._stream)
+            shapes |= {name: allocator.shape for name, allocator in plan.allocators.items()}
+        for info in self.outputs:
+            self._buffers[info.name].start_download(nbytes_of(shapes[info.name], info.dtype), self._stream)
+        cuda.synchronize(self._stream)
+        return {info.name: self._buffers[info.name].downloaded(shapes[info.name], info.dtype) for info in self.outputs}
+
+    def save_runtime_cache(self) -> None:
+        """Write the kernels that TensorRT-RTX compiled so far to `runtime_cache`, atomically.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        with self._lock:
+            if self._runtime_cache is not None and self._cache_path is not None:
+                files.write_bytes(self._cache_path, bytes(self._runtime_cache.serialize()))
+
+    def close(self) -> None:
+        """Write the runtime cache and release all GPU memory; closing twice is fine."""
+        with self._lock:
+            if not self._open:
+                return
+            try:
+                self.save_runtime_cache()
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        self._open = False
+        self._cuda.use_device(self._device)
+        for plan in self._plans.values():
+            self._drop_graph(plan)
+        self._plans.clear()
+        # Contexts before the engine, the engine before its runtime, and all before their memory.
+        self._shared = self._runtime_cache = None
+        self._engine = self._runtime = None
+        self._closing.close()
+
+    def __enter__(self) -> TensorRTSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

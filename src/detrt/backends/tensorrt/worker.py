@@ -1,0 +1,212 @@
+"""The builder process: `python -m detrt.backends.tensorrt.worker REQUEST.json`.
+
+Reads a request, builds one engine and writes an answer, so that a crash of the library ends this process
+and not the caller's. The request names every file by its absolute path:
+{"onnx", "engine", "answer", "progress", "config", "spec"}.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ... import files
+from ...errors import EngineError
+from ...memory import peak_memory_mib
+from ...spec import ModelSpec
+from ..child_process import ProgressFile, answer_parent
+from . import diagnose as explain
+from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
+from .config import EngineConfig
+from .profile import NetworkTensor, Profile, plan_profile
+
+# TensorRT type -> name in the sidecar. Whole numbers and booleans say nothing about precision.
+_FLOATS = {
+    "FLOAT": "fp32",
+    "HALF": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "FP8": "fp8",
+    "INT4": "int4",
+    "FP4": "fp4",
+}
+
+
+def build(request: dict[str, Any]) -> dict[str, Any]:
+    """Build the engine at request["engine"] and return its facts.
+
+    Raises:
+        DetrtError: the model, the choices or the machine do not allow it.
+    """
+    config = EngineConfig.from_dict(request["config"])
+    spec = ModelSpec.from_dict(request["spec"])
+    onnx = Path(request["onnx"])
+    progress = ProgressFile(Path(request["progress"]))
+    started_s = time.monotonic()
+    progress(0.0, "loading TensorRT")
+    trt = load_trt(config.target)
+    sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
+    trt.load_plugins(config.plugins)
+    with trt.capture() as messages:
+        builder = trt.module.Builder(trt.logger)
+        network = trt.create_network(builder)
+        _parse(trt, network, onnx, messages)
+        inputs, outputs = _tensors(network)
+        profile = plan_profile(inputs, config, spec)
+        builder_config = _builder_config(trt, builder, config, profile, sms)
+        builder_config.progress_monitor = trt.make_progress_monitor(
+            lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
+        )
+        cache_note = _load_timing_cache(builder_config, config)
+        _refuse_logged_errors(trt, messages)
+        host_memory = builder.build_serialized_network(network, builder_config)
+        if host_memory is None:
+            raise EngineError(explain.build_failure(onnx.name, messages.errors, trt.version))
+        _save_timing_cache(builder_config, config)
+        layer_types = _layer_types(network)
+        size = int(host_memory.nbytes)
+        Path(request["engine"]).write_bytes(memoryview(host_memory))
+    warnings = explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
+    return {
+        "tensorrt_version": trt.version,
+        "compute_capabilities": list(sms),
+        "precision": precision_of(layer_types),
+        "layer_types": layer_types,
+        "profile": profile,
+        "layers": int(network.num_layers),
+        "inputs": [_described(tensor) for tensor in inputs],
+        "outputs": [_described(tensor) for tensor in outputs],
+        "build_seconds": round(time.monotonic() - started_s, 3),
+        "peak_memory_mib": round(peak_memory_mib()),
+        "size": size,
+        "warnings": cache_note + warnings,
+    }
+
+
+def precision_of(layer_types: dict[str, int]) -> str:
+    """ "fp32" when every floating layer output is FP32; else all kinds, the most frequent first: "
+    ""fp16+fp32"."""
+    counts = {name: layer_types[kind] for kind, name in _FLOATS.items() if layer_types.get(kind)}
+    return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
+
+
+def _parse(trt: Trt, network: Any, onnx: Path, messages: Messages) -> None:
+    parser = trt.module.OnnxParser(network, trt.logger)
+    parsed = parser.parse_from_file(str(onnx))
+    if parsed and network.num_outputs > 0:
+        return
+    faults = []
+    for index in range(parser.num_errors):
+        parser_error = parser.get_error(index)
+        faults.append(
+            explain.ParserFault(
+                node=parser_error.node_name(),
+                operator=parser_error.node_operator(),
+                description=parser_error.desc(),
+                code=str(parser_error.code()).rpartition(".")[2],
+                file=parser_error.file(),
+            )
+        )
+    # Text and empty files are "parsed" into a network of nothing.
+    logged = messages.errors or ["Failed to parse the ONNX model: it holds no network"]
+    raise EngineError(explain.parse_failure(onnx.name, faults, logged, trt.version))
+
+
+def _tensors(network: Any) -> tuple[list[NetworkTensor], list[NetworkTensor]]:
+    def read(native: Any) -> NetworkTensor:
+        shape = tuple(int(length) for length in native.shape)
+        names = tuple(native.get_dimension_name(axis) or "" for axis in range(len(shape)))
+        return NetworkTensor(native.name, native.dtype.name, shape, names)
+
+    inputs = [read(network.get_input(index)) for index in range(network.num_inputs)]
+    return inputs, [read(network.get_output(index)) for index in range(network.num_outputs)]
+
+
+def _described(tensor: NetworkTensor) -> dict[str, Any]:
+    shape = [name or -1 if length < 0 else length for length, name in zip(tensor.shape, tensor.dimensions, strict=True)]
+    return {
+        "name": tensor.name,
+        "dtype": NUMPY_DTYPES.get(tensor.dtype, tensor.dtype.lower()),
+        "shape": shape,
+    }
+
+
+def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profile, sms: tuple[int, ...]) -> Any:
+    module = trt.module
+    builder_config = builder.create_builder_config()
+    optimization_profile = builder.create_optimization_profile()
+    for name, shapes in profile.items():
+        optimization_profile.set_shape(name, shapes["min"], shapes["opt"], shapes["max"])
+    builder_config.add_optimization_profile(optimization_profile)
+    if trt.is_rtx:
+        trt.set_compute_capabilities(builder_config, sms)
+    elif config.hardware_compatibility != "none":
+        trt.set_hardware_compatibility(builder_config, config.hardware_compatibility)
+    builder_config.builder_optimization_level = config.optimization_level
+    if config.workspace_mib is not None:
+        builder_config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, config.workspace_mib << 20)
+    # TF32 is on by default in both libraries, and orthogonal to strong typing.
+    if config.tf32:
+        builder_config.set_flag(module.BuilderFlag.TF32)
+    else:
+        builder_config.clear_flag(module.BuilderFlag.TF32)
+    if config.version_compatible:
+        builder_config.set_flag(module.BuilderFlag.VERSION_COMPATIBLE)
+    return builder_config
+
+
+def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:
+    """A setter with a wrong value only logs an error, and the build goes on without it."""
+    if messages.errors:
+        raise EngineError(f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5]))
+
+
+def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
+    if config.timing_cache is None:
+        return []
+    try:
+        data = config.timing_cache.read_bytes() if config.timing_cache.is_file() else b""
+    except OSError as error:
+        raise EngineError(
+            f"the timing cache '{config.timing_cache}' cannot be read ({error.strerror}); give another file"
+        ) from None
+    timing_cache = builder_config.create_timing_cache(data)
+    if timing_cache is not None and builder_config.set_timing_cache(timing_cache, False):
+        return []
+    builder_config.set_timing_cache(builder_config.create_timing_cache(b""), False)
+    return [f"the timing cache '{config.timing_cache}' belongs to another GPU or TensorRT version; it was started anew"]
+
+
+def _save_timing_cache(builder_config: Any, config: EngineConfig) -> None:
+    if config.timing_cache is not None:
+        timing_cache = builder_config.get_timing_cache()
+        files.write_bytes(config.timing_cache, bytes(timing_cache.serialize()))
+
+
+def _layer_types(network: Any) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        for position in range(layer.num_outputs):
+            counts[layer.get_output_type(position).name] += 1
+    return dict(counts.most_common())
+
+
+def _sms_of_this_gpu(config: EngineConfig) -> tuple[int, ...]:
+    from .cuda import Cuda
+
+    cuda = Cuda()
+    cuda.check_device(0)
+    return (cuda.compute_capability(0),)
+
+
+def main(arguments: list[str]) -> int:
+    answer_parent(Path(arguments[0]), build)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""Run a checkpoint with PyTorch: the reference that everything else is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..errors import SessionError, SourceError
+from ..export.onnx import forced_topk
+from ..models.config import ExportConfig
+from ..models.contract import contract, exported_spec
+from ..models.wrapper import ExportModule
+from ..spec import CLASS_FEATURES, TEXT_FEATURES, ModelSpec, TextSpec
+from ..text.tokenizer import PromptTokenizer
+from .base import TOWER_INPUTS, Feeds, Outputs, Session, TensorInfo, check_feeds
+from .prompted import PromptedSession
+
+if TYPE_CHECKING:
+    from ..models.load import Source
+
+
+def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> Session:
+    """A TorchSession; of a model that takes a prompt a `PromptedSession`, whose detector reads token ids itself where
+    it can, as the plain model does.
+
+    Raises:
+        SessionError: a device that is not there. SourceError: the checkpoint has no tokenizer.
+    """
+    spec = spec or exported_spec(source, ExportConfig())
+    text = spec.text
+    if text is None:
+        return TorchSession(source, device=device, spec=spec)
+    if source.tokenizer is None:
+        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
+    tokenizer = PromptTokenizer(source.tokenizer, text)
+    # The plain model has no tower to be called by itself, except for class names; and no decoding in it.
+    spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
+    spec = replace(spec, text=replace(text, tower=_tower_of(text)))
+    tower = TorchSession(source, device=device, spec=spec, part="tower") if _tower_of(text) else None
+    return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, tower)
+
+
+def _tower_of(text: TextSpec) -> str:
+    return (text.tower or "text.onnx") if text.kind == "classes" else ""
+
+
+class TorchSession:
+    """A Session over the plain model, without rewrites; on a GPU, deformable attention runs as detrt's kernel.
+
+    source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
+    outputs; the default takes raw uint8 pixels and gives logits and boxes. part: "tower" for the text tower
+    of a model that takes a prompt; `open_torch` puts both together.
+
+    Raises:
+        SessionError: a device that is not there.
+    """
+
+    def __init__(self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, part: str = "detector") -> None:
+        try:
+            self._device = torch.device(device)
+            if self._device.type == "cuda" and not torch.cuda.is_available():
+                raise SessionError(f"device {device!r}: PyTorch sees no CUDA device here; use --device cpu")
+            self.spec = spec or exported_spec(source, ExportConfig())
+            self._module = _module(source, self.spec, part).eval().to(self._device)
+        except (RuntimeError, ValueError) as error:
+            raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        self.backend = f"torch-{self._device.type}"
+        self.max_batch: int | None = None
+        self.note = _use_kernel(source.module) if self._device.type == "cuda" else ""
+        self.inputs, self.outputs = contract(self.spec) if part == "detector" else _tower_contract(self.spec)
+        self.selections: list[np.ndarray] | None = None
+
+    def run(self, feeds: Feeds) -> Outputs:
+        """Run the model. With `selections` set, its top-k calls return those indices (see `forced_topk`)."""
+        check_feeds(self.inputs, feeds)
+        tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
+        try:
+            # PyTorch lets convolutions on a GPU round to TF32, which a reference must not.
+            exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+            with torch.inference_mode(), exact:
+                if self.selections is None:
+                    results = self._module(*tensors)
+                else:
+                    with forced_topk([torch.from_numpy(s).to(self._device) for s in self.selections]):
+                        results = self._module(*tensors)
+        except RuntimeError as error:
+            raise SessionError(f"PyTorch failed: {' '.join(str(error).split())[:400]}") from error
+        arrays = (r.float().cpu().numpy() if r.is_floating_point() else r.cpu().numpy() for r in results)
+        return dict(zip((info.name for info in self.outputs), arrays, strict=True))
+
+    def close(self) -> None:
+        self._module = torch.nn.Identity()  # type: ignore[assignment]
+
+
+def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
+    if spec.text is None:
+        return ExportModule(source.module, spec)
+    from ..models.text_reference import StockTextModule, StockTower
+
+    return StockTextModule(source, spec) if part == "detector" else StockTower(source)
+
+
+def _use_kernel(model: torch.nn.Module) -> str:
+    """Let deformable attention run as the fused op; a remark where it cannot."""
+    from ..models.ops.install import install, missing
+
+    install(model)
+    return "".join(f"{name} is not the code that detrt knows, and runs without its kernel; " for name in missing(model)).strip(
+        "; "
+    )
+
+
+def _tower_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    assert spec.text is not None
+    shapes: dict[str, tuple[int | str, ...]] = {
+        TEXT_FEATURES: ("batch", "tokens", spec.text.features),
+        CLASS_FEATURES: ("batch", spec.text.features),
+    }
+    inputs = tuple(TensorInfo(name, "int64", ("batch", "tokens")) for name in TOWER_INPUTS)
+    return inputs, tuple(TensorInfo(name, "float32", shape) for name, shape in shapes.items())

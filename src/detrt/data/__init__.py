@@ -1,0 +1,1 @@
+"""Images and videos in, records out: reading, preprocessing, post-processing, drawing and file formats (NumPy and Pillow)."""

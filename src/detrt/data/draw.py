@@ -1,0 +1,168 @@
+"""Boxes and labels on pictures, with Pillow and its bundled font."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import unicodedata
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from ..detections import Detections
+from ..errors import ImageError
+from .images import load_image
+
+RGB = tuple[int, int, int]
+Box = tuple[int, int, int, int]
+
+# Far apart from their neighbours in hue and all bright enough to be seen on a dark picture.
+_PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
+_TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (towards this grey, so far)
+_LONGEST = 100  # letters of a class name; more would not fit into a picture
+_COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
+
+
+def class_colour(class_id: int) -> RGB:
+    """The colour of a class: the same in every picture; 16 hues in 5 tints."""
+    turn, index = divmod(int(class_id), len(_COLOURS))
+    towards, share = _TINTS[turn % len(_TINTS)]
+    red, green, blue = (round(c + (towards - c) * share) for c in _COLOURS[index])
+    return red, green, blue
+
+
+def draw_detections(
+    image: NDArray[np.uint8] | Image.Image, detections: Detections, *, font: str | os.PathLike | None = None
+) -> Image.Image:
+    """A copy of the picture with boxes, class names and scores.
+
+    image: the picture that the detections belong to, any form that `load_image` takes. Lines and text
+    grow with it. A label lies inside the picture and, where there is room, not on another label; one
+    that does not fit into a small picture is shortened or left out. Best scores are drawn last.
+    font: a TrueType file for class names in other scripts. The bundled font has the letters of ASCII;
+    with it, accents are dropped and other letters become "?".
+
+    Raises:
+        ImageError: the picture or the font cannot be read.
+        ValueError: the picture has not the size of the detections.
+    """
+    canvas = Image.fromarray(load_image(image))
+    if (canvas.height, canvas.width) != tuple(detections.image_size_hw):
+        raise ValueError(
+            f"the detections are of an image of {detections.image_size_hw} (height, width); "
+            f"got a picture of {(canvas.height, canvas.width)}"
+        )
+    pen = ImageDraw.Draw(canvas)
+    scale = math.sqrt(canvas.width * canvas.height)
+    line = max(1, round(scale / 280))
+    letters = _font(max(10, round(scale / 40)), None if font is None else os.fspath(font))
+    order = range(len(detections) - 1, -1, -1)
+    boxes = [_whole(box, canvas.size) for box in detections.boxes_xyxy]
+    for i in order:
+        colour = class_colour(detections.class_ids[i])
+        if line > 1:  # a dark rim keeps the line visible on its own colour
+            pen.rectangle(_grow(boxes[i], 1), outline=_darker(colour), width=line + 2)
+        pen.rectangle(boxes[i], outline=colour, width=line)
+    # The best label chooses its place first and is painted last.
+    taken: list[Box] = []
+    labels = []
+    for i in reversed(order):
+        name = detections.labels[i] if font is not None else _to_ascii(detections.labels[i])
+        label = _place(pen, letters, boxes[i], name, float(detections.scores[i]), line, canvas.size, taken)
+        if label is not None:
+            taken.append(label[1])
+            labels.append((class_colour(detections.class_ids[i]), *label))
+    for colour, text, area, origin in reversed(labels):
+        pen.rectangle(area, fill=colour)
+        pen.text(origin, text, fill=_text_colour(colour), font=letters)
+    return canvas
+
+
+def _place(
+    pen: ImageDraw.ImageDraw,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    box: Box,
+    label: str,
+    score: float,
+    line: int,
+    size_wh: tuple[int, int],
+    taken: list[Box],
+) -> tuple[str, Box, tuple[float, float]] | None:
+    """Text, area of its background, and where its first letter starts; None if nothing fits."""
+    width, height = size_wh
+    pad = max(2, line)
+    for text in _texts(label, score):
+        # The height of fixed letters, so that all labels of a picture are equally high.
+        left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+        _, high, _, low = pen.textbbox((0, 0), "Ag|", font=font)
+        top, bottom = min(top, high), max(bottom, low)
+        w, h = math.ceil(right - left) + 2 * pad, math.ceil(bottom - top) + 2 * pad
+        if w <= width and h <= height:
+            break
+    else:
+        return None
+    places = []
+    for x in (box[0], box[2] - w + 1):
+        x = min(max(0, x), width - w)
+        # Above the box, inside at its top, below it, inside at its bottom.
+        for y in (box[1] - h, box[1], box[3] + 1, box[3] - h + 1):
+            if 0 <= y <= height - h:
+                places.append((x, y, x + w - 1, y + h - 1))
+    if not places:
+        x, y = min(max(0, box[0]), width - w), min(max(0, box[1]), height - h)
+        places = [(x, y, x + w - 1, y + h - 1)]
+    area = next((p for p in places if not any(_overlap(p, other) for other in taken)), places[0])
+    return text, area, (area[0] + pad - left, area[1] + pad - top)
+
+
+def _texts(label: str, score: float) -> Iterator[str]:
+    """The label in shorter and shorter forms."""
+    label = " ".join("".join(c if c.isprintable() else " " for c in label[:_LONGEST]).split())
+    yield f"{label} {score:.2f}".strip()
+    yield label
+    for length in range(len(label) - 1, 1, -1):
+        yield label[:length].rstrip() + "."
+
+
+@functools.lru_cache(maxsize=16)
+def _font(size: int, path: str | None) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    if path is None:
+        return ImageFont.load_default(size)
+    try:
+        return ImageFont.truetype(path, size)
+    except OSError as error:
+        raise ImageError(f"'{path}' cannot be read as a font: {error}; give a TrueType or OpenType file") from None
+
+
+def _to_ascii(text: str) -> str:
+    plain = (c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return "".join(plain).encode("ascii", "replace").decode("ascii")
+
+
+def _whole(box: NDArray, size_wh: tuple[int, int]) -> Box:
+    """Pixels of a box, at least one, inside the picture."""
+    width, height = size_wh
+    x0, y0, x1, y1 = (math.floor(v + 0.5) for v in box.tolist())
+    x0, y0 = min(max(x0, 0), width - 1), min(max(y0, 0), height - 1)
+    return x0, y0, min(max(x1 - 1, x0), width - 1), min(max(y1 - 1, y0), height - 1)
+
+
+def _grow(box: Box, by: int) -> Box:
+    return box[0] - by, box[1] - by, box[2] + by, box[3] + by
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
+
+
+def _darker(colour: RGB) -> RGB:
+    red, green, blue = (c // 4 for c in colour)
+    return red, green, blue
+
+
+def _text_colour(colour: RGB) -> RGB:
+    red, green, blue = colour
+    return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else (255, 255, 255)

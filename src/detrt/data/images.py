@@ -1,0 +1,292 @@
+"""Files, folders, globs, bytes, arrays and PIL images -> RGB arrays, safely.
+
+An image becomes what `PIL.Image.convert("RGB")` makes of it, which is what the field trains on, with
+these rules where that is not enough:
+
+- EXIF orientation is applied.
+- Transparency is dropped, not composed on a background: a transparent pixel keeps its stored colour.
+- 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
+- Animated images give their first frame.
+- The size in the header is compared with MAX_PIXELS before a pixel is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from ..errors import ImageError
+from .jpeg_header import common_jpeg
+from .raw_image import EncodedPicture
+
+# The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
+MAX_PIXELS = 178_956_970
+
+_IMAGE = ".avif .bmp .dib .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp"
+_VIDEO = ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .webm .wmv .y4m"
+IMAGE_SUFFIXES = frozenset(_IMAGE.split())
+VIDEO_SUFFIXES = frozenset(_VIDEO.split())
+
+ImageSource = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
+
+_ORIENTATION_TAG = 0x0112
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file to detect in, not opened yet. kind: "image" or "video"."""
+
+    path: Path
+    kind: str = "image"
+
+    def load(self) -> NDArray[np.uint8]:
+        """Decode the image; raises ImageError."""
+        return load_image(self.path)
+
+
+def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """An image as (H, W, 3) uint8 RGB.
+
+    source: a path; the bytes of an image file; a PIL image; or a uint8 array (H, W), (H, W, 1),
+        (H, W, 3) RGB or (H, W, 4) RGBA. Arrays from OpenCV are BGR: pass `array[..., ::-1]`.
+
+    Raises:
+        ImageError: missing, empty, damaged, truncated or too large file, not an image, or an array
+            of another form.
+    """
+    if isinstance(source, np.ndarray):
+        return _from_array(source)
+    if isinstance(source, Image.Image):
+        return _from_pil(source, "the PIL image", max_pixels)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data = bytes(source)
+        if not data:
+            raise ImageError("the image is empty (0 bytes); give the content of an image file")
+        return _open(io.BytesIO(data), f"the image ({len(data)} bytes)", max_pixels)
+    if not isinstance(source, (str, os.PathLike)):
+        raise ImageError(f"an image must be a path, bytes, a PIL image or a NumPy array; got {type(source).__name__}")
+    path = _existing_file(source)
+    try:
+        with open(path, "rb") as file:
+            return _open(file, f"'{path}'", max_pixels)
+    except OSError as error:
+        raise ImageError(f"'{path}' cannot be read: {error.strerror or error}") from error
+
+
+def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedPicture:
+    """As `load_image`, but a JPEG file that a GPU can decode stays as it is.
+
+    That is one of 8 bits in grey or YCbCr whose end is there; all others are decoded here, so that what is damaged is told
+    in the same way.
+    """
+    if isinstance(source, (np.ndarray, Image.Image)):
+        return load_image(source, max_pixels=max_pixels)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data, name = bytes(source), f"the image ({len(source)} bytes)"
+    elif isinstance(source, (str, os.PathLike)):
+        name = f"'{Path(source)}'"
+        try:
+            with open(source, "rb") as file:
+                data = file.read()
+        except (OSError, ValueError):
+            data = b""
+        if not data:
+            return load_image(source, max_pixels=max_pixels)  # which looks what is wrong, and says it
+    else:
+        return load_image(source, max_pixels=max_pixels)
+
+    def decode() -> NDArray[np.uint8]:
+        return _open(io.BytesIO(data), name, max_pixels) if data else load_image(data)
+
+    header = common_jpeg(data)
+    if header is None or header[0] * header[1] > max_pixels:
+        return decode()
+    width, height, orientation = header
+    if orientation > 4:  # the sides change places
+        height, width = width, height
+    return EncodedPicture(data, height, width, orientation, decode)
+
+
+def _existing_file(source: str | os.PathLike) -> Path:
+    path = Path(source)
+    try:
+        if not os.fspath(source):
+            raise ImageError("the image path is '' (empty); give the path of an image file")
+        if path.is_dir():
+            raise ImageError(f"'{path}' is a folder, not an image; use expand_inputs to list the images in it")
+        if not path.exists():
+            raise ImageError(_missing(str(source)))
+        if path.stat().st_size == 0 and path.is_file():
+            raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL byte
+        raise ImageError(f"'{path}' cannot be read: {error}") from None
+    return path
+
+
+def _missing(name: str) -> str:
+    if re.match(r"[a-z][a-z0-9+.-]+://", name, re.IGNORECASE):
+        return f"'{name}' is an address; detrt opens local files only: download it first"
+    return f"there is no file '{name}'; check the path"
+
+
+def _open(file: object, name: str, max_pixels: int) -> NDArray[np.uint8]:
+    try:
+        with warnings.catch_warnings():
+            _ignore_warnings()
+            image = Image.open(file)
+    except UnidentifiedImageError:
+        raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name} is too large: {error}; allowed are {max_pixels} pixels. Make it smaller") from None
+    except Exception as error:  # a hostile header makes Pillow's parsers raise nearly anything
+        raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
+    with image:
+        return _from_pil(image, name, max_pixels)
+
+
+def _ignore_warnings() -> None:
+    """Sizes are checked here, and metadata that is broken does not make the pixels wrong."""
+    for category in (Image.DecompressionBombWarning, UserWarning):
+        warnings.simplefilter("ignore", category)
+
+
+def _from_pil(image: Image.Image, name: str, max_pixels: int) -> NDArray[np.uint8]:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise ImageError(f"{name} has no pixels: {width}x{height}")
+    if width * height > max_pixels:
+        raise ImageError(
+            f"{name} is too large: {width}x{height} = {width * height} pixels; allowed are {max_pixels}. Make it smaller"
+        )
+    try:
+        with warnings.catch_warnings():
+            _ignore_warnings()
+            image.load()
+            rgb = _to_rgb(image, name)
+            turn = _TRANSPOSE.get(_orientation(image))
+            return np.array(rgb.transpose(turn) if turn is not None else rgb)
+    except ImageError:
+        raise
+    except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ...
+        raise ImageError(f"{name} is damaged or cut off: {error}; copy it again") from error
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        values = np.asarray(image)
+        # Some formats hand 16-bit grey over as 32-bit whole numbers; beyond that there is no agreed range.
+        if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+            kind = "floating point" if image.mode == "F" else "32-bit"
+            raise ImageError(f"{name} has {kind} pixels, which have no agreed range; save it with 8 or 16 bits")
+        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        return image.convert("RGBA").convert("RGB")  # P to RGB directly warns and may shift a colour
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # a damaged EXIF block says nothing about the pixels: the image is as it is stored
+        return 1
+
+
+def _from_array(array: NDArray) -> NDArray[np.uint8]:
+    given = array
+    if array.dtype != np.uint8:
+        raise ImageError(f"an image array must be uint8 with values 0..255; got {_form(given)}")
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
+        raise ImageError(f"an image array must have shape (H, W), (H, W, 3) or (H, W, 4); got {_form(given)}")
+    if 0 in array.shape:
+        raise ImageError(f"an image array must have pixels; got {_form(given)}")
+    if array.shape[2] == 1:
+        array = np.repeat(array, 3, axis=2)
+    return np.ascontiguousarray(array[..., :3])
+
+
+def _form(array: NDArray) -> str:
+    return f"{array.dtype} {array.shape}"
+
+
+def expand_inputs(names: Sequence[str | os.PathLike]) -> list[Input]:
+    """Files, folders and glob patterns -> images and videos, each once, in the order given.
+
+    A file is taken whatever its suffix (video suffixes are videos). A folder gives the images and
+    videos below it at any depth, without hidden ones, in natural order (img2 before img10). A pattern
+    (`*`, `?`, `[...]`, `**`) gives the images and videos that it matches, in natural order.
+
+    Raises:
+        ImageError: no names; a path that does not exist; a folder or pattern without images.
+    """
+    if isinstance(names, (str, os.PathLike)):
+        names = [names]
+    if not names:
+        raise ImageError("no inputs: give image or video files, folders or glob patterns")
+    found: dict[Path, Input] = {}
+    for name in names:
+        for path in _expand(os.fspath(name)):
+            kind = "video" if path.suffix.lower() in VIDEO_SUFFIXES else "image"
+            found.setdefault(path, Input(path, kind))
+    return list(found.values())
+
+
+def _expand(name: str) -> list[Path]:
+    if not name:  # an unset shell variable; Path would make it the current folder
+        raise ImageError("an input name is '' (empty); give a file, a folder or a pattern")
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return _sorted_media(path, (Path(folder, file) for folder, file in _walk(path)), "folder")
+        if name and path.exists():
+            return [path]
+    except (OSError, ValueError) as error:
+        raise ImageError(f"'{name}' cannot be read: {error}") from None
+    if any(c in name for c in "*?["):
+        import glob
+
+        matches = (Path(match) for match in glob.glob(name, recursive=True))
+        return _sorted_media(path, (match for match in matches if match.is_file()), "pattern")
+    raise ImageError(_missing(name))
+
+
+def _walk(folder: Path):
+    for current, folders, names in os.walk(folder):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        yield from ((current, name) for name in names if not name.startswith("."))
+
+
+def _sorted_media(path: Path, paths, what: str) -> list[Path]:
+    media = [p for p in paths if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
+    if not media:
+        raise ImageError(
+            f"the {what} '{path}' has no images or videos; known suffixes: {' '.join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES))}"
+        )
+    return sorted(media, key=natural_key)
+
+
+def natural_key(path: Path) -> tuple:
+    """Sort key that counts: img2 before img10; the path itself breaks ties."""
+    parts = re.split(r"(\d+)", path.as_posix().lower())
+    return [int(p) if i % 2 else p for i, p in enumerate(parts)], path.as_posix()

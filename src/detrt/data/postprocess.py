@@ -1,0 +1,215 @@
+"""Reference of DecodeSpec: what a model returns -> `Detections`. NumPy only.
+
+The rules, which every other runtime and the graph of `decode.in_graph` follow:
+
+    scores      float32; sigmoid, or softmax over all columns of which the last ("no object") is dropped
+    select      "query": each query gives its best class, the lower class id under ties;
+                "topk": every (query, class) pair is a candidate
+    order       score descending; equal scores by flat index (query * classes + class) ascending
+    nms         with `decode.nms` only the `num_queries` best candidates are looked at; the rule is in
+                `detrt.data.suppress`, on boxes that are clipped already
+    cut         `max_detections` of the spec first, then score > threshold, then `class_ids`,
+                then the caller's own `max_detections`
+    boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
+
+A logit of minus infinity is a class that cannot be and has score 0. NaN, or plus infinity in logits
+or boxes, means that the numbers of the model overflowed; it is refused, because a detector that
+silently finds nothing is worse than one that stops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..detections import Detections, cxcywh_to_xyxy
+from ..errors import SessionError
+from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, ModelSpec
+from .suppress import suppress
+
+_OVERFLOW = (
+    "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint if it happens there too"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a device found before thresholds: the best k (query, class) pairs of each image, in any order.
+
+    values: (n, k) float32, logits where the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
+    class. boxes: (n, k, 4) float32 cxcywh of the pairs' queries. overflow: the output that had NaN or infinite values, or "".
+    """
+
+    values: NDArray[np.float32]
+    flat: NDArray[np.int64]
+    boxes: NDArray[np.float32]
+    overflow: str = ""
+
+
+def decode(
+    outputs: Mapping[str, NDArray] | Candidates,
+    spec: ModelSpec,
+    original_sizes_hw: Sequence[tuple[int, int]],
+    *,
+    threshold: float = 0.5,
+    class_ids: Collection[int] | None = None,
+    max_detections: int | None = None,
+) -> list[Detections]:
+    """One `Detections` for each image of the batch.
+
+    outputs: `logits` (n, queries, classes) and `pred_boxes` (n, queries, 4), or with decoding in the
+        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); or `Candidates`.
+    threshold: keep scores above it, 0..1. class_ids: keep these classes only.
+
+    Raises:
+        SessionError: outputs are missing, have a shape that does not belong to the spec, or are NaN or
+            infinite.
+        ValueError: threshold or max_detections out of range.
+    """
+    check_threshold(threshold)
+    if max_detections is not None and max_detections < 1:
+        raise ValueError(f"max_detections must be at least 1; got {max_detections}")
+    if isinstance(outputs, Candidates):
+        rows = _read_candidates(outputs, spec, original_sizes_hw, threshold)
+    else:
+        read = _read_decoded if spec.decode.in_graph else _read_raw
+        rows = read(outputs, spec, original_sizes_hw, threshold)
+    results = []
+    for (boxes, scores, ids), (height, width) in zip(rows, original_sizes_hw, strict=True):
+        boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
+        if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
+            stay, scores = suppress(boxes, scores, ids, spec.decode)
+            boxes, scores, ids = (a[: spec.decode.max_detections] for a in (boxes[stay], scores, ids[stay]))
+        keep = scores > np.float32(threshold)
+        if class_ids is not None:
+            keep &= np.isin(ids, np.array(sorted(class_ids), np.int64))
+        boxes, scores, ids = (a[keep][:max_detections] for a in (boxes, scores, ids))
+        labels = tuple(spec.label(i) for i in ids)
+        results.append(Detections(boxes, scores, ids, labels, (int(height), int(width))))
+    return results
+
+
+def check_threshold(threshold: float, name: str = "threshold") -> None:
+    if not (math.isfinite(threshold) and 0 <= threshold <= 1):
+        raise ValueError(f"{name} must be from 0 to 1; got {threshold}")
+
+
+def sigmoid(x: NDArray) -> NDArray[np.float32]:
+    """Logistic function in float32 that does not overflow."""
+    small = np.exp(-np.abs(np.asarray(x, np.float32)))
+    return np.where(np.asarray(x) >= 0, 1, small) / (1 + small)
+
+
+def softmax(x: NDArray) -> NDArray[np.float32]:
+    """Softmax over the last axis in float32; a row of minus infinity only becomes zeros."""
+    x = np.asarray(x, np.float32)
+    top = x.max(-1, keepdims=True)
+    weights = np.exp(x - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(-1, keepdims=True)
+    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+
+
+Row = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]  # boxes, scores, class ids
+
+
+def count_candidates(spec: ModelSpec) -> int:
+    """How many (query, class) pairs of an image are looked at."""
+    rule = spec.decode
+    pairs = rule.num_queries * (1 if rule.select == "query" else rule.num_classes)
+    return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
+
+
+def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float) -> list[Row]:
+    if found.overflow:
+        raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
+    scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
+    rows = []
+    for image_scores, flat, boxes, size in zip(scores, found.flat, found.boxes, sizes_hw, strict=True):
+        above = np.flatnonzero(image_scores > np.float32(threshold))  # before sorting, as for raw outputs
+        order = above[np.lexsort((flat[above], -image_scores[above]))]
+        rows.append((_pixels(boxes[order], size), image_scores[order], flat[order] % spec.decode.num_classes))
+    return rows
+
+
+def _pixels(boxes: NDArray, size_hw: tuple[int, int]) -> NDArray[np.float32]:
+    height, width = size_hw
+    return cxcywh_to_xyxy(boxes.astype(np.float32)) * np.array([width, height, width, height], np.float32)
+
+
+def _read_raw(
+    outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
+) -> list[Row]:
+    rule = spec.decode
+    candidates = count_candidates(spec)
+    background = rule.activation == "softmax"
+    logits, boxes = checked_raw(outputs, len(sizes_hw), rule.num_queries, columns=rule.num_classes + background)
+    scores = softmax(logits)[..., :-1] if background else sigmoid(logits)
+    rows = []
+    for image_scores, image_boxes, size in zip(scores, boxes, sizes_hw, strict=True):
+        if rule.select == "query":
+            best = image_scores.argmax(-1)
+            flat = np.arange(rule.num_queries) * rule.num_classes + best
+        else:
+            flat = np.arange(image_scores.size)
+        # Cutting by score before sorting changes nothing in the result and spares most of the sort.
+        flat = flat[image_scores.reshape(-1)[flat] > np.float32(threshold)]
+        order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[:candidates]
+        flat = flat[order]
+        query, ids = np.divmod(flat, rule.num_classes)
+        rows.append((_pixels(image_boxes[query], size), image_scores.reshape(-1)[flat], ids.astype(np.int64)))
+    return rows
+
+
+def checked_raw(outputs: Mapping[str, NDArray], images: int, queries: int, *, columns: int | None) -> tuple[NDArray, NDArray]:
+    """`logits` (images, queries, columns) and `pred_boxes` (images, queries, 4); columns None: any number.
+
+    Raises:
+        SessionError: one is missing, has another shape, or holds NaN or infinity.
+    """
+    if columns is None:
+        columns = next(reversed(np.shape(outputs.get(LOGITS, ()))), 0)
+    logits = _take(outputs, LOGITS, (images, queries, columns))
+    boxes = _take(outputs, PRED_BOXES, (images, queries, 4))
+    if np.isnan(logits).any() or np.isposinf(logits).any():
+        raise SessionError(f"the model returned NaN or infinite values in '{LOGITS}': {_OVERFLOW}")
+    if not np.isfinite(boxes).all():
+        raise SessionError(f"the model returned NaN or infinite values in '{PRED_BOXES}': {_OVERFLOW}")
+    return logits, boxes
+
+
+def _read_decoded(
+    outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
+) -> list[Row]:
+    n, k = len(sizes_hw), spec.decode.max_detections
+    boxes = _take(outputs, BOXES, (n, k, 4))
+    scores = _take(outputs, SCORES, (n, k))
+    labels = _take(outputs, LABELS, (n, k))
+    counts = _take(outputs, NUM_DETECTIONS, (n,))
+    rows = []
+    for image_boxes, image_scores, ids, count in zip(boxes, scores, labels, counts, strict=True):
+        if not 0 <= count <= k:
+            raise SessionError(f"the model returned {NUM_DETECTIONS} = {count}; it must be from 0 to {k}")
+        row = image_boxes[:count], image_scores[:count], ids[:count].astype(np.int64)
+        if not (np.isfinite(row[0]).all() and np.isfinite(row[1]).all()):
+            raise SessionError(f"the model returned NaN or infinite values in '{BOXES}' or '{SCORES}': {_OVERFLOW}")
+        rows.append(row)
+    return rows
+
+
+def _take(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, ...]) -> NDArray:
+    if name not in outputs:
+        raise SessionError(
+            f"the model returned {sorted(outputs)}, but its spec promises '{name}'; "
+            "the spec does not belong to this file: export it again"
+        )
+    array = np.asarray(outputs[name])
+    if array.shape != shape:
+        raise SessionError(
+            f"the model returned '{name}' with shape {array.shape}; its spec promises {shape}; "
+            "the spec does not belong to this file: export it again"
+        )
+    return array

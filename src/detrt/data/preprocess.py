@@ -1,0 +1,257 @@
+"""Reference of InputSpec: RGB images -> the arrays that a model is fed. NumPy and Pillow only.
+
+Every other runtime is tested against this module; `tests/data/preprocess_cases.json` holds its
+answers for a few images.
+
+How an image gets its size:
+
+    stretch        exactly (height, width); the aspect ratio changes
+    shortest_edge  the short side becomes `shortest_edge`, the long side at most `longest_edge`.
+                   With a mask, the batch is padded right and bottom to its largest sides, rounded up
+                   to `multiple_of`. Without one a model cannot tell padding from picture, so the
+                   sides are rounded down to `multiple_of` instead and only images of equal size
+                   share a batch (`group_by_size`).
+    fit            the largest size of the same aspect ratio inside (height, width), then padded
+
+Padding is zero in the numbers that reach the backbone. Where the graph normalises, the tensor is
+padded with raw zeros and the graph multiplies the normalised pixels by the mask; where the caller
+normalises, padding comes after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..errors import ImageError, SpecError
+from ..spec import PIXEL_MASK, PIXEL_VALUES, RESAMPLES, TARGET_SIZES, InputSpec, ModelSpec
+
+SizeHW = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """What a session is fed, and what decoding must know.
+
+    feeds: pixel_values (n, 3, H, W) uint8 or float32; pixel_mask (n, H, W) int64 where the model has
+        a mask; target_sizes (n, 2) int64 where decoding is in the graph.
+    original_sizes_hw: size of every image before resizing.
+    resized_sizes_hw: size of the picture inside the tensor; the rest is padding.
+    """
+
+    feeds: dict[str, NDArray]
+    original_sizes_hw: tuple[SizeHW, ...]
+    resized_sizes_hw: tuple[SizeHW, ...]
+
+
+def preprocess(
+    images: Sequence[NDArray[np.uint8]],
+    spec: ModelSpec,
+    *,
+    size_hw: SizeHW | None = None,
+    pool: Executor | None = None,
+) -> PreparedBatch:
+    """Resize, normalise and pad a batch of (H, W, 3) uint8 RGB images.
+
+    pool: threads that share the images of the batch; Pillow and NumPy let them run at the same time.
+
+    size_hw: another input size than the spec's, for models with symbolic height and width. A model
+    that resizes by its shortest edge then fits images inside it and pads to exactly that size.
+
+    Raises:
+        ImageError: no image, or one that is not (H, W, 3) uint8 with pixels in it.
+        SpecError: size_hw does not suit the model, or images of different resized sizes share a
+            batch of a model without a mask (see `group_by_size`).
+    """
+    given = spec.input
+    originals, resized, (height, width) = plan(images, given, size_hw)
+
+    batch = np.zeros((len(images), 3, height, width), given.dtype)
+
+    def fill(slot: NDArray, image: NDArray[np.uint8], size: SizeHW) -> None:
+        pixels = resize(image, size, given.resample).transpose(2, 0, 1)
+        slot[:, : size[0], : size[1]] = pixels if given.normalize_in_graph else normalize(pixels, given)
+
+    list((map if pool is None else pool.map)(fill, batch, images, resized))
+
+    feeds: dict[str, NDArray] = {PIXEL_VALUES: batch}
+    if given.mask:
+        mask = np.zeros((len(images), height, width), np.int64)
+        for row, (h, w) in zip(mask, resized, strict=True):
+            row[:h, :w] = 1
+        feeds[PIXEL_MASK] = mask
+    if spec.decode.in_graph:
+        feeds[TARGET_SIZES] = np.array(originals, np.int64)
+    return PreparedBatch(feeds, originals, resized)
+
+
+def plan(
+    images: Sequence[NDArray[np.uint8]], given: InputSpec, size_hw: SizeHW | None = None
+) -> tuple[tuple[SizeHW, ...], tuple[SizeHW, ...], SizeHW]:
+    """(original sizes, sizes of the pictures inside the tensor, size of the tensor), each (height, width).
+
+    Raises:
+        ImageError, SpecError: as `preprocess`.
+    """
+    for index, image in enumerate(images):
+        _check_image(index, image)
+    return plan_sizes([(int(image.shape[0]), int(image.shape[1])) for image in images], given, size_hw)
+
+
+def plan_sizes(
+    sizes_hw: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None = None
+) -> tuple[tuple[SizeHW, ...], tuple[SizeHW, ...], SizeHW]:
+    """As `plan`, from the sizes alone."""
+    if not len(sizes_hw):
+        raise ImageError("preprocess needs at least one image; got an empty list")
+    check_size(given, size_hw)
+    originals = tuple(sizes_hw)
+    resized = tuple(resized_size(size, given, size_hw) for size in originals)
+    return originals, resized, _canvas(resized, given, size_hw)
+
+
+def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> list[list[int]]:
+    """Split images into groups that may share a batch: lists of indices, by first appearance.
+
+    One group for all, except for models that keep the aspect ratio and have no mask.
+    """
+    if not needs_equal_sizes(spec.input):
+        return [list(range(len(sizes_hw)))] if len(sizes_hw) else []
+    groups: dict[SizeHW, list[int]] = {}
+    for index, original in enumerate(sizes_hw):
+        groups.setdefault(resized_size(original, spec.input, size_hw), []).append(index)
+    return list(groups.values())
+
+
+def needs_equal_sizes(given: InputSpec) -> bool:
+    return given.resize == "shortest_edge" and not given.mask
+
+
+def check_size(given: InputSpec, size_hw: SizeHW | None) -> None:
+    """Raise SpecError where the model cannot take images of `size_hw`."""
+    if size_hw is None or size_hw == given.size_hw:
+        return
+    if not given.dynamic:
+        raise SpecError(
+            f"size {size_hw[0]}x{size_hw[1]} (height x width) is not possible: this model takes "
+            f"{given.height}x{given.width} only; leave the size out, or export it with a dynamic size"
+        )
+    multiple = given.multiple_of
+    if any(side < 1 or side % multiple for side in size_hw):
+        near = " and ".join(str(max(1, round(side / multiple)) * multiple) for side in size_hw)
+        raise SpecError(
+            f"size {size_hw[0]}x{size_hw[1]} (height x width): both sides must be positive multiples of "
+            f"{multiple}; the nearest are {near}"
+        )
+
+
+def resized_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None = None) -> SizeHW:
+    """Size of the picture inside the tensor, without padding."""
+    target = size_hw or given.size_hw
+    if given.resize == "stretch":
+        return target
+    if given.resize == "fit":
+        return fit_size(original_hw, target)
+    if size_hw is not None:
+        height, width = fit_size(original_hw, target)
+    else:
+        assert given.shortest_edge is not None  # InputSpec holds this
+        tall_first = needs_equal_sizes(given)
+        height, width = shortest_edge_size(original_hw, given.shortest_edge, given.longest_edge, tall_first=tall_first)
+    if needs_equal_sizes(given):
+        multiple = given.multiple_of
+        height, width = (max(multiple, side - side % multiple) for side in (height, width))
+    return height, width
+
+
+def nearest_size(original_hw: SizeHW, sizes: Sequence[SizeHW]) -> SizeHW:
+    """The size whose aspect ratio is nearest to the image's; the first of equal ones."""
+    return min(sizes, key=lambda size: round(abs(math.log(size[0] / size[1] * original_hw[1] / original_hw[0])), 6))
+
+
+def size_words(sizes: Sequence[SizeHW]) -> str:
+    """ "480x640, 640x480", (height, width) each."""
+    return ", ".join(f"{height}x{width}" for height, width in sizes)
+
+
+def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:
+    """The rule of transformers' `get_size_with_aspect_ratio`, number for number.
+
+    Double precision, `round` to even, products from left to right and truncation are part of the
+    rule: another order changes some sizes by a pixel. The one difference is that a side is never 0.
+    tall_first: YOLOS asks whether the image is tall before it asks whether its size is right already,
+    which differs where rounding the short side hides that the long side is not.
+    """
+    height, width = original_hw
+    short, long = min(original_hw), max(original_hw)
+    scale: float = shortest
+    if longest is not None and long / short * shortest > longest:
+        scale = longest * short / long
+        shortest = round(scale)
+    if short == shortest and not (tall_first and width < height):
+        result = height, width
+    elif width < height:
+        result = int(scale * height / width), shortest
+    else:
+        result = shortest, int(scale * width / height)
+    return max(1, result[0]), max(1, result[1])
+
+
+def fit_size(original_hw: SizeHW, target_hw: SizeHW) -> SizeHW:
+    """Largest size of the same aspect ratio inside `target_hw`; whole numbers only, halves round up."""
+    height, width = original_hw
+    target_height, target_width = target_hw
+    if target_width * height <= target_height * width:
+        scaled = (2 * height * target_width + width) // (2 * width)
+        return min(target_height, max(1, scaled)), target_width
+    scaled = (2 * width * target_height + height) // (2 * height)
+    return target_height, min(target_width, max(1, scaled))
+
+
+def resize(image: NDArray[np.uint8], size_hw: SizeHW, resample: str) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 -> (h, w, 3) uint8 with Pillow, which filters when it makes an image smaller."""
+    height, width = size_hw
+    if image.shape[:2] == (height, width):
+        return image
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(picture.resize((width, height), Image.Resampling(RESAMPLES.index(resample))))
+
+
+def normalize(pixels: NDArray[np.uint8], given: InputSpec) -> NDArray[np.float32]:
+    """(3, h, w) uint8 -> (pixels * rescale - mean) / std, float32."""
+    mean = np.array(given.mean, np.float32)[:, None, None]
+    std = np.array(given.std, np.float32)[:, None, None]
+    return (pixels.astype(np.float32) * np.float32(given.rescale) - mean) / std
+
+
+def _canvas(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None) -> SizeHW:
+    """Height and width of the batch tensor."""
+    if needs_equal_sizes(given):
+        if len(set(resized)) > 1:
+            raise SpecError(
+                f"this model has no padding mask, so all images of a batch must have one size; got "
+                f"{sorted(set(resized))} after resizing. Use Detector, or split the batch with group_by_size"
+            )
+        return resized[0]
+    if given.resize != "shortest_edge" or size_hw is not None:
+        return size_hw or given.size_hw
+    multiple = given.multiple_of
+    height, width = (-(-max(size[axis] for size in resized) // multiple) * multiple for axis in (0, 1))
+    return height, width
+
+
+def _check_image(index: int, image: object) -> None:
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise ImageError(
+            f"image {index} of the batch must be an array (height, width, 3) of uint8 RGB; got {got}; "
+            "detrt.data.images.load_image makes one from files, bytes, PIL images and other arrays"
+        )
+    if 0 in image.shape:
+        raise ImageError(f"image {index} of the batch has no pixels: shape {image.shape}")

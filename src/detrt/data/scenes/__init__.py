@@ -1,0 +1,1 @@
+"""Synthetic scenes with exact boxes and captions."""

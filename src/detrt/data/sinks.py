@@ -1,0 +1,234 @@
+"""Detections to files: JSON lines, COCO results, CSV. Written whole or not at all; "-" is stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, TextIO
+
+from ..detections import Detections
+from ..errors import OutputError
+from ..files import output_error, writing
+from ..spec import ModelSpec
+
+STDOUT = "-"
+_CORNERS = ["x0", "y0", "x1", "y1"]
+CSV_COLUMNS = ["image", "frame", "time_s", "width", "height", "label", "class_id", "score", *_CORNERS]
+
+# Names that lists of the 80 COCO classes take over from the older VOC names.
+_ALIASES = {
+    "aeroplane": "airplane",
+    "motorbike": "motorcycle",
+    "sofa": "couch",
+    "pottedplant": "potted plant",
+    "diningtable": "dining table",
+    "tvmonitor": "tv",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Detections of one image, or of one frame of a video. image: the path as it was given."""
+
+    image: str
+    detections: Detections
+    frame: int | None = None
+    time_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; see docs/detect.md."""
+        height, width = self.detections.image_size_hw
+        data: dict[str, Any] = {"image": self.image}
+        if self.frame is not None:
+            data |= {"frame": self.frame, "time_s": round(self.time_s or 0.0, 6)}
+        if self.detections.prompt:
+            data["prompt"] = self.detections.prompt
+        return data | {"width": width, "height": height, "detections": self.detections.to_list()}
+
+
+Write = Callable[[Record], None]
+
+
+@contextlib.contextmanager
+def jsonl_writer(path: str | os.PathLike) -> Iterator[Write]:
+    """One JSON object a line; to stdout each line is flushed at once. Raises OutputError."""
+    with _text_target(path) as file:
+
+        def write(record: Record) -> None:
+            with _blaming(path):
+                file.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
+                if os.fspath(path) == STDOUT:
+                    file.flush()
+
+        yield write
+
+
+@contextlib.contextmanager
+def text_writer(path: str | os.PathLike = STDOUT) -> Iterator[Write]:
+    """One line an image for people: "street.jpg: 2 person, 1 dog". Raises OutputError."""
+    with _text_target(path) as file:
+
+        def write(record: Record) -> None:
+            counts = Counter(record.detections.labels)
+            found = ", ".join(f"{number} {label}" for label, number in counts.most_common()) or "nothing"
+            frame = "" if record.frame is None else f" frame {record.frame}"
+            with _blaming(path):
+                file.write(f"{record.image}{frame}: {found}\n")
+                file.flush()
+
+        yield write
+
+
+@contextlib.contextmanager
+def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
+    """One row a detection, columns CSV_COLUMNS; an image without detections has none. Raises OutputError."""
+    with _text_target(path) as file:
+        rows = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+        rows.writeheader()
+
+        def write(record: Record) -> None:
+            data = record.to_dict()
+            common = {key: data[key] for key in CSV_COLUMNS if key in data}
+            for found in data["detections"]:
+                found.pop("phrase_span", None)
+                corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
+                with _blaming(path):
+                    rows.writerow(common | found | corners)
+
+        yield write
+
+
+@contextlib.contextmanager
+def coco_writer(path: str | os.PathLike, spec: ModelSpec, truth: CocoImages | None = None) -> Iterator[Write]:
+    """A COCO results file, as pycocotools' `loadRes` reads it.
+
+    truth: gives image ids by file name and category ids by class name; classes that it does not name
+    are left out. Without it images are numbered 1, 2, ... in order and the class id is the category id.
+
+    Raises:
+        OutputError: it cannot be written; an image that `truth` does not name; no class in common.
+    """
+    categories = None if truth is None else truth.category_ids(spec)
+    with _text_target(path) as file:
+        number, mark = 0, "["
+
+        # Written as it comes: at threshold 0 the rows of a whole data set would fill the memory.
+        def write(record: Record) -> None:
+            nonlocal number, mark
+            number += 1
+            image_id = number if truth is None else truth.image_id(record.image)
+            with _blaming(path):
+                for row in record.detections.to_coco(image_id, categories):
+                    file.write(f"{mark}{json.dumps(row)}")
+                    mark = ",\n"
+
+        yield write
+        with _blaming(path):
+            file.write("[]\n" if mark == "[" else "]\n")
+
+
+class CocoImages:
+    """Image and category ids of a COCO annotation file.
+
+    Raises:
+        OutputError: the file is missing, damaged or not a COCO file.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        try:
+            data = json.loads(self.path.read_text("utf-8"))
+            images = [(str(row["file_name"]), int(row["id"])) for row in data["images"]]
+            self.categories = {str(row["name"]): int(row["id"]) for row in data["categories"]}
+        except FileNotFoundError:
+            raise OutputError(f"there is no COCO file '{self.path}'; check the path") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OutputError(
+                f"'{self.path}' is not a COCO annotation file ({error!r}); it needs 'images' with 'id' and "
+                "'file_name', and 'categories' with 'id' and 'name'"
+            ) from None
+        # Datasets name files with or without folders, so every tail of a name is kept; a tail that two
+        # images share identifies neither.
+        self._ids: dict[tuple[str, ...], int | None] = {}
+        for name, image_id in images:
+            parts = PurePath(name).parts
+            for start in range(len(parts)):
+                tail = parts[start:]
+                self._ids[tail] = None if self._ids.get(tail, image_id) != image_id else image_id
+
+    def image_id(self, image: str) -> int:
+        """Id of an image by the longest tail of its path that the file knows."""
+        parts = PurePath(image).parts
+        for start in range(len(parts)):
+            found = self._ids.get(parts[start:])
+            if found is not None:
+                return found
+        what = "several images" if self._ids.get(parts[-1:], 0) is None else "no image"
+        raise OutputError(f"'{self.path}' has {what} with the file name '{PurePath(image).name}'; got '{image}'")
+
+    def category_ids(self, spec: ModelSpec) -> Mapping[int, int]:
+        """Class id -> category id, by name; old VOC names of COCO classes count as the new ones."""
+        by_name = {_plain(name): category for name, category in self.categories.items()}
+        found = {}
+        for class_id, label in spec.labels.items():
+            name = _plain(label)
+            category = by_name.get(name, by_name.get(_ALIASES.get(name, name)))
+            if category is not None:
+                found[class_id] = category
+        if not found:
+            raise OutputError(
+                f"'{self.path}' and the model have no class in common: {sorted(self.categories)[:5]} ... "
+                f"against {list(spec.labels.values())[:5]} ...; leave the COCO file out to write class ids"
+            )
+        return found
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", " ")
+
+
+def check_stdout_once(paths: Sequence[str | os.PathLike | None]) -> None:
+    """Raise OutputError when two outputs would be mixed on stdout, or two have one path."""
+    named = [os.fspath(path) for path in paths if path is not None]
+    twice = sorted({path for path in named if named.count(path) > 1})
+    if twice:
+        raise OutputError(f"{len(twice)} output name given twice: {', '.join(twice)}; give each output its own")
+
+
+@contextlib.contextmanager
+def _text_target(path: str | os.PathLike) -> Iterator[TextIO]:
+    """UTF-8 text to a file that appears at the end, or to stdout.
+
+    A BrokenPipeError, when the reader of stdout has gone, leaves as it is.
+    """
+    if os.fspath(path) != STDOUT:
+        with (
+            writing(path) as temporary,
+            # A file name that is not UTF-8 has lone surrogates; "\udc80" is how JSON writes them.
+            open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        ):
+            yield file
+        return
+    with contextlib.suppress(AttributeError):  # a stdout that was replaced may not be reconfigurable
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    yield sys.stdout
+    with _blaming(path):
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _blaming(path: str | os.PathLike) -> Iterator[None]:
+    """Name this output in errors; left to the enclosing blocks, another output would be blamed."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of stdout has gone, which is no error of ours
+        raise
+    except OSError as error:
+        raise output_error(path, error) from error

@@ -1,0 +1,272 @@
+"""Frames of a video and annotated videos, through PyAV (the only module that imports `av`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cores import usable_cores
+from ..errors import ImageError, MissingPackageError, OutputError
+from ..files import writing
+from .images import MAX_PIXELS
+from .raw_image import Colours, Picture, YuvPicture
+
+_thread = threading.local()
+# On a GPU one thread waits for every frame; with more, the next frames are on their way meanwhile. On a CPU more threads than
+# these make few frames more, and leave less to what runs the model.
+_GPU_THREADS, _CPU_THREADS = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB, or a picture that
+    becomes that."""
+
+    index: int
+    time_s: float
+    image: NDArray[np.uint8] | Picture
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFacts:
+    """fps: average frames a second; frames: number in the header, 0 where it does not say."""
+
+    fps: float
+    frames: int
+
+
+def video_facts(path: str | os.PathLike) -> VideoFacts:
+    """Read the header of a video; raises what `read_frames` raises."""
+    with _opened(Path(path)) as (container, stream):
+        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        frames = int(stream.frames or 0)
+        if not frames and container.duration:
+            frames = round(container.duration / 1_000_000 * rate)
+        return VideoFacts(float(rate), frames)
+
+
+def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
+    """The frames of a video, upright, in order; every `every`-th one, starting with the first.
+
+    Raises:
+        ImageError: missing, empty, damaged or cut off file, no video in it, or frames that are too large.
+        MissingPackageError: PyAV is not installed.
+        ValueError: every is below 1.
+    """
+    for frame in raw_frames(path, every=every):
+        yield frame if isinstance(frame, Frame) else frame()
+
+
+def raw_frames(
+    path: str | os.PathLike, *, every: int = 1, planar: bool = False, gpu: VideoGpu | None = None
+) -> Iterator[Frame | Callable[[], Frame]]:
+    """As `read_frames`, or what makes the frame, also in another thread, while the next ones are decoded.
+
+    planar: leave frames in 4:2:0 where their RGB can be made elsewhere in the same arithmetic. gpu: decode there what it
+    can decode; such frames are planar and lie in its memory.
+    """
+    if every < 1:
+        raise ValueError(f"every must be at least 1; got {every}")
+    path = Path(path)
+    count = 0
+    with _opened(path, gpu) as (container, stream):
+        stream.thread_type = "AUTO"
+        hardware = getattr(stream.codec_context, "is_hwaccel", False)
+        stream.codec_context.thread_count = _GPU_THREADS if hardware else min(_CPU_THREADS, usable_cores())
+        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        for index, frame in enumerate(container.decode(stream)):
+            on_gpu = frame.format.name == "cuda"
+            if gpu is not None and not count:
+                gpu.found(on_gpu)
+            count += 1
+            if index % every:
+                continue
+            time_s = float(frame.time) if frame.time is not None else float(index / rate)
+            if (on_gpu and _suits(frame)) or (planar and _is_planar(frame)):
+                yield Frame(index, time_s, _planar(frame, gpu.mark() if on_gpu and gpu is not None else None))
+            else:
+                yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _rgb(frame))
+        if not count:
+            raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
+
+
+class VideoGpu(Protocol):
+    """A GPU that decodes videos. index: of the CUDA device."""
+
+    index: int
+
+    def enter(self) -> None:
+        """Make the context of the GPU that of this thread."""
+
+    def mark(self) -> Any:
+        """What says when the frame that came last is written."""
+
+    def found(self, on_gpu: bool) -> None:
+        """Told once for each video, with its first frame."""
+
+
+@contextlib.contextmanager
+def video_writer(
+    path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int]
+) -> Iterator[Callable[[NDArray[np.uint8]], None]]:
+    """Write an MP4: the block gets a function that takes (H, W, 3) uint8 RGB frames of `size_hw`.
+
+    An odd side loses its last row or column, which the codec does not allow. The file appears when
+    the block ends without an error.
+
+    Raises:
+        OutputError: it cannot be written. MissingPackageError: PyAV is not installed.
+    """
+    av = _import_av("writing videos")
+    height, width = (side - side % 2 for side in size_hw)
+    if min(height, width) < 2:
+        raise OutputError(f"cannot write '{path}': a video needs frames of 2x2 or more; got {size_hw}")
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    with writing(path) as temporary:
+        try:
+            with av.open(str(temporary), "w", format="mp4") as container:
+                stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
+                stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+
+                def write(image: NDArray[np.uint8]) -> None:
+                    if image.shape[:2] != tuple(size_hw):
+                        raise OutputError(f"'{path}' has frames of {size_hw}; got one of {image.shape[:2]}")
+                    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:height, :width]), "rgb24")
+                    container.mux(stream.encode(frame))
+
+                yield write
+                container.mux(stream.encode())
+        except av.FFmpegError as error:
+            raise OutputError(f"cannot write '{path}': {error}") from error
+
+
+def _import_av(purpose: str) -> ModuleType:
+    try:
+        import av
+    except ImportError:
+        raise MissingPackageError("av", "video", purpose) from None
+    return av
+
+
+@contextlib.contextmanager
+def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
+    """Container and first video stream; errors of PyAV inside the block become ImageError."""
+    av = _import_av(f"reading the video '{path}'")
+    if not path.is_file():
+        raise ImageError(f"there is no video file '{path}'; check the path")
+    if path.stat().st_size == 0:
+        raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ImageError(f"'{path}' has no video stream")
+            stream = container.streams.video[0]
+            if stream.width * stream.height > MAX_PIXELS:
+                raise ImageError(f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels")
+            there = _open_on_gpu(av, path, gpu) if gpu is not None and _may_be_on_gpu(stream) else None
+            if there is None:
+                yield container, stream
+                return
+        with there:
+            yield there, there.streams.video[0]
+    except av.FFmpegError as error:
+        raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off") from error
+
+
+def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
+    """The video with a decoder on a GPU; None where FFmpeg gets none there, e.g. without the driver's video part."""
+    if not hasattr(av.video.plane.VideoPlane, "__dlpack__"):  # how frames on a GPU are handed over
+        raise MissingPackageError("av>=17", "decode", f"decoding videos on the GPU (PyAV {av.__version__} is here)")
+    from av.codec.hwaccel import HWAccel
+
+    gpu.enter()
+    # The context that PyTorch made: FFmpeg would make one with other flags, and refuses one that has them not.
+    context = {"primary_ctx": "0", "current_ctx": "1"}
+    hardware = HWAccel("cuda", device=str(gpu.index), allow_software_fallback=True, options=context, is_hw_owned=True)
+    try:
+        return av.open(str(path), hwaccel=hardware)
+    except av.FFmpegError:
+        return None
+
+
+def _may_be_on_gpu(stream: Any) -> bool:
+    """Whether frames of the stream would be the same on a GPU: 4:2:0 in 8 bits with even sides, as PyAV hands them over."""
+    context = stream.codec_context
+    even = stream.width % 2 == 0 and stream.height % 2 == 0
+    return (
+        even
+        and context.pix_fmt in _PLANAR
+        and context.name in _EXACT
+        and any(c.device_type.name == "cuda" for c in context.codec.hardware_configs)
+    )
+
+
+# Codecs whose frames are the same from every decoder; the older ones leave rounding open.
+_EXACT = ("h264", "hevc", "vp8", "vp9", "av1")
+# 4:2:0 in 8 bits with three planes; the second name is an old one for the full range of levels.
+_PLANAR = ("yuv420p", "yuvj420p")
+_FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+_MATRICES = (0, 1, 2, 4, 5, 6, 7, 9)  # those that FFmpeg converts by `Colours`
+
+
+def _is_planar(frame: Any) -> bool:
+    """Whether FFmpeg makes RGB of the frame by the arithmetic of `Colours`: with an odd height, also of a
+    field, it takes another way."""
+    return frame.format.name in _PLANAR and _suits(frame)
+
+
+def _suits(frame: Any) -> bool:
+    return frame.height % (4 if frame.interlaced_frame else 2) == 0 and int(frame.colorspace) in _MATRICES
+
+
+def _planar(frame: Any, ready: Any) -> YuvPicture:
+    full = frame.format.name == "yuvj420p" or int(frame.color_range) == _FULL_RANGE
+    planes: tuple[Any, ...] = tuple(frame.planes)
+    if ready is None:
+        planes = tuple(np.frombuffer(p, np.uint8).reshape(p.height, p.line_size)[:, : p.width] for p in planes)
+    return YuvPicture(
+        planes,
+        frame.height,
+        frame.width,
+        Colours.of(int(frame.colorspace), full),
+        lambda: _rgb(frame),
+        _turns(frame),
+        bool(frame.interlaced_frame),
+        ready,
+    )
+
+
+def _rgb(frame: Any) -> NDArray[np.uint8]:
+    return _upright(_downloaded(frame) if frame.format.name == "cuda" else frame, _turns(frame))
+
+
+def _downloaded(frame: Any) -> Any:
+    """A frame of a GPU in memory, with three planes: FFmpeg turns two, with U and V interleaved, to other RGB."""
+    return frame.reformat(format="yuv420p")
+
+
+def _turns(frame: Any) -> int:
+    # Phones store the sensor's frame and a display rotation, in degrees counter-clockwise.
+    return round(getattr(frame, "rotation", 0) / 90) % 4
+
+
+def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
+    av = _import_av("reading videos")
+    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
+        _thread.reformatter = av.video.reformatter.VideoReformatter()
+    try:
+        image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()
+    except av.FFmpegError as error:
+        raise ImageError(f"a frame in the pixel format {frame.format.name} cannot be turned to RGB: {error.strerror}") from error
+    turns = _turns(frame) if turns is None else turns
+    return np.ascontiguousarray(np.rot90(image, turns)) if turns else image

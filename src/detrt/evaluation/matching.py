@@ -1,0 +1,168 @@
+"""How two models differ on the same images: their detections, robust to the order of ties, and their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..detections import Detections, box_iou
+from ..errors import DetrtError
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What counts as the same detections.
+
+    threshold: compare detections with at least this score; where an image has fewer than `at_least`
+        such detections, its `at_least` best are compared, so that no image passes for want of boxes.
+    box_px: largest difference of a box side, in pixels of the original image. score: of a score.
+    tensor: largest difference of logits and boxes relative to their largest value, selections forced.
+    unmatched: share of the compared detections that may be missing, and of those that may be extra.
+    ap: largest loss of COCO AP (0..1) where there is ground truth. ap_decides: with ground truth, the
+        differences of single boxes, scores and tensors are shown but only the AP is judged.
+    """
+
+    threshold: float = 0.3
+    at_least: int = 5
+    box_px: float = 0.5
+    score: float = 1e-3
+    tensor: float = 1e-3
+    unmatched: float = 0.0
+    ap: float = 1e-3
+    ap_decides: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "ap"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+                raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
+        if self.at_least < 1:
+            raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
+
+
+# What rounding may do, by the lowest type of the candidate; measured figures are in docs/verify.md. One
+# detection in a crowd can move far on a tie of two queries, so below FP32 the AP is the judge where there is one.
+GATES = {
+    "fp32": Gate(),
+    "tf32": Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
+    "fp16": Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
+    "bf16": Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True),
+    "int8": Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+    "fp8": Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+}
+
+
+def gate_for(precision: str) -> Gate:
+    """The gate of a precision: fp32, tf32, fp16, bf16, int8 or fp8.
+
+    Raises:
+        DetrtError: another name.
+    """
+    if precision not in GATES:
+        raise DetrtError(f"precision must be one of {', '.join(GATES)}; got {precision!r}")
+    return GATES[precision]
+
+
+def relative_error(expected: NDArray, actual: NDArray) -> float:
+    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(actual)):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMatch:
+    """One image: how many were compared, how many found no partner, and the largest differences."""
+
+    compared: int
+    missing: int
+    extra: int
+    box_px: float
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatch:
+    """Pair the detections of one image.
+
+    Both must come with a threshold low enough to hold everything that the gate compares. A detection
+    is paired with the nearest one of its class (largest side difference in pixels plus score
+    difference in units of the gate). Those within `gate.score` of the cut may be missing on one side; pairs of which
+    neither side is compared are partners only, and their differences do not count.
+    """
+    found = _partners(reference, candidate, gate)
+    ref, cand = found.ref, found.cand
+    counted = [(r, c) for r, c in found.pairs if max(ref.scores[r], cand.scores[c]) >= found.cut]
+    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in counted), default=0.0)
+    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in counted), default=0.0)
+    compared = int((ref.scores >= found.cut).sum())
+    return ImageMatch(compared, len(found.missing), len(found.extra), box, score)
+
+
+def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:
+    """(score of the reference, of the candidate) of every pair; 0 stands for no partner."""
+    found = _partners(reference, candidate, gate)
+    ref, cand = found.ref.scores.tolist(), found.cand.scores.tolist()
+    pairs = [(ref[r], cand[c]) for r, c in found.pairs]
+    return [*pairs, *((ref[r], 0.0) for r in found.missing), *((0.0, cand[c]) for c in found.extra)]
+
+
+def cutoff(reference: Detections, gate: Gate) -> float:
+    """The score from which detections of an image are compared."""
+    if len(reference) == 0:
+        return gate.threshold
+    ordered = np.sort(reference.scores)[::-1]
+    return float(min(gate.threshold, ordered[min(gate.at_least, len(ordered)) - 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Partners:
+    """The detections of both sides that reach the cut or nearly do, and by their indices: pairs, and those without a partner."""
+
+    cut: float
+    ref: Detections
+    cand: Detections
+    pairs: list[tuple[int, int]]
+    missing: list[int]
+    extra: list[int]
+
+
+def _partners(reference: Detections, candidate: Detections, gate: Gate) -> _Partners:
+    cut = cutoff(reference, gate)
+    ref = reference[reference.scores >= cut - 2 * gate.score]
+    cand = candidate[candidate.scores >= cut - 2 * gate.score]
+    pairs = _pair(ref, cand, gate)
+    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
+    missing = [r for r, score in enumerate(ref.scores) if r not in taken_ref and score >= cut]
+    extra = [c for c, score in enumerate(cand.scores) if c not in taken_cand and score >= cut + gate.score]
+    return _Partners(cut, ref, cand, pairs, missing, extra)
+
+
+def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]]:
+    """Greedy pairing, nearest pair first; boxes that do not overlap are never a pair."""
+    if not len(ref) or not len(cand):
+        return []
+    distance = np.abs(ref.boxes_xyxy[:, None] - cand.boxes_xyxy[None]).max(-1) / max(gate.box_px, 1e-9)
+    distance = distance + np.abs(ref.scores[:, None] - cand.scores[None]) / max(gate.score, 1e-9)
+    allowed = ref.class_ids[:, None] == cand.class_ids[None]
+    near = (box_iou(ref.boxes_xyxy, cand.boxes_xyxy) > 0.5) | (distance < 2)
+    distance = np.where(allowed & near, distance, np.inf)
+    pairs = []
+    for flat in np.argsort(distance, axis=None, kind="stable"):
+        r, c = divmod(int(flat), len(cand))
+        if not np.isfinite(distance[r, c]):  # not allowed, or one of the two is taken
+            continue
+        pairs.append((r, c))
+        distance[r, :] = distance[:, c] = np.inf
+        if len(pairs) == min(len(ref), len(cand)):
+            break
+    return pairs

@@ -1,0 +1,300 @@
+"""The two sides of a comparison: opened models, the facts they claim, and the graphs behind them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..backends.base import Session
+from ..backends.bound import BoundSession, detector_of
+from ..backends.onnxruntime.session import OnnxSession
+from ..backends.open import kind_of, open_session
+from ..backends.prompted import PromptedSession
+from ..bundle import MANIFEST, Bundle
+from ..errors import DetrtError, PromptError, SessionError
+from ..models.config import OPSETS, ExportConfig
+from ..spec import DecodeSpec, ModelSpec
+from ..text.prompts import Prompt
+from ..text.tokenizer import same_tokens
+from .matching import GATES
+
+if TYPE_CHECKING:
+    from ..graph.view import GraphView
+    from ..models.load import Source
+
+# Fields of the spec that an export changes by choice; all others are facts of the checkpoint.
+_DECODE_CHOICES = ("in_graph", "max_detections", "nms", "nms_in_graph", "score_threshold")
+_CHOICES = ("resize", "height", "width", "shortest_edge", "longest_edge", "dynamic", "mask", "dtype", "normalize_in_graph")
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the two models. graph: its ONNX file; an engine's is the one that it was built from.
+
+    source: the checkpoint, where it is one. options: the caller's choices when it was exported.
+    """
+
+    session: Session
+    name: str
+    source: Source | None = None
+    graph: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    owned: bool = False
+
+    def close(self) -> None:
+        if self.owned:
+            self.session.close()
+
+
+def default_reference(candidate: str | Path) -> str:
+    """The checkpoint that a bundle was made from.
+
+    Raises:
+        DetrtError: not a bundle, or its checkpoint is not on this machine.
+    """
+    if kind_of(candidate) != "bundle":
+        raise DetrtError(f"'{candidate}' does not say what it was made from; give the reference with --against CHECKPOINT")
+    source = Bundle.open(candidate).provenance.source
+    file = Path(source.removeprefix("ckpt:")).expanduser()
+    here = file.is_file() if source.startswith("ckpt:") else (file / "config.json").is_file()
+    if here or source.startswith(("embedded:", "random:")):
+        return source
+    raise DetrtError(
+        f"'{candidate}' was made from '{source}', which is not on this machine or would have to be downloaded; "
+        f"give the reference with --against CHECKPOINT, e.g. --against '{source}'"
+    )
+
+
+def open_side(
+    model: Any,
+    *,
+    trust: bool = False,
+    like: ModelSpec | None = None,
+    labels: Path | str | None = None,
+    family: str | None = None,
+    tokenizer: Path | str | None = None,
+    opening: Mapping[str, Any] | None = None,
+) -> Side:
+    """Open a reference, a Source or a session. labels, family, tokenizer: of a checkpoint, see `load_source`.
+    opening: how `open_session` opens anything else: backend, provider, device.
+
+    like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
+    """
+    if isinstance(model, Session):
+        return Side(model, str(getattr(model, "path", None) or model.backend), graph=_graph_of(model))
+    if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
+        session = _rounding(open_session(model, **(opening or {})))
+        options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
+        return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
+    from ..backends.torch import open_torch
+    from ..models.load import load_source
+
+    chosen = dict(opening or {})
+    if chosen.get("backend", "auto") not in ("auto", "torch") or chosen.get("provider", "cpu") != "cpu":
+        raise SessionError(
+            f"--backend and --provider choose how a bundle or a file runs, and '{model}' is a checkpoint, which PyTorch runs; leave "
+            "them out"
+        )
+    source = model
+    if isinstance(model, (str, Path)):
+        source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family, tokenizer=tokenizer)
+    contract = same_contract(source.spec, like) if like else None
+    session = open_torch(source, spec=contract, device=chosen.get("device") or "cpu")
+    return Side(session, source.provenance.source, source=source, owned=True)
+
+
+def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "") -> None:
+    """Make a model that takes a prompt one of fixed classes.
+
+    Raises:
+        PromptError: a model that takes a prompt and none, the reverse, or a bad prompt.
+    """
+    if isinstance(side.session, PromptedSession):
+        if prompt is None:
+            raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with --prompt 'a cat. a dog.'")
+        side.session = side.session.bind(prompt, task=task)
+    elif (prompt is not None or task) and not isinstance(side.session, BoundSession):
+        raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave --prompt out")
+
+
+def _rounding(session: Session) -> Session:
+    """The session, or one that rounds where ONNX Runtime's CPU kernels would not; see `graph.rounded`."""
+    if isinstance(session, PromptedSession):
+        detector, tower = session.detector, session.tower
+        return session.with_parts(_rounding(detector), None if tower is None else _rounding(tower))
+    if not isinstance(session, OnnxSession) or session.backend != "onnxruntime-cpu" or session.path is None:
+        return session
+    from ..graph.emulate_low_precision import has_low, rounded
+
+    view = view_of(session.path)
+    if not has_low(view.types):
+        return session
+    emulated = OnnxSession(rounded(view.model, view.types).SerializeToString(), session.spec)
+    emulated.path, note = session.path, "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
+    emulated.note = f"{session.note}; {note}" if session.note else note
+    session.close()
+    return emulated
+
+
+def run_view(side: Side) -> GraphView:
+    """The graph of a side as it is run: with its roundings spelled out where the runtime leaves them out."""
+    from ..graph.emulate_low_precision import has_low, rounded
+    from ..graph.view import GraphView
+
+    assert side.graph is not None
+    view = view_of(side.graph)
+    if side.session.backend == "onnxruntime-cpu" and has_low(view.types):
+        return GraphView.of(rounded(view.model, view.types))
+    return view
+
+
+def same_contract(facts: ModelSpec, like: ModelSpec) -> ModelSpec:
+    """A checkpoint's own facts (mean, std, labels, decode rule) with the tensors that the candidate takes.
+
+    Facts are not copied from the candidate, so that a bundle with a wrong mean or label is found out.
+    """
+    spec = facts.with_input(**{name: getattr(like.input, name) for name in _CHOICES})
+    return spec.with_decode(**{name: getattr(like.decode, name) for name in _DECODE_CHOICES})
+
+
+def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
+    """Facts in which two specs differ, in words; choices of an export are not among them.
+
+    Raises:
+        SessionError: heads of different sizes: not the same detector.
+    """
+    if reference.decode.num_classes != candidate.decode.num_classes:
+        raise SessionError(
+            f"the two models have different classes ({reference.decode.num_classes} and "
+            f"{candidate.decode.num_classes}); they cannot be the same detector"
+        )
+    found = []
+    for part, skip in (("input", _CHOICES), ("decode", _DECODE_CHOICES)):
+        a, b = getattr(reference, part), getattr(candidate, part)
+        for entry in fields(a):
+            mine, theirs = getattr(a, entry.name), getattr(b, entry.name)
+            if entry.name not in skip and mine != theirs:
+                found.append(f"spec.{part}.{entry.name} is {theirs}, the reference has {mine}")
+    # A graph that keeps a normalisation of its own is compared by its tensors, a host that normalises by this.
+    wrong = [i for i in sorted({*reference.labels, *candidate.labels}) if reference.labels.get(i) != candidate.labels.get(i)]
+    if wrong:
+        shown = ", ".join(f"{i} is {candidate.label(i)!r}, the reference has {reference.label(i)!r}" for i in wrong[:3])
+        found.append(f"spec.labels: {len(wrong)} of {len(reference.labels)} differ: class {shown}")
+    return found
+
+
+def text_differences(reference: Session, candidate: Session) -> list[str]:
+    """What two models that take a prompt read differently, in words."""
+    if not (isinstance(reference, BoundSession) and isinstance(candidate, BoundSession)):
+        return []
+    a, b = reference.model.text, candidate.model.text
+    found = [
+        f"spec.text.{name} is {getattr(b, name)}, the reference has {getattr(a, name)}"
+        for name in ("kind", "max_tokens", "pad_id", "separators")
+        if getattr(a, name) != getattr(b, name)
+    ]
+    if a.kind == b.kind and not same_tokens(reference.asked, candidate.asked):
+        found.append("the tokenizers differ: they give other tokens for this prompt")
+    return found
+
+
+def precision_of(side: Side) -> str:
+    """The lowest type that a model was made for: what its bundle or engine records, else what its graph shows."""
+    facts = getattr(side.session, "facts", None)
+    if facts is not None:
+        present = set(str(facts.precision).lower().replace("float8", "fp8").split("+"))
+        if low := next((kind for kind in ("fp8", "int8", "bf16", "fp16", "tf32") if kind in present), ""):
+            return low
+        return "tf32" if facts.options.get("tf32") else "fp32"
+    recorded = side.options.get("precision")
+    name = recorded.get("precision", recorded.get("name")) if isinstance(recorded, Mapping) else recorded
+    if isinstance(name, str) and name in GATES:
+        return name
+    if side.graph is None or side.source is not None:
+        return "fp32"
+    from ..graph.view import precision_of as of_graph
+
+    return of_graph(view_of(side.graph))
+
+
+def view_of(path: Path) -> GraphView:
+    from .. import graph
+    from ..graph.view import GraphView
+
+    return GraphView.of(graph.load(path))
+
+
+def reference_view(side: Side, candidate: Side, say: Callable[[str], None]) -> tuple[GraphView, str]:
+    """The reference as a graph: its own file, or an FP32 export of the checkpoint made for this.
+
+    Raises:
+        DetrtError: neither exists, or the checkpoint does not export.
+    """
+    if side.source is None:
+        if side.graph is None:
+            raise SessionError(f"the reference '{side.name}' has no graph; give a checkpoint with --against")
+        return view_of(side.graph), "the reference's graph"
+    from ..export import export_onnx
+
+    say("exporting the reference")
+    config = _config_like(candidate)
+    with tempfile.TemporaryDirectory(prefix="detrt-verify-") as folder:
+        report = export_onnx(side.source, Path(folder) / "reference.onnx", config)
+        return view_of(report.path), "an FP32 export of the reference"
+
+
+def _config_like(candidate: Side) -> ExportConfig:
+    """Choices that give a graph with the candidate's contract."""
+    recorded = candidate.options.get("export")
+    known = {entry.name for entry in fields(ExportConfig)}
+    if isinstance(recorded, Mapping) and set(recorded) <= known:
+        return ExportConfig(**{**recorded, "check": False})
+    spec = candidate.session.spec
+    opset, sampled = OPSETS[0], False
+    if candidate.graph is not None:
+        view = view_of(candidate.graph)
+        version = next((e.version for e in view.model.opset_import if e.domain in ("", "ai.onnx")), opset)
+        opset = version if version in OPSETS else opset
+        sampled = any(node.op_type == "GridSample" for node in view.model.graph.node)
+    return ExportConfig(
+        opset=opset,
+        msda="gridsample" if sampled else "gather",
+        height=None if spec.input.dynamic else spec.input.height,
+        width=None if spec.input.dynamic else spec.input.width,
+        decode="graph" if spec.decode.in_graph else "raw",
+        max_detections=spec.decode.max_detections,
+        score_threshold=spec.decode.score_threshold,
+        nms=_nms_like(spec.decode),
+        normalize=spec.input.normalize_in_graph,
+        input_dtype=spec.input.dtype,
+        mask=spec.input.mask or spec.input.dynamic,
+        check=False,
+    )
+
+
+def _nms_like(decode: DecodeSpec) -> str:
+    """The choice of ExportConfig that gives this rule."""
+    if decode.nms_in_graph:
+        return "graph-hard"
+    return {"none": "none", "nms": "hard"}.get(decode.nms, "checkpoint")
+
+
+def _graph_of(session: Session) -> Path | None:
+    session = detector_of(session)
+    path = getattr(session, "path", None)
+    if path is None:
+        return None
+    if isinstance(session, OnnxSession):
+        return path
+    facts = getattr(session, "facts", None)
+    if facts is None or not (path.parent / MANIFEST).is_file():
+        return None
+    # The graph beside an engine is of use only if the engine was built from it.
+    for model in sorted(path.parent.glob("*.onnx")):
+        if files.sha256_of(model) == facts.onnx_sha256:
+            return model
+    return None

@@ -1,0 +1,122 @@
+"""The tensor level: outputs of two sessions on one batch, with the candidate's selections forced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import Feeds, Outputs, Session
+from ..backends.bound import detector_of, with_text
+from ..backends.onnxruntime.session import OnnxSession
+from ..data.preprocess import SizeHW, group_by_size, preprocess
+from ..errors import DetrtError, SessionError
+from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, TEXT_FEATURES
+from .matching import relative_error
+
+
+def forced_rows(
+    ref: Session, cand: Session, images: Sequence[NDArray], sizes: Sequence[SizeHW | None] = (None,)
+) -> Iterator[dict[str, Any]]:
+    """Rows of batch, height, width, output, error (relative), text; nothing where selections cannot be read.
+
+    The reference's preprocessing feeds both, so that this level is about the graphs alone.
+    """
+    if not can_force(ref, cand):
+        return
+    for size_hw in sizes:
+        shapes = [image.shape[:2] for image in images]
+        for group in group_by_size(shapes, ref.spec, size_hw=size_hw):
+            feeds = preprocess([images[i] for i in group], ref.spec, size_hw=size_hw).feeds
+            given, asked = with_text(ref, feeds), with_text(cand, feeds)
+            batch, _, height, width = feeds["pixel_values"].shape
+            where = {"batch": batch, "height": height, "width": width}
+            try:
+                got, chosen = with_selections(detector_of(cand), asked)
+            except SessionError as error:
+                yield {**where, "output": "all", "error": float("inf"), "text": str(error)}
+                continue
+            want = run_forced(detector_of(ref), given, chosen)
+            # What the text towers made, where both sides have one.
+            want |= {name: given[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in given and name in asked}
+            got |= {name: asked[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in asked}
+            for name, expected in want.items():
+                if name in got:
+                    yield {**where, "output": name, "error": _error(name, expected, got[name]), "text": ""}
+
+
+def can_force(ref: Session, cand: Session) -> bool:
+    """Whether the candidate's selections can be read and given to the reference."""
+    both = [detector_of(s) for s in (ref, cand)]
+    known = all(_is_torch(s) or (isinstance(s, OnnxSession) and s.path is not None) for s in both)
+    return known and not decodes_alone(ref, cand)
+
+
+def decodes_alone(ref: Session, cand: Session) -> bool:
+    """Whether only one of two models that take a prompt decodes in its graph, so that they have other outputs."""
+    both = [detector_of(s).spec for s in (ref, cand)]
+    return any(spec.text is not None for spec in both) and both[0].decode.in_graph != both[1].decode.in_graph
+
+
+def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArray]]:
+    """Outputs of a session and the indices of its top-k selections, in the order of the model."""
+    if _is_torch(session):
+        from ..models.hooks import recorded_topk
+
+        with recorded_topk() as chosen:
+            outputs = session.run(feeds)
+        return outputs, [indices.cpu().numpy() for indices in chosen]
+    from .. import graph
+    from ..graph.clean import topk_outputs, with_outputs
+    from ..graph.emulate_low_precision import has_low, rounded
+    from ..graph.view import GraphView
+
+    model = graph.load(session.path)  # type: ignore[attr-defined]
+    if session.backend == "onnxruntime-cpu" and has_low((view := GraphView.of(model)).types):
+        model = rounded(model, view.types)
+    names = topk_outputs(model)
+    with OnnxSession(with_outputs(model, names).SerializeToString(), session.spec) as probe:
+        outputs = probe.run(feeds)
+    return outputs, [outputs.pop(name) for name in names]
+
+
+def run_forced(session: Session, feeds: Feeds, chosen: Sequence[NDArray]) -> Outputs:
+    """Run a session with given selections.
+
+    Raises:
+        SessionError: it makes another number of selections.
+    """
+    if _is_torch(session):
+        session.selections = list(chosen)  # type: ignore[attr-defined]
+        try:
+            return session.run(feeds)
+        except DetrtError as error:
+            raise SessionError(str(error)) from error
+        finally:
+            session.selections = None  # type: ignore[attr-defined]
+    from ..graph.clean import topk_outputs
+    from ..graph.probe import probe
+    from .models import view_of
+
+    view = view_of(session.path)  # type: ignore[attr-defined]
+    names = topk_outputs(view.model)
+    if len(names) != len(chosen):
+        raise SessionError(f"the reference makes {len(names)} top-k selections, the candidate {len(chosen)}")
+    model, _ = probe(view, [], dict(zip(names, chosen, strict=True)))
+    with OnnxSession(model.SerializeToString(), session.spec) as forced:
+        outputs = forced.run(feeds)
+    return outputs
+
+
+def _error(name: str, expected: NDArray, actual: NDArray) -> float:
+    if expected.shape != actual.shape:
+        return float("inf")
+    if name in (PRED_BOXES, BOXES) and not np.isfinite(actual).all():
+        return float("inf")
+    return relative_error(expected, actual)
+
+
+def _is_torch(session: Session) -> bool:
+    return session.backend.startswith("torch") and hasattr(session, "selections")

@@ -1,0 +1,212 @@
+"""Export of a prompted model: detector, text tower, tokenizer, and the check of both graphs together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import files, graph
+from ..backends.base import text_inputs
+from ..errors import ExportError, SourceError
+from ..evaluation.matching import relative_error
+from ..graph.clean import topk_outputs, with_outputs
+from ..graph.summary import summarise
+from ..models.config import ExportConfig
+from ..models.contract import contract, other_size, tower_contract, trace_size
+from ..models.example_inputs import example_feeds
+from ..models.load import Source
+from ..models.text_inputs import Ids, example_ids, token_feeds
+from ..models.text_module import TextExportModule, TowerModule
+from ..models.text_reference import StockTextModule
+from ..spec import (
+    ATTENTION_MASK,
+    CLASS_FEATURES,
+    CLASS_MASK,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    TARGET_SIZES,
+    TASK_FEATURES,
+    TASK_MASK,
+    TEXT_FEATURES,
+    ModelSpec,
+)
+from .onnx import ExportReport, finish, forced_topk, require_equal, trace_tensors
+
+# (rows, longest prompt) while tracing; the checks use other numbers.
+TRACED_ROWS, TRACED_TOKENS = 2, 9
+# (batch, whether the size is another than the traced one, tokens of the longest prompt)
+CHECKS = ((1, False, 6), (3, True, 17))
+# Maps an array of token ids and its mask to the outputs of a text tower, by name.
+Tower = Callable[[NDArray, NDArray], Mapping[str, NDArray]]
+
+
+def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfig, say: Callable[[str], None]) -> ExportReport:
+    """`export_onnx` for a source with a text part; `spec` is that of the graph.
+
+    Raises:
+        SourceError: the source has no tokenizer. Otherwise see `export_onnx`.
+    """
+    text = spec.text
+    assert text is not None
+    if source.tokenizer is None:
+        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
+    if path.name in (text.tower, text.tokenizer):
+        raise ExportError(f"'{path.name}' is the name of the {text.tower and 'text tower'} beside the model; give another")
+    start = time.perf_counter()
+    tower = None
+    if text.tower:
+        say("tracing the text tower")
+        tower = _traced_tower(source, spec, config)
+    say("tracing")
+    module = TextExportModule(source, spec).eval()
+    model = _traced_detector(module, source, spec, config)
+    seconds = time.perf_counter() - start
+    errors: tuple[dict[str, Any], ...] = ()
+    if config.check:
+        say("checking against PyTorch")
+        errors = tuple(check_text_export(module, source, model, tower, spec))
+        require_equal(errors)
+    graph.save(model, path)
+    if tower is not None:
+        graph.save(tower, path.with_name(text.tower))
+    with files.writing(path.with_name(text.tokenizer)) as temporary:
+        temporary.write_bytes(source.tokenizer)
+    return ExportReport(path, spec, summarise(model), seconds, errors)
+
+
+def _axes(infos: Any) -> dict[str, dict[int, str]]:
+    return {i.name: {axis: side for axis, side in enumerate(i.shape) if isinstance(side, str)} for i in infos}
+
+
+def _traced_tower(source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
+    inputs, outputs = tower_contract(spec)
+    ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
+    module = TowerModule(source, spec).eval()
+    arrays = tuple(torch.from_numpy(array) for array in ids)
+    names = [name for name in source.family.rewrites if name != "msda"]
+    traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, names, config.opset)
+    return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
+
+
+def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
+    inputs, outputs = contract(spec)
+    feeds = image_feeds(spec, TRACED_ROWS, trace_size(spec))
+    ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
+    feeds |= text_feeds(source, spec, ids, tower_in_torch(source, spec))
+    arrays = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
+    traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, source.family.rewrites, config.opset)
+    return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
+
+
+def image_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int = 0) -> dict[str, NDArray]:
+    """The feeds of a prompted detector that are not text."""
+    feeds = example_feeds(spec, batch, size_hw, seed)
+    return {name: feeds[name] for name in (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES) if name in feeds}
+
+
+def tower_in_torch(source: Source, spec: ModelSpec) -> Tower:
+    """The text tower on arrays, run by PyTorch."""
+    module = TowerModule(source, spec).eval()
+
+    def run(ids: NDArray, mask: NDArray) -> dict[str, NDArray]:
+        with torch.no_grad():
+            found = module(torch.from_numpy(ids), torch.from_numpy(mask))
+        return {name: tensor.numpy() for name, tensor in zip(module.output_names, found, strict=True)}
+
+    return run
+
+
+def text_feeds(source: Source, spec: ModelSpec, ids: Ids, tower: Tower) -> dict[str, NDArray]:
+    """The text feeds of a detector, one prompt an image.
+
+    Kind "classes": image i asks for as many classes as are left after dropping i of them, all rows of the
+    batch being names; its task is row i.
+    """
+    assert spec.text is not None
+    feeds = token_feeds(ids, spec)
+    if spec.text.kind == "tokens":
+        if spec.text.tower:
+            feeds |= tower(*ids)
+        return {name: feeds[name] for name in text_inputs(spec)}
+    batch = len(ids[0])
+    names = example_ids(source, batch + 2, 7, seed=batch)
+    features, task = tower(*names)[CLASS_FEATURES], tower(*ids)[TEXT_FEATURES]
+    mask = np.ones((batch, len(names[0])), np.int64)
+    for image in range(batch):
+        mask[image, len(names[0]) - image :] = 0
+    repeated = np.repeat(features[None], batch, 0) * mask[..., None].astype(np.float32)
+    return {CLASS_FEATURES: repeated, CLASS_MASK: mask, TASK_FEATURES: task, TASK_MASK: ids[1]}
+
+
+def check_text_export(
+    module: TextExportModule, source: Source, model: Any, tower: Any, spec: ModelSpec
+) -> Iterator[dict[str, Any]]:
+    """Run both graphs and the library's own model side by side at what was not traced.
+
+    The detector gets the features of the exported tower, so the rows hold the errors of both. Yields one
+    row a case and output: batch, height, width, tokens, output, error.
+    """
+    from ..backends.onnxruntime.session import OnnxSession
+
+    selections = topk_outputs(model)
+    session = OnnxSession(with_outputs(model, selections).SerializeToString(), spec)
+    towers = None if tower is None else OnnxSession(tower.SerializeToString(), spec)
+    inputs = [info.name for info in tower_contract(spec)[0]]
+    stock = StockTextModule(source, spec).eval()
+    try:
+        for batch, another, tokens in CHECKS:
+            size = other_size(spec) if another else trace_size(spec)
+            ids = example_ids(source, batch, tokens, seed=batch)
+
+            def encode(*arrays: NDArray) -> Mapping[str, NDArray]:
+                assert towers is not None
+                return towers.run(dict(zip(inputs, arrays, strict=True)))
+
+            feeds = image_feeds(spec, batch, size, seed=batch) | text_feeds(source, spec, ids, encode)
+            got = session.run(feeds)
+            plain = {**feeds, **token_feeds(ids, spec)} if PIXEL_MASK in stock.names else feeds
+            want = _stock(stock, module, plain, [got[name] for name in selections])
+            for name, expected in zip(module.output_names, want, strict=True):
+                if expected.shape != got[name].shape:
+                    raise ExportError(f"output '{name}' has shape {got[name].shape}, PyTorch gives {expected.shape}")
+                row = {"batch": batch, "height": size[0], "width": size[1], "tokens": tokens, "output": name}
+                yield {**row, "error": relative_error(*unpadded(expected, got[name], feeds, name))}
+    finally:
+        session.close()
+        if towers is not None:
+            towers.close()
+
+
+def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]) -> list[NDArray]:
+    """Outputs of the library's model with the graph's selections, image by image where it has no batches."""
+    batch = len(feeds[PIXEL_VALUES])
+    rows = [slice(None)] if stock.kind == "tokens" else [slice(i, i + 1) for i in range(batch)]
+    parts: list[list[NDArray]] = []
+    for part in rows:
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array[part])) for name, array in feeds.items()}
+        with torch.no_grad(), forced_topk([torch.from_numpy(array[part]) for array in selections]):
+            found = stock(*(tensors[name] for name in stock.input_names))
+            if module.spec.decode.in_graph:
+                found = module.decoded(*found, tensors)
+        parts.append([tensor.numpy() for tensor in found])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, NDArray], name: str) -> tuple[NDArray, NDArray]:
+    """Both without the columns of padding, whose -10000 would be the scale that errors are compared with.
+
+    They must be equal there, or nothing is.
+    """
+    mask = feeds.get(ATTENTION_MASK, feeds.get(CLASS_MASK))
+    if name != "logits" or mask is None:
+        return expected, got
+    real = np.broadcast_to(mask[:, None, :] > 0, expected.shape)
+    if not np.array_equal(expected[~real], got[~real]):
+        return expected, np.full_like(got, np.inf)
+    return expected[real], got[real]

@@ -1,0 +1,202 @@
+"""Lowering of `detrt.MSDeformAttn` nodes to standard ONNX operators.
+
+"gridsample": one GridSample a level. Few nodes, but several TensorRT versions compile GridSample
+wrongly without an error (NVIDIA/TensorRT issues 4646 and 4813).
+"gather": the bilinear sample written out: four Gathers of whole rows and FP32 coordinates, over all
+levels at once. Only operators that every runtime gets right.
+The op itself is defined in `detrt.models.ops.portable.reference`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..errors import GraphError
+from .builder import GraphBuilder
+
+DOMAIN, OP_TYPE = "detrt", "MSDeformAttn"
+
+
+def lower_msda(model: onnx.ModelProto, how: str) -> int:
+    """Replace every MSDeformAttn node in place by "gridsample" or "gather"; returns how many.
+
+    Raises:
+        GraphError: an unknown lowering, or a node whose heads or levels are not fixed.
+    """
+    lowerings = {"gridsample": _gridsample, "gather": _gather}
+    if how not in lowerings:
+        raise GraphError(f"--msda must be one of {', '.join(lowerings)}; got {how!r}")
+    graph = model.graph
+    constants = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    nodes: list[onnx.NodeProto] = []
+    prefixes: set[str] = set()
+    count = 0
+    for node in graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+            nodes.append(node)
+            continue
+        # Constants are named after the node, so two nodes of one name, or of none, would share them.
+        prefix = node.name or f"/{OP_TYPE}"
+        if prefix in prefixes:
+            prefix = f"{prefix}.{count}"
+        prefixes.add(prefix)
+        call = _Call(node, constants, opset, prefix)
+        (_gather if call.discrete else lowerings[how])(call)
+        nodes.extend(call.builder.nodes)
+        graph.initializer.extend(call.builder.initializers)
+        count += 1
+    if count:
+        del graph.node[:]
+        graph.node.extend(nodes)
+        kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+        del model.opset_import[:]
+        model.opset_import.extend(kept)
+    return count
+
+
+class _Call:
+    """One MSDeformAttn node: its attributes and the sizes of its levels."""
+
+    def __init__(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto], opset: int, prefix: str) -> None:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        self.value, shapes, self.locations, self.weights = node.input
+        self.output = node.output[0]
+        self.heads, self.dim = int(attributes["heads"]), int(attributes["head_dim"])
+        self.points = [int(p) for p in attributes["points_per_level"]]
+        self.discrete = bool(attributes.get("discrete", 0))
+        self.opset = opset
+        self.builder = b = GraphBuilder(prefix)
+        levels = len(self.points)
+        if shapes in constants:
+            sizes = numpy_helper.to_array(constants[shapes]).reshape(-1, 2)
+            if len(sizes) != levels:
+                raise GraphError(f"node '{node.name}' has {levels} levels of points but {len(sizes)} level sizes")
+            self.shapes = b.const(sizes, np.int64)
+            starts = np.concatenate([[0], np.cumsum(sizes.prod(1))[:-1]])
+            self.starts = b.const(starts, np.int64)
+        else:
+            self.shapes = shapes
+            areas = b.op("Mul", *b.op("Split", shapes, b.ints(1, 1), outputs=2, axis=1))
+            areas = b.reshape(areas, levels)
+            self.starts = b.op("CumSum", areas, b.const(0, np.int64), exclusive=1)
+
+    def level_size(self, level: int) -> tuple[str, str]:
+        """(1,) int64 height and width of a level."""
+        b = self.builder
+        row = b.op("Gather", self.shapes, b.const(level, np.int64), axis=0)
+        height, width = b.op("Split", row, b.ints(1, 1), outputs=2, axis=0)
+        return height, width
+
+
+def _gridsample(call: _Call) -> None:
+    b, heads, dim = call.builder, call.heads, call.dim
+    two, one = b.const(2.0, np.float32), b.const(1.0, np.float32)
+    grid = b.op("Sub", b.op("Mul", call.locations, two), one)
+    # (batch, queries, heads, points, 2) -> (batch * heads, queries, points, 2)
+    grid = b.op("Transpose", grid, perm=[0, 2, 1, 3, 4])
+    queries = b.op("Shape", grid, start=2, end=3)
+    grid = b.reshape(grid, -1, queries, sum(call.points), 2)
+    # (batch, tokens, heads, dim) -> (batch, heads * dim, tokens)
+    value = b.op("Transpose", b.reshape(call.value, 0, 0, heads * dim), perm=[0, 2, 1])
+    grids = [grid]
+    if len(call.points) > 1:
+        grids = b.op("Split", grid, b.ints(*call.points), outputs=len(call.points), axis=2)
+    weights = b.op("Transpose", call.weights, perm=[0, 2, 1, 3])
+    weights = b.reshape(weights, -1, 1, queries, sum(call.points))
+    shares = [weights]
+    if len(call.points) > 1:
+        shares = b.op("Split", weights, b.ints(*call.points), outputs=len(call.points), axis=3)
+    # Summed level by level: samples of all levels side by side would be copied once more, 0.3 GB a layer in the
+    # encoder of a detector at 800x1200.
+    out, start = "", b.ints(0)
+    for level in range(len(call.points)):
+        height, width = call.level_size(level)
+        end = b.op("Add", start, b.op("Mul", height, width))
+        tokens = b.slice(value, start, end, 2) if len(call.points) > 1 else value
+        image = b.reshape(tokens, -1, dim, height, width)
+        mode = "linear" if call.opset >= 20 else "bilinear"
+        samples = b.op("GridSample", image, grids[level], mode=mode, padding_mode="zeros", align_corners=0)
+        term = b.op("ReduceSum", b.op("Mul", samples, shares[level]), b.ints(3), keepdims=0)
+        out = b.op("Add", out, term) if out else term  # (batch * heads, dim, queries)
+        start = end
+    out = b.reshape(out, -1, heads * dim, queries)
+    b.op("Transpose", out, perm=[0, 2, 1], output=call.output)
+
+
+def _gather(call: _Call) -> None:
+    b, heads, dim = call.builder, call.heads, call.dim
+    points = sum(call.points)
+    f32, i64 = np.float32, np.int64
+    level_of_point = b.const(np.repeat(np.arange(len(call.points)), call.points), i64)
+    sizes = b.op("Gather", call.shapes, level_of_point, axis=0)  # (points, 2): height, width
+    heights, widths = b.op("Split", sizes, b.ints(1, 1), outputs=2, axis=1)
+    h = b.op("Cast", b.reshape(heights, points), to=onnx.TensorProto.FLOAT)
+    w = b.op("Cast", b.reshape(widths, points), to=onnx.TensorProto.FLOAT)
+    one, zero, half = b.const(1.0, f32), b.const(0.0, f32), b.const(0.5, f32)
+    last_x, last_y = b.op("Sub", w, one), b.op("Sub", h, one)
+    x, y = b.op("Split", call.locations, b.ints(1, 1), outputs=2, axis=4)
+    x, y = (b.op("Squeeze", side, b.ints(4)) for side in (x, y))  # (batch, queries, heads, points)
+    x, y = b.op("Mul", x, w), b.op("Mul", y, h)
+
+    # Row of the flattened value table: (batch * tokens + start of the level + y * width + x) * heads + head.
+    table = b.reshape(call.value, -1, dim)  # (batch * tokens * heads, dim)
+    batch = b.op("Squeeze", b.op("Shape", call.value, start=0, end=1), b.ints(0))
+    tokens = b.op("Shape", call.value, start=1, end=2)
+    batches = b.op("Mul", b.op("Range", b.const(0, i64), batch, b.const(1, i64)), tokens)
+    batches = b.reshape(batches, -1, 1, 1, 1)
+    first = b.op("Gather", call.starts, level_of_point, axis=0)  # (points,)
+    base = b.op("Mul", b.op("Add", batches, first), b.const(heads, i64))
+    base = b.op("Add", base, b.const(np.arange(heads).reshape(1, 1, heads, 1), i64))
+
+    def rows(cell_x: str, cell_y: str) -> str:
+        """(batch, queries, heads, points, dim) values at whole cells inside their level."""
+        cell = b.op("Add", b.op("Mul", cell_y, w), cell_x)
+        offset = b.op("Mul", b.op("Cast", cell, to=onnx.TensorProto.INT64), b.const(heads, i64))
+        return b.op("Gather", table, b.op("Add", offset, base), axis=0)
+
+    def inside(cell: str, last: str) -> str:
+        # Min and Max, not Clip: its bounds must be scalars and differ here from point to point.
+        return b.op("Max", b.op("Min", cell, last), zero)
+
+    def weighted(weight: str, values: str) -> str:
+        """(batch, queries, heads, 1, dim): sum over the points."""
+        return b.op("MatMul", b.op("Unsqueeze", weight, b.ints(3)), values)
+
+    if call.discrete:
+        # Truncation towards zero, as the original casts to integers, then the clamp.
+        cell_x = inside(b.op("Floor", b.op("Max", b.op("Add", x, half), zero)), last_x)
+        cell_y = inside(b.op("Floor", b.op("Max", b.op("Add", y, half), zero)), last_y)
+        total = weighted(call.weights, rows(cell_x, cell_y))
+    else:
+        x, y = b.op("Sub", x, half), b.op("Sub", y, half)
+        x0, y0 = b.op("Floor", x), b.op("Floor", y)
+        x1, y1 = b.op("Add", x0, one), b.op("Add", y0, one)
+        fx, fy = b.op("Sub", x, x0), b.op("Sub", y, y0)
+        clamped = {
+            name: inside(c, last)
+            for name, c, last in (("x0", x0, last_x), ("x1", x1, last_x), ("y0", y0, last_y), ("y1", y1, last_y))
+        }
+        # A corner outside the level weighs nothing: it is inside exactly where the clamp left it alone.
+        share = {}
+        for name, cell, fraction in (
+            ("x0", x0, b.op("Sub", one, fx)),
+            ("x1", x1, fx),
+            ("y0", y0, b.op("Sub", one, fy)),
+            ("y1", y1, fy),
+        ):
+            valid = b.op("Cast", b.op("Equal", cell, clamped[name]), to=onnx.TensorProto.FLOAT)
+            share[name] = b.op("Mul", fraction, valid)
+        total = ""
+        for cx in ("x0", "x1"):
+            column = b.op("Mul", share[cx], call.weights)
+            for cy in ("y0", "y1"):
+                term = weighted(b.op("Mul", column, share[cy]), rows(clamped[cx], clamped[cy]))
+                total = b.op("Add", total, term) if total else term
+    shape = b.op("Shape", call.locations, start=0, end=2)  # batch, queries
+    b.op("Reshape", total, b.op("Concat", shape, b.ints(heads * dim), axis=0), output=call.output)

@@ -1,0 +1,190 @@
+"""Shards on the actors of Ray Data. The only module that imports `ray`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ...backends.devices import CPU
+from ...cores import usable_cores
+from ...errors import DetrtError, MissingPackageError, SessionError
+from ...spec import ModelSpec
+from ..worker import rebuilt
+from .job import ClusterConfig
+from .worker import Shard, ShardDetector, ShardReport, Shipment, WorkerJob
+
+_TASK_RETRIES = 3  # how often a shard may end its worker; an image that always does must not hold the run for ever
+_LOCAL_STORE_BYTES = 256 << 20  # names and counts go through the object store, and the model once
+_CODE = "code"
+
+
+class _Actor:
+    """A worker of Ray Data. Its answers are rows of one column, "report": a ShardReport, or what went wrong."""
+
+    def __init__(self, job: WorkerJob, shipment: Any) -> None:
+        import ray
+
+        self._detector, self._failure = None, None
+        try:
+            self._detector = ShardDetector(job, None if shipment is None else ray.get(shipment))
+        except Exception as error:
+            self._failure = _told(error)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
+        return {"report": np.array([self._one(shard) for shard in batch["shard"]], object)}
+
+    def _one(self, shard: Shard) -> dict[str, Any]:
+        if self._detector is None:
+            return {"failure": self._failure}
+        try:
+            return {"process": f"{os.uname().nodename}:{os.getpid()}", **asdict(self._detector(shard))}
+        except Exception as error:
+            return {"failure": _told(error)}
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """An error as (class name, message); with its traceback where it is a bug."""
+    if isinstance(error, DetrtError):
+        return type(error).__name__, str(error)
+    return _CODE, "".join(traceback.format_exception(error))
+
+
+def _raise(failure: tuple[str, str]) -> None:
+    if failure[0] == _CODE:
+        raise RuntimeError(f"a worker failed:\n{failure[1]}")
+    raise rebuilt(*failure)
+
+
+class RayRunner:
+    """Runs shards on Ray, on this machine or on a cluster; closes what it started.
+
+    Raises:
+        MissingPackageError: Ray is not installed. SessionError: no cluster at the address, or no room for a worker.
+    """
+
+    def __init__(self, job: WorkerJob, shipment: Shipment | None, config: ClusterConfig) -> None:
+        try:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+            import ray
+            import ray.data
+        except ImportError:
+            raise MissingPackageError("ray", "ray", "--cluster ray") from None
+        self._ray = ray
+        self._config = config
+        self._start()
+        try:
+            total = ray.cluster_resources()
+            gpus = config.gpus if config.gpus is not None else float(total.get("GPU", 0) >= 1)
+            self._resources = {"num_cpus": config.cpus, "num_gpus": gpus}
+            self.workers = config.workers or _room(total, config.cpus, gpus)
+            if not self.workers:
+                raise SessionError(
+                    f"the cluster has {total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs, too few for one worker of "
+                    f"{config.cpus:g} CPUs and {gpus:g} GPUs; change --cpus-per-actor or --gpus-per-actor"
+                )
+            session = dict(job.session)
+            if not gpus and session.get("threads") is None:
+                session["threads"] = max(1, int(config.cpus))
+            # Ray shows a worker its own GPUs only, so its first is always cuda:0.
+            self._job = replace(job, device="cuda:0" if gpus else CPU, session=session, decoders=max(1, int(config.cpus)))
+            self._shipment = None if shipment is None or config.address is None else ray.put(shipment)
+        except BaseException:
+            self.close()
+            raise
+        self.processes: set[str] = set()
+
+    def _start(self) -> None:
+        ray, address = self._ray, self._config.address
+        quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+        self._ours = not ray.is_initialized()
+        if not self._ours:
+            return
+        try:
+            if address is None:
+                ray.init(num_cpus=usable_cores(), include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, **quiet)
+            else:
+                ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = "Ray cannot start on this machine" if address is None else f"there is no Ray cluster at '{address}'"
+            raise SessionError(f"{where}: {' '.join(str(error).split())[:300]}; see: ray status --address ADDRESS") from None
+
+    def describe(self) -> ModelSpec:
+        """The spec of the model, as a worker opens it; raises what opening it raises."""
+        job, shipment = self._job, self._shipment
+
+        def look() -> tuple[Any, ...]:
+            import ray
+
+            try:
+                opened = ShardDetector(job, None if shipment is None else ray.get(shipment))
+            except Exception as error:
+                return False, _told(error)
+            spec = opened.detector.spec
+            opened.close()
+            return True, spec
+
+        good, answer = self._ray.get(self._ray.remote(max_retries=1, **self._resources)(look).remote())
+        if not good:
+            _raise(answer)
+        return answer
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[ShardReport]:
+        """Reports of finished shards as they come. A shard whose workers died each time has none."""
+        from ray.data import ActorPoolStrategy, DataContext
+
+        if not shards:
+            return
+        ray = self._ray
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        context.max_errored_blocks = -1  # the other shards go on; what is missing is told at the end
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        count = min(self.workers, len(shards))
+        # One block a shard, so that a worker that dies takes no other shard with it.
+        items = ray.data.from_items([{"shard": shard} for shard in shards], override_num_blocks=len(shards))
+        with warnings.catch_warnings():
+            # Ray 2.60 announces that 2.64 drops free arguments, and names no other way to bound the retries.
+            warnings.simplefilter("ignore")
+            reports = items.map_batches(
+                _Actor,
+                fn_constructor_kwargs={"job": self._job, "shipment": self._shipment},
+                compute=ActorPoolStrategy(min_size=count, max_size=count, max_tasks_in_flight_per_actor=2),
+                batch_size=1,
+                batch_format="numpy",
+                max_task_retries=_TASK_RETRIES,
+                **self._resources,
+            )
+        for row in reports.iter_rows():
+            report = row["report"]
+            if report.get("failure"):
+                _raise(report["failure"])
+            self.processes.add(report.pop("process"))
+            yield ShardReport(**report)
+
+    def close(self) -> None:
+        """Leave the cluster, or stop the Ray that was started here."""
+        if self._ours:
+            with contextlib.suppress(Exception):
+                self._ray.shutdown()
+
+    def __enter__(self) -> RayRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _room(total: dict[str, float], cpus: float, gpus: float) -> int:
+    """How many workers fit into the cluster, counting its sums."""
+    fits = [int(total.get("CPU", 0) / cpus + 1e-9)]
+    if gpus:
+        fits.append(int(total.get("GPU", 0) / gpus + 1e-9))
+    return min(fits)

@@ -1,0 +1,310 @@
+"""A run over many images: what it is, what is left of it to do, and its results in one COCO file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...data.sinks import CocoImages
+from ...errors import OutputError, SessionError, SpecError
+from ...spec import ModelSpec
+from .inputs import ImageRef, digest, image_refs
+from .parquet import detections_of, list_to_bytes, part_facts, read_results
+from .storage import Place
+from .worker import PARTS, Shard, ShardReport, Shipment, WorkerJob, pack, part_name
+
+RUN, INPUTS, COCO, SUMMARY = "run.json", "inputs.parquet", "coco.json", "summary.json"
+_SCHEMA = 1
+_PASSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """How a run is spread. workers: None for as many as the cluster has room for.
+
+    gpus: of each worker, may be a fraction such as 0.5; None: 1 where the cluster has GPUs, else 0.
+    cpus: of each worker, which decode its images too. shard: images a worker does at a time, and rows of a file.
+    address: of a Ray cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine.
+    retry_bad: do files again that have images which were not read. merge: write coco.json from all files at the end.
+    """
+
+    workers: int | None = None
+    gpus: float | None = None
+    cpus: float = 1.0
+    shard: int = 256
+    address: str | None = None
+    retry_bad: bool = False
+    merge: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise SpecError(f"--actors must be at least 1; got {self.workers}")
+        if not 1 <= self.shard <= 1_000_000:
+            raise SpecError(f"--shard must be from 1 to 1000000 images; got {self.shard}")
+        if not 0 < self.cpus <= 1024:
+            raise SpecError(f"--cpus-per-actor must be above 0 and at most 1024; got {self.cpus}")
+        gpus = self.gpus
+        if gpus is not None and not (0 <= gpus <= 1 or gpus == 1.0):
+            raise SpecError(f"--gpus-per-actor must be from 0 to 1, e.g. 0.5 for two workers a GPU; got {gpus}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResult:
+    """What is in the output folder now.
+
+    resumed: images whose rows an earlier run wrote. seconds: of this run. workers: at a time; processes: that finished
+    a shard, more than the workers where some died.
+    """
+
+    images: int
+    bad: int
+    detections: int
+    labels: Mapping[str, int]
+    resumed: int
+    seconds: float
+    workers: int = 0
+    processes: int = 0
+    bad_examples: tuple[str, ...] = ()
+
+
+class Runner(Protocol):
+    """What runs shards on a cluster; `on_ray.RayRunner` is the one that ships."""
+
+    workers: int
+    processes: set[str]
+
+    def describe(self) -> ModelSpec: ...
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[ShardReport]: ...
+
+    def __enter__(self) -> Runner: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The identity of a run: what must be the same for its output to be gone on with."""
+
+    model: str
+    options: Mapping[str, Any]
+    inputs: str
+    images: int
+    shard: int
+    detrt_cluster: int = field(default=_SCHEMA)
+
+
+def run_job(
+    model: str,
+    names: Sequence[str],
+    output: str,
+    *,
+    config: ClusterConfig,
+    session: Mapping[str, Any],
+    detector: Mapping[str, Any],
+    truth: CocoImages | None = None,
+    runner: Callable[[WorkerJob, Shipment | None, ClusterConfig], Runner],
+    progress: Callable[[int, int], None] | None = None,
+) -> ClusterResult:
+    """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
+
+    names: see `image_refs`. session, detector: arguments of `open_on` and `Detector`. truth: gives image and
+    category ids. progress: called with (images done, all). Started again with the same arguments, it goes on where
+    the last one ended.
+
+    Raises:
+        ImageError, OutputError: inputs or output. OutputError also: the folder holds another run.
+        SessionError: images that end every worker which detects in them; the others are done.
+        DetrtError: as opening and running the model.
+    """
+    start = time.perf_counter()
+    refs = image_refs(names)
+    place = Place(output)
+    place.check()
+    shards = make_shards(refs, config.shard, truth)
+    local = Path(model).exists()
+    shipment = pack(model) if local else None
+    options = {**session, **detector, "coco_images": None if truth is None else str(truth.path)}
+    options = {key: value for key, value in options.items() if value not in (None, False, "", "auto")}
+    run = Run(shipment.digest if shipment else model, _plain(options), digest(refs), len(refs), config.shard)
+    known = _known(place, run)
+    done = _finished(place, shards, config.retry_bad) if known is not None else set()
+    missing = [shard for shard in shards if shard.number not in done]
+    resumed = sum(len(shard.refs) for shard in shards if shard.number in done)
+    workers = processes = 0
+    if known is None or missing:
+        job = WorkerJob(
+            model,
+            "",
+            dict(session),
+            dict(detector),
+            place.name if place.local is None else str(place.local),
+            {"model": run.model},
+        )
+        with runner(job, shipment, config) as active:
+            if known is None:
+                known = active.describe()
+                place.write(INPUTS, list_to_bytes(_listed(shards)))
+                place.write(RUN, _json({**asdict(run), "spec": known.to_dict()}))
+            count = resumed
+            if progress:
+                progress(count, len(refs))
+            for _ in range(_PASSES):
+                # A machine that is lost uses up the tries of its shards while it cannot be reached; new workers get them again.
+                for report in active.run([shard for shard in missing if shard.number not in done]):
+                    done.add(report.number)
+                    count += report.images
+                    if progress:
+                        progress(count, len(refs))
+        workers, processes = active.workers, len(active.processes)
+        place.sweep(PARTS)
+    lost = [shard for shard in shards if shard.number not in done]
+    if lost:
+        names_of = ", ".join(ref.image for ref in lost[0].refs[:3])
+        raise SessionError(
+            f"{sum(len(shard.refs) for shard in lost)} of {len(refs)} images are not done: their workers died each time, e.g. of "
+            f"{names_of} ...; more memory for a worker (--cpus-per-actor, --batch 1) may help. All others are done; the same "
+            "command goes on from there"
+        )
+    if config.merge:
+        rows, bad, labels, examples = _collect(place, shards, None if truth is None else truth.category_ids(known))
+    else:
+        (rows, bad), labels, examples = _counted(place, shards), {}, []
+    result = ClusterResult(
+        len(refs), bad, rows, dict(labels), resumed, time.perf_counter() - start, workers, processes, tuple(examples)
+    )
+    place.write(SUMMARY, _json(asdict(result)))
+    return result
+
+
+def make_shards(refs: Sequence[ImageRef], size: int, truth: CocoImages | None = None) -> list[Shard]:
+    """Shards of `size` images in order. Image ids: of `truth` by file name, of the manifest, or 1, 2, ...
+
+    Raises:
+        OutputError: an image that `truth` does not name, or two images with one id.
+    """
+    if truth is not None:
+        ids = [truth.image_id(ref.image) for ref in refs]
+        twice = [number for number, count in Counter(ids).items() if count > 1]
+        if twice:
+            raise OutputError(f"'{truth.path}' gives {len(twice)} ids to several images, e.g. {twice[0]}; leave out the doubles")
+    else:
+        ids = [index if ref.image_id is None else ref.image_id for index, ref in enumerate(refs, 1)]
+    firsts = range(0, len(refs), size)
+    return [Shard(i, tuple(refs[a : a + size]), tuple(ids[a : a + size])) for i, a in enumerate(firsts)]
+
+
+def _known(place: Place, run: Run) -> ModelSpec | None:
+    """The spec of the run in the folder; None: there is none yet. Raises OutputError where it is another run."""
+    raw = place.read(RUN)
+    if raw is None:
+        if place.names(PARTS):
+            raise OutputError(f"'{place.name}' has results of an unknown run ({RUN} is missing); give another --output")
+        return None
+    try:
+        data = json.loads(raw)
+        spec = ModelSpec.from_dict(data.pop("spec"))
+    except (ValueError, KeyError, AttributeError, SpecError) as error:
+        raise OutputError(f"'{place.name}/{RUN}' is damaged ({error!r}); give another --output") from None
+    wanted = json.loads(_json(asdict(run)))
+    other = [key for key in wanted if data.get(key) != wanted[key]]
+    if other:
+        shown = "; ".join(f"{key} {_short(data.get(key))}, now {_short(wanted[key])}" for key in other)
+        raise OutputError(f"'{place.name}' holds another run ({shown}); give another --output, or delete it")
+    return spec
+
+
+def _finished(place: Place, shards: Sequence[Shard], retry_bad: bool) -> set[int]:
+    """Numbers of the shards whose file is there and whole; retry_bad: and in which every image was read."""
+    there, done = set(place.names(PARTS)), set()
+    for shard in shards:
+        name = part_name(shard.number)
+        if name.rpartition("/")[2] not in there:
+            continue
+        facts = part_facts(place.read(name) or b"")
+        if facts is None or facts.image_ids != shard.image_ids or (retry_bad and facts.bad):
+            continue
+        done.add(shard.number)
+    return done
+
+
+def _collect(
+    place: Place, shards: Sequence[Shard], categories: Mapping[int, int] | None
+) -> tuple[int, int, Counter[str], list[str]]:
+    """Write coco.json from all files, and check that every image has one row.
+
+    Returns: detections, images that were not read, detections of each label, some of the errors.
+    """
+    detections, bad, labels, examples = 0, 0, Counter[str](), []
+    with tempfile.TemporaryDirectory(dir=place.local, prefix=".coco.") as folder:  # on the same disk, to be moved
+        path = Path(folder) / COCO
+        with open(path, "w", encoding="utf-8") as file:
+            mark = "["
+            for shard in shards:
+                rows = read_results(_part(place, shard), f"{place.name}/{part_name(shard.number)}")
+                if tuple(row["image_id"] for row in rows) != shard.image_ids:
+                    raise _changed(place, shard)
+                for row in rows:
+                    if row["error"] is not None:
+                        bad += 1
+                        examples += [row["error"]] * (len(examples) < 3)
+                        continue
+                    found = detections_of(row)
+                    detections += len(found)
+                    labels.update(found.labels)
+                    for entry in found.to_coco(row["image_id"], categories):
+                        file.write(f"{mark}{json.dumps(entry)}")
+                        mark = ",\n"
+            file.write("[]\n" if mark == "[" else "]\n")
+        place.put(COCO, path)
+    return detections, bad, labels, examples
+
+
+def _counted(place: Place, shards: Sequence[Shard]) -> tuple[int, int]:
+    """Check that every image has one row; (detections, images that were not read)."""
+    detections = bad = 0
+    for shard in shards:
+        facts = part_facts(_part(place, shard))
+        if facts is None or facts.image_ids != shard.image_ids:
+            raise _changed(place, shard)
+        detections += facts.detections
+        bad += facts.bad
+    return detections, bad
+
+
+def _part(place: Place, shard: Shard) -> bytes:
+    data = place.read(part_name(shard.number))
+    if data is None:
+        raise OutputError(
+            f"'{place.name}' lacks {part_name(shard.number)}, which a worker has written; on a cluster --output must be an "
+            "address such as s3://bucket/run1, or a folder that all machines share"
+        )
+    return data
+
+
+def _changed(place: Place, shard: Shard) -> OutputError:
+    return OutputError(f"'{place.name}/{part_name(shard.number)}' was changed by something else; delete it and run again")
+
+
+def _listed(shards: Iterable[Shard]) -> Iterator[tuple[int, str, str]]:
+    for shard in shards:
+        yield from ((number, ref.image, ref.address) for ref, number in zip(shard.refs, shard.image_ids, strict=True))
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(options, default=str, sort_keys=True))
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

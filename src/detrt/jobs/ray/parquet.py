@@ -1,0 +1,129 @@
+"""Parquet files: lists of images, and results with one row an image. The only module that imports `pyarrow`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...detections import Detections
+from ...errors import ImageError, MissingPackageError, OutputError
+
+METADATA_KEY = b"detrt"
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingPackageError("pyarrow", "ray", "Parquet files") from None
+    return pyarrow, pyarrow.parquet
+
+
+def _schema(pa: Any) -> Any:
+    """One row an image. error: null where the image was read; width, height: null where it was not."""
+    found = pa.struct(
+        [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
+    )
+    columns = [("image_id", pa.int64()), ("image", pa.string()), ("width", pa.int32()), ("height", pa.int32())]
+    return pa.schema([*columns, ("error", pa.string()), ("detections", pa.list_(found))])
+
+
+def result_row(image_id: int, image: str, found: Detections | str) -> dict[str, Any]:
+    """A row of the results. found: the detections, or why the image was not read."""
+    if isinstance(found, str):
+        return {"image_id": image_id, "image": image, "width": None, "height": None, "error": found, "detections": []}
+    height, width = found.image_size_hw
+    # Not rounded, so that files written from these rows are those of `detrt detect`.
+    parts = zip(found.labels, found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
+    rows = [dict(zip(("label", "class_id", "score", "box_xyxy"), one, strict=True)) for one in parts]
+    return {"image_id": image_id, "image": image, "width": width, "height": height, "error": None, "detections": rows}
+
+
+def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any]) -> bytes:
+    """A Parquet file of results; metadata: what is known of the run, as JSON under the key "detrt"."""
+    pa, parquet = _pyarrow()
+    schema = _schema(pa).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
+    target = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), target, compression="zstd")
+    return target.getvalue()
+
+
+def read_results(data: bytes, name: str) -> list[dict[str, Any]]:
+    """Rows of a file of results. Raises OutputError where it is damaged."""
+    pa, parquet = _pyarrow()
+    try:
+        return parquet.read_table(io.BytesIO(data)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise OutputError(f"'{name}' is damaged ({error}); delete it and run the same command again") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """What a file of results holds. bad: images that were not read."""
+
+    image_ids: tuple[int, ...]
+    bad: int
+    detections: int
+
+
+def part_facts(data: bytes) -> PartFacts | None:
+    """What is in a file of results; None: damaged or of another form."""
+    pa, parquet = _pyarrow()
+    try:
+        table = parquet.ParquetFile(io.BytesIO(data)).read(columns=["image_id", "error", "detections.list.element.class_id"])
+        detections = sum(len(chunk.flatten()) for chunk in table.column("detections").chunks)
+        ids = tuple(table.column("image_id").to_pylist())
+        return PartFacts(ids, len(table) - table.column("error").null_count, detections)
+    except (pa.ArrowException, OSError, KeyError):
+        return None
+
+
+def detections_of(row: Mapping[str, Any]) -> Detections:
+    """The detections of a row of results."""
+    found = row["detections"]
+    return Detections(
+        np.array([one["box_xyxy"] for one in found], np.float32).reshape(-1, 4),
+        np.array([one["score"] for one in found], np.float32),
+        np.array([one["class_id"] for one in found], np.int64),
+        tuple(one["label"] for one in found),
+        (row["height"] or 0, row["width"] or 0),
+    )
+
+
+def list_to_bytes(rows: Iterable[tuple[int, str, str]]) -> bytes:
+    """A Parquet file of (image id, image, address)."""
+    pa, parquet = _pyarrow()
+    ids, images, addresses = [], [], []
+    for image_id, image, address in rows:
+        ids.append(image_id)
+        images.append(image)
+        addresses.append(address)
+    target = io.BytesIO()
+    parquet.write_table(pa.table({"image_id": pa.array(ids, pa.int64()), "image": images, "address": addresses}), target)
+    return target.getvalue()
+
+
+def read_columns(data: bytes, name: str, columns: tuple[str, ...], optional: str) -> Iterator[tuple[str, Any]]:
+    """(value of the first of `columns` that is there, value of `optional` or None) for every row of a Parquet file.
+
+    Raises:
+        ImageError: damaged, or it has none of the columns.
+    """
+    pa, parquet = _pyarrow()
+    try:
+        file = parquet.ParquetFile(io.BytesIO(data))
+        names = file.schema_arrow.names
+        column = next((one for one in columns if one in names), None)
+        if column is None:
+            raise ImageError(f"the manifest '{name}' has the columns {names}; one of {', '.join(columns)} must name the images")
+        table = file.read([column] + [optional] * (optional in names))
+    except (pa.ArrowException, OSError) as error:
+        raise ImageError(f"the manifest '{name}' cannot be read as Parquet: {error}") from None
+    ids = table.column(optional).to_pylist() if optional in names else [None] * len(table)
+    yield from zip(table.column(column).to_pylist(), ids, strict=True)

@@ -1,0 +1,206 @@
+"""One shard of images -> one Parquet file. Runs in the workers; knows nothing of the cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import files
+from ...backends.devices import open_on
+from ...data.images import load_image
+from ...data.raw_image import Picture
+from ...detections import Detections
+from ...detector import Detector
+from ...errors import ImageError, SessionError
+from ..run import Bad, detect_inputs
+from .inputs import ImageRef
+from .parquet import result_row, results_to_bytes
+from .storage import Place, fetch, is_address
+
+PARTS = "detections"
+Opened = NDArray[np.uint8] | Picture
+Load = Callable[[Any], Opened]  # of a path or of bytes
+
+
+def part_name(shard: int) -> str:
+    return f"{PARTS}/part-{shard:06d}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Images that one worker detects in together. image_ids: one for each of `refs`."""
+
+    number: int
+    refs: tuple[ImageRef, ...]
+    image_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard whose file is written. bad: images that were not read."""
+
+    number: int
+    images: int
+    bad: int
+    detections: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """A model's files by their names below its folder, for machines that do not share a disk. name: of the model itself."""
+
+    name: str
+    digest: str
+    contents: Mapping[str, bytes]
+
+    def unpack(self) -> Path:
+        """The model on this machine; unpacked by the first worker that needs it."""
+        folder = Path(tempfile.gettempdir()) / f"detrt-models-{os.getuid()}" / self.digest[:32]
+        if not folder.is_dir():
+            fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+            for name, content in self.contents.items():
+                path = fresh / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            try:
+                os.replace(fresh, folder)
+            except OSError:  # another worker of this machine was faster
+                files.remove(fresh)
+        return folder / self.name if self.name else folder
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What every worker of a run needs. session, detector: arguments of `open_on` and `Detector`."""
+
+    model: str
+    device: str
+    session: Mapping[str, Any]
+    detector: Mapping[str, Any]
+    output: str
+    metadata: Mapping[str, Any]
+    decoders: int = 1
+
+
+class ShardDetector:
+    """Detects in shards and writes their files; opening it opens the model."""
+
+    def __init__(self, job: WorkerJob, shipment: Shipment | None = None) -> None:
+        ref = job.model if shipment is None else str(shipment.unpack())
+        self.job = job
+        self.place = Place(job.output)
+        session = open_on(ref, job.device, **job.session)
+        self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
+        self.detector.check_prompt()
+        decoder = self.detector.decoder
+        self._load = load_image if decoder is None else decoder.open
+        self._pool = ThreadPoolExecutor(job.decoders, "detrt-decode")
+
+    def __call__(self, shard: Shard) -> ShardReport:
+        """Detect in a shard and write its file. An image on which the model fails is noted like one that cannot be read.
+
+        Raises:
+            SessionError: the model fails on every image. OutputError: the file cannot be written.
+        """
+        start = time.perf_counter()
+        try:
+            answers = list(self._answers(shard.refs))
+        except SessionError as error:
+            # One image can spoil a batch, by an overflow for example, and must not hold up a run of millions.
+            answers = [self._alone(ref) for ref in shard.refs]
+            if all(isinstance(answer, str) for answer in answers):
+                raise error from None
+        triples = zip(shard.image_ids, shard.refs, answers, strict=True)
+        rows = [result_row(image_id, ref.image, answer) for image_id, ref, answer in triples]
+        self.place.write(part_name(shard.number), results_to_bytes(rows, {**self.job.metadata, "shard": shard.number}))
+        bad = sum(isinstance(answer, str) for answer in answers)
+        detections = sum(len(row["detections"]) for row in rows)
+        return ShardReport(shard.number, len(rows), bad, detections, time.perf_counter() - start)
+
+    def _answers(self, refs: Sequence[ImageRef]) -> Iterator[Detections | str]:
+        """Detections, or why an image was not read, for each of `refs`."""
+        ahead = 2 * self.detector.batch_size + self.job.decoders
+        sources = _decoded(refs, self._pool, ahead, self._load)
+        for item in detect_inputs(self.detector, sources):  # type: ignore[arg-type]  # what it uses of an Input is there
+            yield str(item.error) if isinstance(item, Bad) else item.record.detections
+
+    def _alone(self, ref: ImageRef) -> Detections | str:
+        try:
+            return next(self._answers([ref]))
+        except SessionError as error:
+            return f"'{ref.image}': the model failed: {error}"
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self.detector.close()
+
+
+class _Decoded:
+    """What `detect_inputs` uses of an Input, with the image on its way from a thread."""
+
+    kind = "image"
+
+    def __init__(self, ref: ImageRef, opened: Future[Opened]) -> None:
+        self.path, self.load = ref.image, opened.result
+
+
+def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int, load: Load) -> Iterator[_Decoded]:
+    rest = iter(refs)
+    coming: deque[tuple[ImageRef, Future[Opened]]] = deque()
+
+    def submit(count: int) -> None:
+        coming.extend((ref, pool.submit(read_image, ref.address, load)) for ref in itertools.islice(rest, count))
+
+    submit(ahead)
+    while coming:
+        ref, opened = coming.popleft()
+        submit(1)
+        yield _Decoded(ref, opened)
+
+
+def read_image(address: str, load: Load = load_image) -> Opened:
+    """The image at a local path or an address, as `load` gives it. Raises ImageError."""
+    if not is_address(address):
+        return load(address)
+    data = fetch(address)
+    try:
+        return load(data)
+    except ImageError as error:
+        raise ImageError(f"'{address}': {error}") from None
+
+
+def pack(ref: str) -> Shipment:
+    """The files of a model that lies on this machine."""
+    path = Path(ref)
+    if path.is_dir():
+        paths = [one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith(".")]
+        contents = {one.relative_to(path).as_posix(): one.read_bytes() for one in paths}
+        return Shipment("", _digest(contents), contents)
+    # A model file with what lies beside it under its name: sidecars, external data, the text tower and its tokenizer.
+    beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and _belongs(one.name, path.name)]
+    contents = {one.name: one.read_bytes() for one in beside}
+    return Shipment(path.name, _digest(contents), contents)
+
+
+def _belongs(name: str, model: str) -> bool:
+    return name.startswith(model) or name in ("detrt.json", "tokenizer.json", "text.onnx", "text.onnx.data", "vocab.txt")
+
+
+def _digest(contents: Mapping[str, bytes]) -> str:
+    whole = hashlib.sha256()
+    for name, content in sorted(contents.items()):
+        whole.update(f"{name}\0{len(content)}\0".encode() + hashlib.sha256(content).digest())
+    return whole.hexdigest()

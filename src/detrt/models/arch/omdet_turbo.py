@@ -1,0 +1,202 @@
+"""OmDet-Turbo (Zhao et al., arXiv:2403.06892) on tensors alone: the CLIP text tower and the detector.
+
+Both work on the weights of transformers' `OmDetTurboForObjectDetection`, whose own forward keeps Python
+caches of prompts, loops over images and bakes sizes into tables. The function is the same but for this: an
+image that asks for fewer classes than its neighbours in the batch gets what it gets alone. The published code
+pads with zeros, which go through a projection with a bias and then compete in the query selection; here
+`class_mask` takes them out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ExportError
+from .grounding_dino import MASKED, PADDED_LOGIT, additive, inverse_sigmoid, tensor_backbone
+from .trace_scope import inside
+
+
+class OmDetText(nn.Module):
+    """CLIP's text model.
+
+    input_ids, attention_mask: (n, tokens) int64. Returns text_features (n, tokens, d) float32, 0 at padding,
+    for the task, and class_features (n, d'): projected features at the end token, for class names.
+    """
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        language: Any = detector.language_backbone
+        kind = language.model.config.model_type
+        if kind != "clip_text_model":
+            raise ExportError(f"the text model is {kind!r}; detrt exports OmDet-Turbo with CLIP only")
+        self.clip, self.text_projection = language.model, language.text_projection
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.arange(input_ids.shape[1], device=input_ids.device)
+        words: Any = self.clip.embeddings
+        x = words.token_embedding(input_ids) + words.position_embedding(place)
+        # Every token sees itself and those before it, so what fills a row up changes nothing that is read.
+        bias = additive(place.view(1, -1) <= place.view(-1, 1))
+        for layer in self.clip.encoder.layers:
+            with inside(self.clip.encoder, layer):
+                x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
+                x = x + layer.mlp(layer.layer_norm2(x))
+        x = self.clip.final_layer_norm(x)
+        # The end token has the largest id, and the first of them counts.
+        end = input_ids.argmax(-1)
+        pooled = x.gather(1, end.view(-1, 1, 1).expand(-1, -1, x.shape[-1])).squeeze(1)
+        return x * attention_mask.unsqueeze(-1).to(x.dtype), pooled @ self.text_projection
+
+
+def _clip_attention(own: Any, x: Tensor, bias: Tensor) -> Tensor:
+    heads, dim = own.num_heads, own.head_dim
+    query, key, value = (linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.q_proj, own.k_proj, own.v_proj))
+    weights = (query @ key.transpose(-1, -2) * dim**-0.5 + bias).softmax(-1)
+    return own.out_proj((weights @ value).transpose(1, 2).flatten(2))
+
+
+class OmDetDetector(nn.Module):
+    """Image, class features and task features -> one logit for each class, and boxes.
+
+    pixels: (batch, 3, height, width) float32, normalised; both sides multiples of 32.
+    class_features: (batch, classes, d'); class_mask: (batch, classes), 1 = a class of this image.
+    task_features: (batch, tokens, d); task_mask: (batch, tokens), 1 = token.
+    Returns logits (batch, queries, classes), `PADDED_LOGIT` at padded classes, and boxes
+    (batch, queries, 4) cxcywh relative to the image.
+    """
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        config: Any = detector.config
+        if config.apply_layernorm_after_vision_backbone:
+            raise ExportError("an OmDet-Turbo with norms outside of its backbone; load it with detrt's loader")
+        if config.eval_size is not None:
+            raise ExportError("an OmDet-Turbo with eval_size, for which the published code has no positions")
+        vision: Any = detector.vision_backbone
+        self.backbone = tensor_backbone(vision.vision_backbone)
+        self.encoder, self.decoder = detector.encoder, detector.decoder
+        self.queries = int(config.num_queries)
+
+    def forward(
+        self,
+        pixels: Tensor,
+        class_features: Tensor,
+        class_mask: Tensor,
+        task_features: Tensor,
+        task_mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        decoder: Any = self.decoder
+        classes = class_mask > 0
+        maps = self.backbone(pixels)
+        with inside(self.encoder):
+            maps = self._fuse(maps)
+        with inside(decoder):
+            maps = [project(found) for project, found in zip(decoder.channel_projection_layers, maps, strict=True)]
+        shapes = [(found.shape[2], found.shape[3]) for found in maps]
+        sizes = torch.stack([torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes])
+        vision = torch.cat([found.flatten(2).transpose(1, 2) for found in maps], 1)
+        x, boxes = self._select(vision, shapes, class_features, classes)
+
+        task = decoder.task_encoder(task_features)
+        if getattr(decoder, "task_project", None) is not None:
+            task = decoder.task_project(task)
+        task = task.transpose(0, 1)  # its layers take (tokens, batch, d)
+        seen = torch.cat([torch.ones_like(x[:, :, 0]), task_mask.to(x.dtype)], 1)
+        bias = additive(seen)[:, None, None, :]
+        last = len(decoder.layers) - 1
+        for index, layer in enumerate(decoder.layers):
+            with inside(decoder):
+                x, task, _, _ = layer(
+                    x,
+                    task,
+                    boxes,
+                    vision,
+                    sizes,
+                    shapes,
+                    level_start_index=None,
+                    attention_mask=bias,
+                    query_position=decoder.query_position_head(boxes),
+                )
+            boxes = (decoder.decoder_bbox_head[index](x) + inverse_sigmoid(boxes)).sigmoid()
+        logits = self._similarity(x, decoder.decoder_class_head[last](class_features))
+        return torch.where(classes.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
+
+    def _fuse(self, maps: list[Tensor]) -> list[Tensor]:
+        """The efficient encoder: attention on chosen maps, then top-down and bottom-up fusion."""
+        encoder: Any = self.encoder
+        maps = [project(found) for project, found in zip(encoder.channel_projection_layers, maps, strict=True)]
+        for attention, index in zip(encoder.encoder, encoder.encoder_projection_indices, strict=True):
+            found = maps[index]
+            position = _wide_first_positions(found, encoder.positional_encoding_temperature)
+            x = attention(found.flatten(2).transpose(1, 2), pos_embed=position)[0]
+            maps[index] = x.transpose(1, 2).reshape(found.shape)
+        top_down = [maps[-1]]
+        for step, low in enumerate(reversed(maps[:-1])):
+            top_down[0] = encoder.lateral_convs[step](top_down[0])
+            up = _doubled(top_down[0])
+            top_down.insert(0, encoder.fpn_blocks[step](torch.cat([up, low], 1)))
+        fused = [top_down[0]]
+        for step, high in enumerate(top_down[1:]):
+            down = encoder.downsample_convs[step](fused[-1])
+            fused.append(encoder.pan_blocks[step](torch.cat([down, high], 1)))
+        return fused
+
+    def _select(
+        self, vision: Tensor, shapes: list[tuple[Any, Any]], class_features: Tensor, classes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queries (batch, queries, d) and their boxes: the places most like any class of the image."""
+        decoder: Any = self.decoder
+        anchors = torch.cat([_anchors(shape, level) for level, shape in enumerate(shapes)], 0)
+        inside = ((anchors > 0.01) & (anchors < 0.99)).all(-1, keepdim=True)
+        objects = decoder.encoder_vision_features(vision * inside.to(vision.dtype))
+        likeness = self._similarity(objects, decoder.encoder_class_head(class_features))
+        likeness = torch.where(classes.unsqueeze(1), likeness, torch.full_like(likeness[:, :1, :1], MASKED))
+        index = likeness.amax(-1).topk(self.queries, dim=1).indices
+        chosen = anchors[index].clamp(0.01, 0.99)  # (batch, queries, 4)
+        x = objects.gather(1, index.unsqueeze(-1).expand(-1, -1, objects.shape[-1]))
+        boxes = (decoder.encoder_bbox_head(x) + torch.log(chosen / (1 - chosen))).sigmoid()
+        # Anchors at the rim are infinite in the published code, so their boxes are all ones.
+        boxes = torch.where(inside[index], boxes, torch.ones_like(boxes))
+        if decoder.learn_initial_query:
+            x = decoder.tgt_embed.weight.unsqueeze(0).expand(boxes.shape[0], -1, -1)
+        return x, boxes
+
+    def _similarity(self, x: Tensor, names: Tensor) -> Tensor:
+        """(batch, n, classes): cosine over a temperature of 0.07, or plain dot products."""
+        if self.decoder.class_distance_type == "cosine":
+            x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+            names = names / names.norm(dim=-1, keepdim=True).clamp_min(1e-12) / 0.07
+        return x @ names.transpose(1, 2)
+
+
+def _doubled(found: Tensor) -> Tensor:
+    """(batch, d, h, w) -> (batch, d, 2h, 2w), every cell four times.
+
+    A nearest Resize is the same, but TensorRT-RTX 1.7 stops at it where height and width are symbolic.
+    """
+    wide = torch.stack([found, found], -1).flatten(3)
+    return torch.stack([wide, wide], 3).flatten(2, 3)
+
+
+def _wide_first_positions(found: Tensor, temperature: float) -> Tensor:
+    """(1, h * w, d): the published table of sines, whose rows run over the columns of the map first.
+
+    Its entries are those of a (w, h) grid, added to tokens of an (h, w) map; trained weights rely on it.
+    """
+    width = found.shape[1] // 4
+    rates = 1.0 / temperature ** (torch.arange(width, dtype=torch.float32, device=found.device) / width)
+    across, down = (torch.arange(side, device=found.device).to(torch.float32) for side in (found.shape[3], found.shape[2]))
+    across, down = torch.meshgrid(across, down, indexing="ij")
+    x, y = (side.flatten().unsqueeze(-1) * rates for side in (across, down))
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], -1).unsqueeze(0)
+
+
+def _anchors(shape: tuple[Any, Any], level: int) -> Tensor:
+    """(h * w, 4) cxcywh: a box of 0.05 * 2^level around every cell."""
+    y, x = ((torch.arange(side).to(torch.float32) + 0.5) / torch.as_tensor(side, dtype=torch.float32) for side in shape)
+    y, x = torch.meshgrid(y, x, indexing="ij")
+    centres = torch.stack([x.flatten(), y.flatten()], -1)
+    return torch.cat([centres, torch.full_like(centres, 0.05 * 2.0**level)], -1)

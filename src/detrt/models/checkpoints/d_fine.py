@@ -1,0 +1,105 @@
+"""Peterande/D-FINE (N to X), and DEIM trained on D-FINE, which has the same keys and other activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .key_map import LoadReport
+from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hgnet_table, hybrid, prepare
+from .shapes import Shapes, hgnet, levels_of, points_of
+
+__all__ = ["TABLE", "TRAINING_ONLY", "VARIANTS", "prepare", "recognise", "settings"]
+
+VARIANTS = ("d_fine", "deim")
+
+
+def block_table(name: str, inner: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """A cross-scale fusion block `name`, e.g. "fpn_blocks.#", part by part."""
+    return tuple((f"encoder.{name}.{old}.**", f"model.encoder.{name}.{new}.**") for old, new in inner)
+
+
+_BLOCK = (
+    ("cv1", "conv1"),
+    ("cv2.0", "csp_rep1"),
+    ("cv2.1", "conv2"),
+    ("cv3.0", "csp_rep2"),
+    ("cv3.1", "conv3"),
+    ("cv4", "conv4"),
+)
+ENCODER = (
+    *ENCODER_LAYER,
+    ("encoder.encoder.#.layers.#.linear1.@", "model.encoder.aifi.#.layers.#.mlp.layers.0.@"),
+    ("encoder.encoder.#.layers.#.linear2.@", "model.encoder.aifi.#.layers.#.mlp.layers.1.@"),
+    ("encoder.lateral_convs.**", "model.encoder.lateral_convs.**"),
+    ("encoder.downsample_convs.#.0.cv1.**", "model.encoder.downsample_convs.#.conv1.**"),
+    ("encoder.downsample_convs.#.0.cv2.**", "model.encoder.downsample_convs.#.conv2.**"),
+)
+DECODER = (
+    *SELECTION,
+    *ATTENTION,
+    ("decoder.pre_bbox_head.**", "model.decoder.pre_bbox_head.**"),
+    ("decoder.decoder.up", "model.decoder.up"),
+    ("decoder.decoder.reg_scale", "model.decoder.reg_scale"),
+    ("decoder.decoder.lqe_layers.#.**", "model.decoder.lqe_layers.#.**"),
+    ("decoder.decoder.layers.#.gateway.gate.@", "model.decoder.layers.#.gateway.gate.@"),
+)
+TABLE = (
+    *hgnet_table("model.backbone.model"),
+    *ENCODER,
+    *block_table("fpn_blocks.#", _BLOCK),
+    *block_table("pan_blocks.#", _BLOCK),
+    *PROJECTIONS,
+    *DECODER,
+    ("decoder.decoder.layers.#.gateway.norm.@", "model.decoder.layers.#.gateway.norm.@"),
+    ("decoder.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.layers.0.@"),
+    ("decoder.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.layers.1.@"),
+    ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
+    ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
+)
+TRAINING_ONLY = {
+    "decoder.anchors": "a table for one input size, computed anew",
+    "decoder.valid_mask": "a table for one input size, computed anew",
+    "decoder.up": "the same number as decoder.decoder.up",
+    "decoder.reg_scale": "the same number as decoder.decoder.reg_scale",
+    "decoder.decoder.project": "computed from up and reg_scale",
+}
+
+
+def recognise(keys: set[str]) -> bool:
+    return {"decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.layers.0.linear1.weight"} <= keys
+
+
+def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+    found = {**hybrid(shapes, report), **refinement(shapes)}
+    found["backbone_config"] = hgnet(shapes)
+    found["backbone_config"]["out_features"] = levels_of(
+        found["backbone_config"]["hidden_sizes"], found["encoder_in_channels"], shapes.ref
+    )
+    neck = found["encoder_hidden_dim"]
+    found["hidden_expansion"] = 2 * shapes.size("encoder.fpn_blocks.0.cv2.0.conv1.conv.weight") / neck
+    found["depth_mult"] = shapes.count("encoder.fpn_blocks.0.cv2.0.bottlenecks.#.") / 3
+    if variant == "deim":
+        found["decoder_activation_function"] = "silu"
+    return found
+
+
+def refinement(shapes: Shapes) -> dict[str, Any]:
+    """Facts of the decoder that D-FINE and DEIMv2 share."""
+    scale = "decoder.decoder.layers.0.cross_attn.num_points_scale"
+    shapes.size(scale)
+    points = points_of(shapes.state[scale], shapes.ref)
+    first = "decoder.decoder.lqe_layers.0.reg_conf.layers"
+    bins = shapes.size("decoder.pre_bbox_head.layers.2.weight")
+    edges = shapes.size("decoder.dec_bbox_head.0.layers.2.weight")
+    found: dict[str, Any] = {
+        "decoder_n_points": points,
+        "max_num_bins": edges // bins - 1,
+        "top_prob_values": shapes.size(f"{first}.0.weight", 1) // 4 - 1,
+        "lqe_hidden_dim": shapes.size(f"{first}.0.weight"),
+        "lqe_layers": shapes.count(f"{first}.#."),
+    }
+    for name in ("up", "reg_scale"):
+        key = f"decoder.decoder.{name}"
+        shapes.size(key)
+        found[name] = float(shapes.state[key].flatten()[0])
+    return found

@@ -1,0 +1,100 @@
+"""facebookresearch/detr: DETR with ResNet-50 or -101, and the dilated DC5 models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .key_map import LoadReport
+from .shapes import Shapes, resnet
+
+FAMILY = "detr"
+TITLE = "facebookresearch DETR"
+VARIANTS = ("detr", "detr-dc5")
+
+RESNET = (
+    ("backbone.0.body.conv1.@", "model.backbone.model.embedder.embedder.convolution.@"),
+    ("backbone.0.body.bn1.@", "model.backbone.model.embedder.embedder.normalization.@"),
+    *(
+        line
+        for stage in range(4)
+        for line in (
+            (
+                f"backbone.0.body.layer{stage + 1}.#.downsample.0.@",
+                f"model.backbone.model.encoder.stages.{stage}.layers.#.shortcut.convolution.@",
+            ),
+            (
+                f"backbone.0.body.layer{stage + 1}.#.downsample.1.@",
+                f"model.backbone.model.encoder.stages.{stage}.layers.#.shortcut.normalization.@",
+            ),
+            *(
+                (
+                    f"backbone.0.body.layer{stage + 1}.#.{old}{number + 1}.@",
+                    f"model.backbone.model.encoder.stages.{stage}.layers.#.layer.{number}.{new}.@",
+                )
+                for number in range(3)
+                for old, new in (("conv", "convolution"), ("bn", "normalization"))
+            ),
+        )
+    ),
+)
+
+TABLE = (
+    *RESNET,
+    ("input_proj.@", "model.input_projection.@"),
+    ("query_embed.weight", "model.query_position_embeddings.weight"),
+    ("transformer.encoder.layers.#.self_attn.in_proj_@", "model.encoder.layers.#.self_attn.{q,k,v}_proj.@"),
+    ("transformer.encoder.layers.#.self_attn.out_proj.@", "model.encoder.layers.#.self_attn.o_proj.@"),
+    ("transformer.encoder.layers.#.linear1.@", "model.encoder.layers.#.mlp.fc1.@"),
+    ("transformer.encoder.layers.#.linear2.@", "model.encoder.layers.#.mlp.fc2.@"),
+    ("transformer.encoder.layers.#.norm1.@", "model.encoder.layers.#.self_attn_layer_norm.@"),
+    ("transformer.encoder.layers.#.norm2.@", "model.encoder.layers.#.final_layer_norm.@"),
+    ("transformer.decoder.layers.#.self_attn.in_proj_@", "model.decoder.layers.#.self_attn.{q,k,v}_proj.@"),
+    ("transformer.decoder.layers.#.self_attn.out_proj.@", "model.decoder.layers.#.self_attn.o_proj.@"),
+    (
+        "transformer.decoder.layers.#.multihead_attn.in_proj_@",
+        "model.decoder.layers.#.encoder_attn.{q,k,v}_proj.@",
+    ),
+    (
+        "transformer.decoder.layers.#.multihead_attn.out_proj.@",
+        "model.decoder.layers.#.encoder_attn.o_proj.@",
+    ),
+    ("transformer.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.fc1.@"),
+    ("transformer.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.fc2.@"),
+    ("transformer.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
+    ("transformer.decoder.layers.#.norm2.@", "model.decoder.layers.#.encoder_attn_layer_norm.@"),
+    ("transformer.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
+    ("transformer.decoder.norm.@", "model.decoder.layernorm.@"),
+    ("class_embed.@", "class_labels_classifier.@"),
+    ("bbox_embed.layers.#.@", "bbox_predictor.layers.#.@"),
+)
+TRAINING_ONLY: dict[str, str] = {}
+
+
+def recognise(keys: set[str]) -> bool:
+    return {
+        "query_embed.weight",
+        "transformer.encoder.layers.0.self_attn.in_proj_weight",
+        "class_embed.weight",
+    } <= keys
+
+
+def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+    """transformers config fields, and what they were read from."""
+    backbone = resnet(shapes, "backbone.0.body.")
+    decoder = "transformer.decoder.layers."
+    dilated = variant.endswith("-dc5") or bool(args.get("dilation"))
+    if not dilated and "dilation" not in args:
+        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs --family detr-dc5")
+    found = {
+        "backbone_config": {**backbone, "out_features": ["stage4"]},
+        "num_labels": shapes.size("class_embed.weight") - 1,
+        "num_queries": shapes.size("query_embed.weight"),
+        "d_model": shapes.size("query_embed.weight", 1),
+        "encoder_layers": shapes.count("transformer.encoder.layers.#."),
+        "decoder_layers": shapes.count(f"{decoder}#."),
+        "encoder_ffn_dim": shapes.size("transformer.encoder.layers.0.linear1.weight"),
+        "decoder_ffn_dim": shapes.size(f"{decoder}0.linear1.weight"),
+        "encoder_attention_heads": int(args.get("nheads", 8)),
+        "decoder_attention_heads": int(args.get("nheads", 8)),
+    }
+    return {**found, "dilation": dilated}

@@ -1,0 +1,177 @@
+"""IDEA-Research/GroundingDINO: `groundingdino_swint_ogc.pth` and `groundingdino_swinb_cogcoor.pth`.
+
+The file holds BERT's weights and not its tokenizer, which is that of bert-base-uncased.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SourceError
+from .key_map import LoadReport
+from .shapes import Shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VARIANTS = ("grounding_dino",)
+# No tensor has this number; every published model has it.
+HEADS = 8
+_SWIN = "model.backbone.conv_encoder.model.swin."
+_BLOCK = f"{_SWIN}encoder.layers.#.blocks.#."
+# Of the classifier that the library's Swin is cut from; a backbone does not run it, and the file has none.
+_UNUSED_NORM = "backbone.0.norm"
+
+TABLE = (
+    ("backbone.0.patch_embed.proj.@", f"{_SWIN}embeddings.patch_embeddings.projection.@"),
+    ("backbone.0.patch_embed.norm.@", f"{_SWIN}embeddings.norm.@"),
+    ("backbone.0.layers.#.blocks.#.norm1.@", f"{_BLOCK}layernorm_before.@"),
+    ("backbone.0.layers.#.blocks.#.norm2.@", f"{_BLOCK}layernorm_after.@"),
+    ("backbone.0.layers.#.blocks.#.attn.qkv.@", f"{_BLOCK}attention.{{q,k,v}}_proj.@"),
+    ("backbone.0.layers.#.blocks.#.attn.proj.@", f"{_BLOCK}attention.o_proj.@"),
+    (
+        "backbone.0.layers.#.blocks.#.attn.relative_position_bias_table",
+        f"{_BLOCK}attention.relative_position_bias.relative_position_bias_table",
+    ),
+    ("backbone.0.layers.#.blocks.#.mlp.@.@", f"{_BLOCK}mlp.@.@"),
+    ("backbone.0.layers.#.downsample.@.@", f"{_SWIN}encoder.layers.#.downsample.@.@"),
+    *((f"backbone.0.norm{i}.@", f"model.backbone.conv_encoder.model.hidden_states_norms.stage{i + 1}.@") for i in range(4)),
+    (f"{_UNUSED_NORM}.@", f"{_SWIN}layernorm.@"),
+    ("input_proj.#.#.@", "model.input_proj_vision.#.#.@"),
+    ("bert.**", "model.text_backbone.**"),
+    ("feat_map.@", "model.text_projection.@"),
+    ("transformer.level_embed", "model.level_embed"),
+    ("transformer.tgt_embed.weight", "model.query_position_embeddings.weight"),
+    ("transformer.enc_output.@", "model.enc_output.@"),
+    ("transformer.enc_output_norm.@", "model.enc_output_norm.@"),
+    ("transformer.enc_out_bbox_embed.**", "model.encoder_output_bbox_embed.**"),
+    *(
+        (f"transformer.encoder.layers.#.{old}.**", f"model.encoder.layers.#.deformable_layer.{new}.**")
+        for old, new in (
+            ("self_attn", "self_attn"),
+            ("norm1", "self_attn_layer_norm"),
+            ("linear1", "fc1"),
+            ("linear2", "fc2"),
+            ("norm2", "final_layer_norm"),
+        )
+    ),
+    *(
+        (f"transformer.encoder.text_layers.#.{old}", f"model.encoder.layers.#.text_enhancer_layer.{new}")
+        for old, new in (
+            ("self_attn.in_proj_@", "self_attn.{query,key,value}.@"),
+            ("self_attn.out_proj.@", "self_attn.out_proj.@"),
+            ("linear1.@", "fc1.@"),
+            ("linear2.@", "fc2.@"),
+            ("norm1.@", "layer_norm_before.@"),
+            ("norm2.@", "layer_norm_after.@"),
+        )
+    ),
+    *(
+        (f"transformer.encoder.fusion_layers.#.{old}", f"model.encoder.layers.#.fusion_layer.{new}")
+        for old, new in (
+            ("gamma_v", "vision_param"),
+            ("gamma_l", "text_param"),
+            ("layer_norm_v.@", "layer_norm_vision.@"),
+            ("layer_norm_l.@", "layer_norm_text.@"),
+            ("attn.v_proj.@", "attn.vision_proj.@"),
+            ("attn.l_proj.@", "attn.text_proj.@"),
+            ("attn.values_v_proj.@", "attn.values_vision_proj.@"),
+            ("attn.values_l_proj.@", "attn.values_text_proj.@"),
+            ("attn.out_v_proj.@", "attn.out_vision_proj.@"),
+            ("attn.out_l_proj.@", "attn.out_text_proj.@"),
+        )
+    ),
+    *(
+        (f"transformer.decoder.layers.#.{old}", f"model.decoder.layers.#.{new}")
+        for old, new in (
+            # Numbered in the order of Deformable DETR: the image first, then the queries among themselves.
+            ("norm1.@", "encoder_attn_layer_norm.@"),
+            ("norm2.@", "self_attn_layer_norm.@"),
+            ("norm3.@", "final_layer_norm.@"),
+            ("catext_norm.@", "encoder_attn_text_layer_norm.@"),
+            ("cross_attn.@.@", "encoder_attn.@.@"),
+            ("self_attn.in_proj_@", "self_attn.{query,key,value}.@"),
+            ("self_attn.out_proj.@", "self_attn.out_proj.@"),
+            ("ca_text.in_proj_@", "encoder_attn_text.{query,key,value}.@"),
+            ("ca_text.out_proj.@", "encoder_attn_text.out_proj.@"),
+            ("linear1.@", "fc1.@"),
+            ("linear2.@", "fc2.@"),
+        )
+    ),
+    ("transformer.decoder.norm.@", "model.decoder.layer_norm.@"),
+    ("transformer.decoder.ref_point_head.**", "model.decoder.reference_points_head.**"),
+    ("transformer.decoder.bbox_embed.**", "model.decoder.bbox_embed.**"),
+    ("bbox_embed.**", "bbox_embed.**"),
+)
+TRAINING_ONLY = {
+    "backbone.0.layers.#.blocks.#.attn.relative_position_index": "a table, computed anew",
+    "bert.embeddings.position_ids": "the numbers 0, 1, 2, ...",
+    "bert.pooler.dense.@": "the detector reads all tokens, not the pooled one",
+    "label_enc.weight": "labels of the denoising queries",
+}
+
+
+def recognise(keys: set[str]) -> bool:
+    return {"transformer.encoder.fusion_layers.0.gamma_v", "feat_map.weight"} <= keys
+
+
+def values(shapes: Shapes) -> dict[str, Tensor]:
+    """What the module has and the file does not; see `_UNUSED_NORM`."""
+    import torch
+
+    width = shapes.size("backbone.0.norm3.weight")
+    return {f"{_UNUSED_NORM}.weight": torch.ones(width), f"{_UNUSED_NORM}.bias": torch.zeros(width)}
+
+
+def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+    if "transformer.tgt_embed.weight" not in shapes:
+        raise SourceError(f"'{shapes.ref}' has no learned queries, as every published Grounding DINO has")
+    levels = shapes.size("transformer.level_embed")
+    points = shapes.size("transformer.encoder.layers.0.self_attn.attention_weights.weight")
+    in_decoder = shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight")
+    return {
+        "backbone_config": _swin(shapes),
+        "text_config": _bert(shapes),
+        "d_model": shapes.size("transformer.enc_output.weight"),
+        "num_queries": shapes.size("transformer.tgt_embed.weight"),
+        "num_feature_levels": levels,
+        "encoder_layers": shapes.count("transformer.encoder.layers.#."),
+        "decoder_layers": shapes.count("transformer.decoder.layers.#."),
+        "encoder_ffn_dim": shapes.size("transformer.encoder.layers.0.linear1.weight"),
+        "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
+        "encoder_attention_heads": HEADS,
+        "decoder_attention_heads": HEADS,
+        "encoder_n_points": points // (HEADS * levels),
+        "decoder_n_points": in_decoder // (HEADS * levels),
+    }
+
+
+def _swin(shapes: Shapes) -> dict[str, Any]:
+    stages = shapes.count("backbone.0.layers.#.")
+    table = "backbone.0.layers.{}.blocks.0.attn.relative_position_bias_table"
+    rows = shapes.size(table.format(0))
+    window = (math.isqrt(rows) + 1) // 2
+    if (2 * window - 1) ** 2 != rows:
+        raise SourceError(f"'{shapes.ref}': '{table.format(0)}' has {rows} rows, which no square window has")
+    return {
+        "model_type": "swin",
+        "embed_dim": shapes.size("backbone.0.patch_embed.proj.weight"),
+        "depths": [shapes.count(f"backbone.0.layers.{stage}.blocks.#.") for stage in range(stages)],
+        "num_heads": [shapes.size(table.format(stage), 1) for stage in range(stages)],
+        "window_size": window,
+        "out_features": [f"stage{i + 1}" for i in range(stages) if f"backbone.0.norm{i}.weight" in shapes],
+    }
+
+
+def _bert(shapes: Shapes) -> dict[str, Any]:
+    words, width = "bert.embeddings.word_embeddings.weight", shapes.size("feat_map.weight", 1)
+    return {
+        "model_type": "bert",
+        "vocab_size": shapes.size(words),
+        "hidden_size": width,
+        "num_hidden_layers": shapes.count("bert.encoder.layer.#."),
+        "num_attention_heads": max(1, width // 64),
+        "intermediate_size": shapes.size("bert.encoder.layer.0.intermediate.dense.weight"),
+        "max_position_embeddings": shapes.size("bert.embeddings.position_embeddings.weight"),
+    }

@@ -1,0 +1,122 @@
+"""roboflow/rf-detr: detection checkpoints (nano to medium, base)."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SourceError
+from .key_map import LoadReport
+from .shapes import Shapes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+VARIANTS = ("rf_detr",)
+
+_ENCODER, _LAYER = "backbone.0.encoder.encoder", "model.backbone.backbone.encoder.layer.#"
+_ATTENTION = (
+    ("attention.attention.query", "q_proj"),
+    ("attention.attention.key", "k_proj"),
+    ("attention.attention.value", "v_proj"),
+    ("attention.output.dense", "o_proj"),
+)
+_PROJECTOR, _SCALE = "backbone.0.projector.stages.0", "model.backbone.projector"
+
+TABLE = (
+    *((f"{_ENCODER}.encoder.layer.#.{old}.@", f"{_LAYER}.attention.{new}.@") for old, new in _ATTENTION),
+    (f"{_ENCODER}.encoder.layer.#.**", f"{_LAYER}.**"),
+    (f"{_ENCODER}.embeddings.**", "model.backbone.backbone.embeddings.**"),
+    (f"{_ENCODER}.layernorm.@", "model.backbone.backbone.layernorm.@"),
+    *(
+        (f"{_PROJECTOR}.0.{inner}cv{n}.{old}.@", f"{_SCALE}.projector_layer.{new_inner}conv{n}.{new}.@")
+        for inner, new_inner in (("", ""), ("m.#.", "bottlenecks.#."))
+        for n in (1, 2)
+        for old, new in (("conv", "conv"), ("bn", "norm"))
+    ),
+    (f"{_PROJECTOR}.1.@", f"{_SCALE}.layer_norm.@"),
+    ("transformer.decoder.layers.#.self_attn.in_proj_@", "model.decoder.layers.#.self_attn.{q,k,v}_proj.@"),
+    ("transformer.decoder.layers.#.self_attn.out_proj.@", "model.decoder.layers.#.self_attn.o_proj.@"),
+    ("transformer.decoder.layers.#.cross_attn.@.@", "model.decoder.layers.#.cross_attn.@.@"),
+    ("transformer.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.fc1.@"),
+    ("transformer.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.fc2.@"),
+    ("transformer.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
+    ("transformer.decoder.layers.#.norm2.@", "model.decoder.layers.#.cross_attn_layer_norm.@"),
+    ("transformer.decoder.layers.#.norm3.@", "model.decoder.layers.#.layer_norm.@"),
+    ("transformer.decoder.norm.@", "model.decoder.layernorm.@"),
+    ("transformer.decoder.ref_point_head.**", "model.decoder.ref_point_head.**"),
+    ("transformer.enc_output.#.@", "model.enc_output.#.@"),
+    ("transformer.enc_output_norm.#.@", "model.enc_output_norm.#.@"),
+    ("transformer.enc_out_class_embed.**", "model.enc_out_class_embed.**"),
+    ("transformer.enc_out_bbox_embed.**", "model.enc_out_bbox_embed.**"),
+    ("refpoint_embed.weight", "model.reference_point_embed.weight"),
+    ("query_feat.weight", "model.query_feat.weight"),
+    ("class_embed.@", "class_embed.@"),
+    ("bbox_embed.**", "bbox_embed.**"),
+)
+TRAINING_ONLY: dict[str, str] = {}
+
+
+def recognise(keys: set[str]) -> bool:
+    return f"{_ENCODER}.embeddings.cls_token" in keys and "refpoint_embed.weight" in keys
+
+
+def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+    if shapes.any(r"^segmentation_head\."):
+        raise SourceError(f"'{shapes.ref}' is an RF-DETR for instance segmentation; detrt reads the detection models")
+    if shapes.count("backbone.0.projector.stages.#.") != 1:
+        raise SourceError(
+            f"'{shapes.ref}' has a projector of several scales (the first RF-DETR large); transformers' RF-DETR has one"
+        )
+    if shapes.any(r"\.register_tokens$"):
+        raise SourceError(f"'{shapes.ref}' has a backbone with register tokens, which transformers' RF-DETR does not have")
+    embeddings = f"{_ENCODER}.embeddings"
+    patch = shapes.size(f"{embeddings}.patch_embeddings.projection.weight", 2)
+    width = shapes.size(f"{embeddings}.cls_token", 2)
+    layers = shapes.count(f"{_ENCODER}.encoder.layer.#.")
+    side = isqrt(shapes.size(f"{embeddings}.position_embeddings", 1) - 1)
+    groups = shapes.count("transformer.enc_output.#.")
+    hidden = shapes.size("query_feat.weight", 1)
+    # Published: patch 14 has 4 windows and 560 pixels, patch 16 has 2 windows and the size of its position table.
+    first = patch == 14
+    taken = list(args.get("out_feature_indexes") or ([2, 5, 8, 11] if first else [3, 6, 9, 12]))
+    resolution = int(args.get("resolution") or (560 if first else side * patch))
+    windows = int(args.get("num_windows") or (4 if first else 2))
+    cross_heads = int(args.get("ca_nheads") or 16)
+    report.inferred["size"] = resolution
+    if not args:
+        report.notes.append(f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}")
+    return {
+        "backbone_config": {
+            "model_type": "rf_detr_dinov2",
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": max(1, width // 64),
+            "mlp_ratio": shapes.size(f"{_ENCODER}.encoder.layer.0.mlp.fc1.weight") // width,
+            "image_size": side * patch,
+            "patch_size": patch,
+            "num_windows": windows,
+            "num_register_tokens": 0,
+            "out_features": [f"stage{i}" for i in taken],
+        },
+        "num_labels": shapes.size("class_embed.weight"),
+        "num_queries": shapes.size("query_feat.weight") // max(groups, 1),
+        "group_detr": groups,
+        "d_model": hidden,
+        "decoder_layers": shapes.count("transformer.decoder.layers.#."),
+        "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
+        "decoder_self_attention_heads": int(args.get("sa_nheads") or 8),
+        "decoder_cross_attention_heads": cross_heads,
+        "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight") // cross_heads,
+        "num_feature_levels": 1,
+    }
+
+
+def finish(module: nn.Module) -> None:
+    """The authors' projector norms have epsilon 1e-6; transformers 5.23 gives them the decoder's 1e-5.
+
+    On random weights the difference reorders the selected queries.
+    """
+    for norm in module.model.backbone.projector.modules():  # type: ignore[union-attr]
+        if hasattr(norm, "eps"):
+            norm.eps = 1e-6  # type: ignore[assignment]

@@ -1,0 +1,272 @@
+"""lyuwenyu/RT-DETR in PyTorch, version 1 and 2 and DEIM on 2, with ResNet-vd backbones (R18 to R101), 2 also with HGNetV2.
+
+Version 2 is version 1 with `num_points_scale` in its cross attention, and two modules that have names
+instead of numbers (`enc_output.proj`, `input_proj.0.conv`); one table reads both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SourceError
+from .key_map import LoadReport
+from .shapes import Shapes, hgnet, levels_of, points_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+VARIANTS = ("rt_detr", "rt_detr_v2", "rt_detr_v2-discrete", "deim-rt_detr_v2")
+
+_STAGE, _TO = "backbone.res_layers.#", "model.backbone.model.encoder.stages.#.layers"
+_BLOCK = tuple(
+    (f"{_STAGE}.blocks.#.branch2{letter}.{old}.@", f"{_TO}.#.layer.{number}.{new}.@")
+    for number, letter in enumerate("abc")
+    for old, new in (("conv", "convolution"), ("norm", "normalization"))
+)
+
+BACKBONE = (
+    *(
+        (
+            f"backbone.conv1.conv1_{number + 1}.{old}.@",
+            f"model.backbone.model.embedder.embedder.{number}.{new}.@",
+        )
+        for number in range(3)
+        for old, new in (("conv", "convolution"), ("norm", "normalization"))
+    ),
+    *_BLOCK,
+    # The first stage keeps its size, so its shortcut has no pooling in front.
+    (f"{_STAGE}.blocks.#.short.conv.conv.@", f"{_TO}.#.shortcut.1.convolution.@"),
+    (f"{_STAGE}.blocks.#.short.conv.norm.@", f"{_TO}.#.shortcut.1.normalization.@"),
+    (f"{_STAGE}.blocks.#.short.conv.@", f"{_TO}.#.shortcut.convolution.@"),
+    (f"{_STAGE}.blocks.#.short.norm.@", f"{_TO}.#.shortcut.normalization.@"),
+)
+
+
+def hgnet_table(target: str) -> tuple[tuple[str, str], ...]:
+    """The HGNetV2 backbone under `target`, e.g. "model.backbone.model"."""
+    lines = []
+    for old, new in (("conv", "convolution"), ("bn", "normalization"), ("lab", "lab")):
+        lines += [
+            (f"backbone.stem.@.{old}.@", f"{target}.embedder.@.{new}.@"),
+            (f"backbone.stem.@.{old}.1.@", f"{target}.embedder.@.{new}.@"),
+            (f"backbone.stages.#.downsample.{old}.@", f"{target}.encoder.stages.#.downsample.{new}.@"),
+            (
+                f"backbone.stages.#.blocks.#.layers.#.{old}.@",
+                f"{target}.encoder.stages.#.blocks.#.layers.#.{new}.@",
+            ),
+            (
+                f"backbone.stages.#.blocks.#.layers.#.@.{old}.@",
+                f"{target}.encoder.stages.#.blocks.#.layers.#.@.{new}.@",
+            ),
+            (
+                f"backbone.stages.#.blocks.#.aggregation.#.{old}.@",
+                f"{target}.encoder.stages.#.blocks.#.aggregation.#.{new}.@",
+            ),
+            # lyuwenyu's port has words where the others have numbers, and padding as a layer of its own.
+            *(
+                (
+                    f"backbone.stages.#.blocks.#.aggregation_{word}_conv.{old}.@",
+                    f"{target}.encoder.stages.#.blocks.#.aggregation.{number}.{new}.@",
+                )
+                for number, word in enumerate(("squeeze", "excitation"))
+            ),
+        ]
+    return tuple(lines)
+
+
+ENCODER_LAYER = (
+    (
+        "encoder.encoder.#.layers.#.self_attn.in_proj_@",
+        "model.encoder.aifi.#.layers.#.self_attn.{q,k,v}_proj.@",
+    ),
+    ("encoder.encoder.#.layers.#.self_attn.out_proj.@", "model.encoder.aifi.#.layers.#.self_attn.o_proj.@"),
+    ("encoder.encoder.#.layers.#.norm1.@", "model.encoder.aifi.#.layers.#.self_attn_layer_norm.@"),
+    ("encoder.encoder.#.layers.#.norm2.@", "model.encoder.aifi.#.layers.#.final_layer_norm.@"),
+)
+NECK = tuple(
+    line
+    for name in ("lateral_convs", "fpn_blocks", "pan_blocks")
+    for line in ((f"encoder.{name}.**", f"model.encoder.{name}.**"),)
+)
+PROJECTIONS = tuple(
+    (f"{side}.input_proj.#.{old}.@", f"model.{side}_input_proj.#.{new}.@")
+    for side in ("encoder", "decoder")
+    for old, new in (("conv", "0"), ("norm", "1"), ("0", "0"), ("1", "1"))
+)
+SELECTION = (
+    ("decoder.enc_output.proj.@", "model.enc_output.0.@"),
+    ("decoder.enc_output.norm.@", "model.enc_output.1.@"),
+    ("decoder.enc_output.#.@", "model.enc_output.#.@"),
+    ("decoder.enc_score_head.@", "model.enc_score_head.@"),
+    ("decoder.enc_bbox_head.**", "model.enc_bbox_head.**"),
+    ("decoder.denoising_class_embed.@", "model.denoising_class_embed.@"),
+    ("decoder.query_pos_head.**", "model.decoder.query_pos_head.**"),
+    ("decoder.dec_score_head.#.@", "model.decoder.class_embed.#.@"),
+    ("decoder.dec_bbox_head.**", "model.decoder.bbox_embed.**"),
+)
+ATTENTION = (
+    ("decoder.decoder.layers.#.self_attn.in_proj_@", "model.decoder.layers.#.self_attn.{q,k,v}_proj.@"),
+    ("decoder.decoder.layers.#.self_attn.out_proj.@", "model.decoder.layers.#.self_attn.o_proj.@"),
+    (
+        "decoder.decoder.layers.#.cross_attn.num_points_scale",
+        "model.decoder.layers.#.encoder_attn.num_points_scale",
+    ),
+    ("decoder.decoder.layers.#.cross_attn.@.@", "model.decoder.layers.#.encoder_attn.@.@"),
+)
+TABLE = (
+    *BACKBONE,
+    *hgnet_table("model.backbone.model"),
+    *ENCODER_LAYER,
+    ("encoder.encoder.#.layers.#.linear1.@", "model.encoder.aifi.#.layers.#.mlp.fc1.@"),
+    ("encoder.encoder.#.layers.#.linear2.@", "model.encoder.aifi.#.layers.#.mlp.fc2.@"),
+    *NECK,
+    ("encoder.downsample_convs.**", "model.encoder.downsample_convs.**"),
+    *PROJECTIONS,
+    *SELECTION,
+    # Before ATTENTION: of the three families with this buffer, transformers renamed this one's.
+    (
+        "decoder.decoder.layers.#.cross_attn.num_points_scale",
+        "model.decoder.layers.#.encoder_attn.n_points_scale",
+    ),
+    *ATTENTION,
+    ("decoder.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.fc1.@"),
+    ("decoder.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.fc2.@"),
+    ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
+    ("decoder.decoder.layers.#.norm2.@", "model.decoder.layers.#.encoder_attn_layer_norm.@"),
+    ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
+)
+_TABLE_OF_SIZE = "a table for one input size, computed anew"
+TRAINING_ONLY = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
+
+
+def recognise(keys: set[str]) -> str | None:
+    if "decoder.dec_score_head.0.weight" not in keys or "decoder.pre_bbox_head.layers.0.weight" in keys:
+        return None
+    if "decoder.decoder.layers.0.cross_attn.num_points_scale" not in keys:
+        return "rt_detr"
+    return "deim-rt_detr_v2" if "decoder.query_pos_head.layers.2.weight" in keys else "rt_detr_v2"
+
+
+def last_layer(shapes: Shapes) -> int | None:
+    """The decoder layer that the authors take the result from, where it is not the last: `eval_idx` of R50-m."""
+    layers = shapes.count("decoder.decoder.layers.#.")
+    bottleneck = "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in shapes
+    neck = shapes.size(
+        "encoder.input_proj.0.0.weight" if "encoder.input_proj.0.0.weight" in shapes else "encoder.input_proj.0.conv.weight"
+    )
+    narrow = shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") < neck
+    return 2 if bottleneck and narrow and layers == 6 else None
+
+
+def not_run(shapes: Shapes) -> dict[str, str]:
+    last = last_layer(shapes)
+    if last is None:
+        return {}
+    names = ("decoder.decoder.layers.{}.**", "decoder.dec_score_head.{}.@", "decoder.dec_bbox_head.{}.**")
+    return {name.format(i): "a decoder layer behind the one that is evaluated" for name in names for i in range(last + 1, 6)}
+
+
+def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+    residual = shapes.any(r"^backbone\.res_layers\.")
+    if not residual and "backbone.stem.stem2a.conv.1.weight" not in shapes:
+        raise SourceError(
+            f"'{shapes.ref}' is an RT-DETR with another backbone than ResNet-vd or HGNetV2 (DLA, RegNet, CSP, timm), which "
+            "detrt does not have; it reads the R18 to R101 and the HGNetV2 L, X and H files"
+        )
+    three = "decoder.query_pos_head.layers.2.weight" in shapes
+    if three != variant.startswith("deim"):
+        found = "one" if three else "none"
+        raise SourceError(
+            f"'{shapes.ref}': DEIM on RT-DETRv2 has a third layer in 'decoder.query_pos_head' and RT-DETR has none; this file "
+            f"has {found}: it is of another family, leave --family out"
+        )
+    found = hybrid(shapes, report)
+    backbone = presnet(shapes) if residual else hgnet(shapes, last="aggregation_excitation_conv")
+    backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
+    found["backbone_config"] = backbone
+    found["hidden_expansion"] = shapes.size("encoder.fpn_blocks.0.conv1.conv.weight") / found["encoder_hidden_dim"]
+    last = last_layer(shapes)
+    if last is not None:
+        found["decoder_layers"] = last + 1
+        report.notes.append(f"result of decoder layer {last + 1} of 6, as the authors evaluate R50-m")
+    levels = found["num_feature_levels"]
+    if variant == "rt_detr":
+        rows = shapes.size("decoder.decoder.layers.0.cross_attn.attention_weights.weight")
+        found["decoder_n_points"] = rows // (8 * levels)
+        return found
+    points = set(points_of(shapes.state["decoder.decoder.layers.0.cross_attn.num_points_scale"], shapes.ref))
+    if len(points) > 1:
+        raise SourceError(
+            f"'{shapes.ref}' has {sorted(points)} points on different levels; transformers' RT-DETRv2 has one number"
+        )
+    if three:
+        found["decoder_activation_function"] = "silu"
+    else:
+        report.notes.append(
+            "discrete sampling (--family rt_detr_v2-discrete)"
+            if variant.endswith("discrete")
+            else "bilinear sampling: a 'dsp' file has the same keys and needs --family rt_detr_v2-discrete"
+        )
+    method = "discrete" if variant.endswith("discrete") else "default"
+    return {**found, "decoder_n_points": points.pop(), "decoder_n_levels": levels, "decoder_method": method}
+
+
+def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, Any]:
+    """What RT-DETR, D-FINE and DEIMv2 share. No tensor has the number of queries; it is the published one."""
+    hidden = shapes.size("decoder.enc_score_head.weight", 1)
+    levels = shapes.count("encoder.lateral_convs.#.") + 1
+    neck = shapes.size("encoder.lateral_convs.0.conv.weight") if levels > 1 else shapes.size("encoder.input_proj.0.conv.weight")
+    # DEIM leaves a projection out where the backbone is as wide as the neck.
+    names = [f"encoder.input_proj.{i}.{leaf}.weight" for i in range(levels) for leaf in ("conv", "0")]
+    given = {int(name.split(".")[2]): shapes.size(name, 1) for name in names if name in shapes}
+    inputs = [given.get(i, neck) for i in range(levels)]
+    layers = shapes.count("encoder.encoder.#.")
+    report.notes.append(f"{queries} queries, as published; the file does not say")
+    return {
+        "num_labels": shapes.size("decoder.enc_score_head.weight"),
+        "num_queries": queries,
+        "d_model": hidden,
+        "encoder_hidden_dim": neck,
+        "encoder_in_channels": inputs,
+        "decoder_in_channels": [neck] * levels,
+        "feat_strides": [8, 16, 32][-levels:],
+        "encoder_layers": shapes.count("encoder.encoder.0.layers.#.") if layers else 0,
+        "encode_proj_layers": [levels - 1],
+        "encoder_ffn_dim": shapes.size("encoder.encoder.0.layers.0.linear1.weight") if layers else 1024,
+        "num_feature_levels": levels,
+        "decoder_layers": shapes.count("decoder.decoder.layers.#."),
+        **(
+            {"decoder_ffn_dim": shapes.size("decoder.decoder.layers.0.linear1.weight")}
+            if "decoder.decoder.layers.0.linear1.weight" in shapes
+            else {}
+        ),
+        "num_denoising": 100 if "decoder.denoising_class_embed.weight" in shapes else 0,
+    }
+
+
+def prepare(module: nn.Module, shapes: Shapes) -> None:
+    """DEIM's encoder does not project a map that has the neck's width already; transformers' always does."""
+    leave_out(module.model.encoder_input_proj, shapes)  # type: ignore[union-attr,arg-type]
+
+
+def leave_out(projections: nn.ModuleList, shapes: Shapes) -> None:
+    """Make nothing of the projections that a file does not have; `hybrid` has checked the widths."""
+    from torch import nn
+
+    for index in range(len(projections)):
+        if not any(f"encoder.input_proj.{index}.{leaf}.weight" in shapes for leaf in ("conv", "0")):
+            projections[index] = nn.Identity()
+
+
+def presnet(shapes: Shapes) -> dict[str, Any]:
+    """transformers RT-DETR ResNet settings."""
+    stages = shapes.count("backbone.res_layers.#.")
+    bottleneck = "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in shapes
+    last = "branch2c" if bottleneck else "branch2b"
+    return {
+        "model_type": "rt_detr_resnet",
+        "embedding_size": shapes.size("backbone.conv1.conv1_3.conv.weight"),
+        "hidden_sizes": [shapes.size(f"backbone.res_layers.{i}.blocks.0.{last}.conv.weight") for i in range(stages)],
+        "depths": [shapes.count(f"backbone.res_layers.{i}.blocks.#.") for i in range(stages)],
+        "layer_type": "bottleneck" if bottleneck else "basic",
+    }

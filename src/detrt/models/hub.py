@@ -1,0 +1,346 @@
+"""transformers checkpoints, from a folder or from the Hugging Face hub, as a Source."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..bundle import Provenance
+from ..errors import MissingPackageError, SourceError, SpecError
+from ..spec import DecodeSpec, InputSpec, ModelSpec
+from .checkpoints import timm as timm_resnet
+from .checkpoints import timm_swin
+from .families import BY_MODEL_TYPE, FAMILIES, Family
+from .preprocessor import read_input_spec
+from .shared_weights import has_shared_weights, restore_shared_weights
+from .text import text_spec, with_boolean_masks
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .load import Source
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# What transformers and the checkpoint's own code raise for damaged configs and weights.
+_LOADING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, NameError)
+PUBLISHED_DEIMV2 = "deimv2-upstream"  # as `--family`: a DEIMv2 folder in detrt's class with the authors' decoder
+VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that shape a result."""
+    found = {}
+    for package in VERSIONED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Path:
+    """Snapshot of a hub model's config, preprocessor and weights in the local hub cache.
+
+    Raises:
+        SourceError: no such model or revision, no access, or no network.
+    """
+    _transformers()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", *(["*.py"] if trust_remote_code else [])]
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        if not any((folder / weight).is_file() for weight in WEIGHTS):
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+        return folder
+    except RepositoryNotFoundError:
+        raise SourceError(f"the hub has no model '{name}', or it is private (log in with: hf auth login)") from None
+    except LocalEntryNotFoundError:
+        raise SourceError(
+            f"'{name}' is not in the local cache and the hub cannot be reached; check the network and HF_HUB_OFFLINE, "
+            "or give a local checkpoint folder"
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise SourceError(f"'{name}' cannot be downloaded: {error}") from None
+
+
+def load_folder(
+    folder: Path,
+    ref: str,
+    *,
+    trust_remote_code: bool = False,
+    labels: Path | str | None = None,
+    family: str | None = None,
+    tokenizer: Path | str | None = None,
+) -> Source:
+    """Load a folder in transformers format. See `load_source` for the arguments and errors."""
+    from .load import Source
+    from .tokenizer import read_tokenizer
+
+    config = read_config(folder)
+    published = family == PUBLISHED_DEIMV2
+    if family is not None and not (published and config["model_type"] == "deimv2"):
+        raise SourceError(
+            f"'{ref}' is a transformers checkpoint of model_type {config['model_type']!r}, and --family {family} is not for "
+            f"it: --family is for ckpt:FILE, and --family {PUBLISHED_DEIMV2} for a DEIMv2 folder"
+        )
+    if "auto_map" in config and not trust_remote_code and not published:
+        code = _remote_code(config["auto_map"])
+        raise SourceError(
+            f"'{ref}' runs its own code ({', '.join(code)}), and the stock class would compute another function. "
+            "Read that code, and if you trust it add --trust-remote-code"
+            + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
+        )
+    row = family_of(config, ref)
+    refuse_text_choices(row, labels, tokenizer)
+    words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading, not after them
+    module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
+    _check_finite(module, ref)
+    entry = read_input_spec(folder, row, module.config)
+    if words is not None:
+        spec = text_spec(row, module, entry, words, ref)
+    else:
+        spec = make_spec(row, module.config, entry, labels)
+    spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    provenance = Provenance(
+        source=ref,
+        checkpoint_sha256=_weights_digest(folder),
+        parameters=sum(p.numel() for p in module.parameters()),
+        versions=versions(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    return Source(module, spec, row, provenance, tokenizer=words)
+
+
+def refuse_text_choices(family: Family, labels: Path | str | None, tokenizer: Path | str | None) -> None:
+    """Raise SourceError for labels of a prompted family, and for a tokenizer of one with fixed classes."""
+    if family.text and labels is not None:
+        raise SourceError(f"--labels '{labels}' cannot be given for {family.title}: it finds what a prompt asks for")
+    if not family.text and tokenizer is not None:
+        raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for {family.title}, which takes no prompt")
+
+
+def _remote_code(auto_map: Any) -> list[str]:
+    """File names of a checkpoint's own code: "modeling_x.Class", "org/repo--modeling_x.Class" or a list of them."""
+    values = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+    flat = [v for value in values for v in (value if isinstance(value, list) else [value]) if v]
+    return sorted({str(v).rsplit("--", 1)[-1].split(".")[0] + ".py" for v in flat})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder.
+
+    Raises:
+        SourceError: missing, not JSON, or without a model_type.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise SourceError(f"'{folder}' has no config.json; give a transformers checkpoint folder")
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"'{path}' is not readable JSON: {error}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise SourceError(f"'{path}' has no model_type; it is not a transformers checkpoint")
+    return config
+
+
+def family_of(config: dict[str, Any], ref: str) -> Family:
+    model_type = config["model_type"]
+    if model_type not in BY_MODEL_TYPE:
+        known = ", ".join(f.model_type for f in FAMILIES)
+        raise SourceError(
+            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
+        )
+    return BY_MODEL_TYPE[model_type]
+
+
+def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Path | str | None = None) -> ModelSpec:
+    """ModelSpec from a family row, a transformers config and the preprocessor's InputSpec."""
+    counts = [getattr(config, name, None) for name in family.queries]
+    if family.name == "deformable_detr" and not config.two_stage:
+        counts = [config.num_queries]
+    queries = next((int(c) for c in counts if c), 0)
+    classes = int(config.num_labels)
+    if family.max_detections is None:
+        keep = queries
+    else:
+        keep = min(family.max_detections, queries * classes)
+    names = read_labels(labels, classes) if labels else dict(config.id2label or {})
+    decode = DecodeSpec(family.activation, family.select, queries, classes, keep)
+    return ModelSpec(family.name, input_spec, decode, names)
+
+
+def read_labels(path: Path | str, classes: int) -> dict[int, str]:
+    """Class names from a text file (one a line) or a JSON object of id to name.
+
+    Raises:
+        SpecError: unreadable, empty, or not as many names as the head has classes.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"labels file '{path}' cannot be read: {error}") from None
+    if path.suffix == ".json":
+        try:
+            data = json.loads(text)
+            if not isinstance(data, (dict, list)):
+                raise ValueError(f"got {type(data).__name__}")
+            names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
+        except (ValueError, TypeError) as error:
+            raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
+    else:
+        names = dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
+    if not names or max(names) >= classes or min(names) < 0 or (path.suffix != ".json" and len(names) != classes):
+        raise SpecError(
+            f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "
+            f"{classes} classes (ids 0..{classes - 1}); give the labels that this checkpoint was trained with"
+        )
+    return names
+
+
+def _transformers() -> Any:
+    try:
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise MissingPackageError(error.name or "transformers", "export", "loading a checkpoint") from None
+    return transformers
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence transformers' own loading report; ours replaces it."""
+    level = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False) -> nn.Module:
+    transformers = _transformers()
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        raise SourceError(f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    try:
+        with _quiet(transformers):
+            swin = timm_swin.timm_name(raw) is not None
+            config = timm_swin.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
+            location: Path | None = folder
+            loader: Any = transformers.AutoModelForObjectDetection
+            if BY_MODEL_TYPE[raw["model_type"]].text:
+                loader = transformers.AutoModelForZeroShotObjectDetection
+            if published:
+                from .arch.deimv2 import PublishedDeimv2 as loader
+            state = None
+            dilated = False
+            backbone = getattr(config, "backbone_config", None)
+            if swin:
+                state, location = timm_swin.rename_state_dict(_read_state(folder)), None
+                loader = transformers.OmDetTurboForObjectDetection
+            elif getattr(backbone, "model_type", "") == "timm_backbone":
+                native = timm_resnet.resnet_config(backbone.to_dict())
+                config.backbone_config = transformers.ResNetConfig(**{k: v for k, v in native.items() if k != "model_type"})
+                state, location = timm_resnet.rename_state_dict(_read_state(folder)), None
+                # The Auto class looks for files even where it is given the weights.
+                loader = transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING[type(config)]
+                dilated = timm_resnet.is_dilated(config.to_dict(), backbone.to_dict())
+            module, report = loader.from_pretrained(
+                location,
+                config=config,
+                state_dict=state,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, and refused below by name
+                **options,
+            )
+    except SourceError:
+        raise
+    except _LOADING_ERRORS as error:
+        raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
+    except (SafetensorError, StrictDataclassError) as error:
+        raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise SourceError(f"the weights of '{ref}' are damaged: {_first_lines(error)}") from None
+    except ImportError as error:
+        raise SourceError(f"'{ref}' needs a package that is not installed: {_first_lines(error)}") from None
+    mismatched = (key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ()))
+    wrong = sorted({*report["missing_keys"], *mismatched})
+    if wrong:
+        raise SourceError(
+            f"'{ref}' lacks {len(wrong)} of the model's weights or has them in another shape, e.g. "
+            f"{', '.join(wrong[:3])}; they would be random. The checkpoint is incomplete or of another family"
+        )
+    if has_shared_weights(module):
+        restore_shared_weights(module, state if state is not None else _read_state(folder))
+    if dilated:
+        timm_resnet.dilate_last_stage(module.model.backbone.model)
+    with_boolean_masks(module)
+    return module.eval().requires_grad_(False)
+
+
+def _read_state(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder, sharded or not."""
+    import torch
+    from safetensors.torch import load_file
+
+    # The order in which transformers looks for them.
+    first = next(name for name in WEIGHTS if (folder / name).is_file())
+    shards = [first]
+    if first.endswith(".json"):
+        shards = sorted(set(json.loads((folder / first).read_text("utf-8"))["weight_map"].values()))
+    state: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        path = folder / shard
+        if shard.endswith(".safetensors"):
+            state.update(load_file(path))
+        else:
+            state.update(torch.load(path, map_location="cpu", weights_only=True))
+    return state
+
+
+def _check_finite(module: nn.Module, ref: str) -> None:
+    import torch
+
+    # The state dict, not the parameters: the running statistics of BatchNorm are buffers.
+    state = module.state_dict()
+    bad = [name for name, p in state.items() if p.is_floating_point() and not torch.isfinite(p).all()]
+    if bad:
+        raise SourceError(
+            f"'{ref}' has NaN or infinite weights in {len(bad)} tensors, e.g. {', '.join(bad[:3])}; "
+            "the checkpoint is damaged or its training diverged"
+        )
+
+
+def _weights_digest(folder: Path) -> str:
+    """One SHA-256 over the digests of the weight files, in name order."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]):
+        digest.update(files.sha256_of(path).encode())
+    return digest.hexdigest()
+
+
+def _first_lines(error: BaseException, count: int = 3) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:count])[:600] or type(error).__name__

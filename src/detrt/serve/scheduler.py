@@ -1,0 +1,286 @@
+"""The worker processes, and what runs where. All of it lives in one event loop, so there are no locks.
+
+A worker that dies is replaced. What it was running is run again once, alone; what dies with a second worker is refused
+with 503. A worker that does not answer within the longest time of a request is killed and dealt with likewise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+from ..data.preprocess import needs_equal_sizes, resized_size
+from ..errors import DetrtError, SessionError
+from . import messages as wire
+from .batcher import Batcher, Item, QueueFull, lane_is_alone
+from .config import ServeConfig
+from .errors import Refused
+from .messages import Answer, ImageTask, ModelFacts, Setup, TensorTask
+from .metrics import Metrics
+from .worker_process import WorkerProcess
+
+log = logging.getLogger("detrt.serve")
+AHEAD = 2  # batches that a worker holds: one runs, the images of the next are decoded
+_EARLY_ENDS = 3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+class Pool:
+    """Runs tasks on worker processes. `failure` is set when a worker cannot start at first."""
+
+    def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
+        self.config, self.metrics = config, metrics
+        self.models: dict[str, ModelFacts] = {}
+        self.failure: DetrtError | None = None
+        self.failed = asyncio.Event()
+        self.all_ready = asyncio.Event()
+        self._batcher = Batcher(
+            lambda name: self.models[name].max_batch, capacity=config.queue_size, max_delay=config.max_delay_ms / 1e3
+        )
+        self._setups = [self._setup(device) for device in config.places]
+        self._workers: list[WorkerProcess | None] = [None] * len(self._setups)
+        self._pauses = [_FIRST_PAUSE_S] * len(self._setups)
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing, self._early_ends = False, 0
+        self._finished: deque[tuple[float, int]] = deque(maxlen=64)  # (when, images), for Retry-After
+        metrics.watch("detrt_queue_images", "Images that wait for a worker", lambda: self._batcher.waiting)
+        metrics.watch("detrt_running_images", "Images that workers hold", lambda: self.running)
+        metrics.watch("detrt_workers_ready", "Worker processes that can run", lambda: self.ready_workers)
+
+    def start(self) -> None:
+        for index in range(len(self._setups)):
+            self._spawn(self._start(index, 0.0))
+        self._spawn(self._watch())
+
+    @property
+    def ready_workers(self) -> int:
+        return sum(worker is not None and worker.state == "ready" for worker in self._workers)
+
+    @property
+    def running(self) -> int:
+        workers = [worker for worker in self._workers if worker is not None]
+        return sum(item.rows for worker in workers for items, _ in worker.running.values() for item in items)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [w.process.pid for w in self._workers if w is not None and w.process is not None and w.state == "ready"]
+
+    def submit(self, model: str, tasks: list[ImageTask] | list[TensorTask], lanes: list[Hashable]) -> list[Item]:
+        """Queue the tasks of a request; each item's future has its answer, or a Refused.
+
+        Raises:
+            Refused: the queue is full.
+        """
+        loop = asyncio.get_running_loop()
+        items = [
+            Item(model, task, (model, lane), loop.create_future(), getattr(task, "rows", 1))
+            for task, lane in zip(tasks, lanes, strict=True)
+        ]
+        try:
+            self._batcher.add(items, loop.time())
+        except QueueFull:
+            raise Refused(
+                429,
+                "queue_full",
+                f"{self._batcher.waiting} images wait already, of at most {self._batcher.capacity}; try again later, or start the "
+                "server with more workers or a longer --queue",
+                retry_after=self.retry_after(),
+            ) from None
+        self._pump()
+        return items
+
+    def leave(self, items: list[Item]) -> None:
+        """Forget items that nobody waits for; those that run already finish unheard."""
+        for item in items:
+            self._batcher.leave(item)
+            if not item.future.cancel() and not item.future.cancelled():
+                item.future.exception()  # of one of several images: the first one's was told
+
+    def lane_of(self, model: str, size_hw: tuple[int, int] | None) -> Hashable:
+        """Which images of a model can share a run: all, or those of one size after resizing."""
+        facts = self.models[model]
+        if size_hw is None or not needs_equal_sizes(facts.spec.input):
+            return None
+        return resized_size(size_hw, facts.spec.input, self.config.size_hw)
+
+    def retry_after(self) -> int:
+        """Seconds until what waits is done, at the speed of late; 1 to 60."""
+        if len(self._finished) < 2:
+            return 1
+        span = asyncio.get_running_loop().time() - self._finished[0][0]
+        speed = sum(count for _, count in self._finished) / max(span, 1e-3)
+        return min(60, max(1, math.ceil(self._batcher.waiting / max(speed, 1e-3))))
+
+    def refuse_all(self, refusal: Refused) -> None:
+        """Answer everything that waits or runs, at the end of a drain that took too long."""
+        workers = [worker for worker in self._workers if worker is not None]
+        running = [item for worker in workers for items, _ in worker.running.values() for item in items]
+        for item in [*self._batcher.items(), *running]:
+            self._refuse(item, refusal)
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.stop() for worker in self._workers if worker is not None))
+
+    def _setup(self, device: str) -> Setup:
+        c = self.config
+        return Setup(c.models, device, c.threads_on(device), c.backend, c.size_hw, c.max_batch, c.max_pixels, c.decode)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, index: int, pause: float) -> None:
+        await asyncio.sleep(pause)
+        worker = WorkerProcess(index, self._setups[index])
+        self._workers[index] = worker
+        try:
+            await worker.start(self._heard, self._gone)
+        except OSError as error:
+            log.error("worker %d cannot be started: %s", index, error)
+            worker.state = "gone"
+            self._restart(index)
+
+    def _heard(self, worker: WorkerProcess, message: Any) -> None:
+        if isinstance(message, wire.Ready):
+            self.models = {facts.name: facts for facts in message.models}
+            worker.state = "ready"
+            self._pauses[worker.index] = _FIRST_PAUSE_S
+            if self.ready_workers == len(self._workers):
+                self.all_ready.set()
+        elif isinstance(message, wire.Failed):
+            self._cannot_start(worker, message)
+        elif isinstance(message, wire.Done):
+            items, sent = worker.running.pop(message.number)
+            self._answered(items, sent, message)
+        self._pump()
+
+    def _cannot_start(self, worker: WorkerProcess, message: wire.Failed) -> None:
+        if self.all_ready.is_set():  # it did before, so it may again: a file that is being replaced, a GPU that is full
+            log.error("worker %d cannot start: %s", worker.index, message.message)
+            return
+        self.failure = SessionError(message.message)
+        if message.bug:
+            log.error("worker %d has a bug:\n%s", worker.index, message.message)
+            self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
+        self.failed.set()
+
+    def _answered(self, items: list[Item], sent: float, message: wire.Done) -> None:
+        now = asyncio.get_running_loop().time()
+        self._finished.append((now, sum(item.rows for item in items)))
+        model = items[0].model
+        for rows in message.runs:
+            self.metrics.batch_size.labels(model).observe(rows)
+        slowest = 0.0
+        for item, result in zip(items, message.results, strict=True):
+            if isinstance(result, Answer):
+                slowest = max(slowest, result.model_ms)
+                self.metrics.images.labels(model).inc(item.rows)
+                self.metrics.detections.labels(model).inc(result.found)
+                self.metrics.queue_seconds.labels(model).observe(sent - item.since)
+                if isinstance(item.task, ImageTask):
+                    self.metrics.decode_seconds.labels(model).observe(result.decode_ms / 1e3)
+                item.started = sent
+                if not item.future.done():
+                    item.future.set_result(result)
+                item.state = "left"
+            else:
+                self._refuse(item, Refused(result.status, result.code, result.message))
+        if slowest:
+            self.metrics.model_seconds.labels(model).observe(slowest / 1e3)
+
+    def _refuse(self, item: Item, refusal: Refused) -> None:
+        self._batcher.leave(item)
+        if not item.future.done():
+            item.future.set_exception(refusal)
+
+    def _gone(self, worker: WorkerProcess) -> None:
+        """A worker's socket closed: run again what it held, and start another one."""
+        if self._closing:
+            return
+        if not (self.failure and not self.all_ready.is_set()):
+            code = worker.exit_code()
+            log.warning("worker %d is gone (exit code %s) with %d batches", worker.index, code, len(worker.running))
+        for items, _ in worker.running.values():
+            for item in items:
+                if item.state == "left":
+                    continue
+                item.attempts += 1
+                if item.attempts > 1:
+                    text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
+                    self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
+                else:
+                    self.metrics.retried.inc(item.rows)
+                    self._batcher.again(item)
+        worker.running = {}
+        if not self.all_ready.is_set() and not self.failure:
+            self._early_ends += 1
+            if self._early_ends > _EARLY_ENDS:
+                self.failure = SessionError(
+                    f"workers end before they are ready (exit code {worker.exit_code()}); see what they printed, and whether the "
+                    "machine has enough memory: try --workers 1"
+                )
+                self.failed.set()
+        if not self.failure:
+            self._restart(worker.index)
+        self._pump()
+
+    def _restart(self, index: int) -> None:
+        self.metrics.restarts.labels(str(index)).inc()
+        pause = self._pauses[index]
+        self._pauses[index] = min(_LONGEST_PAUSE_S, 2 * pause)  # until it is ready again
+        self._spawn(self._start(index, pause))
+
+    def _pump(self) -> None:
+        """Give batches to workers that have room, those with nothing to do first."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        idle = False
+        ready = [worker for worker in self._workers if worker is not None and worker.state == "ready"]
+        for held in range(AHEAD):
+            for worker in ready:
+                if len(worker.running) == held and not (held and worker.tries_again):
+                    idle |= not self._give(worker, now, idle=held == 0) and held == 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if idle and (due := self._batcher.due()) is not None:
+            self._timer = loop.call_at(max(due, now), self._pump)
+
+    def _give(self, worker: WorkerProcess, now: float, *, idle: bool) -> bool:
+        items = self._batcher.take(now, idle=idle)
+        if not items:
+            return False
+        self._numbers += 1
+        worker.tries_again = lane_is_alone(items[0].lane)
+        worker.running[self._numbers] = (items, now)
+        tasks = tuple(item.task for item in items if item.task is not None)
+        worker.send(wire.Batch(self._numbers, items[0].model, tasks))
+        return True
+
+    async def _watch(self) -> None:
+        """Kill workers that hang: whatever they run, its requests have long been given up."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1.0)
+            limit = max(self.config.timeout_s, 5.0)
+            for worker in self._workers:
+                if worker is None or worker.state != "ready":
+                    continue
+                if any(loop.time() - sent > AHEAD * limit for _, sent in list(worker.running.values())[:1]):
+                    log.error("worker %d has not answered for %.0f s; it is killed and replaced", worker.index, AHEAD * limit)
+                    with contextlib.suppress(OSError):
+                        worker.kill()

@@ -1,0 +1,322 @@
+"""A bundle as a model repository of Triton Inference Server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import files
+from ..backends.base import TensorInfo
+from ..backends.onnxruntime.session import OnnxSession
+from ..bundle import Bundle, BundleFile, EngineFacts
+from ..errors import EngineError, OutputError, SpecError
+from ..spec import BOXES, LABELS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, SCORES, TARGET_SIZES, ModelSpec
+from .triton_config import Batching, Message, ModelConfig, Placement, Word, tensor
+from .triton_names import IMAGE, NAMES, ORIGINAL_SIZE, input_name
+
+BACKENDS = ("auto", "onnxruntime", "tensorrt")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_MODEL, _BEFORE, _AFTER = "_model", "_preprocess", "_postprocess"
+_SYMBOLIC_MAX = 16  # for a graph that takes any batch
+
+
+@dataclass(frozen=True, slots=True)
+class TritonConfig:
+    """What to write. name: of the ensemble, and the start of the other names; default: the bundle's folder.
+
+    backend: "tensorrt" needs an engine of the target tensorrt; "auto" takes it where there is one, else ONNX Runtime.
+    max_batch: images that run together; None: the largest batch of the engine, else 16. plugin: library with the plugins of the engine.
+    ensemble: also models that take encoded images and give boxes in pixels; else the detector alone.
+    """
+
+    name: str | None = None
+    backend: str = "auto"
+    max_batch: int | None = None
+    delay_us: int = 2000
+    preferred: tuple[int, ...] = ()
+    queue: int = 0
+    placement: Placement = field(default_factory=Placement)
+    threshold: float = 0.5
+    ensemble: bool = True
+    warmup: bool = True
+    plugin: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise SpecError(f"--backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise SpecError(f"--name must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
+        if not 0 <= self.threshold <= 1:
+            raise SpecError(f"--threshold must be from 0 to 1; got {self.threshold}")
+        if self.placement.count < 1:
+            raise SpecError(f"--instances must be at least 1; got {self.placement.count}")
+        if self.placement.cpu and self.backend == "tensorrt":
+            raise SpecError("--backend tensorrt needs a GPU; leave out --devices cpu")
+        Batching(1 if self.max_batch is None else self.max_batch, self.delay_us, (), self.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonRepo:
+    """What was written. models: folders; command: how Triton is started; notes: what was decided on the way."""
+
+    folder: Path
+    models: tuple[str, ...]
+    command: str
+    max_batch: int
+    backend: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """The detector itself: its tensors, its files in the version folder, and what its configuration says of them."""
+
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    max_batch: int | None
+    contents: dict[str, Path]
+    head: Message
+    backend: str
+    plugin: bool
+
+
+def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: TritonConfig | None = None) -> TritonRepo:
+    """Write NAME_model (the detector), and NAME_preprocess, NAME_postprocess and the ensemble NAME around it.
+
+    Raises:
+        SpecError: not a bundle, a model that takes a prompt, a fixed batch, or choices that do not suit it.
+        EngineError: no engine that Triton can run. OutputError: a model of that name is there already.
+    """
+    config = config or TritonConfig()
+    bundle = Bundle.open(bundle_folder)
+    spec = bundle.spec
+    if spec.text is not None:
+        raise SpecError(
+            f"'{bundle_folder}' takes a prompt: its tokenizer and its text tower are not models of Triton; serve it with: "
+            f"detrt serve {bundle_folder}"
+        )
+    name = config.name or re.sub(r"[^A-Za-z0-9_.-]", "_", Path(os.path.abspath(bundle_folder)).name)
+    if not _NAME.fullmatch(name):
+        raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with --name")
+    core, notes = _core(bundle, config)
+    batching = _batching(core, config)
+    if core.plugin and config.plugin is None:
+        raise SpecError(
+            "the model has nodes of detrt's TensorRT plugin, which Triton must load first; name its library: --plugin PATH.so"
+        )
+    command = _command(Path(output), config.plugin)
+    models = {name + _MODEL: (_core_config(name, core, batching, config, spec, command), core.contents)}
+    if config.ensemble:
+        models |= _around(name, core, batching, config, spec)
+    _write(Path(output), models, spec)
+    return TritonRepo(Path(output), tuple(models), command, batching.max_batch, core.backend, tuple(notes))
+
+
+def _core(bundle: Bundle, config: TritonConfig) -> tuple[_Core, list[str]]:
+    notes: list[str] = []
+    engines = [entry for entry in bundle.of_kind("engine") if entry.engine is not None]
+    usable = [entry for entry in engines if entry.engine and entry.engine.target == "tensorrt"]
+    others = sorted({entry.engine.target for entry in engines if entry.engine} - {"tensorrt"})
+    if others:
+        notes.append(f"engines of the target {', '.join(others)} are left out: Triton's back end is TensorRT")
+    wants_engine = config.backend == "tensorrt" or (config.backend == "auto" and usable and not config.placement.cpu)
+    if not wants_engine:
+        return _onnx_core(bundle), notes
+    if not usable:
+        what = f"engines of the target {', '.join(others)} only" if others else "no engine"
+        raise EngineError(
+            f"'{bundle.folder}' has {what}, which Triton cannot run; build one on the GPU that Triton will use, with its "
+            "TensorRT version: detrt build MODEL -o OUT --target tensorrt; or use --backend onnxruntime"
+        )
+    core = _engine_core(bundle, usable)
+    versions = sorted({entry.engine.tensorrt_version for entry in usable if entry.engine})
+    notes.append(f"Triton must have TensorRT {', '.join(versions)}, which built the engine")
+    return core, notes
+
+
+def _onnx_core(bundle: Bundle) -> _Core:
+    entries = bundle.of_kind("onnx")
+    if not entries:
+        raise SpecError(f"the bundle '{bundle.folder}' has no ONNX file; build it again with detrt build")
+    path = bundle.checked_path(entries[0])
+    session = OnnxSession(path, bundle.spec, threads=1)
+    session.close()
+    first = session.inputs[0].shape[0] if session.inputs[0].shape else 1
+    if isinstance(first, int):
+        raise SpecError(
+            f"'{path}' has the fixed batch {first}, so Triton could not put requests together; detrt export leaves it symbolic"
+        )
+    data = {one.name: one for one in path.parent.glob(path.name + ".data")}
+    head = {"backend": "onnxruntime", "default_model_filename": "model.onnx"}
+    msda = str(bundle.provenance.options.get("msda", ""))
+    if "plugin" in msda:
+        raise SpecError(f"'{path}' has plugin nodes (--msda {msda}), which ONNX Runtime does not know; build it with --msda auto")
+    return _Core(session.inputs, session.outputs, None, {"model.onnx": path, **data}, head, "onnxruntime", False)
+
+
+def _engine_core(bundle: Bundle, entries: Sequence[BundleFile]) -> _Core:
+    """Engines of several GPUs share a model; Triton picks the file by the compute capability of the GPU."""
+    facts = [entry.engine for entry in entries if entry.engine is not None]
+    contents, by_sm = {}, []
+    for entry, one in zip(entries, facts, strict=True):
+        file = "model.plan" if not contents else f"model.sm{'-'.join(map(str, one.compute_capabilities))}.plan"
+        contents[file] = bundle.checked_path(entry)
+        by_sm += [{"key": f"{sm // 10}.{sm % 10}", "value": file} for sm in one.compute_capabilities]
+    head = {"backend": "tensorrt", "default_model_filename": "model.plan"}
+    if len(entries) > 1:
+        head |= {"cc_model_filenames": by_sm}
+    inputs, outputs = _described(facts[0])
+    largest = min(profile["max"][0] for one in facts for profile in one.profile.values())
+    plugin = any(str(one.options.get("msda", bundle.provenance.options.get("msda", ""))) == "plugin" for one in facts)
+    return _Core(inputs, outputs, largest, contents, head, "tensorrt", plugin)
+
+
+def _described(facts: EngineFacts) -> tuple[list[TensorInfo], list[TensorInfo]]:
+    sides = []
+    for tensors in (facts.inputs, facts.outputs):
+        sides.append([TensorInfo(one["name"], one["dtype"], tuple(one["shape"])) for one in tensors])
+    if not sides[0] or not sides[1]:
+        raise EngineError("the engine's record does not name its tensors; build it again with: detrt build --target tensorrt")
+    return sides[0], sides[1]
+
+
+def _batching(core: _Core, config: TritonConfig) -> Batching:
+    limit = core.max_batch
+    if config.max_batch is not None and limit is not None and config.max_batch > limit:
+        raise SpecError(f"--max-batch {config.max_batch}: the engine takes at most {limit}; build one with a larger --batch")
+    largest = limit or _SYMBOLIC_MAX if config.max_batch is None else config.max_batch
+    return Batching(largest, config.delay_us, config.preferred, config.queue)
+
+
+def _core_config(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec, command: str) -> ModelConfig:
+    body: dict[str, object] = {"instance_group": [config.placement.to_message()], "dynamic_batching": batching.to_message()}
+    # Masks of zeros would make attention divide by nothing, so models with a mask are not warmed up.
+    if config.warmup and not spec.input.mask:
+        body["model_warmup"] = [_warmup(core.inputs, spec, batch) for batch in sorted({1, batching.max_batch})]
+    return ModelConfig(
+        name + _MODEL,
+        core.head,
+        batching.max_batch,
+        [tensor(info) for info in core.inputs],
+        [tensor(info) for info in core.outputs],
+        body,
+        (f"{spec.family}: {spec.name or name}, {spec.decode.num_classes} classes", f"start with: {command}"),
+    )
+
+
+def _warmup(inputs: Sequence[TensorInfo], spec: ModelSpec, batch: int) -> Message:
+    """A request of zeros, so that the first real one does not pay for the choice of kernels."""
+    height, width = spec.input.size_hw
+    values = []
+    for info in inputs:
+        described = tensor(info)
+        dims = [3, height, width] if info.name == PIXEL_VALUES else [max(1, d) for d in described["dims"]]  # type: ignore[attr-defined]
+        value = {"data_type": described["data_type"], "dims": dims, "zero_data": True}
+        values.append({"key": info.name, "value": value})
+    return {"name": f"batch {batch}", "batch_size": batch, "inputs": values}
+
+
+def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec) -> dict[str, tuple]:
+    """The models before and behind the detector, and the ensemble of all three."""
+    most = spec.decode.max_detections
+    image = {"name": IMAGE, "data_type": Word("TYPE_STRING"), "dims": [1]}
+    size = {"name": ORIGINAL_SIZE, "data_type": Word("TYPE_INT64"), "dims": [2]}
+    results = [
+        {"name": BOXES, "data_type": Word("TYPE_FP32"), "dims": [most, 4]},
+        {"name": SCORES, "data_type": Word("TYPE_FP32"), "dims": [most]},
+        {"name": LABELS, "data_type": Word("TYPE_INT64"), "dims": [most]},
+        {"name": NAMES, "data_type": Word("TYPE_STRING"), "dims": [most]},
+        {"name": NUM_DETECTIONS, "data_type": Word("TYPE_INT64"), "dims": [1]},
+    ]
+    pictures = [info for info in core.inputs if info.name in (PIXEL_VALUES, PIXEL_MASK)]
+    wanted = (BOXES, SCORES, LABELS, NUM_DETECTIONS) if spec.decode.in_graph else ("logits", "pred_boxes")
+    found = [info for info in core.outputs if info.name in wanted]
+    on_cpu = {"instance_group": [{"count": config.placement.count, "kind": Word("KIND_CPU")}]}
+    python = {"backend": "python"}
+    before = ModelConfig(
+        name + _BEFORE, python, batching.max_batch, [image], [*(tensor(info) for info in pictures), size], on_cpu
+    )
+    after = ModelConfig(
+        name + _AFTER,
+        python,
+        batching.max_batch,
+        [*(_plain(info, input_name(info.name)) for info in found), size],
+        results,
+        {**on_cpu, "parameters": [{"key": "threshold", "value": {"string_value": f"{config.threshold:g}"}}]},
+    )
+    maps = {info.name: ORIGINAL_SIZE if info.name == TARGET_SIZES else info.name for info in core.inputs}
+    steps = [
+        _step(name + _BEFORE, {IMAGE: IMAGE}, {one["name"]: one["name"] for one in before.outputs}),
+        _step(name + _MODEL, maps, {info.name: input_name(info.name) for info in found}),
+        _step(
+            name + _AFTER,
+            {one["name"]: one["name"] for one in after.inputs},
+            {one["name"]: one["name"] for one in results},
+        ),
+    ]
+    whole = ModelConfig(
+        name, {"platform": "ensemble"}, batching.max_batch, [image], results, {"ensemble_scheduling": {"step": steps}}
+    )
+    scripts = {
+        side: f"from detrt.serve.triton_models.{side} import TritonPythonModel  # noqa: F401\n"
+        for side in ("preprocess", "postprocess")
+    }
+    return {
+        before.name: (before, {"model.py": scripts["preprocess"], "spec.json": None}),
+        after.name: (after, {"model.py": scripts["postprocess"], "spec.json": None}),
+        name: (whole, {}),
+    }
+
+
+def _plain(info: TensorInfo, name: str) -> Message:
+    """A tensor of a Python model, which gets what the detector's configuration shows, one number an image as a list."""
+    return {key: value for key, value in tensor(info, name=name).items() if key != "reshape"}
+
+
+def _step(model: str, inputs: dict, outputs: dict) -> Message:
+    return {
+        "model_name": model,
+        "model_version": -1,
+        "input_map": [{"key": key, "value": value} for key, value in inputs.items()],
+        "output_map": [{"key": key, "value": value} for key, value in outputs.items()],
+    }
+
+
+def _command(output: Path, plugin: str | None) -> str:
+    preload = f"LD_PRELOAD={plugin} " if plugin else ""
+    return f"{preload}tritonserver --model-repository={output}"
+
+
+def _write(output: Path, models: dict[str, tuple], spec: ModelSpec) -> None:
+    """All model folders, or none."""
+    there = [name for name in models if (output / name).exists()]
+    if there:
+        raise OutputError(f"'{output / there[0]}' is there already; delete it, or give another --name")
+    files.check_place(output / next(iter(models)))
+    staging = output / f".{uuid.uuid4().hex[:8]}.tmp"
+    placed: list[Path] = []
+    try:
+        with files.making_parents(staging / "x"):
+            for name, (config, contents) in models.items():
+                version = staging / name / "1"
+                version.mkdir(parents=True)
+                (staging / name / "config.pbtxt").write_text(config.to_text(), "utf-8")
+                for file, content in contents.items():
+                    if isinstance(content, Path):
+                        shutil.copyfile(content, version / file)
+                    else:
+                        (version / file).write_text(content if content is not None else spec.to_json() + "\n", "utf-8")
+            for name in models:
+                os.replace(staging / name, output / name)
+                placed.append(output / name)
+    except OSError as error:
+        for path in placed:
+            files.remove(path)
+        raise files.output_error(output, error) from error
+    finally:
+        files.remove(staging)

@@ -1,0 +1,45 @@
+"""Encoded images -> the inputs of a detector, inside Triton's Python backend."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from detrt.backends.onnxruntime.session import read_spec
+from detrt.data.images import load_image
+from detrt.data.preprocess import preprocess
+from detrt.errors import DetrtError
+from detrt.serve.triton_names import IMAGE, ORIGINAL_SIZE
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES
+
+
+class TritonPythonModel:
+    """image (n, 1) bytes -> pixel_values, pixel_mask where the detector has one, and original_size (n, 2) int64."""
+
+    def initialize(self, args: dict[str, Any]) -> None:
+        folder = Path(args["model_repository"], args["model_version"])
+        self.spec = read_spec(folder / "spec.json")
+        self.pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "detrt-decode")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        encoded = pb_utils.get_input_tensor_by_name(request, IMAGE).as_numpy().reshape(-1)
+        try:
+            images = list(self.pool.map(load_image, [bytes(one) for one in encoded]))
+            batch = preprocess(images, self.spec)
+        except DetrtError as error:  # the fault of this request alone
+            return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(error)))
+        names = [PIXEL_VALUES] + [PIXEL_MASK] * self.spec.input.mask
+        tensors = [pb_utils.Tensor(name, batch.feeds[name]) for name in names]
+        sizes = np.array(batch.original_sizes_hw, np.int64)
+        return pb_utils.InferenceResponse(output_tensors=[*tensors, pb_utils.Tensor(ORIGINAL_SIZE, sizes)])
+
+    def finalize(self) -> None:
+        self.pool.shutdown()

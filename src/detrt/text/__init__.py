@@ -1,0 +1,1 @@
+"""Prompts of open-vocabulary detectors: parsing, tokenization, and token scores back to phrases."""

@@ -1,0 +1,102 @@
+"""From one logit for each token to phrases. NumPy only.
+
+Two ways, for models of kind "tokens":
+
+    best phrase     score of (query, phrase) = the largest sigmoid(logit) of the phrase's tokens; the phrases are then
+                    classes like those of any other model (`phrase_logits`), and `detrt.data.postprocess` does the rest
+    tokens          as published (arXiv:2303.05499 and its code, also transformers' processor): the score of a box is
+                    its largest sigmoid(logit) over all tokens, and its label is the text of the tokens above
+                    `text_threshold`, which may be a part of a phrase or parts of several (`decode_tokens`)
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.postprocess import checked_raw, sigmoid
+from ..detections import Detections, cxcywh_to_xyxy
+from ..spec import ModelSpec
+
+PHRASES = ("best", "tokens", "tokens-of-best")
+TEXT_THRESHOLD = 0.25  # of both published processors
+
+
+def phrase_logits(logits: NDArray, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """(queries, tokens) and (phrases, tokens) -> (queries, phrases): the largest logit of each phrase's tokens.
+
+    The sigmoid rises with its argument, so the largest logit gives the largest score. A phrase without
+    tokens gets minus infinity, which is score 0.
+    """
+    result = np.full((logits.shape[0], len(mask)), -np.inf, np.float32)
+    for column, row in enumerate(mask):
+        if row.any():
+            result[:, column] = logits[:, row].max(-1)
+    return result
+
+
+def published_tokens(
+    probabilities: NDArray, ids: Sequence[int], text_threshold: float, *, max_tokens: int, frame_ids: Sequence[int] = ()
+) -> list[list[int]]:
+    """Ids of the tokens above a threshold for each box: IDEA-Research's `get_phrases_from_posmap`.
+
+    probabilities: (boxes, tokens). The first token and the one at `max_tokens` - 1, the last of a prompt of
+    full length, never count. frame_ids: with them, only tokens between the two of these ids around the best token
+    count (the `remove_combined` of its `predict`); with the best token one of them, those before it.
+    """
+    probabilities = probabilities[:, : len(ids)]
+    above = probabilities > text_threshold
+    above[:, 0] = False
+    above[:, max_tokens - 1 :] = False
+    frames = [i for i, token in enumerate(ids) if token in frame_ids]
+    if frames:
+        for row, best in zip(above, probabilities.argmax(-1), strict=True):
+            # The list wraps around for a best token before all frames, which leaves nothing; so does the original.
+            at = min(bisect.bisect_left(frames, int(best)), len(frames) - 1)
+            row[: frames[at - 1] + 1] = False
+            row[frames[at] :] = False
+    return [[int(ids[i]) for i in np.flatnonzero(row)] for row in above]
+
+
+def decode_tokens(
+    outputs: Mapping[str, NDArray],
+    spec: ModelSpec,
+    original_sizes_hw: Sequence[tuple[int, int]],
+    ids: Sequence[Sequence[int]],
+    masks: Sequence[NDArray[np.bool_]],
+    to_text: Callable[[Sequence[int]], str],
+    *,
+    threshold: float,
+    text_threshold: float = TEXT_THRESHOLD,
+    frame_ids: Sequence[int] = (),
+    max_detections: int | None = None,
+) -> list[Detections]:
+    """Detections with labels of the published way, best score first; the class id is that of the best phrase.
+
+    outputs: `logits` (n, queries, tokens) and `pred_boxes` (n, queries, 4). ids: token ids of each image's prompt.
+    masks: (phrases, tokens) of each. to_text: text of token ids; dots are taken out, as published.
+
+    Raises:
+        SessionError: outputs that are missing, of a wrong shape, or NaN or infinite.
+    """
+    assert spec.text is not None
+    logits, boxes = checked_raw(outputs, len(original_sizes_hw), spec.decode.num_queries, columns=None)
+    results = []
+    for image, (height, width) in enumerate(original_sizes_hw):
+        length = len(ids[image])
+        probabilities = sigmoid(logits[image, :, :length])
+        best = probabilities.max(-1)
+        order = np.argsort(-best, kind="stable")
+        order = order[best[order] > np.float32(threshold)][: min(spec.decode.max_detections, max_detections or len(order))]
+        scale = np.array([width, height, width, height], np.float32)
+        pixels = np.clip(cxcywh_to_xyxy(boxes[image, order].astype(np.float32)) * scale, 0, scale)
+        chosen = published_tokens(
+            probabilities[order], ids[image], text_threshold, max_tokens=spec.text.max_tokens, frame_ids=frame_ids
+        )
+        labels = tuple(to_text(row).replace(".", "") for row in chosen)
+        classes = phrase_logits(logits[image, order, :length], masks[image]).argmax(-1)
+        results.append(Detections(pixels, best[order], classes, labels, (int(height), int(width))))
+    return results

@@ -1,0 +1,193 @@
+"""What a model is asked for: a prompt of phrases, or a list of class names. Text only, no tokens.
+
+A prompt is phrases that end with a separator: "a cat. a remote control." A phrase is what lies between two
+separators, without the white space around it; its span counts characters of the prompt as it was given. Two equal
+phrases stay two phrases. The last separator may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import PromptError
+
+_LONGEST_FILE = 4 * 1024 * 1024  # bytes; no prompt and no list of names comes near it
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A part of a prompt: `prompt.text[start:end] == text`."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Phrases to look for.
+
+    text: the prompt as it was given, or the names of a list joined with ". ".
+    class_ids: the class id of each phrase: its index in a prompt, its line number (from 0) in a list.
+    listed: made from a list of names; it may be asked for in several runs, and its detections have no spans.
+    task: sentence for models that take one; "" is the model's own rule.
+    """
+
+    text: str
+    phrases: tuple[Phrase, ...]
+    class_ids: tuple[int, ...]
+    listed: bool = False
+    task: str = ""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Class id -> phrase."""
+        return {i: phrase.text for i, phrase in zip(self.class_ids, self.phrases, strict=True)}
+
+    @property
+    def num_classes(self) -> int:
+        return max(self.class_ids) + 1
+
+    def part(self, indices: Sequence[int]) -> Prompt:
+        """A prompt of some of the phrases of a list, with their class ids."""
+        names = [self.phrases[i].text for i in indices]
+        return joined(names, [self.class_ids[i] for i in indices], self.task)
+
+
+def parse_prompt(text: str, *, separators: str = ".", task: str = "") -> Prompt:
+    """Split a prompt into phrases.
+
+    separators: characters of which each ends a phrase.
+
+    Raises:
+        PromptError: no text, or no phrase in it.
+    """
+    if not isinstance(text, str):
+        raise PromptError(f'a prompt is text such as "a cat. a remote control."; got {text!r}')
+    phrases = []
+    start = 0
+    for end in [i for i, c in enumerate(text) if c in separators] + [len(text)]:
+        piece = text[start:end]
+        if phrase := piece.strip():
+            first = start + len(piece) - len(piece.lstrip())
+            phrases.append(Phrase(phrase, first, first + len(phrase)))
+        start = end + 1
+    if not phrases:
+        what = "the prompt is empty" if not text.strip() else f"the prompt {_short(text)!r} has no words"
+        raise PromptError(f'{what}; name what to look for, each with a dot behind it: "a cat. a remote control."')
+    return Prompt(text, tuple(phrases), tuple(range(len(phrases))), task=task)
+
+
+def class_list(names: Sequence[str], *, task: str = "") -> Prompt:
+    """A prompt of class names, e.g. the lines of a file; the class id of a name is its index.
+
+    Empty names are left out, and so is a name that was there before (letter case and spaces aside); their numbers
+    stay free. Dots at the end of a name are left out.
+
+    Raises:
+        PromptError: no name is left.
+    """
+    if isinstance(names, str):
+        raise PromptError(f"class names are a list of texts; got one text, {_short(names)!r}")
+    seen: set[str] = set()
+    kept: list[tuple[int, str]] = []
+    for number, name in enumerate(names):
+        if not isinstance(name, str):
+            raise PromptError(f"class names are texts; name {number} is {name!r}")
+        name = " ".join(name.split()).rstrip(". ")
+        if name and name.casefold() not in seen:
+            seen.add(name.casefold())
+            kept.append((number, name))
+    if not kept:
+        raise PromptError("the list of class names is empty; give one name a line, e.g. 'person'")
+    return joined([name for _, name in kept], [number for number, _ in kept], task)
+
+
+def joined(names: Sequence[str], class_ids: Sequence[int], task: str = "") -> Prompt:
+    """The prompt "name. name." of a list of names."""
+    phrases = []
+    start = 0
+    for name in names:
+        phrases.append(Phrase(name, start, start + len(name)))
+        start += len(name) + 2
+    return Prompt(". ".join(names) + ".", tuple(phrases), tuple(class_ids), listed=True, task=task)
+
+
+def chunks(lengths: Sequence[int], limit: int, most: int | None = None) -> list[list[int]]:
+    """Indices of a list in runs of at most `most` entries whose lengths sum up to at most `limit`, in order.
+
+    Each length must be at most the limit.
+    """
+    found: list[list[int]] = []
+    total = 0
+    for index, length in enumerate(lengths):
+        if not found or total + length > limit or len(found[-1]) == most:
+            found.append([])
+            total = 0
+        found[-1].append(index)
+        total += length
+    return found
+
+
+def chosen_prompt(
+    prompt: str | None, prompt_file: str | os.PathLike | None, class_file: str | os.PathLike | None
+) -> str | list[str] | None:
+    """What --prompt, --prompt-file and --classes-from ask for; None where none is given.
+
+    Raises:
+        PromptError: more than one is given, or a file that cannot be used.
+    """
+    given = {"--prompt": prompt, "--prompt-file": prompt_file, "--classes-from": class_file}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise PromptError(f"{' and '.join(named)} say what to find more than once; give one of them")
+    if prompt_file is not None:
+        return read_prompt_file(prompt_file)
+    return prompt if class_file is None else read_class_file(class_file)
+
+
+def read_prompt_file(path: str | os.PathLike) -> str:
+    """The one prompt in a text file (UTF-8); line breaks are spaces.
+
+    Raises:
+        PromptError: the file is missing, too large, empty or not text.
+    """
+    text = " ".join(_read(path, "prompt file").split())
+    if not text:
+        raise PromptError(f"the prompt file '{os.fspath(path)}' is empty; write a prompt into it, e.g. a cat. a dog.")
+    return text
+
+
+def read_class_file(path: str | os.PathLike) -> list[str]:
+    """The lines of a text file (UTF-8), one class name a line; an empty line keeps its number free.
+
+    Raises:
+        PromptError: the file is missing, too large, empty or not text.
+    """
+    lines = [line.strip() for line in _read(path, "class file").splitlines()]
+    if not any(lines):
+        raise PromptError(f"the class file '{os.fspath(path)}' is empty; write one class name a line")
+    return lines
+
+
+def _read(path: str | os.PathLike, what: str) -> str:
+    path = Path(path)
+    try:
+        if path.stat().st_size > _LONGEST_FILE:
+            raise PromptError(
+                f"the {what} '{path}' has {path.stat().st_size} bytes; at most {_LONGEST_FILE} are read: give a text file"
+            )
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise PromptError(f"there is no {what} '{path}'; check the path") from None
+    except UnicodeDecodeError as error:
+        raise PromptError(f"the {what} '{path}' is not UTF-8 text ({error.reason}); save it as UTF-8") from None
+    except OSError as error:
+        raise PromptError(f"the {what} '{path}' cannot be read: {error.strerror}; give a text file") from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:60] + " ..."

@@ -1,0 +1,250 @@
+"""From prompts to token ids with a model's own tokenizer. The only runtime module that imports `tokenizers`.
+
+The file is the `tokenizer.json` of the `tokenizers` library that was written beside the model; neither torch nor
+transformers is needed to use it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MissingPackageError, PromptError, SpecError
+from ..spec import TextSpec
+from .prompts import Prompt, chunks, class_list, parse_prompt
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPart:
+    """One run of a model of kind "tokens".
+
+    prompt: what is asked for in this run. ids: (tokens,) int64, with the framing tokens.
+    phrase_mask: (phrases, tokens) bool, which tokens belong to which phrase; separators belong to none.
+    """
+
+    prompt: Prompt
+    ids: Ids
+    phrase_mask: NDArray[np.bool_]
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPart:
+    """One run of a model of kind "classes". names: the ids of each class name; task: of the task; framed."""
+
+    prompt: Prompt
+    names: tuple[Ids, ...]
+    task: Ids
+
+    @property
+    def length(self) -> int:
+        return len(self.names)
+
+
+Part = TokenPart | ClassPart
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt that is ready for a model: one part, or several for a list that is longer than the model takes.
+
+    unknown: phrases of which the tokenizer knows no part; the model cannot know what they mean.
+    """
+
+    prompt: Prompt
+    parts: tuple[Part, ...]
+    unknown: tuple[str, ...] = ()
+
+
+class PromptTokenizer:
+    """The tokenizer of one model.
+
+    file: the path of `tokenizer.json`, or its content. text: the text part of the model's spec.
+
+    Raises:
+        SpecError: the file is missing, damaged, or does not belong to the spec.
+        MissingPackageError: the package tokenizers is not installed.
+    """
+
+    def __init__(self, file: str | os.PathLike | bytes, text: TextSpec) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise MissingPackageError("tokenizers", "text", "a model that takes a prompt") from None
+        self.text = text
+        name = "the tokenizer of the model" if isinstance(file, bytes) else f"the tokenizer '{os.fspath(file)}'"
+        content = file if isinstance(file, bytes) else _content(Path(file))
+        try:
+            self._tokenizer: Any = Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises plain Exceptions
+            reason = " ".join(str(error).split())[:200]
+            raise SpecError(f"{name} cannot be read ({reason}); export the model again with detrt export") from None
+        # Lengths are decided here: cutting off silently would change what is asked for.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        marks = [self._tokenizer.id_to_token(i) for i in text.separators]
+        if wrong := [i for i in (text.pad_id, *text.separators) if self._tokenizer.id_to_token(i) is None]:
+            raise SpecError(f"{name} has no tokens {wrong}, which the spec names: it belongs to another model; export it again")
+        # Of kind "tokens" the model itself ends phrases at these; the framing tokens are longer than a character.
+        self.separators = "".join(mark for mark in marks if len(mark) == 1) or "."
+        dot = self._tokenizer.token_to_id(".")
+        frame = [i for i, mark in zip(text.separators, marks, strict=True) if len(mark) > 1]
+        self.frame_ids = tuple(frame) + (() if dot is None else (dot,))
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        self._unknown = None if unknown is None else self._tokenizer.token_to_id(unknown)
+
+    def parse(self, prompt: str | Sequence[str] | Prompt, task: str = "") -> Prompt:
+        """A prompt from text or from a list of class names.
+
+        Raises:
+            PromptError: nothing to look for, or a task for a model without one.
+        """
+        if task and self.text.kind != "classes":
+            raise PromptError("this model takes no task, only a prompt; leave --task out")
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, str):
+            return parse_prompt(prompt, separators=self.separators, task=task)
+        if not isinstance(prompt, Sequence):
+            raise PromptError(f"a prompt is a text or a list of class names; got {type(prompt).__name__}")
+        return class_list(prompt, task=task)
+
+    def ask(self, prompt: Prompt, *, max_tokens: int | None = None, max_phrases: int | None = None) -> Asked:
+        """Tokenise a prompt; a list of names that is too long becomes several parts.
+
+        max_tokens, max_phrases: what the model takes in one run; at most `text.max_tokens` tokens.
+
+        Raises:
+            PromptError: too many tokens or phrases, or a phrase without any token.
+        """
+        limit = min(self.text.max_tokens, max_tokens or self.text.max_tokens)
+        if self.text.kind == "classes":
+            return self._ask_classes(prompt, limit, max_phrases)
+        encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
+        frame = self._tokenizer.num_special_tokens_to_add(False)
+        unknown = self._check_words(prompt, encodings)
+        if not prompt.listed:
+            part = self._token_part(prompt)
+            if part.length > limit:
+                raise PromptError(
+                    f"the prompt has {part.length} tokens ({frame} of them frame it), this model takes at most {limit}; make "
+                    "it shorter, or give class names one a line with --classes-from FILE, which are asked for in parts"
+                )
+            self._check_count(prompt, max_phrases)
+            return Asked(prompt, (part,), unknown)
+        lengths = [len(encoding.ids) + 1 for encoding in encodings]  # and the dot behind it
+        room = limit - frame
+        if too_long := [i for i, length in enumerate(lengths) if length > room]:
+            i = too_long[0]
+            raise PromptError(
+                f"the class name {prompt.phrases[i].text[:60]!r} (number {prompt.class_ids[i]}) has {lengths[i] - 1} tokens, "
+                f"this model takes at most {room - 1} in one name; shorten it"
+            )
+        split = chunks(lengths, room, max_phrases)
+        whole = [prompt] if len(split) == 1 else [prompt.part(indices) for indices in split]
+        return Asked(prompt, tuple(self._token_part(part) for part in whole), unknown)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def _token_part(self, prompt: Prompt) -> TokenPart:
+        # Without a separator at its end, the published sub-sentence masks of the last phrase depend on the
+        # padding of the batch; the authors' code adds the dot, too. It lies behind every span.
+        text = prompt.text if prompt.text.rstrip().endswith(".") else prompt.text + "."
+        encoding = self._tokenizer.encode(text)
+        ids = np.array(encoding.ids, np.int64)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        word = (spans[:, 1] > spans[:, 0]) & ~np.isin(ids, self.text.separators)
+        bounds = np.array([(p.start, p.end) for p in prompt.phrases], np.int64)
+        inside = (spans[None, :, 0] >= bounds[:, :1]) & (spans[None, :, 1] <= bounds[:, 1:])
+        return TokenPart(prompt, ids, inside & word[None])
+
+    def _ask_classes(self, prompt: Prompt, limit: int, max_phrases: int | None) -> Asked:
+        encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases])
+        plain = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
+        unknown = self._check_words(prompt, plain)
+        for phrase, encoding in zip(prompt.phrases, encodings, strict=True):
+            if len(encoding.ids) > limit:
+                raise PromptError(
+                    f"the class name {phrase.text[:60]!r} has {len(encoding.ids)} tokens, this model takes at most {limit} "
+                    "in one name; shorten it. Names end with a dot: 'cat. dog.'"
+                )
+        task = np.array(self._tokenizer.encode(prompt.task or default_task(prompt)).ids, np.int64)
+        if len(task) > limit:
+            if prompt.task:
+                raise PromptError(
+                    f"the task has {len(task)} tokens, this model takes at most {limit}; make it shorter, or leave it out"
+                )
+            # The published processor cuts its own sentence of many names off in the same way.
+            task = np.concatenate([task[: limit - 1], task[-1:]])
+        names = tuple(np.array(encoding.ids, np.int64) for encoding in encodings)
+        if not prompt.listed:
+            self._check_count(prompt, max_phrases)
+        split = chunks([0] * len(names), 0, max_phrases)
+        if len(split) == 1:
+            return Asked(prompt, (ClassPart(prompt, names, task),), unknown)
+        parts = (ClassPart(prompt.part(indices), tuple(names[i] for i in indices), task) for indices in split)
+        return Asked(prompt, tuple(parts), unknown)
+
+    @staticmethod
+    def _check_count(prompt: Prompt, most: int | None) -> None:
+        if most is not None and len(prompt.phrases) > most:
+            raise PromptError(
+                f"the prompt has {len(prompt.phrases)} phrases, this model takes at most {most} in a run; make it shorter, or "
+                "give class names one a line with --classes-from FILE, which are asked for in parts"
+            )
+
+    def _check_words(self, prompt: Prompt, encodings: Sequence[Any]) -> tuple[str, ...]:
+        """Phrases that are unknown as a whole. Raises PromptError for one that has no tokens at all."""
+        unknown = []
+        for phrase, encoding in zip(prompt.phrases, encodings, strict=True):
+            words = [i for i in encoding.ids if i not in self.text.separators]
+            if not words:
+                raise PromptError(
+                    f"the phrase {phrase.text[:60]!r} gives no token: it has only marks that the tokenizer drops or reads as "
+                    "the end of a phrase; write a word"
+                )
+            if self._unknown is not None and all(i == self._unknown for i in words):
+                unknown.append(phrase.text)
+        return tuple(unknown)
+
+
+def same_tokens(a: Sequence[Asked], b: Sequence[Asked]) -> bool:
+    """Whether two tokenizers made the same of the same prompts."""
+
+    def rows(asked: Sequence[Asked]) -> list[list[int]]:
+        parts = [part for one in asked for part in one.parts]
+        return [
+            ids.tolist() for part in parts for ids in ((part.ids,) if isinstance(part, TokenPart) else (*part.names, part.task))
+        ]
+
+    return rows(a) == rows(b)
+
+
+def default_task(prompt: Prompt) -> str:
+    """The sentence that OmDet-Turbo's processor makes of class names."""
+    return f"Detect {', '.join(phrase.text for phrase in prompt.phrases)}."
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise SpecError(
+            f"there is no tokenizer '{path}', which this model needs to read a prompt; export the model again, or copy it "
+            "there from where the model was exported"
+        ) from None
+    except OSError as error:
+        raise SpecError(f"the tokenizer '{path}' cannot be read: {error.strerror}; export the model again") from None
