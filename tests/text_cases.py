@@ -10,9 +10,9 @@ from collections import Counter
 
 import numpy as np
 
-from detrt.backends.base import FakeSession, TensorInfo
+from detrt.backends.base import FakeSession
 from detrt.backends.prompted import PromptedSession
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TextSpec
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo, TextSpec
 from detrt.text.tokenizer import PromptTokenizer
 
 SEPARATORS = (101, 102, 1012, 1029)
@@ -154,7 +154,7 @@ def tensors(*names: str) -> tuple[TensorInfo, ...]:
 
 
 def detector_tensors(spec: ModelSpec, batch: int | str = "batch") -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    from detrt.backends.base import text_inputs
+    from detrt.spec import text_inputs
 
     sides = ("height", "width") if spec.input.dynamic else spec.input.size_hw
     inputs = [TensorInfo("pixel_values", "uint8", (batch, 3, *sides))]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .detector import Detector
     from .errors import DetrtError
     from .evaluation.matching import Gate
-    from .evaluation.parity import VerifyReport, verify
+    from .evaluation.parity import verify
+    from .evaluation.report import VerifyReport
     from .export import ExportConfig, export_onnx
     from .models.load import load_source
     from .pipeline import build
@@ -34,7 +35,7 @@ _HOMES = {
     "InputSpec": "spec",
     "ModelSpec": "spec",
     "TensorRTSession": "backends.tensorrt",
-    "VerifyReport": "evaluation.parity",
+    "VerifyReport": "evaluation.report",
     "build": "pipeline",
     "build_engine": "backends.tensorrt",
     "export_onnx": "export",
@@ -68,12 +69,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from .system import package_version
 
-        try:
-            return version("detrt")
-        except PackageNotFoundError:  # run from its source tree
-            return "0+unknown"
+        return package_version()
     if name in _HOMES:
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
 

@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backends.base import Session
-from .backends.bound import BoundSession
-from .backends.prompted import PromptedSession
-from .cores import usable_cores
+from .backends.prompted import BoundSession, PromptedSession
 from .data.images import ImageSource, load_image
 from .data.postprocess import check_threshold, decode
 from .data.preprocess import SizeHW, check_size, group_by_size, nearest_size, preprocess, size_words
@@ -23,6 +21,7 @@ from .data.raw_image import Picture, as_array
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .spec import PIXEL_VALUES, ModelSpec
+from .system import usable_cores
 from .text.postprocess import TEXT_THRESHOLD
 from .text.prompts import Prompt
 from .text.tokenizer import Asked

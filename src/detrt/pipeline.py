@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from . import files
+from .backends.inductor.build import build_packages, check_packages
 from .backends.inductor.config import InductorConfig
-from .backends.inductor.stage import build_packages, check_packages
+from .backends.onnxruntime.session import OnnxSession
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, Bundle, BundleFile, EngineFacts, Provenance
+from .data.preprocess import preprocess
+from .data.scenes.scene import draw_scene
 from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
-from .models.config import ExportConfig
-from .onnx_trial import try_provider
+from .models.contract import ExportConfig
 from .precision import PrecisionConfig
-from .precision.capability import check_before
-from .precision.engine_types import check_engine
+from .precision.proof import check_before, check_engine
 from .spec import ModelSpec
 
 MODEL = "model.onnx"
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
+
 # progress(stage, fraction 0..1 or None where it is not known, what is being done)
 Progress = Callable[[str, float | None, str], None]
 
@@ -231,7 +233,7 @@ def _export(
 ) -> tuple[ModelSpec, Provenance]:
     """names: the file of class names, the family and the tokenizer that the caller gave."""
     from .export import export_onnx
-    from .export.onnx import options_of
+    from .export.trace import options_of
     from .models.load import load_source
 
     start = time.perf_counter()
@@ -299,7 +301,7 @@ def _refuse_export_choices(
 def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Provenance]:
     """Copy an ONNX file and its external weights into the bundle."""
     from . import graph
-    from .models.hub import versions
+    from .models.source import versions
 
     start = time.perf_counter()
     check_model_file(path)
@@ -387,3 +389,19 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "notes": list(report.notes),
     }
+
+
+# `detrt build --target onnxruntime --provider cuda`: the finished graph run once with a provider of ONNX Runtime.
+def try_provider(path: Path, spec: ModelSpec, provider: str) -> tuple[str, float, int, str]:
+    """(back end, seconds, 0 bytes written, verdict): opened and, for a model of fixed classes, run on a drawn scene.
+
+    Raises:
+        SessionError: it cannot run there.
+    """
+    start = time.perf_counter()
+    with OnnxSession(path, spec, provider=provider) as session:
+        verdict = "opened"
+        if spec.text is None:
+            session.run(preprocess([draw_scene(0, size_hw=spec.input.size_hw).image], spec).feeds)
+            verdict = "runs as a CUDA graph" if session.backend == "onnxruntime-cuda" else "runs"
+        return session.backend, time.perf_counter() - start, 0, session.note or verdict

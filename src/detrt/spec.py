@@ -39,7 +39,6 @@ TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
 CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
 TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
 PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
-
 RESIZE_MODES = ("stretch", "shortest_edge", "fit")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
 DTYPES = ("uint8", "float32")
@@ -347,3 +346,36 @@ def _fields_of(where: str, data: object, allowed: set[str]) -> dict[str, Any]:
     unknown = sorted(set(data) - allowed)
     _check(not unknown, f"{where} has unknown fields {unknown}; allowed: {sorted(allowed)}")
     return dict(data)
+
+
+TOWER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
+
+# What a text tower returns, by the kind of the text part.
+TOWER_OUTPUTS = {
+    "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
+    "classes": (TEXT_FEATURES, CLASS_FEATURES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Name, NumPy dtype name and shape of an input or output; a symbolic axis is its name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+def text_inputs(spec: ModelSpec) -> list[str]:
+    """Names of the text inputs of a detector, in the order of its graph; none for one of fixed classes."""
+    if spec.text is None:
+        return []
+    if spec.text.kind == "classes":
+        return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
+    names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.tower else list(TOWER_INPUTS)
+    return names + [PHRASE_MASK] * spec.decode.in_graph
+
+
+def is_tower(inputs: tuple[TensorInfo, ...]) -> bool:
+    """Whether a model with these inputs is a text tower."""
+    return {info.name for info in inputs} == set(TOWER_INPUTS)

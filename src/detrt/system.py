@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from typing import Any
 
-from .cores import usable_cores
+from .errors import SessionError
 
 # package -> (import name, extra, what it is for)
 PACKAGES: dict[str, tuple[str, str, str]] = {
@@ -144,3 +147,91 @@ def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
         lacking = " and ".join(part for part in (needs(*packages), extra_need) if part)
         rows.append(Target(name, not lacking, works if not lacking else f"needs {lacking}"))
     return rows
+
+
+# How many cores this process may use.
+def usable_cores() -> int:
+    """Cores that this process may use; fewer than the machine has inside many containers."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# Peak memory of this process.
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far, MiB; 0 where the system does not tell.
+
+    Linux's `ru_maxrss` survives fork and exec, so a child starts with its parent's peak; `VmHWM` is its own.
+    """
+    try:
+        with open("/proc/self/status", encoding="utf-8") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 2**10
+    except OSError:
+        pass  # not Linux, or /proc is not mounted: ask the other way
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return 0.0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+# `--devices 0,1`: which processors to run on, and opening a model on exactly one of them.
+CPU = "cpu"
+_FORM = "numbers of GPUs and 'cpu' with commas, or all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu"
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """ "0,1" -> ("cuda:0", "cuda:1"); also "cuda:1", "cpu", and "all" for every GPU.
+
+    A device may be named several times: that many processes then share it.
+
+    Raises:
+        SessionError: another form, or "all" where there is no GPU.
+    """
+    found = []
+    for part in (piece.strip().lower() for piece in text.split(",")):
+        match = re.fullmatch(r"(?:(?:cuda|gpu):?)?(\d{1,4})", part)
+        if match:
+            found.append(f"cuda:{int(match[1])}")
+        elif part == CPU:
+            found.append(CPU)
+        elif part in ("cuda", "gpu"):
+            found.append("cuda:0")
+        elif part == "all":
+            found += _every_gpu()
+        else:
+            raise SessionError(f"--devices takes {_FORM}; got {text!r}")
+    return tuple(found)
+
+
+def _every_gpu() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        count = len([name for name in visible.split(",") if name.strip() and name.strip() != "-1"])
+    else:
+        try:
+            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SessionError(
+                f"--devices all: nvidia-smi, which lists the GPUs, cannot be run ({error}); name them: 0,1"
+            ) from None
+        count = len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
+    if not count:
+        raise SessionError("--devices all: there is no NVIDIA GPU here; name the devices, e.g. --devices cpu,cpu")
+    return [f"cuda:{index}" for index in range(count)]
+
+
+def cpu_threads(devices: Sequence[str]) -> int:
+    """Threads for one worker, so that one worker for each of `devices` shares the cores of this machine."""
+    return max(1, usable_cores() // max(1, len(devices)))
+
+
+def package_version() -> str:
+    """The version of detrt that is installed, or "0+unknown" in a source tree that is not."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("detrt")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from native import BUILD, CLASSES, LARGEST, QUERIES, SIDES, tensors
 
-from detrt.backends.base import FakeSession, TensorInfo
+from detrt.backends.base import FakeSession
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.files import sha256_of
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,12 @@ import itertools
 
 import torch
 
-from detrt.backends.inductor.window_ops import portable as windows_portable
+from detrt.backends.inductor.kernels import portable as windows_portable
 from detrt.backends.inductor.windows_triton import attend as attend_windows
-from detrt.models.ops import ms_deform_attn_fused, portable
+from detrt.models.ops import ms_deform_attn_fused
+from detrt.models.ops import msda as portable
 from detrt.models.ops.msda_launch import attend
-from detrt.models.ops.tiles import Tile
+from detrt.models.ops.msda_tiles import Tile
 
 LEVELS, POINTS = ((6, 9), (3, 5)), [3, 2]
 

@@ -18,12 +18,11 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import check_refusal, cli, place, run_process, snapshot  # noqa: F401 - fixtures
 from engine_graphs import rtx
 
-from detrt.backends.base import TensorInfo
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.backends.tensorrt.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.bundle import EngineFacts, write_sidecar
 from detrt.errors import DetrtError
-from detrt.spec import ModelSpec
+from detrt.spec import ModelSpec, TensorInfo
 
 DETECT = ("detect", "bundle")
 

@@ -13,11 +13,9 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from detrt.bench.bench_parts import kind_of_kernel, product_work, roofline
-from detrt.bench.bench_ways import ways_of
-from detrt.bench.bundles import RunConfig, bench_bundles, is_built
+from detrt.bench.bundles import RunConfig, bench_bundles, is_built, ways_of
 from detrt.bench.plot import pareto, write_plot
-from detrt.bench.profile import added_up
+from detrt.bench.profile import added_up, kind_of_kernel, product_work, roofline
 from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.data.scenes.scene import draw_scene

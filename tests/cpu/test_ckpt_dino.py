@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
-pytest.importorskip("detrt.models.checkpoint", reason="checkpoint files are read there")
+pytest.importorskip("detrt.models.load", reason="checkpoint files are read there")
 
 from dino_reference import keys as key_lists
 from dino_reference.weights import fill

@@ -15,7 +15,7 @@ pytest.importorskip("fsspec", reason="needs the 'ray' extra")
 from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
 from cluster_support import Here, rows_of, shades, start
 
-from detrt.data.sinks import CocoImages
+from detrt.data.coco import CocoImages
 from detrt.errors import OutputError, SessionError, SpecError
 from detrt.jobs.ray.job import ClusterConfig
 from detrt.jobs.ray.storage import Place

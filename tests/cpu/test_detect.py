@@ -24,7 +24,8 @@ from detrt.data.images import Input, expand_inputs
 from detrt.data.video import read_frames, video_facts, video_writer
 from detrt.detector import Detector
 from detrt.errors import DetrtError, ImageError, MissingPackageError, OutputError, SpecError
-from detrt.jobs.run import AnnotatedCopies, detect_inputs, outside_of
+from detrt.jobs.annotate import AnnotatedCopies
+from detrt.jobs.run import detect_inputs, outside_of
 
 app = typer.Typer()
 app.command()(detect)

@@ -15,12 +15,13 @@ from PIL import Image
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import cli, place, run_process, snapshot, write_onnx  # noqa: F401 - fixtures
 
-from detrt.backends.devices import cpu_threads, open_on, parse_devices
+from detrt.backends.open import open_on
 from detrt.data.images import expand_inputs
 from detrt.data.video import video_writer
 from detrt.errors import SessionError
 from detrt.jobs.pool import DevicePool
 from detrt.jobs.run import Bad
+from detrt.system import cpu_threads, parse_devices
 
 
 @pytest.mark.parametrize(

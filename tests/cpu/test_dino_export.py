@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from engine_graphs import rtx
 
 from detrt import graph
+from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.evaluation.matching import relative_error
-from detrt.export.onnx import CHECK_TOLERANCE, forced_topk
+from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs
 from detrt.models.arch.deformable import level_masks
 from detrt.models.example_inputs import example_feeds
+from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source
 from detrt.models.wrapper import ExportModule
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES

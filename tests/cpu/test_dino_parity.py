@@ -10,7 +10,7 @@ from dino_reference import keys as key_lists
 from dino_reference.detector import Reference
 from dino_reference.weights import fill
 
-from detrt.models.arch.co_dino import CoDino
+from detrt.models.arch.dino import CoDino
 from detrt.models.checkpoints.dino import load as load_state
 from detrt.models.checkpoints.dino import recognise
 

@@ -17,8 +17,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.cli import main
 from detrt.detector import Detector
 from detrt.errors import ImageError, OutputError
-from detrt.evaluation.coco import METRICS
-from detrt.evaluation.evaluate_state import evaluate, evaluate_results
+from detrt.evaluation.coco import METRICS, evaluate, evaluate_results
 
 
 @pytest.fixture

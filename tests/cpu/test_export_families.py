@@ -13,14 +13,17 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from onnx import numpy_helper
 
 from detrt import graph
+from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession, contract
 from detrt.data.postprocess import decode
-from detrt.evaluation.matching import Gate, match, relative_error
-from detrt.export.onnx import CHECK_TOLERANCE, ExportConfig, forced_topk
+from detrt.evaluation.matching import Gate, match
+from detrt.export.onnx import ExportConfig
+from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs
 from detrt.models.contract import exported_spec, other_size, trace_size
 from detrt.models.example_inputs import example_feeds
+from detrt.models.hooks import forced_topk
 from detrt.models.random import MODELS
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 

@@ -10,12 +10,12 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from onnx import helper, numpy_helper
 
+from detrt.backends.base import relative_error
 from detrt.errors import ExportError, GateError, SessionError
-from detrt.evaluation.matching import relative_error
 from detrt.export import ExportConfig, export_onnx
-from detrt.export import onnx as exporter
-from detrt.export.onnx import forced_topk
+from detrt.export import trace as exporter
 from detrt.models import rewrites as rewriting
+from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source
 
 
@@ -59,8 +59,8 @@ def negate_logits(model):
 def after_simplify(monkeypatch, fault):
     original = exporter.simplify
 
-    def faulty(model):
-        slim = original(model)
+    def faulty(model, optimize):
+        slim = original(model, optimize)
         fault(slim)
         return slim
 

@@ -10,10 +10,9 @@ import pytest
 av = pytest.importorskip("av", reason="PyAV comes with detrt[video]")
 torch = pytest.importorskip("torch")
 
-from detrt.backends.gpu.made import make
 from detrt.backends.gpu.resize import fill_pictures
 from detrt.backends.gpu.staging import layout
-from detrt.backends.gpu.yuv import fill_rgb
+from detrt.backends.gpu.yuv import fill_rgb, make
 from detrt.data.preprocess import resize
 from detrt.data.raw_image import Colours, YuvPicture, as_array, yuv_to_rgb
 from detrt.data.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer

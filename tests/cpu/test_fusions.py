@@ -6,15 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from detrt.backends.inductor.epilogues import fuse_epilogues, pad_heads
 from detrt.backends.inductor.folding import fill_fixed, fold_constants
-from detrt.backends.inductor.kernels import conv_relu, linear_relu
-from detrt.backends.inductor.program import prepare, tune_for_gpu
-from detrt.backends.inductor.window_ops import portable, window_attention
+from detrt.backends.inductor.fusing import fuse_epilogues, pad_heads
+from detrt.backends.inductor.kernels import conv_relu, linear_relu, portable, window_attention
+from detrt.backends.inductor.passes import prepare, tune_for_gpu
 from detrt.backends.inductor.windows import fuse_windows
 from detrt.models.arch.swin import shift_mask
-from detrt.models.config import ExportConfig
-from detrt.models.contract import exported_spec
+from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.load import load_source
 
 

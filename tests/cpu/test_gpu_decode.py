@@ -15,10 +15,9 @@ torch = pytest.importorskip("torch")
 from test_on_device import OnDevice
 
 from detrt.backends.gpu.decoder import GpuDecoder, upright
-from detrt.backends.gpu.made import GpuPicture
+from detrt.backends.gpu.yuv import GpuPicture
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.data.images import Input, load_encoded, load_image
-from detrt.data.jpeg_header import common_jpeg
+from detrt.data.images import Input, common_jpeg, load_encoded, load_image
 from detrt.data.raw_image import EncodedPicture
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
@@ -176,7 +175,7 @@ def test_where_it_is_refused(exported, tmp_path, capsys):
 
 
 def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
-    from detrt.evaluation.evaluate_state import read_state
+    from detrt.evaluation.coco import read_state
 
     state = tmp_path / "state.jsonl"
     state.write_text('{"detrt_eval": 1, "batch": 4}\n')  # as it was before there was a choice
@@ -186,7 +185,7 @@ def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
 
 
 def test_a_server_decodes_there(exported, monkeypatch):
-    from detrt.serve import runner
+    from detrt.serve import worker as runner
     from detrt.serve.config import ServeConfig, ServedModel
     from detrt.serve.messages import ImageTask, Refusal, Setup
 

@@ -13,17 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from detrt.backends.inductor.build import check_ready, fixed_spec
+from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
 from detrt.backends.inductor.capture import Captured, capture
 from detrt.backends.inductor.compile import compile_artifact
 from detrt.backends.inductor.config import InductorConfig, package_name
 from detrt.backends.inductor.fusing import fuse_attention
 from detrt.backends.inductor.nodes import MSDA
 from detrt.backends.inductor.package import load_package
-from detrt.backends.inductor.passes import simplify
-from detrt.backends.inductor.program import prepare
+from detrt.backends.inductor.passes import prepare, simplify
 from detrt.backends.inductor.session import InductorSession
-from detrt.backends.inductor.stage import check_packages
 from detrt.backends.inductor.types import lower_types, share_of_low
 from detrt.backends.inductor.worker import _require_batches, differences
 from detrt.backends.onnxruntime.session import OnnxSession
@@ -31,8 +29,7 @@ from detrt.backends.open import open_session
 from detrt.bench.bundles import RunConfig, bench_bundles
 from detrt.bundle import Bundle, read_sidecar
 from detrt.errors import EngineError, ExportError, GateError, SessionError
-from detrt.models.config import ExportConfig
-from detrt.models.contract import exported_spec
+from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.example_inputs import example_feeds
 from detrt.models.load import load_source
 
@@ -187,7 +184,7 @@ def test_one_size_of_a_symbolic_model():
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """One compiled package: a tiny model at a small size, because compiling is what takes the time."""
-    from detrt.backends.inductor.compiler import compiler
+    from detrt.backends.inductor.compile import compiler
     from detrt.pipeline import build
 
     try:

@@ -14,8 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.models.ops import install, ms_deform_attn, ms_deform_attn_fused, portable, triton_available
-from detrt.models.ops.tiles import Tile, choose
+from detrt.models.ops import install, ms_deform_attn, ms_deform_attn_fused, triton_available
+from detrt.models.ops import msda as portable
+from detrt.models.ops.msda_tiles import Tile, choose
 
 LEVELS = ((9, 12), (5, 6), (3, 3))
 POINTS = [3, 6, 3]

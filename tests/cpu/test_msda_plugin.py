@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.backends.tensorrt.fake import FakeCuda, fake_trt
-from detrt.backends.tensorrt.opening import plugins_of
+from detrt.backends.tensorrt.session import plugins_of
 from detrt.bundle import EngineFacts
 from detrt.cli import main
 from detrt.errors import EngineError, ExportError, GraphError
@@ -24,7 +24,7 @@ from detrt.graph.emulate_low_precision import rounded
 from detrt.graph.lower_msda import lower_msda
 from detrt.graph.msda_plugin import emit, plugin_nodes, runnable
 from detrt.graph.view import PLUGIN_NODES, element_types
-from detrt.models.config import ExportConfig
+from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PrecisionConfig

@@ -12,9 +12,8 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SpecError
-from detrt.export.onnx import trace
-from detrt.models.config import ExportConfig
-from detrt.models.contract import exported_spec
+from detrt.export.trace import trace
+from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME
 from detrt.models.wrapper import ExportModule

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from detrt.backends.gpu.resize import fill_pictures
 from detrt.backends.gpu.runner import DEPTH, PictureRunner
-from detrt.backends.gpu.select import select, unpacked
 from detrt.backends.gpu.staging import PIECE, layout
+from detrt.backends.gpu.top_k import select, unpacked
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input
 from detrt.data.postprocess import decode
@@ -238,8 +238,8 @@ def test_a_prompt_is_told_once(tmp_path):
     """A prompted model whose detector takes prompts of one length, as a package does."""
     from text_models import write_text_model
 
-    from detrt.backends.base import TensorInfo
     from detrt.backends.prompted import PromptedSession
+    from detrt.spec import TensorInfo
     from detrt.text.tokenizer import PromptTokenizer
 
     path = write_text_model(tmp_path)

@@ -14,10 +14,8 @@ from dino_reference.weights import fill
 
 from detrt.errors import SourceError, SpecError
 from detrt.models.arch.dino import Dino
+from detrt.models.checkpoints.dino import ALIAS, DERIVED, SPLIT_QKV, TRAINING, infer_config, place, recognise
 from detrt.models.checkpoints.dino import load as load_state
-from detrt.models.checkpoints.dino import recognise
-from detrt.models.checkpoints.dino_keys import ALIAS, DERIVED, SPLIT_QKV, TRAINING, place
-from detrt.models.checkpoints.dino_sizes import infer_config
 
 KEYS = Path(__file__).resolve().parents[1] / "data" / "keys"
 LAYOUTS = {

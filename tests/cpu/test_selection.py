@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from detrt.backends.gpu.top_k import fits, part_of, top_k
+from detrt.backends.inductor.fusing import fuse_selections
 from detrt.backends.inductor.nodes import finish
-from detrt.backends.inductor.selection import fuse_selections
 
 
 def test_equal_scores_stay_in_order():

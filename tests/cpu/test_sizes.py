@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detrt.backends.inductor.config import package_name
-from detrt.backends.inductor.sized_session import SizedSession
+from detrt.backends.inductor.session import SizedSession
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.bundle import Bundle
 from detrt.cli import main

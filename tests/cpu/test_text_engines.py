@@ -17,8 +17,7 @@ from detrt.errors import EngineError, ExportError, GraphError, SessionError, Spe
 from detrt.graph.emulate_low_precision import rounded
 from detrt.models.contract import contract, exported_spec, tower_contract
 from detrt.precision import PrecisionConfig
-from detrt.precision.calibrate import image_feeds
-from detrt.precision.images import Prompted
+from detrt.precision.calibrate import Prompted, image_feeds
 from detrt.precision.stage import text_feeds
 
 
@@ -233,7 +232,7 @@ def test_a_low_precision_without_images(tmp_path):
     import numpy as np
 
     from detrt import Detector
-    from detrt.cli.demo_work import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
+    from detrt.cli.demo import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
     from detrt.data.scenes.scene import draw_scene
 
     picture = draw_scene(PROMPT_SEED, size_hw=PICTURE_SIZE_HW).image

@@ -11,19 +11,18 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 from detrt import graph
+from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SourceError
-from detrt.evaluation.matching import relative_error
 from detrt.export import ExportConfig, export_onnx
-from detrt.export.onnx import CHECK_TOLERANCE
-from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, image_feeds, text_feeds, unpadded
+from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, unpadded
+from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs
 from detrt.models.contract import contract, tower_contract
+from detrt.models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds
 from detrt.models.load import load_source
-from detrt.models.text_inputs import example_ids, token_feeds
-from detrt.models.text_module import TextExportModule, best_phrases
-from detrt.models.text_reference import StockTextModule
+from detrt.models.wrapper import StockTextModule, TextExportModule, best_phrases
 from detrt.spec import CLASS_MASK, LOGITS, PHRASE_MASK, PIXEL_MASK, PRED_BOXES
 
 # Both lowerings, both ways to decode, both kinds of prompt, one graph and two.
@@ -186,7 +185,7 @@ def test_decoding_in_the_graph_gives_the_best_phrase_of_each_query(pairs):
     sizes = feeds["target_sizes"]
     raw = StockTextModule(pair.source, pair.spec)
     plain = {**feeds, **token_feeds(pair.ids, pair.spec)}
-    from detrt.export.onnx import forced_topk
+    from detrt.models.hooks import forced_topk
 
     query_selection = [torch.from_numpy(got[pair.selections[0]])]
     with torch.no_grad(), forced_topk(query_selection):

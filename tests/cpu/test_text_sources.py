@@ -16,13 +16,14 @@ from tokenizers import Tokenizer
 from detrt.cli import main
 from detrt.errors import SourceError
 from detrt.models import checkpoints as original
-from detrt.models.checkpoints import grounding_dino, recognise, timm_swin
+from detrt.models.checkpoints import grounding_dino, recognise
+from detrt.models.checkpoints import timm as timm_swin
 from detrt.models.checkpoints.key_map import LoadReport, rename
 from detrt.models.checkpoints.shapes import Shapes
 from detrt.models.families import BY_NAME
 from detrt.models.load import load_source
-from detrt.models.random_text import TINY_VOCABULARY
-from detrt.models.tokenizer import bert_tokenizer, read_tokenizer
+from detrt.models.random import TINY_VOCABULARY
+from detrt.models.text import bert_tokenizer, read_tokenizer
 
 KEYS = Path(__file__).parents[1] / "data" / "keys"
 FAMILIES = ["grounding_dino", "mm_grounding_dino", "omdet_turbo"]
@@ -196,7 +197,8 @@ def as_published(module):
 @pytest.fixture(scope="module")
 def published():
     """A small model of the authors' shape: eight heads everywhere, 64 channels a head in BERT."""
-    from detrt.models.random_text import _TINY_BERT, _TINY_GROUNDING, build
+    from detrt.models.random import _TINY_BERT, _TINY_GROUNDING
+    from detrt.models.random import build_text as build
 
     heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
     words = {**_TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}

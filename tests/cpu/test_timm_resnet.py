@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from detrt.errors import SourceError
-from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, rename_state_dict, resnet_config
+from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, resnet_config
+from detrt.models.checkpoints.timm import rename_resnet as rename_state_dict
 from detrt.models.families import BY_NAME
 from detrt.models.load import load_source
 from detrt.models.random import _TINY_DETR, build

@@ -26,8 +26,7 @@ from detrt import Detector, files
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.bundle import Bundle, BundleFile, EngineFacts
 from detrt.errors import EngineError, OutputError, SpecError
-from detrt.serve.triton import TritonConfig, write_triton_repo
-from detrt.serve.triton_config import Placement
+from detrt.serve.triton import Placement, TritonConfig, write_triton_repo
 from detrt.spec import TextSpec
 
 NUMPY = {"TYPE_UINT8": "uint8", "TYPE_INT64": "int64", "TYPE_FP32": "float32", "TYPE_STRING": "object"}

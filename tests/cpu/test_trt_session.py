@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from detrt import bundle
-from detrt.backends.base import Session, TensorInfo
+from detrt.backends.base import Session
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.backends.tensorrt.fake import FakeCuda, fake_engine_bytes, fake_trt
 from detrt.bundle import EngineFacts
 from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
 VERSION = "1.7.1.116"
 SPEC = ModelSpec(

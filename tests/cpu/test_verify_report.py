@@ -15,7 +15,6 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from PIL import Image
 
 from detrt import bundle, graph
-from detrt.backends.base import TensorInfo
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.backends.tensorrt.fake import FakeCuda, fake_engine_bytes, fake_trt
@@ -25,12 +24,13 @@ from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError
 from detrt.evaluation.divergence import search
 from detrt.evaluation.html import page
+from detrt.evaluation.localize import engine_fetch
 from detrt.evaluation.matching import gate_for
 from detrt.evaluation.models import default_reference
 from detrt.evaluation.parity import verify
-from detrt.evaluation.verify_engine import engine_fetch
 from detrt.files import sha256_of
 from detrt.graph.view import GraphView, module_path, precision_map, precision_of
+from detrt.spec import TensorInfo
 
 CHOICES = {"height": 128, "width": 128, "check": False}
 EVIL = '<script>alert("x")</script>'
@@ -183,8 +183,8 @@ def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, im
     """Against PyTorch by module outputs: for graphs of another exporter."""
     from detrt.backends.torch import TorchSession
     from detrt.data.preprocess import preprocess
+    from detrt.evaluation.localize import search_modules
     from detrt.evaluation.models import same_contract
-    from detrt.evaluation.verify_modules import search_modules
 
     bad, module = scaled
     with OnnxSession(bad) as cand:

@@ -9,9 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 from text_cases import COLOURS, WIDTH, detector_tensors, embedding, model_spec, tensors, tokenizer_json, tower_outputs, word_id
 
 from detrt import files
-from detrt.backends.base import TensorInfo
 from detrt.bundle import Bundle, BundleFile, Provenance
-from detrt.spec import ModelSpec
+from detrt.spec import ModelSpec, TensorInfo
 
 _TYPES = {"uint8": TensorProto.UINT8, "int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
 

@@ -25,7 +25,7 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
     pixels = torch.rand(batch, 3, row["height"], row["width"], device="cuda", dtype=dtype)
     feeds = {"pixel_values": pixels}
     if spec.text is not None:
-        from detrt.models.text_inputs import example_ids
+        from detrt.models.example_inputs import example_ids
 
         ids, mask = example_ids(source, batch, tokens)
         ids, mask = torch.from_numpy(ids).cuda(), torch.from_numpy(mask).cuda()

@@ -111,10 +111,11 @@ def expected(folder: Path, images: list[Path]) -> None:
     """In a process of its own: detections of the module itself, on the CPU."""
     import torch
 
-    from detrt.backends.base import FakeSession, TensorInfo
+    from detrt.backends.base import FakeSession
     from detrt.bundle import Bundle
     from detrt.data.sinks import Record
     from detrt.detector import Detector
+    from detrt.spec import TensorInfo
 
     module = tiny()
 

@@ -19,10 +19,9 @@ from measure_inductor import SIZES
 
 
 def measure(name: str, precision: str, size: str | None, device: str) -> dict:
-    from detrt.backends.inductor.program import prepare
+    from detrt.backends.inductor.passes import prepare
     from detrt.backends.inductor.types import lower_types
-    from detrt.models.config import ExportConfig
-    from detrt.models.contract import exported_spec
+    from detrt.models.contract import ExportConfig, exported_spec
     from detrt.models.load import load_source
 
     source = load_source(f"random:{name}")

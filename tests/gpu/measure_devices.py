@@ -16,11 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from detrt.backends.devices import parse_devices
-from detrt.cores import usable_cores
 from detrt.data.images import expand_inputs, load_image
 from detrt.jobs.pool import DevicePool
 from detrt.jobs.run import Found
+from detrt.system import parse_devices, usable_cores
 
 
 def alike(one: list, other: list) -> float:

@@ -24,9 +24,10 @@ import torch
 import triton
 from plain_kernel import plain_msda
 
-from detrt.models.ops import ms_deform_attn, portable
+from detrt.models.ops import ms_deform_attn
+from detrt.models.ops import msda as portable
 from detrt.models.ops.msda_launch import attend
-from detrt.models.ops.tiles import Tile, choose
+from detrt.models.ops.msda_tiles import Tile, choose
 
 ENCODER = ((100, 167), (50, 84), (25, 42), (13, 21))  # 22 223 tokens: an image of 800 x 1333
 CASES = {

@@ -24,17 +24,16 @@ import torch
 from onnx_on_torch import TorchGraph
 
 from detrt import graph
+from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.evaluation.coco import evaluate_coco
-from detrt.evaluation.matching import relative_error
 from detrt.export import ExportConfig, export_onnx
 from detrt.models.load import load_source
 from detrt.precision import PrecisionConfig, noise
+from detrt.precision import calibrate as histograms
 from detrt.precision import calibrate as ranges
-from detrt.precision import calibration as histograms
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.precision.calibrate import image_feeds
-from detrt.precision.images import Prompted
+from detrt.precision.calibrate import Prompted, image_feeds
 from detrt.precision.stage import text_feeds
 
 LOW = tuple(os.environ.get("DETRT_PRECISIONS", "fp16,bf16").split(","))

@@ -28,7 +28,7 @@ def preload() -> None:
 
     import detrt.backends.inductor.compile
     import detrt.backends.inductor.package
-    import detrt.backends.inductor.program
+    import detrt.backends.inductor.passes
     import detrt.models.load  # noqa: F401
 
     torch.set_num_threads(1)
@@ -70,8 +70,7 @@ def work(job: str, gpu: int, pipe, log: Path) -> None:
 
 def prepare_job(kind, model, size, precision, batch, how):
     """(what runs, the outputs that it must have, its inputs, facts)."""
-    from detrt.models.config import ExportConfig
-    from detrt.models.contract import exported_spec
+    from detrt.models.contract import ExportConfig, exported_spec
     from detrt.models.load import load_source
 
     source = load_source(model)
@@ -134,7 +133,7 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
 
     from detrt.backends.inductor.compile import compile_artifact, options_for
     from detrt.backends.inductor.package import load_package
-    from detrt.backends.inductor.program import prepare, tune_for_gpu
+    from detrt.backends.inductor.passes import prepare, tune_for_gpu
     from detrt.backends.inductor.types import lower_types, share_of_low
 
     captured = prepare(source, spec, (batch, batch), "fp32", DEVICE, tokens, biased)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from detrt.backends.inductor.compiler import links_shared
+from detrt.backends.inductor.compile import links_shared
 
 MAKE = """
 import torch

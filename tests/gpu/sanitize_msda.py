@@ -12,7 +12,7 @@ import torch
 
 from detrt.models.ops import ms_deform_attn, ms_deform_attn_fused
 from detrt.models.ops.msda_launch import attend
-from detrt.models.ops.tiles import Tile
+from detrt.models.ops.msda_tiles import Tile
 
 LEVELS = ((6, 9), (3, 5), (2, 3))
 # points of each level, heads, channels of a head: vectors of 16 bytes, masked reads, one point at a time

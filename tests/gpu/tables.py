@@ -144,7 +144,7 @@ def costs(rows: Rows) -> str:
 
 
 def kinds(rows: Rows) -> str:
-    from detrt.bench.bench_parts import kind_of_kernel
+    from detrt.bench.profile import kind_of_kernel
 
     found = []
     for model in ordered():

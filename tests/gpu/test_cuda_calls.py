@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detrt.backends.tensorrt.buffers import IoBuffer
-from detrt.backends.tensorrt.cuda import Cuda
+from detrt.backends.tensorrt.cuda import Cuda, IoBuffer
 from detrt.errors import EngineError, SessionError
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from detrt.models.ops import ms_deform_attn, ms_deform_attn_fused, triton_available
-from detrt.models.ops.tiles import Tile
+from detrt.models.ops.msda_tiles import Tile
 
 pytestmark = pytest.mark.gpu
 

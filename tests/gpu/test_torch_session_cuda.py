@@ -82,10 +82,8 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
     import torch
 
     import detrt.models.ops.msda_launch as launch
-    from detrt.models.config import ExportConfig
-    from detrt.models.contract import exported_spec
-    from detrt.models.example_inputs import example_feeds
-    from detrt.models.text_inputs import example_ids, token_feeds
+    from detrt.models.contract import ExportConfig, exported_spec
+    from detrt.models.example_inputs import example_feeds, example_ids, token_feeds
 
     launches = []
     whole = launch.attend

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from detrt.backends.base import FakeSession, TensorInfo
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.backends.base import FakeSession
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
 LABELS = {0: "cat", 1: "dog", 2: "bird"}
 

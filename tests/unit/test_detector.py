@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 from runtime_cases import make_session, make_spec, red
 
-from detrt.backends.base import FakeSession, Session, TensorInfo, check_feeds, check_spec
+from detrt.backends.base import FakeSession, Session, check_feeds, check_spec
 from detrt.detector import Detector
 from detrt.errors import ImageError, SessionError, SpecError
+from detrt.spec import TensorInfo
 
 EDGE = {
     "resize": "shortest_edge",

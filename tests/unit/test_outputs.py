@@ -8,16 +8,8 @@ import os
 import pytest
 from runtime_cases import make_spec
 
-from detrt.data.sinks import (
-    CSV_COLUMNS,
-    CocoImages,
-    Record,
-    check_stdout_once,
-    coco_writer,
-    csv_writer,
-    jsonl_writer,
-    text_writer,
-)
+from detrt.data.coco import CocoImages
+from detrt.data.sinks import CSV_COLUMNS, Record, check_stdout_once, coco_writer, csv_writer, jsonl_writer, text_writer
 from detrt.detections import Detections
 from detrt.errors import OutputError
 

@@ -23,12 +23,11 @@ from text_cases import (
 
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
-from detrt.backends.base import FakeSession, Session, TensorInfo
-from detrt.backends.bound import BoundSession
-from detrt.backends.prompted import ENGINE_BUCKET, PromptedSession
+from detrt.backends.base import FakeSession, Session
+from detrt.backends.prompted import ENGINE_BUCKET, BoundSession, PromptedSession
 from detrt.detector import Detector
 from detrt.errors import PromptError, SessionError
-from detrt.spec import ModelSpec
+from detrt.spec import ModelSpec, TensorInfo
 from detrt.text.tokenizer import PromptTokenizer
 
 RED_BLUE = picture("red", "black", "blue")

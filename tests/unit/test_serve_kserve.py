@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
-from detrt.backends.base import TensorInfo
 from detrt.serve.errors import Refused
 from detrt.serve.kserve import InferRequest, binary_length, build_infer, parse_infer
+from detrt.spec import TensorInfo
 
 INPUTS = (TensorInfo("x", "uint8", ("batch", 2)), TensorInfo("y", "float32", ("batch", "n")))
 OUTPUTS = (TensorInfo("p", "float32", ("batch", 2)), TensorInfo("q", "int64", ("batch",)))

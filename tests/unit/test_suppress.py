@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detrt.data.postprocess import decode, sigmoid
-from detrt.data.suppress import suppress
+from detrt.data.postprocess import decode, sigmoid, suppress
 from detrt.errors import SpecError
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 

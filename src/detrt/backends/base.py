@@ -7,7 +7,6 @@ and serve do not know what they run. `FakeSession` ships for tests of anything b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -15,46 +14,25 @@ from numpy.typing import NDArray
 
 from ..errors import SessionError, SpecError
 from ..spec import (
-    ATTENTION_MASK,
     BOXES,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    INPUT_IDS,
     LABELS,
     LOGITS,
     NUM_DETECTIONS,
-    PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
     SCORES,
     TARGET_SIZES,
-    TASK_FEATURES,
-    TASK_MASK,
-    TEXT_FEATURES,
-    TEXT_POSITION_IDS,
-    TEXT_SELF_MASK,
+    TOWER_INPUTS,
+    TOWER_OUTPUTS,
     ModelSpec,
+    TensorInfo,
+    is_tower,
+    text_inputs,
 )
-
-TOWER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
-# What a text tower returns, by the kind of the text part.
-TOWER_OUTPUTS = {
-    "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
-    "classes": (TEXT_FEATURES, CLASS_FEATURES),
-}
 
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Name, NumPy dtype name and shape of an input or output; a symbolic axis is its name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
 
 
 @runtime_checkable
@@ -131,21 +109,6 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
             )
 
 
-def text_inputs(spec: ModelSpec) -> list[str]:
-    """Names of the text inputs of a detector, in the order of its graph; none for one of fixed classes."""
-    if spec.text is None:
-        return []
-    if spec.text.kind == "classes":
-        return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
-    names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.tower else list(TOWER_INPUTS)
-    return names + [PHRASE_MASK] * spec.decode.in_graph
-
-
-def is_tower(inputs: tuple[TensorInfo, ...]) -> bool:
-    """Whether a model with these inputs is a text tower."""
-    return {info.name for info in inputs} == set(TOWER_INPUTS)
-
-
 class FakeSession:
     """A Session over a function, for tests: `FakeSession(spec, inputs, outputs, lambda feeds: {...})`."""
 
@@ -172,3 +135,14 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
+
+
+def relative_error(expected: NDArray, actual: NDArray) -> float:
+    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(actual)):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))

@@ -6,14 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..bundle import MANIFEST, Bundle, BundleFile
-from ..errors import EngineError, MissingPackageError, SessionError, SpecError
-from ..spec import ModelSpec
+from ..errors import DetrtError, EngineError, MissingPackageError, SessionError, SpecError
+from ..spec import ModelSpec, is_tower
+from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
-from .base import Session, is_tower
-from .inductor.session import InductorSession
-from .inductor.sized_session import SizedSession
+from .base import Session
+from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.session import OnnxSession
 from .prompted import PromptedSession
 
@@ -322,3 +323,34 @@ def _same_machine(tower: BundleFile, detector: BundleFile | None) -> bool:
     if a is None or b is None:
         return False
     return a.target == b.target and a.compute_capabilities == b.compute_capabilities
+
+
+def open_on(ref: str | os.PathLike, device: str, *, backend: str = "auto", threads: int | None = None, **options: Any) -> Session:
+    """Open a model on one device; never on the CPU where a GPU was asked for.
+
+    device: "cpu" or "cuda:N". ONNX files get it as the provider of ONNX Runtime, engines and checkpoints as
+    their device; of a bundle the engine that suits the GPU, else its ONNX file. threads, options: see `open_session`.
+
+    Raises:
+        SessionError: the model cannot run there; the message says why. DetrtError: as `open_session`.
+    """
+    kind = kind_of(ref)
+    if device == CPU:
+        if kind == "engine":
+            raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
+        if kind == "bundle":
+            return open_session(ref, backend="onnxruntime" if backend == "auto" else backend, threads=threads, **options)
+        return open_session(ref, backend=backend, device=CPU if kind == "checkpoint" else None, threads=threads, **options)
+    if kind in ("checkpoint", "engine"):
+        return open_session(ref, backend=backend, device=device, threads=threads, **options)
+    if kind == "onnx" or backend == "onnxruntime":
+        return open_session(ref, backend=backend, provider=device, threads=threads, **options)
+    session = open_session(ref, backend=backend, device=device, threads=threads, **options)
+    if not session.backend.endswith("cpu"):
+        return session
+    why = getattr(session, "note", "")
+    session.close()
+    try:
+        return open_session(ref, backend="onnxruntime", provider=device, threads=threads, **options)
+    except DetrtError as error:
+        raise SessionError(f"'{os.fspath(ref)}' cannot run on {device}: {why}; {error}") from None

@@ -9,17 +9,16 @@ import numpy as np
 import torch
 
 from ..errors import SessionError, SourceError
-from ..export.onnx import forced_topk
-from ..models.config import ExportConfig
-from ..models.contract import contract, exported_spec
+from ..models.contract import ExportConfig, contract, exported_spec
+from ..models.hooks import forced_topk
 from ..models.wrapper import ExportModule
-from ..spec import CLASS_FEATURES, TEXT_FEATURES, ModelSpec, TextSpec
+from ..spec import CLASS_FEATURES, TEXT_FEATURES, TOWER_INPUTS, ModelSpec, TensorInfo, TextSpec
 from ..text.tokenizer import PromptTokenizer
-from .base import TOWER_INPUTS, Feeds, Outputs, Session, TensorInfo, check_feeds
+from .base import Feeds, Outputs, Session, check_feeds
 from .prompted import PromptedSession
 
 if TYPE_CHECKING:
-    from ..models.load import Source
+    from ..models.source import Source
 
 
 def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> Session:
@@ -98,7 +97,7 @@ class TorchSession:
 def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
     if spec.text is None:
         return ExportModule(source.module, spec)
-    from ..models.text_reference import StockTextModule, StockTower
+    from ..models.wrapper import StockTextModule, StockTower
 
     return StockTextModule(source, spec) if part == "detector" else StockTower(source)
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..cores import usable_cores
 from ..errors import DetrtError, SessionError
-from ..memory import peak_memory_mib
+from ..system import peak_memory_mib, usable_cores
 
 WARMUP, REPEATS = 2, 7
 

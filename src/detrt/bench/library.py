@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cores import usable_cores
 from ..errors import DetrtError, MissingPackageError, SessionError
+from ..system import usable_cores
 
 if TYPE_CHECKING:
-    from ..models.load import Source
+    from ..models.source import Source
 
 Calls = dict[str, dict[str, Callable[[], object]]]  # back end -> scope -> call that has finished when it returns
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.sinks import CocoImages
+from ..data.coco import CocoImages
 from ..errors import DetrtError, ImageError
 
 CLUSTERS = ("ray",)

@@ -113,8 +113,9 @@ def detect(
     from ..data import sinks as outputs
     from ..data.images import expand_inputs
     from ..detector import DECODES, Detector
+    from ..jobs.annotate import AnnotatedCopies
     from ..jobs.pool import DevicePool
-    from ..jobs.run import AnnotatedCopies, Bad, detect_inputs, outside_of
+    from ..jobs.run import Bad, detect_inputs, outside_of
     from ..text.postprocess import TEXT_THRESHOLD
     from ..text.prompts import chosen_prompt
     from .cluster import check_options, detect_on_cluster
@@ -260,7 +261,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 
 def devices_alone(devices: str, device: str | None, provider: str) -> tuple[str, ...]:
     """The parsed --devices, which says where to run by itself. Raises SessionError."""
-    from ..backends.devices import parse_devices
+    from ..system import parse_devices
 
     for name, given in (("--device", device), ("--provider", None if provider == "cpu" else provider)):
         if given is not None:

@@ -34,9 +34,8 @@ def evaluate(
     """COCO average precision: all twelve figures and one for each class."""
     from ..backends.open import open_session
     from ..errors import DetrtError
-    from ..evaluation.coco import read_annotations
-    from ..evaluation.evaluate_state import evaluate as run
-    from ..evaluation.evaluate_state import evaluate_results, identity, write_results
+    from ..evaluation.coco import evaluate as run
+    from ..evaluation.coco import evaluate_results, identity, read_annotations, write_results
     from ..jobs.pool import DevicePool
     from . import show
     from .detect import devices_alone
@@ -59,7 +58,9 @@ def evaluate(
             categories = read_annotations(ground_truth)["categories"]
             choices = {"threshold": 0.0, "batch_size": batch, "decode": decode_choice(decode)}
             session = DevicePool(model, places, session=opening, detector=choices, categories=categories)
+            detect_batches = session.detect_batches
         else:
+            detect_batches = None
             session = open_session(model, provider=provider, device=device, **opening)
         try:
             with show.progress() as step:
@@ -69,6 +70,7 @@ def evaluate(
                     images,
                     batch_size=batch,
                     decode=decode_choice(decode),
+                    detect_batches=detect_batches,
                     resume=resume,
                     limit=limit,
                     model=identity(model, session),

@@ -11,7 +11,7 @@ from ..backends.tensorrt import EngineConfig
 from ..backends.tensorrt.config import Triple, parse_sms, parse_triple
 from ..detector import DECODES
 from ..errors import DetrtError, EngineError
-from ..models.config import ExportConfig
+from ..models.contract import ExportConfig
 from ..precision import PrecisionConfig, parse_budget
 
 NO_ENGINES = ("onnx", "onnxruntime")  # the ONNX file alone, which ONNX Runtime runs

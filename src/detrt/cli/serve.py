@@ -48,8 +48,8 @@ def serve(
 
     Exit code 0: stopped after all requests were answered; 2: a model cannot be opened, or the port is taken.
     """
-    from ..backends.devices import parse_devices
     from ..serve import ServeConfig, named_models
+    from ..system import parse_devices
     from .detect import parse_size
 
     config = ServeConfig(

@@ -33,8 +33,7 @@ def triton_repo(
     from dataclasses import asdict
 
     from ..errors import SpecError
-    from ..serve.triton import TritonConfig, write_triton_repo
-    from ..serve.triton_config import Placement
+    from ..serve.triton import Placement, TritonConfig, write_triton_repo
     from . import show
 
     show.check_json(json_file)
@@ -66,8 +65,8 @@ def triton_repo(
 
 def _places(devices: str | None) -> tuple[bool, tuple[int, ...] | None]:
     """(whether on the CPU, GPU numbers) of --devices. Raises SpecError where both are named."""
-    from ..backends.devices import CPU, parse_devices
     from ..errors import SpecError
+    from ..system import CPU, parse_devices
 
     if devices is None:
         return False, None

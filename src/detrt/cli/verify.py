@@ -57,8 +57,8 @@ def verify(
     """Compare two models on real images: tensors, batch slots, detections, AP. Exit code 3 if they differ."""
     from ..data.images import expand_inputs
     from ..evaluation import parity
+    from ..evaluation.html import figures
     from ..evaluation.matching import Gate, gate_for
-    from ..evaluation.verify_figures import figures
     from ..text.prompts import chosen_prompt
     from . import show
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cores import usable_cores
 from ..errors import ImageError, MissingPackageError, OutputError
 from ..files import writing
+from ..system import usable_cores
 from .images import MAX_PIXELS
 from .raw_image import Colours, Picture, YuvPicture
 

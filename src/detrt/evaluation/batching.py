@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Feeds, Outputs, Session
+from ..backends.base import Feeds, Outputs, Session, relative_error
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, needs_equal_sizes, preprocess, resize
 from ..errors import SessionError
 from ..spec import PIXEL_MASK, PIXEL_VALUES
-from .matching import Gate, match, relative_error
+from .matching import Gate, match
 
 # Batches of a model without a profile: one, two, and one that no power of a kernel's tile hides.
 _BATCHES = (1, 2, 4)

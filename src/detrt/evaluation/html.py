@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -18,12 +20,10 @@ from PIL import Image
 from .. import files
 from ..data.draw import draw_detections
 from ..detections import Detections
-from .verify_figures import figures
-from .verify_style import STYLE
-from .verify_svg import error_plot, score_scatter
+from .divergence import Divergence
 
 if TYPE_CHECKING:
-    from .parity import Picture, VerifyReport
+    from .report import Picture, VerifyReport
 
 _LONGEST_PX = 640
 _PICTURE_BYTES = 150_000
@@ -243,3 +243,184 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterabl
 
 def _number(value: float) -> str:
     return f"{value:.2e}"
+
+
+# Plots of the report as inline SVG: colours come from the page's style, so they follow light and dark.
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 58, 16, 14, 40
+_FLOOR = 1e-9  # smaller errors are drawn here
+_CEILING = 1e2
+
+
+def error_plot(found: Divergence) -> str:
+    """Largest error of every module against its depth in the graph, logarithmic, with the tolerance."""
+    height, deepest = 320, max((row.depth for row in found.layers), default=1)
+
+    def x(depth: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * depth / max(deepest, 1)
+
+    def y(error: float) -> float:
+        share = (math.log10(_clip(error)) - math.log10(_FLOOR)) / (math.log10(_CEILING) - math.log10(_FLOOR))
+        return height - _BOTTOM - (height - _TOP - _BOTTOM) * share
+
+    parts = [_open(_WIDTH, height, "error of every module by depth")]
+    for power in range(-9, 3):
+        if power % 2:
+            parts.append(_line(_LEFT, y(10.0**power), _WIDTH - _RIGHT, y(10.0**power), "grid"))
+            parts.append(_text(_LEFT - 8, y(10.0**power) + 4, f"1e{power}", "tick", "end"))
+    limit = y(found.tolerance)
+    parts.append(_line(_LEFT, limit, _WIDTH - _RIGHT, limit, "limit"))
+    parts.append(_text(_WIDTH - _RIGHT, limit - 6, f"tolerance {found.tolerance:g}", "limit-label", "end"))
+    line = " ".join(f"{x(row.depth):.1f},{y(row.error):.1f}" for row in found.layers)
+    parts.append(f'<polyline class="path" points="{line}"/>')
+    for row in found.layers:
+        bad = "bad" if not row.error <= found.tolerance else "good"
+        title = escape(f"{row.module or '(outside the model)'}: {row.error:.3g}")
+        parts.append(
+            f'<circle class="{bad}" cx="{x(row.depth):.1f}" cy="{y(row.error):.1f}" r="3.2"><title>{title}</title></circle>'
+        )
+    if found.first is not None:
+        at = x(min(found.first.depth, deepest))
+        side = "end" if at > _WIDTH * 0.6 else "start"
+        parts.append(_line(at, _TOP, at, height - _BOTTOM, "first"))
+        label = found.first.module or "(outside the model)"
+        parts.append(_text(at + (-8 if side == "end" else 8), _TOP + 10, label, "first-label", side))
+    parts.append(_text((_LEFT + _WIDTH) / 2, height - 8, "depth in the graph (nodes from the picture)", "axis", "middle"))
+    return "".join([*parts, "</svg>"])
+
+
+def score_scatter(scores: Sequence[tuple[float, float]]) -> str:
+    """Scores of the reference against those of the candidate; detections without a partner lie on an axis."""
+    side, edge = 420, 46
+    span = side - edge - 16
+
+    def place(a: float, b: float) -> tuple[float, float]:
+        return edge + span * a, side - edge - span * b
+
+    parts = [_open(side, side, "scores of both models")]
+    for tick in range(0, 11, 2):
+        px, py = place(tick / 10, tick / 10)
+        parts.append(_line(px, side - edge, px, side - edge - span, "grid"))
+        parts.append(_line(edge, py, edge + span, py, "grid"))
+        parts.append(_text(px, side - edge + 16, f"{tick / 10:g}", "tick", "middle"))
+        parts.append(_text(edge - 7, py + 4, f"{tick / 10:g}", "tick", "end"))
+    start, end = place(0, 0), place(1, 1)
+    parts.append(_line(*start, *end, "diagonal"))
+    for a, b in scores[:5000]:
+        px, py = place(min(max(a, 0.0), 1.0), min(max(b, 0.0), 1.0))
+        kind = "good" if a and b else "bad"
+        parts.append(f'<circle class="{kind} thin" cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{a:.4f} / {b:.4f}</title></circle>')
+    parts.append(_text(edge + span / 2, side - 8, "reference", "axis", "middle"))
+    parts.append(
+        f'<text class="axis" text-anchor="middle" transform="translate(12 {side - edge - span / 2:.0f}) rotate(-90)">candidate</text>'
+    )
+    return "".join([*parts, "</svg>"])
+
+
+def _clip(error: float) -> float:
+    return min(max(error, _FLOOR), _CEILING) if math.isfinite(error) else _CEILING
+
+
+def _open(width: int, height: int, label: str) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+# The style of the report: one set of colours for light, one for dark.
+STYLE = """
+:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1b2430;--soft:#5b6776;--line:#dde2e9;
+--good:#1d7f4e;--bad:#c42b2b;--warn:#9a6700;--accent:#2b62c9;--tint:#eef2f8;
+--t32:#7d8da3;--t16:#2b8a6e;--tb16:#4f6fd8;--t8:#d08a1d;--tf8:#b1509e}
+@media (prefers-color-scheme:dark){:root{--page:#11151b;--card:#1a2029;--ink:#e7ebf1;--soft:#9aa6b5;
+--line:#2c3542;--good:#4cc38a;--bad:#ff7b72;--warn:#e3b341;--accent:#7fabff;--tint:#222b37;
+--t32:#8896a9;--t16:#45b892;--tb16:#8aa2ff;--t8:#e6a94a;--tf8:#d983c9}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}
+header,section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:20px 24px;margin:0 0 18px}
+h1{font-size:24px;margin:6px 0 12px}h2{font-size:17px;margin:0 0 12px}
+dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(220px,1fr));gap:8px 24px;margin:0}
+dt{color:var(--soft);font-size:12px}dd{margin:0;overflow-wrap:anywhere}
+.badge{display:inline-block;margin:0;padding:4px 14px;border-radius:999px;font-weight:650;border:1.5px solid currentColor}
+.pass,.ok{color:var(--good)}.fail,.no{color:var(--bad)}.free{color:var(--warn)}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th{font-weight:600;color:var(--soft);font-size:12px;text-align:left;border-bottom:1px solid var(--line)}
+th,td{padding:5px 14px 5px 0;vertical-align:top}td{border-bottom:1px solid var(--line);overflow-wrap:break-word;min-width:52px}
+tr:last-child td{border-bottom:0}.right{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+ul{margin:12px 0 0;padding-left:20px}.failures li{color:var(--bad)}.notes li{color:var(--soft)}
+.alarm,.calm{margin:0 0 10px;padding:10px 14px;border-radius:8px;background:var(--tint);overflow-wrap:anywhere;
+border-left:4px solid var(--bad);font-weight:550}.calm{border-left-color:var(--good)}
+.plot{margin:10px 0 16px}.plot svg{width:100%;height:auto;display:block}.square{max-width:430px}
+svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
+.grid{stroke:var(--line)}.limit{stroke:var(--warn);stroke-dasharray:6 4}svg text.limit-label{fill:var(--warn)}
+.first{stroke:var(--bad);stroke-width:1.5}svg text.first-label{fill:var(--bad);font-weight:600}
+.path{fill:none;stroke:var(--accent);stroke-opacity:.3}.diagonal{stroke:var(--soft);stroke-dasharray:3 4}
+circle.good{fill:var(--accent)}circle.bad{fill:var(--bad)}.thin{fill-opacity:.65}
+.pair{display:grid;grid-template-columns:minmax(280px,430px) 1fr;gap:24px;align-items:start}
+@media (max-width:800px){.pair{grid-template-columns:1fr}}
+figure{margin:0 0 20px}.sides{display:grid;grid-template-columns:1fr 1fr;gap:10px}
+.sides img{width:100%;height:auto;border-radius:8px;display:block;background:var(--tint)}
+.sides p{margin:4px 0 0;font-size:12px;color:var(--soft)}figcaption{font-size:13px;color:var(--soft)}
+.slots{display:flex;flex-wrap:wrap;gap:8px}
+.slot{border:1px solid currentColor;border-radius:8px;padding:3px 10px;font-size:13px}.slot small{margin-left:8px;opacity:.7}
+.bar{display:flex;height:12px;min-width:180px;margin-top:5px;border-radius:4px;overflow:hidden;background:var(--tint)}
+.bar i{display:block;height:100%}.legend{display:flex;flex-wrap:wrap;gap:16px;margin:0 0 10px}
+.key i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
+i.fp32,i.fp64{background:var(--t32)}i.fp16{background:var(--t16)}i.bf16{background:var(--tb16)}
+i.int8{background:var(--t8)}i.fp8{background:var(--tf8)}
+details{margin-top:12px}summary{cursor:pointer;color:var(--accent)}
+"""
+
+
+# The figures of a VerifyReport as text, for the terminal and the page.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line: what, measured, allowed; ok: inside the gate; judged: whether it decides."""
+
+    name: str
+    measured: str
+    allowed: str = ""
+    ok: bool = True
+    judged: bool = True
+
+
+def figures(report: VerifyReport) -> list[Figure]:
+    """What was measured and what is allowed, in the order of the levels."""
+    gate = report.gate
+    decides = not (gate.ap_decides and report.ap_loss is not None)
+    share = f"{gate.unmatched:.0%} each" if gate.unmatched else "0 / 0"
+    unmatched = max(report.missing, report.extra) <= gate.unmatched * report.compared
+    found = [
+        Figure("facts of the spec that differ", str(len(report.facts)), "0", not report.facts),
+        Figure("detections compared", str(report.compared), "at least 1", report.compared > 0),
+        Figure("missing / extra", f"{report.missing} / {report.extra}", share, unmatched, decides),
+    ]
+    for name, worst, allowed, shown, unit in (
+        ("largest box difference", report.worst_box_px, gate.box_px, f"{report.worst_box_px:.4f} px", " px"),
+        ("largest score difference", report.worst_score, gate.score, f"{report.worst_score:.2e}", ""),
+        ("largest tensor difference", report.worst_tensor, gate.tensor, f"{report.worst_tensor:.2e}", ""),
+    ):
+        if "tensor" not in name or report.tensors:
+            found.append(Figure(name, shown, f"{allowed:g}{unit}", worst <= allowed, decides))
+    if report.slots:
+        wrong = sum(not row["passed"] for row in report.slots)
+        shapes = len({(row["batch"], row["height"], row["width"]) for row in report.slots})
+        found.append(Figure(f"wrong batch slots, {shapes} shapes", f"{wrong} of {len(report.slots)}", "0", not wrong))
+    if report.padding:
+        worst = max(row["error"] for row in report.padding)
+        same = all(row["passed"] for row in report.padding)
+        found.append(Figure("effect of the padding's content", f"{worst:.2e}", f"{gate.tensor:g}", same))
+    if report.ap is not None:
+        both = (report.ap[side]["AP"] for side in ("reference", "candidate"))
+        shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in both)
+        lost = report.ap_loss
+        name = f"AP on {report.ap['images']} annotated images"
+        found.append(Figure(name, shown, f"-{gate.ap:g}", lost is None or lost <= gate.ap))
+    return found

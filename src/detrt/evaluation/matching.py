@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..detections import Detections, box_iou
 from ..errors import DetrtError
@@ -64,17 +63,6 @@ def gate_for(precision: str) -> Gate:
     if precision not in GATES:
         raise DetrtError(f"precision must be one of {', '.join(GATES)}; got {precision!r}")
     return GATES[precision]
-
-
-def relative_error(expected: NDArray, actual: NDArray) -> float:
-    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(actual)):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
-    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..backends.base import Session
-from ..backends.bound import BoundSession, detector_of
 from ..backends.onnxruntime.session import OnnxSession
 from ..backends.open import kind_of, open_session
-from ..backends.prompted import PromptedSession
+from ..backends.prompted import BoundSession, PromptedSession, detector_of
 from ..bundle import MANIFEST, Bundle
 from ..errors import DetrtError, PromptError, SessionError
-from ..models.config import OPSETS, ExportConfig
+from ..models.contract import OPSETS, ExportConfig
 from ..spec import DecodeSpec, ModelSpec
 from ..text.prompts import Prompt
 from ..text.tokenizer import same_tokens
@@ -24,7 +23,7 @@ from .matching import GATES
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView
-    from ..models.load import Source
+    from ..models.source import Source
 
 # Fields of the spec that an export changes by choice; all others are facts of the checkpoint.
 _DECODE_CHOICES = ("in_graph", "max_detections", "nms", "nms_in_graph", "score_threshold")

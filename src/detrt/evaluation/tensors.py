@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Feeds, Outputs, Session
-from ..backends.bound import detector_of, with_text
+from ..backends.base import Feeds, Outputs, Session, relative_error
 from ..backends.onnxruntime.session import OnnxSession
+from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..errors import DetrtError, SessionError
 from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, TEXT_FEATURES
-from .matching import relative_error
 
 
 def forced_rows(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..models.config import ExportConfig
+from ..models.contract import ExportConfig
 
 if TYPE_CHECKING:
-    from .onnx import ExportReport, export_onnx
+    from .onnx import export_onnx
+    from .trace import ExportReport
 
 __all__ = ["ExportConfig", "ExportReport", "export_onnx"]
 

@@ -12,38 +12,29 @@ import torch
 from numpy.typing import NDArray
 
 from .. import files, graph
-from ..backends.base import text_inputs
+from ..backends.base import relative_error
 from ..errors import ExportError, SourceError
-from ..evaluation.matching import relative_error
 from ..graph.clean import topk_outputs, with_outputs
-from ..graph.summary import summarise
-from ..models.config import ExportConfig
-from ..models.contract import contract, other_size, tower_contract, trace_size
-from ..models.example_inputs import example_feeds
-from ..models.load import Source
-from ..models.text_inputs import Ids, example_ids, token_feeds
-from ..models.text_module import TextExportModule, TowerModule
-from ..models.text_reference import StockTextModule
+from ..graph.io import summarise
+from ..models.contract import ExportConfig, contract, other_size, tower_contract, trace_size
+from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, tower_in_torch
+from ..models.hooks import forced_topk
+from ..models.source import Source
+from ..models.wrapper import StockTextModule, TextExportModule, TowerModule
 from ..spec import (
     ATTENTION_MASK,
-    CLASS_FEATURES,
     CLASS_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
-    TARGET_SIZES,
-    TASK_FEATURES,
-    TASK_MASK,
-    TEXT_FEATURES,
     ModelSpec,
 )
-from .onnx import ExportReport, finish, forced_topk, require_equal, trace_tensors
+from .trace import ExportReport, finish, require_equal, trace_tensors
 
 # (rows, longest prompt) while tracing; the checks use other numbers.
 TRACED_ROWS, TRACED_TOKENS = 2, 9
+
 # (batch, whether the size is another than the traced one, tokens of the longest prompt)
 CHECKS = ((1, False, 6), (3, True, 17))
-# Maps an array of token ids and its mask to the outputs of a text tower, by name.
-Tower = Callable[[NDArray, NDArray], Mapping[str, NDArray]]
 
 
 def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfig, say: Callable[[str], None]) -> ExportReport:
@@ -102,46 +93,6 @@ def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, 
     arrays = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
     traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, source.family.rewrites, config.opset)
     return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
-
-
-def image_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int = 0) -> dict[str, NDArray]:
-    """The feeds of a prompted detector that are not text."""
-    feeds = example_feeds(spec, batch, size_hw, seed)
-    return {name: feeds[name] for name in (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES) if name in feeds}
-
-
-def tower_in_torch(source: Source, spec: ModelSpec) -> Tower:
-    """The text tower on arrays, run by PyTorch."""
-    module = TowerModule(source, spec).eval()
-
-    def run(ids: NDArray, mask: NDArray) -> dict[str, NDArray]:
-        with torch.no_grad():
-            found = module(torch.from_numpy(ids), torch.from_numpy(mask))
-        return {name: tensor.numpy() for name, tensor in zip(module.output_names, found, strict=True)}
-
-    return run
-
-
-def text_feeds(source: Source, spec: ModelSpec, ids: Ids, tower: Tower) -> dict[str, NDArray]:
-    """The text feeds of a detector, one prompt an image.
-
-    Kind "classes": image i asks for as many classes as are left after dropping i of them, all rows of the
-    batch being names; its task is row i.
-    """
-    assert spec.text is not None
-    feeds = token_feeds(ids, spec)
-    if spec.text.kind == "tokens":
-        if spec.text.tower:
-            feeds |= tower(*ids)
-        return {name: feeds[name] for name in text_inputs(spec)}
-    batch = len(ids[0])
-    names = example_ids(source, batch + 2, 7, seed=batch)
-    features, task = tower(*names)[CLASS_FEATURES], tower(*ids)[TEXT_FEATURES]
-    mask = np.ones((batch, len(names[0])), np.int64)
-    for image in range(batch):
-        mask[image, len(names[0]) - image :] = 0
-    repeated = np.repeat(features[None], batch, 0) * mask[..., None].astype(np.float32)
-    return {CLASS_FEATURES: repeated, CLASS_MASK: mask, TASK_FEATURES: task, TASK_MASK: ids[1]}
 
 
 def check_text_export(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .io import data_files, load, read_spec, save, with_spec
-from .summary import GraphSummary, summarise
+from .io import GraphSummary, data_files, load, read_spec, save, summarise, with_spec
 
 __all__ = ["GraphSummary", "data_files", "load", "read_spec", "save", "summarise", "with_spec"]

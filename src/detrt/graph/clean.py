@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ..backends.onnxruntime.session import optimize_basic
 from ..errors import GraphError, MissingPackageError
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
@@ -22,12 +21,14 @@ _WRAPPER = "/model"
 _LARGE_BYTES = 1 << 16
 
 
-def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx.ModelProto:
     """Fold constants, merge equal nodes and initialisers, drop dead ones, infer shapes.
 
     ONNX Runtime's own optimiser removes most of what tracing leaves behind and is fast; onnxslim's time
     grows with the square of the nodes, and it knows symbolic shapes, so it comes second. Convolutions
     take in the frozen BatchNorm behind them (`fold_affine`).
+
+    optimize: ONNX Runtime's basic optimisations of a serialised graph (`backends.onnxruntime.session.optimize_basic`).
 
     Raises:
         GraphError: the simplifier or the checker refuses the graph.
@@ -39,7 +40,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     aside = _set_aside(model)
     noise = io.StringIO()
     try:
-        folded = onnx.load_from_string(optimize_basic(model.SerializeToString()))
+        folded = onnx.load_from_string(optimize(model.SerializeToString()))
         with contextlib.redirect_stdout(noise), _equal_by_name():
             slim = onnxslim.slim(folded, skip_fusion_patterns=_fusions())
         _put_back(slim, aside)

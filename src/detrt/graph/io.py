@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import GraphError, MissingPackageError
 from ..files import writing
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     import onnx
 
 SPEC_KEY = "detrt.spec"
+
 # Protobuf refuses messages of 2 GiB; weights go to a file beside the graph before that.
 INLINE_LIMIT = 2_000_000_000
 
@@ -120,3 +124,55 @@ def read_spec(path: Path | str) -> ModelSpec:
         f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; "
         "export it with detrt export, or give one with --spec FILE (see docs/export.md)"
     )
+
+
+# Figures about a graph: nodes, operators, parameters, inputs and outputs.
+@dataclass(frozen=True, slots=True)
+class GraphSummary:
+    """nodes, operator -> count, weight elements and bytes, and name -> (dtype, shape) of inputs and outputs."""
+
+    nodes: int
+    operators: Mapping[str, int]
+    weight_elements: int
+    weight_bytes: int
+    opset: int
+    inputs: Mapping[str, tuple[str, tuple[int | str, ...]]]
+    outputs: Mapping[str, tuple[str, tuple[int | str, ...]]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(model: onnx.ModelProto) -> GraphSummary:
+    """Count what a graph holds."""
+    from onnx import helper
+
+    elements = size = 0
+    for tensor in model.graph.initializer:
+        count = 1
+        for side in tensor.dims:
+            count *= side
+        elements += count
+        size += count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    operators = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type for node in model.graph.node
+    )
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return GraphSummary(
+        len(model.graph.node),
+        dict(operators.most_common()),
+        elements,
+        size,
+        opset,
+        {value.name: tensor_type(value) for value in model.graph.input},
+        {value.name: tensor_type(value) for value in model.graph.output},
+    )
+
+
+def tensor_type(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str, ...]]:
+    """NumPy dtype name and shape; a symbolic axis is its name."""
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    shape = tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in tensor.shape.dim)
+    return helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape

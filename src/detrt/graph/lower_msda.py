@@ -4,17 +4,19 @@
 wrongly without an error (NVIDIA/TensorRT issues 4646 and 4813).
 "gather": the bilinear sample written out: four Gathers of whole rows and FP32 coordinates, over all
 levels at once. Only operators that every runtime gets right.
-The op itself is defined in `detrt.models.ops.portable.reference`.
+The op itself is defined in `detrt.models.ops.msda.reference`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from ..errors import GraphError
-from .builder import GraphBuilder
 
 DOMAIN, OP_TYPE = "detrt", "MSDeformAttn"
 
@@ -200,3 +202,53 @@ def _gather(call: _Call) -> None:
                 total = b.op("Add", total, term) if total else term
     shape = b.op("Shape", call.locations, start=0, end=2)  # batch, queries
     b.op("Reshape", total, b.op("Concat", shape, b.ints(heads * dim), axis=0), output=call.output)
+
+
+# A small writer of ONNX nodes for the lowering passes.
+class GraphBuilder:
+    """Collects nodes and constants; every method returns the name of its output.
+
+    Names start with `prefix`, so that the nodes keep the module path of the node they replace.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.rstrip("/")
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._counts: dict[str, int] = {}
+        self._constants: dict[tuple, str] = {}
+
+    def _name(self, kind: str) -> str:
+        count = self._counts.get(kind, 0)
+        self._counts[kind] = count + 1
+        return f"{self.prefix}/{kind}" + (f"_{count}" if count else "")
+
+    def const(self, value: Any, dtype: Any) -> str:
+        """A constant tensor; equal ones are shared within this builder."""
+        array: NDArray = np.asarray(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self._name("const")
+            self.initializers.append(numpy_helper.from_array(array, name))
+            self._constants[key] = name
+        return self._constants[key]
+
+    def ints(self, *values: int) -> str:
+        return self.const(list(values), np.int64)
+
+    def op(self, kind: str, *inputs: str, outputs: int = 1, output: str | None = None, **attributes: Any) -> Any:
+        """Add a node; returns its output name, or a list of them when outputs > 1."""
+        name = self._name(kind)
+        names = [output] if output else [f"{name}_output_{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=name, **attributes))
+        return names if outputs > 1 else names[0]
+
+    def reshape(self, x: str, *shape: int | str) -> str:
+        """Reshape where a side is a number, 0 (copy), -1, or the name of a (1,) int64 tensor."""
+        if all(isinstance(side, int) for side in shape):
+            return self.op("Reshape", x, self.ints(*shape))  # type: ignore[arg-type]
+        parts = [self.ints(side) if isinstance(side, int) else side for side in shape]
+        return self.op("Reshape", x, self.op("Concat", *parts, axis=0))
+
+    def slice(self, x: str, start: str, end: str, axis: int) -> str:
+        return self.op("Slice", x, start, end, self.ints(axis))

@@ -13,8 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from .builder import GraphBuilder
-from .lower_msda import DOMAIN, OP_TYPE, lower_msda
+from .lower_msda import DOMAIN, OP_TYPE, GraphBuilder, lower_msda
 from .view import element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")

@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ..backends.devices import CPU, cpu_threads
 from ..data.images import Input
 from ..data.sinks import Record
 from ..detections import Detections
 from ..errors import ImageError, SessionError
+from ..system import CPU, cpu_threads
 from .run import Bad, Found
 from .worker import Answer, rebuilt
 

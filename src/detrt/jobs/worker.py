@@ -18,12 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..backends.devices import open_on
+from ..backends.open import open_on
 from ..data.images import Input, load_image
 from ..data.sinks import Record
 from ..detector import Detector
 from ..errors import DetrtError, ImageError
-from .run import AnnotatedCopies, Bad, Found, detect_inputs
+from .annotate import AnnotatedCopies
+from .run import Bad, Found, detect_inputs
 
 # What is sent back for one image or frame: its record, or what was wrong with it.
 Answer = tuple[int, Record | str]

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..errors import ExportError
+
 
 @contextlib.contextmanager
 def recorded_topk() -> Iterator[list[Tensor]]:
@@ -95,3 +97,34 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, (list, tuple)):
         for value in output:
             yield from _tensors(value)
+
+
+@contextlib.contextmanager
+def forced_topk(indices: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Make the calls of `torch.topk` in the block return the values at the given indices, in call order.
+
+    Two runtimes order ties, and near-ties within rounding, differently; everything after the selection
+    then belongs to other queries. Forcing one's selection on the other makes their tensors comparable.
+
+    Raises:
+        ExportError: more calls than indices, or a selection of another shape.
+    """
+    remaining = list(indices)
+    original, original_method = torch.topk, torch.Tensor.topk
+
+    def forced(values: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+        if not remaining:
+            raise ExportError("the graph has fewer top-k selections than the PyTorch model")
+        index = remaining.pop(0)
+        expected = original(values, k, dim, *args, **kwargs)
+        if index.shape != expected.indices.shape:
+            raise ExportError(f"a top-k selection has shape {tuple(index.shape)}, PyTorch's {tuple(expected.indices.shape)}")
+        return torch.return_types.topk((values.gather(dim, index), index))
+
+    torch.topk = torch.Tensor.topk = forced  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.topk, torch.Tensor.topk = original, original_method  # type: ignore[method-assign]
+    if remaining:
+        raise ExportError("the graph has more top-k selections than the PyTorch model")

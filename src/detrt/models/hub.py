@@ -9,41 +9,32 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..bundle import Provenance
-from ..errors import MissingPackageError, SourceError, SpecError
-from ..spec import DecodeSpec, InputSpec, ModelSpec
+from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm as timm_resnet
-from .checkpoints import timm_swin
+from .checkpoints import timm as timm_swin
 from .families import BY_MODEL_TYPE, FAMILIES, Family
 from .preprocessor import read_input_spec
-from .shared_weights import has_shared_weights, restore_shared_weights
+from .source import _check_finite, make_spec, versions
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from collections.abc import Mapping
 
-    from .load import Source
+    import torch
+    from torch import Tensor, nn
+
+    from .source import Source
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
 # What transformers and the checkpoint's own code raise for damaged configs and weights.
 _LOADING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, NameError)
 PUBLISHED_DEIMV2 = "deimv2-upstream"  # as `--family`: a DEIMv2 folder in detrt's class with the authors' decoder
-VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim", "numpy")
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages that shape a result."""
-    found = {}
-    for package in VERSIONED:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Path:
@@ -83,8 +74,8 @@ def load_folder(
     tokenizer: Path | str | None = None,
 ) -> Source:
     """Load a folder in transformers format. See `load_source` for the arguments and errors."""
-    from .load import Source
-    from .tokenizer import read_tokenizer
+    from .source import Source
+    from .text import read_tokenizer
 
     config = read_config(folder)
     published = family == PUBLISHED_DEIMV2
@@ -162,51 +153,6 @@ def family_of(config: dict[str, Any], ref: str) -> Family:
             f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
         )
     return BY_MODEL_TYPE[model_type]
-
-
-def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Path | str | None = None) -> ModelSpec:
-    """ModelSpec from a family row, a transformers config and the preprocessor's InputSpec."""
-    counts = [getattr(config, name, None) for name in family.queries]
-    if family.name == "deformable_detr" and not config.two_stage:
-        counts = [config.num_queries]
-    queries = next((int(c) for c in counts if c), 0)
-    classes = int(config.num_labels)
-    if family.max_detections is None:
-        keep = queries
-    else:
-        keep = min(family.max_detections, queries * classes)
-    names = read_labels(labels, classes) if labels else dict(config.id2label or {})
-    decode = DecodeSpec(family.activation, family.select, queries, classes, keep)
-    return ModelSpec(family.name, input_spec, decode, names)
-
-
-def read_labels(path: Path | str, classes: int) -> dict[int, str]:
-    """Class names from a text file (one a line) or a JSON object of id to name.
-
-    Raises:
-        SpecError: unreadable, empty, or not as many names as the head has classes.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"labels file '{path}' cannot be read: {error}") from None
-    if path.suffix == ".json":
-        try:
-            data = json.loads(text)
-            if not isinstance(data, (dict, list)):
-                raise ValueError(f"got {type(data).__name__}")
-            names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
-        except (ValueError, TypeError) as error:
-            raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
-    else:
-        names = dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
-    if not names or max(names) >= classes or min(names) < 0 or (path.suffix != ".json" and len(names) != classes):
-        raise SpecError(
-            f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "
-            f"{classes} classes (ids 0..{classes - 1}); give the labels that this checkpoint was trained with"
-        )
-    return names
 
 
 def _transformers() -> Any:
@@ -320,19 +266,6 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _check_finite(module: nn.Module, ref: str) -> None:
-    import torch
-
-    # The state dict, not the parameters: the running statistics of BatchNorm are buffers.
-    state = module.state_dict()
-    bad = [name for name, p in state.items() if p.is_floating_point() and not torch.isfinite(p).all()]
-    if bad:
-        raise SourceError(
-            f"'{ref}' has NaN or infinite weights in {len(bad)} tensors, e.g. {', '.join(bad[:3])}; "
-            "the checkpoint is damaged or its training diverged"
-        )
-
-
 def _weights_digest(folder: Path) -> str:
     """One SHA-256 over the digests of the weight files, in name order."""
     digest = hashlib.sha256()
@@ -344,3 +277,38 @@ def _weights_digest(folder: Path) -> str:
 def _first_lines(error: BaseException, count: int = 3) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:count])[:600] or type(error).__name__
+
+
+# Parameters that go by several names, read back from a checkpoint under whichever name it was stored.
+#
+# transformers stores one of the names and ties the others after loading. Where the name that it stored is
+# not the one that it ties to (DEIMv2 with `share_bbox_head`: it stores `bbox_embed.1` and ties to
+# `bbox_embed.0`), the weights stay random and its loading report lists nothing as missing.
+def has_shared_weights(module: nn.Module) -> bool:
+    """Whether any parameter of a module has more than one name."""
+    return len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False)))
+
+
+def restore_shared_weights(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Give parameters with several names the value that the checkpoint has, in place; returns the names used.
+
+    A parameter that equals one of its names in `state` is left alone, and so is one of which `state` has
+    no name in the right shape (transformers has then read it under a name of its own).
+    """
+    import torch
+
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, Tensor] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        parameters[id(parameter)] = parameter
+    restored = []
+    for key, aliases in names.items():
+        target = parameters[key]
+        stored = [n for n in aliases if n in state and state[n].shape == target.shape]
+        if len(aliases) < 2 or any(torch.equal(state[n].to(target), target) for n in stored):
+            continue
+        for name in stored[:1]:
+            target.data.copy_(state[name])
+            restored.append(name)
+    return restored

@@ -6,10 +6,11 @@ Sources: the category lists of COCO 2017 (cocodataset.org), Objects365 v2 (objec
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import SourceError
+from ..errors import SourceError, SpecError
 from .lvis_names import LVIS
 
 _COCO = """
@@ -21,6 +22,7 @@ sandwich; orange; broccoli; carrot; hot dog; pizza; donut; cake; chair; couch; p
 table; toilet; tv; laptop; mouse; remote; keyboard; cell phone; microwave; oven; toaster; sink;
 refrigerator; book; clock; vase; scissors; teddy bear; hair drier; toothbrush
 """
+
 # Numbers of COCO categories that were announced and never annotated; the published ids leave them out.
 _COCO_GAPS = frozenset((12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
 _OBJECTS365 = """
@@ -104,7 +106,6 @@ def choose(
     Raises:
         SourceError: no names and no set of that many classes. SpecError: a file that does not fit the head.
     """
-    from .hub import read_labels
 
     if file:
         return read_labels(file, classes), f"class names of '{file}'"
@@ -122,3 +123,32 @@ def choose(
         f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
         "Give the names with --labels FILE, one a line"
     )
+
+
+def read_labels(path: Path | str, classes: int) -> dict[int, str]:
+    """Class names from a text file (one a line) or a JSON object of id to name.
+
+    Raises:
+        SpecError: unreadable, empty, or not as many names as the head has classes.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"labels file '{path}' cannot be read: {error}") from None
+    if path.suffix == ".json":
+        try:
+            data = json.loads(text)
+            if not isinstance(data, (dict, list)):
+                raise ValueError(f"got {type(data).__name__}")
+            names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
+        except (ValueError, TypeError) as error:
+            raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
+    else:
+        names = dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
+    if not names or max(names) >= classes or min(names) < 0 or (path.suffix != ".json" and len(names) != classes):
+        raise SpecError(
+            f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "
+            f"{classes} classes (ids 0..{classes - 1}); give the labels that this checkpoint was trained with"
+        )
+    return names

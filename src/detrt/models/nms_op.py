@@ -1,6 +1,6 @@
 """Class-aware hard NMS as one op, which becomes ONNX NonMaxSuppression.
 
-Soft-NMS has no ONNX operator and stays outside the graph (`detrt.data.suppress`).
+Soft-NMS has no ONNX operator and stays outside the graph (`detrt.data.postprocess`).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ExportError
-from ..export.symbolic import ms_deform_attn
 from .fingerprints import FINGERPRINTS, TRIED
+from .ops.msda import ms_deform_attn
 
 _MISSING = object()
 Patch = tuple[Any, str, Any]  # object, attribute, replacement

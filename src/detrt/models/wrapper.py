@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
+from ..spec import (
+    ATTENTION_MASK,
+    BOXES,
+    CLASS_MASK,
+    INPUT_IDS,
+    LABELS,
+    LOGITS,
+    NUM_DETECTIONS,
+    PHRASE_MASK,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    PRED_BOXES,
+    SCORES,
+    TARGET_SIZES,
+    ModelSpec,
+    text_inputs,
+)
+from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
+from .arch.omdet_turbo import OmDetDetector, OmDetText
+from .contract import contract, tower_contract
 from .nms_op import surviving
+from .source import Source
 
 
 class ExportModule(nn.Module):
@@ -112,3 +133,157 @@ class ExportModule(nn.Module):
             enough = enough & (scores > 0)
         count = enough.to(torch.int64).sum(1)
         return corners * size, scores, labels, count
+
+
+# The modules that are traced for a prompted model: its detector, and its text tower.
+
+
+class TextExportModule(ExportModule):
+    """A prompted detector with the input and output contract of its spec; see `detrt.models.contract`.
+
+    With `spec.text.tower` empty it takes token ids, and runs the text tower itself. Returns
+    (logits, pred_boxes) with a logit for each token or class, or (boxes, scores, labels, num_detections),
+    where a label is the number of a phrase or of a class.
+    """
+
+    def __init__(self, source: Source, spec: ModelSpec) -> None:
+        assert spec.text is not None
+        tokens = spec.text.kind == "tokens"
+        super().__init__(GroundingDetector(source.module) if tokens else OmDetDetector(source.module), spec)
+        self.tower = None if spec.text.tower else tower_of(source, spec)
+
+    @property
+    def input_names(self) -> list[str]:
+        return [info.name for info in contract(self.spec)[0]]
+
+    def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        feeds = dict(zip(self.input_names[1:], rest, strict=True))
+        mask = feeds.get(PIXEL_MASK)
+        pixels = self.normalized(pixel_values, mask)
+        if self.tower is not None:
+            ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
+            features, seen, positions = self.tower(ids, attention)
+            text = [features, attention, seen, positions]
+        else:
+            text = [feeds[name] for name in text_inputs(self.spec) if name != PHRASE_MASK]
+        logits, boxes = self.model(pixels, *([] if mask is None else [mask]), *text)
+        return self.decoded(logits, boxes, feeds) if self.spec.decode.in_graph else (logits, boxes)
+
+    def decoded(self, logits: Tensor, boxes: Tensor, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Raw outputs -> (boxes, scores, labels, num_detections)."""
+        probabilities = logits.float().sigmoid()
+        if PHRASE_MASK in feeds:
+            picked = self.best_queries(*best_phrases(probabilities, feeds[PHRASE_MASK]))
+        else:
+            picked = self.best_pairs(probabilities, logits.shape[2])
+        return self.finished(*picked, boxes, feeds[TARGET_SIZES])
+
+
+def best_phrases(probabilities: Tensor, phrase_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(batch, queries) best score of any phrase, and the number of that phrase.
+
+    The score of a phrase is the largest of its tokens', so the best phrase is that of the best token of any;
+    a token of several phrases counts for the first. probabilities: (batch, queries, tokens).
+    phrase_mask: (batch, phrases, tokens).
+    """
+    mask = phrase_mask.to(probabilities.dtype)
+    best, token = (probabilities * mask.amax(1).unsqueeze(1)).max(-1)
+    return best, mask.argmax(1).gather(1, token)
+
+
+class TowerModule(nn.Module):
+    """A text tower: input_ids and attention_mask (batch, tokens) int64 -> the outputs of `tower_contract`."""
+
+    def __init__(self, source: Source, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.model = tower_of(source, spec)
+        inputs, outputs = tower_contract(spec)
+        self.input_names, self.output_names = [i.name for i in inputs], [o.name for o in outputs]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        return self.model(input_ids, attention_mask)
+
+
+def tower_of(source: Source, spec: ModelSpec) -> nn.Module:
+    assert spec.text is not None
+    if spec.text.kind == "tokens":
+        return GroundingText(source.module, spec.text.separators)
+    return OmDetText(source.module)
+
+
+# What exports of prompted models are compared with: transformers' own model under detrt's tensor names.
+
+
+class StockTextModule(ExportModule):
+    """The library's own forward, without detrt's modules and rewrites; raw outputs only.
+
+    kind "tokens": pixel_values, pixel_mask, input_ids, attention_mask, as of a single graph, whatever
+    `spec.text.tower` says. kind "classes": the inputs of the detector's graph.
+    Returns logits (batch, queries, tokens or classes), padding `PADDED_LOGIT`, and pred_boxes
+    (batch, queries, 4).
+    """
+
+    def __init__(self, source: Source, spec: ModelSpec) -> None:
+        assert spec.text is not None
+        super().__init__(source.module, spec)
+        self.kind = spec.text.kind
+        self.names = [info.name for info in contract(spec)[0][: 1 + spec.input.mask]]
+        self.names += [INPUT_IDS, ATTENTION_MASK] if self.kind == "tokens" else text_inputs(spec)
+
+    @property
+    def input_names(self) -> list[str]:
+        return self.names
+
+    def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        feeds = dict(zip(self.input_names[1:], rest, strict=True))
+        mask = feeds.get(PIXEL_MASK)
+        pixels = self.normalized(pixel_values, mask)
+        if self.kind == "classes":
+            return self._classes(pixels, feeds)
+        ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
+        outputs = self.model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
+        # The library pads to its longest prompt, with infinity.
+        logits = outputs.logits[:, :, : ids.shape[1]]
+        return logits.masked_fill(attention[:, None, :] == 0, PADDED_LOGIT), outputs.pred_boxes
+
+    def _classes(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Image by image where counts differ: in the library, padded classes take part in the selection."""
+        model: Any = self.model
+        features, task, seen = (feeds[name] for name in text_inputs(self.spec) if name != CLASS_MASK)
+        counts = feeds[CLASS_MASK].sum(1).tolist()
+        maps = model.encoder(model.vision_backbone(pixels), return_dict=True).extracted_states
+        alone = [slice(i, i + 1) for i in range(len(counts))]
+        groups = [slice(None)] if len(set(counts)) == 1 else alone
+        parts = []
+        for rows in groups:
+            names = features[rows, : counts[rows][0]].transpose(0, 1)
+            outputs = model.decoder(
+                [level[rows] for level in maps],
+                names,
+                task[rows].transpose(0, 1),
+                seen[rows],
+                return_dict=True,
+            )
+            missing = features.shape[1] - names.shape[0]
+            logits = torch.nn.functional.pad(outputs.decoder_classes[-1], (0, missing), value=PADDED_LOGIT)
+            parts.append((logits, outputs.decoder_coords[-1]))
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+class StockTower(torch.nn.Module):
+    """The library's own text model of kind "classes".
+
+    input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d), class_features (n, d).
+    """
+
+    input_names = (INPUT_IDS, ATTENTION_MASK)
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.model = source.module.language_backbone
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.model(input_ids, mask=torch.ones_like(attention_mask), encode_type="task")[0].transpose(0, 1)
+        names = self.model(input_ids, encode_type="class")
+        return features * attention_mask.unsqueeze(-1).to(features.dtype), names

@@ -20,8 +20,7 @@ from ..graph.msda_plugin import runnable
 from ..graph.type_view import GraphView, matches
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
-from .calibrate import TensorRange, lost_in_fp16, scan
-from .calibration import histograms, threshold
+from .calibrate import TensorRange, histograms, lost_in_fp16, scan, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, leave_noisy, measure

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from ..backends.base import Feeds
-from ..backends.onnxruntime.session import OnnxSession
-from ..data.images import ImageSource, load_image
+from ..backends.onnxruntime.session import OnnxSession, profiled_run
+from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
+from ..errors import GraphError, ImageError
 from ..graph.clean import with_outputs
+from ..graph.emulate_low_precision import rounded, runs_nowhere
 from ..graph.type_view import FLOAT, GraphView
 from ..spec import ModelSpec
-from .images import Prompted
 from .rules import GEMM
-from .shapes import run_shapes
 
 # Bytes of extra outputs that one run may hold.
 CHUNK_BYTES = 256 << 20
 _LOWEST, _HIGHEST = -40, 24  # exponents of the histogram
 _FILL = 1e30
+
 # From here on the rounding step of FP16 is 1/8: a softmax turns that into 12 % of a weight.
 SOFTMAX_LIMIT = 128.0
 
@@ -45,7 +50,6 @@ _MOVES = frozenset(
         "Identity",
     ]
 )
-
 Progress = Callable[[int, int], None]
 
 
@@ -219,3 +223,209 @@ def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
         for name, shape in zip(node.output, shapes.get(node.name, ([], []))[1], strict=False):
             sizes[name] = 4 * math.prod(shape)
     return sizes
+
+
+# Scales of activations from histograms over calibration images: entropy, percentile, MSE or the maximum.
+#
+# The histograms are exact counts of |x| in 2048 equal bins up to the largest value, so that two runs over the
+# same images give the same scales, bit for bit.
+BINS = 2048
+_LEVELS = 128  # of INT8 on one side of zero
+FP8_MAX = 448.0
+
+
+def histograms(
+    model: onnx.ModelProto,
+    spec: ModelSpec,
+    images: Sequence[ImageSource],
+    absmax: dict[str, float],
+    progress: Progress | None = None,
+    axes: Mapping[str, int] | None = None,
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float32]]]:
+    """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor], and for the tensors of `axes` -> (channels,)
+    mean over everything but that axis."""
+    counts = {name: np.zeros(BINS, np.int64) for name in absmax}
+    sums: dict[str, NDArray[np.float64]] = {}
+    values: dict[str, int] = {}
+
+    def visit(name: str, array: NDArray[np.float32]) -> None:
+        if axes is not None and name in axes:
+            rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
+            sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(0, dtype=np.float64)
+            values[name] = values.get(name, 0) + len(rows)
+        top = absmax[name]
+        if top > 0:
+            index = np.minimum((np.abs(array).reshape(-1) * (BINS / top)).astype(np.int64), BINS - 1)
+            counts[name] += np.bincount(index, minlength=BINS)
+
+    run_tensors(model, spec, images, sorted(absmax), visit, progress)
+    return counts, {name: (total / max(values[name], 1)).astype(np.float32) for name, total in sums.items()}
+
+
+def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: str, percentile: float = 99.99) -> float:
+    """The |x| that becomes the largest value of the low type; what is above it is clipped.
+
+    counts: (BINS,) of |x| up to absmax. low: "int8" or "fp8".
+
+    Raises:
+        GraphError: entropy for FP8, whose steps are not equal.
+    """
+    if method == "auto":
+        method = "mse"
+    if method == "entropy" and low == "fp8":
+        raise GraphError("entropy calibration measures equal steps, which FP8 does not have; choose mse, percentile or minmax")
+    if absmax <= 0 or counts.sum() == 0:
+        return max(absmax, 1.0)
+    if method == "minmax":
+        return absmax
+    if method == "percentile":
+        total = np.cumsum(counts) / counts.sum()
+        return float((np.searchsorted(total, percentile / 100.0) + 1) / BINS * absmax)
+    return (_entropy if method == "entropy" else _mse)(counts, absmax, low)
+
+
+def _mse(counts: NDArray[np.int64], absmax: float, low: str) -> float:
+    """The threshold whose rounding and clipping errors have the smallest mean square."""
+    centres = (np.arange(BINS) + 0.5) / BINS * absmax
+    round_to: Callable[[NDArray], NDArray] = round_fp8 if low == "fp8" else _round_int8
+    largest = FP8_MAX if low == "fp8" else 127.0
+    best, best_error = absmax, np.inf
+    for share in np.linspace(1.0, 0.1, 91):
+        step = share * absmax / largest
+        error = float((counts * (round_to(centres / step) * step - centres) ** 2).sum())
+        if error < best_error * 0.9999:  # a tie keeps the wider range
+            best, best_error = float(share * absmax), error
+    return best
+
+
+def _round_int8(values: NDArray) -> NDArray:
+    return np.minimum(np.rint(values), 127.0)
+
+
+def round_fp8(values: NDArray) -> NDArray:
+    """Non-negative values rounded to E4M3: 3 bits after the point, exponents from -6, at most 448."""
+    exponent = np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
+    step = 2.0 ** (exponent - 3)
+    return np.minimum(np.rint(values / step) * step, FP8_MAX)
+
+
+def _entropy(counts: NDArray[np.int64], absmax: float, low: str) -> float:
+    """The threshold with the smallest Kullback-Leibler divergence, as TensorRT's entropy calibrator finds it."""
+    full = counts.astype(np.float64)
+    best, best_divergence = BINS, np.inf
+    for size in range(_LEVELS, BINS + 1, 16):
+        kept = full[:size].copy()
+        reference = kept.copy()
+        reference[-1] += full[size:].sum()
+        groups = np.minimum(np.arange(size) * _LEVELS // size, _LEVELS - 1)
+        filled = kept > 0
+        sums = np.bincount(groups, weights=kept, minlength=_LEVELS)
+        slots = np.bincount(groups, weights=filled, minlength=_LEVELS)
+        spread = np.where(filled, (sums / np.maximum(slots, 1))[groups], 0.0)
+        if spread.sum() == 0:
+            continue
+        p, q = reference / reference.sum(), spread / spread.sum()
+        used = p > 0
+        divergence = float((p[used] * np.log(p[used] / np.maximum(q[used], 1e-12))).sum())
+        if divergence < best_divergence:
+            best, best_divergence = size, divergence
+    return best / BINS * absmax
+
+
+# Calibration images from a folder or a COCO annotation file.
+class Prompted(Sequence[ImageSource]):
+    """Calibration images of a model that takes a prompt, with the text inputs of each.
+
+    texts: what the detector is fed beside one image; a list of several (a prompt that the model takes in parts) is given
+    to the images in turn.
+    """
+
+    def __init__(self, images: Sequence[ImageSource], texts: Sequence[Feeds]) -> None:
+        self.images, self.texts = images, texts
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @overload
+    def __getitem__(self, index: int) -> ImageSource: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ImageSource]: ...
+
+    def __getitem__(self, index: int | slice) -> ImageSource | Sequence[ImageSource]:
+        return Prompted(self.images[index], self.texts) if isinstance(index, slice) else self.images[index]
+
+    def text_of(self, index: int) -> Feeds:
+        return self.texts[index % len(self.texts)]
+
+
+def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:
+    """Calibration images in name order, at most `limit`, evenly spread, and the COCO file if it is one.
+
+    A COCO file names its images; they are looked for beside it, in `images/`, in the folder that the file is
+    named after (instances_val2017.json: val2017/), also one level up.
+
+    Raises:
+        ImageError: nothing there, or images that the file names are missing.
+    """
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        if not found:
+            raise ImageError(f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        return _spread(found, limit), None
+    if not path.is_file():
+        raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        names = [str(image["file_name"]) for image in data["images"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
+    folder = images_of(path, names)
+    return _spread([folder / name for name in names], limit), path
+
+
+def images_of(path: Path, names: Sequence[str]) -> Path:
+    """The folder with the images of a COCO file.
+
+    Raises:
+        ImageError: no known place has all of them.
+    """
+    kind = path.stem.rpartition("_")[2]
+    places = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
+    for place in places:
+        if names and all((place / name).is_file() for name in names):
+            return place
+    raise ImageError(
+        f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, places))}; put the file beside them"
+    )
+
+
+def _spread(paths: list[Path], limit: int) -> list[Path]:
+    if len(paths) <= limit:
+        return paths
+    return [paths[i * len(paths) // limit] for i in range(limit)]
+
+
+# Every shape of a graph at one input size, from one run: symbolic shapes are not guessed.
+Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
+
+
+def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
+    """Node name -> (shapes of its inputs, shapes of its outputs), as ONNX Runtime's profiler names them.
+
+    Raises:
+        SessionError: the graph does not run on these feeds.
+    """
+    runnable = rounded(model) if runs_nowhere(model) else model
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, Path(folder)).read_text("utf-8"))
+    found: Shapes = {}
+    for row in rows:
+        arguments = row.get("args", {})
+        if "input_type_shape" in arguments:
+            inputs, outputs = (
+                [shape for entry in arguments[key] for shape in entry.values()]
+                for key in ("input_type_shape", "output_type_shape")
+            )
+            found[str(row.get("name", "")).removesuffix("_kernel_time")] = (inputs, outputs)
+    return found

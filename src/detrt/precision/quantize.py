@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ..graph.type_view import GraphView, attribute, replace_nodes, set_opset
-from .calibration import FP8_MAX, round_fp8
+from .calibrate import FP8_MAX, round_fp8
 from .rules import ELEMENTWISE, MOVEMENT, Rules
 
 ZERO_TYPE = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}

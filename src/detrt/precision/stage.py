@@ -18,8 +18,8 @@ from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
 from ..spec import ModelSpec
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
+from .calibrate import Prompted, find, images_of
 from .config import PrecisionConfig
-from .images import Prompted, find, images_of
 from .search import Search, plot
 
 # Without pictures of the caller's, FP16 is checked for overflow on so many drawn ones: DEIMv2-Femto overflows on any picture.

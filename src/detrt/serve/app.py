@@ -15,17 +15,14 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import __version__
-from .body import Bodies, ClientDisconnect
-from .calls import Calls, ClientLeft, milliseconds
+from ..system import package_version
 from .config import ServeConfig
 from .errors import Refused
-from .kserve_routes import add_kserve
+from .kserve import add_kserve
 from .messages import ImageTask, ModelFacts
 from .metrics import Metrics
-from .openapi import detect_operation, refusals
-from .request import detect_request
-from .scheduler import Pool
+from .request import Bodies, ClientDisconnect, detect_operation, detect_request, refusals
+from .scheduler import Calls, ClientLeft, Pool, milliseconds
 
 PAGE = Path(__file__).with_name("page")
 _PAGE_FILES = {"": ("index.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
@@ -48,7 +45,7 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
 
     app = FastAPI(
         title="detrt",
-        version=__version__,
+        version=package_version(),
         description="Object detection with models of the DETR family.",
         lifespan=lifespan,
         docs_url=None,  # these pages fetch their code from other hosts

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cores import usable_cores
 from ..detector import DECODES
 from ..errors import SessionError
+from ..system import usable_cores
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MIB = 2**20
@@ -31,7 +31,7 @@ class ServeConfig:
 
     max_batch: images a run. max_delay_ms: how long an image waits for others while a worker has nothing to do.
     workers: processes for each device; None: two that share the cores of a CPU, one for each GPU.
-    devices: as `detrt.backends.devices.parse_devices` returns them. threads: of each CPU worker; None: its share of the cores.
+    devices: as `detrt.system.parse_devices` returns them. threads: of each CPU worker; None: its share of the cores.
     size_hw: another (height, width) of the input, for models with a dynamic size. decode: as `detrt.Detector` takes it.
     queue: images that may wait; None: 32 batches for each worker, at least 256. Beyond it requests are refused (429).
     timeout_s: longest time from a request to its answer. body_timeout_s: longest time for a body to arrive.

@@ -14,8 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..backends.base import TensorInfo
-from ..spec import ModelSpec
+from ..spec import ModelSpec, TensorInfo
 from .config import ServedModel
 
 _LENGTH = struct.Struct("<Q")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import re
+import zlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
 
 from .config import MIB, ServeConfig
 from .errors import Refused
@@ -21,7 +25,6 @@ from .errors import Refused
 _MOST_FIELDS = 64
 _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _ADDRESS = re.compile(r"(?:https?|ftp|file|s3|gs)://", re.IGNORECASE)
-
 Threshold = Annotated[float, Field(ge=0, le=1, description="Keep scores above it.")]
 MaxDetections = Annotated[int, Field(ge=1, le=100_000, description="Keep at most so many in an image.")]
 TimeoutMs = Annotated[int, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
@@ -191,3 +194,224 @@ def _worded(error: ValidationError) -> Refused:
     got = error.errors(include_url=False)[0].get("input")
     shown = "" if isinstance(got, (dict, list, bytes)) or got is None else f"; got {json.dumps(str(got)[:60])}"
     return Refused(400, "bad_request", f"{where[:200]}: {first['msg'][:300]}{shown}")
+
+
+# Reading request bodies within limits: of size, of time, and of memory for all of them together.
+_ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+class Bodies:
+    """Bytes of request bodies that the server holds, at most `max_held_mib`."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.limit = config.max_held_mib * MIB
+        self.held = 0
+
+    @contextlib.asynccontextmanager
+    async def reading(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, unpacked where it is compressed; it counts until the block ends.
+
+        Raises:
+            Refused: too large, too slow, not a body of that encoding, or no memory for it now.
+            ClientDisconnect: the client left.
+        """
+        share = _Share(self)
+        try:
+            try:
+                body = await asyncio.wait_for(self._read(request, share), self.config.body_timeout_s)
+            except asyncio.TimeoutError:
+                limit = self.config.body_timeout_s
+                raise Refused(
+                    408, "slow_body", f"the body did not arrive within {limit:g} s; send it faster", close=True
+                ) from None
+            yield body
+        finally:
+            share.release()
+
+    async def _read(self, request: Request, share: _Share) -> bytes:
+        limit = self.config.max_body
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise self._too_large(f"{declared} bytes")
+        body = bytearray()
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > limit:
+                raise self._too_large(f"more than {limit} bytes")
+            share.take(len(chunk))
+            body += chunk
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("identity", ""):
+            return bytes(body)
+        if encoding not in _ENCODINGS:
+            raise Refused(415, "bad_encoding", f"Content-Encoding must be gzip, deflate or identity; got '{encoding[:40]}'")
+        unpacked = await asyncio.to_thread(self._unpacked, bytes(body), encoding)
+        share.take(len(unpacked))
+        return unpacked
+
+    def _unpacked(self, packed: bytes, encoding: str) -> bytes:
+        limit = self.config.max_body
+        inflate = zlib.decompressobj(_ENCODINGS[encoding])
+        try:
+            body = inflate.decompress(packed, limit + 1)
+        except zlib.error as error:
+            raise Refused(400, "bad_encoding", f"the body is not {encoding} data ({error})") from None
+        if len(body) > limit:
+            raise self._too_large(f"more than {limit} bytes when unpacked")
+        if not inflate.eof:
+            raise Refused(400, "bad_encoding", f"the {encoding} body is cut off; send all of it")
+        return body
+
+    def _too_large(self, got: str) -> Refused:
+        return Refused(
+            413,
+            "body_too_large",
+            f"the body has {got}; at most {self.config.max_body} are taken: send fewer or smaller images, or start the server "
+            "with a larger --max-body-mib",
+        )
+
+
+class _Share:
+    """What one request holds."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._count = bodies, 0
+
+    def take(self, count: int) -> None:
+        if self._bodies.held + count > self._bodies.limit:
+            raise Refused(
+                429,
+                "memory_full",
+                f"the server holds {self._bodies.held // MIB} MiB of requests already, of at most {self._bodies.limit // MIB}; try "
+                "again later",
+                retry_after=1,
+            )
+        self._bodies.held += count
+        self._count += count
+
+    def release(self) -> None:
+        self._bodies.held -= self._count
+        self._count = 0
+
+
+__all__ = ["Bodies", "ClientDisconnect"]
+
+# What the OpenAPI document says beyond what FastAPI sees in the code: bodies in several forms, and refusals.
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+        }
+    },
+}
+_V2_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_REFUSALS = {
+    400: "The request cannot be understood, or an image cannot be read.",
+    401: "No API key, or a wrong one.",
+    404: "No such model.",
+    408: "The body came too slowly, or the deadline that the request set has passed.",
+    413: "The body or an image is too large, or there are too many images.",
+    415: "A form of body that the server does not read.",
+    429: "Too many requests wait; Retry-After says how many seconds to wait.",
+    500: "The model failed.",
+    503: "The server is starting or stopping, or the workers that ran this request ended.",
+    504: "The longest time for a request has passed.",
+}
+
+
+def refusals(*, v2: bool = False) -> dict[int | str, dict[str, Any]]:
+    schema = _V2_ERROR if v2 else _ERROR
+    return {
+        status: {"description": text, "content": {"application/json": {"schema": schema}}} for status, text in _REFUSALS.items()
+    }
+
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+
+def detect_operation() -> dict[str, Any]:
+    """Parameters and bodies of POST /v1/detect."""
+    schema = _inlined(DetectBody.model_json_schema())
+    plain = _inlined(Options.model_json_schema())["properties"]
+    fields = {name: _text_form(name, part) for name, part in plain.items()}
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
+    form = {"type": "object", "required": ["images"], "properties": {"images": files, **fields}, "additionalProperties": False}
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": part, "description": part.get("description", "")}
+            for name, part in fields.items()
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": schema},
+                "multipart/form-data": {"schema": form},
+                "image/jpeg": _BINARY,
+                "image/png": _BINARY,
+                "application/octet-stream": _BINARY,
+            },
+        },
+    }
+
+
+def infer_operation() -> dict[str, Any]:
+    """Body of POST /v2/models/{model}/infer."""
+    tensor = {
+        "type": "object",
+        "required": ["name", "shape", "datatype"],
+        "properties": {
+            "name": {"type": "string"},
+            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+            "datatype": {"type": "string"},
+            "parameters": {"type": "object"},
+            "data": {"type": "array", "items": {}},
+        },
+    }
+    output = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+    }
+    body = {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": {"type": "object"},
+            "inputs": {"type": "array", "items": tensor, "minItems": 1},
+            "outputs": {"type": "array", "items": output},
+        },
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": body}, "application/octet-stream": _BINARY},
+        }
+    }
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema without references to `$defs`."""
+    definitions = schema.pop("$defs", {})
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return walk(definitions[node["$ref"].rsplit("/", 1)[-1]])
+            return {key: walk(value) for key, value in node.items()}
+        return [walk(value) for value in node] if isinstance(node, list) else node
+
+    found: dict[str, Any] = walk(schema)
+    return found
+
+
+def _text_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A field of a form or of a query: lists are text with commas, and null is leaving it out."""
+    kinds = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
+    kind = next((part for part in kinds if part["type"] != "array"), {"type": "string"})
+    text = schema.get("description") or kind.get("description") or ""
+    return {**kind, "description": f"{text} Commas stand between several." if name == "classes" else text}

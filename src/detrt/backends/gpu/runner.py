@@ -16,19 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...cores import usable_cores
 from ...data.postprocess import Candidates
 from ...data.preprocess import SizeHW, plan_sizes
 from ...data.raw_image import Picture
 from ...errors import ImageError
-from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec
-from ..base import Feeds, Outputs, TensorInfo
+from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
+from ...system import usable_cores
+from ..base import Feeds, Outputs
 from .cuda_graph import Fixed, FixedLayouts, recordable
 from .decoder import GpuDecoder
-from .made import bring, make
 from .resize import fill_pictures
-from .select import can_select, select, unpacked
 from .staging import Image, Layout, Layouts
+from .top_k import can_select, select, unpacked
+from .yuv import bring, make
 
 # Input shapes whose memory and graphs are kept; batches on their way at once.
 SLOTS = 8

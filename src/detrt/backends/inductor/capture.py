@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...errors import ExportError
-from ...export.symbolic import OP as MSDA
 from ...models.example_inputs import example_feeds
-from ...models.load import Source
 from ...models.nms_op import OP as NMS
+from ...models.ops.msda import OP as MSDA
 from ...models.rewrites import modeling_module, rewrites
+from ...models.source import Source
 from ...models.wrapper import ExportModule
 from ...spec import CLASS_FEATURES, CLASS_MASK, PIXEL_MASK, ModelSpec
 
@@ -72,9 +72,8 @@ def capture_text(
     source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu", names: int | None = None
 ) -> Captured:
     """As `capture`, for the detector of a prompted model and prompts of one length; names: of its lists of names."""
-    from ...export.prompted import image_feeds, text_feeds, tower_in_torch
-    from ...models.text_inputs import example_ids
-    from ...models.text_module import TextExportModule
+    from ...models.example_inputs import example_ids, image_feeds, text_feeds, tower_in_torch
+    from ...models.wrapper import TextExportModule
 
     count = batch[0]
     if not spec.input.mask and spec.text is not None and spec.text.kind == "tokens":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 
-from ...export.symbolic import ms_deform_attn
+from ...models.ops.msda import ms_deform_attn
 
 aten = torch.ops.aten
 MSDA = ms_deform_attn.default

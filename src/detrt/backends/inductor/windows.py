@@ -38,7 +38,7 @@ class _Found:
 
 def fuse_windows(graph: fx.GraphModule) -> int:
     """Rewrite the graph in place, where query, key and value are slices of one product; how many there were."""
-    from .window_ops import window_attention
+    from .kernels import window_attention
 
     constants = Constants(graph)
     count = 0

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from ...errors import GateError
-from ...evaluation.matching import relative_error
-from ...memory import peak_memory_mib
 from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec
+from ...system import peak_memory_mib
+from ..base import relative_error
 from ..child_process import ProgressFile, answer_parent
 from .compile import compile_package
 from .config import InductorConfig
 from .package import Run, is_artifact, load_package
-from .program import prepare, tune_for_gpu
+from .passes import prepare, tune_for_gpu
 from .types import LOW, lower_types, share_of_low
 
 # Largest difference to the captured FP32 graph, relative to the largest value; see docs/gpu.md.

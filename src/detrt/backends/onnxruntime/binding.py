@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base import Outputs, TensorInfo
+from ...spec import TensorInfo
+from ..base import Outputs
 
 # Bindings of so many input shapes are kept; each holds the memory of its tensors. CUDA graphs stay with their session, so
 # that shapes beyond these run without one.

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base import TensorInfo
-from ..gpu.capture import captured
+from ...spec import TensorInfo
+from ..gpu.cuda_graph import captured
 from ..gpu.runner import Tensors
 from .binding import CAPTURE_AT, NO_GRAPH, Graphs
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bundle import MANIFEST, Bundle
-from ...cores import usable_cores
 from ...errors import MissingPackageError, SessionError, SpecError
-from ...spec import ModelSpec
-from ..base import Feeds, Outputs, TensorInfo, check_feeds, check_spec
+from ...spec import ModelSpec, TensorInfo
+from ...system import usable_cores
+from ..base import Feeds, Outputs, check_feeds, check_spec
 from .binding import Binding, Graphs
 
 if TYPE_CHECKING:

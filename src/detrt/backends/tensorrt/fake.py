@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import SessionError
-from ..base import Feeds, Outputs, TensorInfo
+from ...spec import TensorInfo
+from ..base import Feeds, Outputs
 from .bindings import NUMPY_DTYPES, Trt
 from .fake_cuda import FakeCuda
 

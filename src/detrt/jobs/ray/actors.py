@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...backends.devices import CPU
-from ...cores import usable_cores
 from ...errors import DetrtError, MissingPackageError, SessionError
 from ...spec import ModelSpec
+from ...system import CPU, usable_cores
 from ..worker import rebuilt
 from .job import ClusterConfig
 from .worker import Shard, ShardDetector, ShardReport, Shipment, WorkerJob

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...data.sinks import CocoImages
+from ...data.coco import CocoImages
 from ...errors import OutputError, SessionError, SpecError
 from ...spec import ModelSpec
 from .inputs import ImageRef, digest, image_refs

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import files
-from ...backends.devices import open_on
+from ...backends.open import open_on
 from ...data.images import load_image
 from ...data.raw_image import Picture
 from ...detections import Detections

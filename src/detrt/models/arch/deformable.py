@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...export.symbolic import ms_deform_attn
+from ..ops.msda import ms_deform_attn
 
 HEADS = 8
 

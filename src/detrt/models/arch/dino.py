@@ -5,6 +5,7 @@ Denoising queries and auxiliary losses exist in training only and are not built.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,6 @@ from .deformable import (
     sine_position,
     valid_sides,
 )
-from .neck import GROUPS, ChannelMapper
 from .resnet import ResNet
 from .swin import Swin
 from .vit import SimplePyramid, Vit
@@ -30,6 +30,10 @@ from .vit import SimplePyramid, Vit
 # The original writes infinity where a token can be no proposal. Any number whose sigmoid is 1 computes
 # the same boxes, and this one does not overflow in half precision.
 NO_PROPOSAL = 1e4
+
+
+# ChannelMapper: every backbone level to one width, and further levels by strided convolutions.
+GROUPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +238,72 @@ class Dino(nn.Module):
         encoded = self.encode(self.features(pixel_values), mask)
         anchors, _chosen = self.select(encoded)
         return DetectorOutput(*self.predict(*self.decode(encoded, anchors)))
+
+
+# Co-DINO: DINO trained with collaborative heads (Zong et al., arXiv:2211.12860), inference only.
+#
+# At inference it is DINO: RPN, RoI and ATSS heads, their `aux_pos_trans` queries (`with_pos_coord`,
+# `with_coord_feat`), the extra `downsample` map and the label embedding only make training losses. What
+# differs is around the network: soft-NMS on the result, and the "LSJ" models, which were trained and are
+# tested on one square canvas without a padding mask.
+
+# What the LSJ configs pad with before normalisation, and the mean and std of all configs (RGB, 0..255).
+LSJ_PADDING = 114.0
+_MEAN = (123.675, 116.28, 103.53)
+_STD = (58.395, 57.12, 57.375)
+
+
+class CoDino(Dino):
+    """See `Dino`. attend_padding: a model trained with large scale jittering (`with_attn_mask=False`): the
+    padding has the colour 114 and is attended to, and boxes are relative to the canvas; they are returned
+    relative to the image, as everywhere else.
+    """
+
+    def __init__(self, config: DinoConfig, *, attend_padding: bool = False) -> None:
+        super().__init__(config)
+        self.attend_padding = attend_padding
+        colour = [(LSJ_PADDING - mean) / std for mean, std in zip(_MEAN, _STD, strict=True)]
+        self.register_buffer("padding_colour", torch.tensor(colour).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **_: Any) -> DetectorOutput:
+        if not self.attend_padding or pixel_mask is None:
+            return super().forward(pixel_values, pixel_mask)
+        image = pixel_mask.to(pixel_values.dtype)
+        padded = pixel_values + (1 - image).unsqueeze(1) * self.padding_colour
+        found = super().forward(padded, torch.ones_like(image))
+        # Images lie in the upper left corner, so the first row and column tell their size.
+        sides = torch.stack([image[:, 0].mean(1), image[:, :, 0].mean(1)], -1)
+        return DetectorOutput(found.logits, found.pred_boxes / sides.repeat(1, 2).unsqueeze(1))
+
+
+class ConvNorm(nn.Module):
+    """Convolution and GroupNorm without activation."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int, *, bias: bool, groups: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=bias)
+        self.norm = nn.GroupNorm(groups, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class ChannelMapper(nn.Module):
+    """(batch, c_i, h_i, w_i) for each backbone level -> (batch, dim, h_i, w_i) for each of `levels`.
+
+    The first extra level reads the last backbone map, the next ones the level before them (Deformable
+    DETR, appendix A.2). bias: of the convolutions; IDEA-Research's DINO has it, mmdetection has not.
+    """
+
+    def __init__(self, channels: Sequence[int], dim: int, levels: int, *, bias: bool, groups: int = GROUPS) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(ConvNorm(c, dim, 1, 1, bias=bias, groups=groups) for c in channels)
+        self.extra_convs = nn.ModuleList(
+            ConvNorm(dim if i else channels[-1], dim, 3, 2, bias=bias, groups=groups) for i in range(levels - len(channels))
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        levels = [conv(x) for conv, x in zip(self.convs, maps, strict=True)]
+        for i, conv in enumerate(self.extra_convs):
+            levels.append(conv(levels[-1] if i else maps[-1]))
+        return levels

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ExportError
-from .swin_backbone import from_transformers_swin
+from .swin import from_transformers_swin
 from .trace_scope import inside
 
 # Scores of masked places: exp() of it is 0 in float32, and float16 can hold it.

@@ -138,7 +138,7 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
 
                 return PublishedDeimv2(config)
             if variant.startswith("deim"):
-                from ..arch import deim
+                from ..arch import deimv2 as deim
 
                 return (deim.DeimDFine if variant == "deim" else deim.DeimRtDetrV2)(config)
             auto = AutoModelForZeroShotObjectDetection if family.text else AutoModelForObjectDetection

@@ -145,7 +145,7 @@ def prepare(module: nn.Module, shapes: Shapes) -> None:
         if not is_lite(shapes):
             leave_out(encoder.encoder_input_proj, shapes)  # type: ignore[union-attr,arg-type]
         return
-    from ..arch.dinov3_sta import keep_plain
+    from ..arch.deimv2 import keep_plain
 
     rope = encoder.backbone.rope_embeddings  # type: ignore[union-attr]
     rope.register_buffer("inv_freq", rope.inv_freq)  # a file has its own, so it must be filled like the others

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+
 # name -> (layer type, blocks per stage, channels per stage)
 RESNETS: dict[str, tuple[str, list[int], list[int]]] = {
     "resnet18": ("basic", [2, 2, 2, 2], [64, 128, 256, 512]),
@@ -25,7 +26,6 @@ RESNETS: dict[str, tuple[str, list[int], list[int]]] = {
     "resnet101": ("bottleneck", [3, 4, 23, 3], [256, 512, 1024, 2048]),
     "resnet152": ("bottleneck", [3, 8, 36, 3], [256, 512, 1024, 2048]),
 }
-
 _KEY = re.compile(
     r"^(?P<head>(?:model\.)?backbone\.(?:conv_encoder\.)?model\.)"
     r"(?:(?P<stem>conv1|bn1)|layer(?P<stage>[1-4])\.(?P<block>\d+)\."
@@ -77,7 +77,7 @@ def rename_key(key: str) -> str:
     return f"{layer}.layer.{number - 1}.{'convolution' if match['conv'] else 'normalization'}.{leaf}"
 
 
-def rename_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def rename_resnet(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """All keys through `rename_key`; BatchNorm step counters are dropped (inference has no use for them)."""
     return {rename_key(k): v for k, v in state.items() if not k.endswith("num_batches_tracked")}
 
@@ -110,3 +110,109 @@ def dilate_last_stage(backbone: nn.Module) -> None:
                 if conv.kernel_size == (3, 3):
                     conv.dilation = conv.padding = (dilation, dilation)
                     dilation = 2
+
+
+# OmDet-Turbo's Swin backbone under timm's names, loaded into transformers' own Swin.
+#
+# The published checkpoint keeps its backbone under timm's names, and transformers then asks for the timm
+# package (which needs torchvision). The two are the same network; timm counts the patch merging to the stage
+# after it, stacks queries, keys and values, and leaves the norms of the outputs to the detector.
+# name -> (channels, blocks per stage, heads per stage, window): Liu et al., arXiv:2103.14030, section 3.3
+SWINS: dict[str, tuple[int, list[int], list[int], int]] = {
+    "swin_tiny_patch4_window7_224": (96, [2, 2, 6, 2], [3, 6, 12, 24], 7),
+    "swin_small_patch4_window7_224": (96, [2, 2, 18, 2], [3, 6, 12, 24], 7),
+    "swin_base_patch4_window7_224": (128, [2, 2, 18, 2], [4, 8, 16, 32], 7),
+    "swin_base_patch4_window12_384": (128, [2, 2, 18, 2], [4, 8, 16, 32], 12),
+}
+_BACKBONE = "vision_backbone.vision_backbone."
+_SWIN = _BACKBONE + "swin."
+_LINES = (
+    (r"patch_embed\.proj\.(\w+)", r"embeddings.patch_embeddings.projection.\1"),
+    (r"patch_embed\.norm\.(\w+)", r"embeddings.norm.\1"),
+    (r"layers_(\d)\.blocks\.(\d+)\.norm1\.(\w+)", r"encoder.layers.\1.blocks.\2.layernorm_before.\3"),
+    (r"layers_(\d)\.blocks\.(\d+)\.norm2\.(\w+)", r"encoder.layers.\1.blocks.\2.layernorm_after.\3"),
+    (r"layers_(\d)\.blocks\.(\d+)\.attn\.proj\.(\w+)", r"encoder.layers.\1.blocks.\2.attention.o_proj.\3"),
+    (r"layers_(\d)\.blocks\.(\d+)\.mlp\.(\w+)\.(\w+)", r"encoder.layers.\1.blocks.\2.mlp.\3.\4"),
+    (
+        r"layers_(\d)\.blocks\.(\d+)\.attn\.relative_position_bias_table",
+        r"encoder.layers.\1.blocks.\2.attention.relative_position_bias.relative_position_bias_table",
+    ),
+)
+_QKV = re.compile(r"layers_(\d)\.blocks\.(\d+)\.attn\.qkv\.(\w+)")
+_MERGE = re.compile(r"layers_(\d)\.downsample\.(\w+)\.(\w+)")
+
+# Computed anew by the module.
+_TABLES = re.compile(r"(relative_position_index|attn_mask)$")
+
+
+def timm_name(raw: Mapping[str, Any]) -> str | None:
+    """Name of the timm backbone that an OmDet-Turbo's config.json asks for, in its old or its new form."""
+    backbone = raw.get("backbone_config")
+    if raw.get("model_type") != "omdet-turbo":
+        return None
+    if isinstance(backbone, dict):
+        return str(backbone.get("backbone")) if backbone.get("model_type") == "timm_backbone" else None
+    return str(raw.get("backbone") or "swin_tiny_patch4_window7_224")
+
+
+def omdet_config(raw: Mapping[str, Any], ref: str) -> Any:
+    """The config of an OmDet-Turbo with transformers' own Swin instead of timm's, norms inside the backbone.
+
+    From the file and not from transformers' config, which asks the hub about timm's names.
+
+    Raises:
+        SourceError: a backbone that is not one of `SWINS`.
+    """
+    from transformers import OmDetTurboConfig
+
+    name = str(timm_name(raw)).split(".")[0]
+    if name not in SWINS:
+        raise SourceError(f"the backbone of '{ref}' is timm's {name!r}; detrt reads {', '.join(SWINS)} without timm")
+    width, depths, heads, window = SWINS[name]
+    settings = {key: value for key, value in raw.items() if "backbone" not in key}
+    settings["backbone_config"] = {
+        "model_type": "swin",
+        "embed_dim": width,
+        "depths": depths,
+        "num_heads": heads,
+        "window_size": window,
+        "out_features": ["stage2", "stage3", "stage4"],
+        "image_size": raw.get("image_size", 640),
+    }
+    return OmDetTurboConfig.from_dict({**settings, "apply_layernorm_after_vision_backbone": False})
+
+
+def rename_swin(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All keys of an OmDet-Turbo with timm's names, under those of transformers; others unchanged."""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        if key.startswith("vision_backbone.layer_norms."):
+            index, _, leaf = key.removeprefix("vision_backbone.layer_norms.").partition(".")
+            renamed[f"{_BACKBONE}hidden_states_norms.stage{int(index) + 2}.{leaf}"] = tensor
+            renamed[key] = tensor  # the module keeps its own, and does not use them
+        elif key.startswith(_BACKBONE + "_backbone."):
+            renamed.update(_backbone(key.removeprefix(_BACKBONE + "_backbone."), tensor))
+        else:  # the text model was one level deeper in transformers 4
+            renamed[key.replace("language_backbone.model.text_model.", "language_backbone.model.")] = tensor
+    last = renamed.get(f"{_BACKBONE}hidden_states_norms.stage4.bias")
+    if last is not None:  # of the classifier that the library's Swin is cut from; nothing runs it
+        renamed[f"{_SWIN}layernorm.weight"] = last.new_ones(last.shape)
+        renamed[f"{_SWIN}layernorm.bias"] = last.new_zeros(last.shape)
+    return renamed
+
+
+def _backbone(key: str, tensor: Tensor) -> dict[str, Tensor]:
+    stacked, merge = _QKV.fullmatch(key), _MERGE.fullmatch(key)
+    if _TABLES.search(key):
+        return {}
+    if stacked:
+        stage, block, leaf = stacked.groups()
+        place = f"{_SWIN}encoder.layers.{stage}.blocks.{block}.attention."
+        return {f"{place}{n}_proj.{leaf}": part for n, part in zip("qkv", tensor.chunk(3), strict=True)}
+    if merge:
+        stage, part, leaf = merge.groups()
+        return {f"{_SWIN}encoder.layers.{int(stage) - 1}.downsample.{part}.{leaf}": tensor}
+    for old, new in _LINES:
+        if re.fullmatch(old, key):
+            return {_SWIN + re.sub(old, new, key): tensor}
+    return {f"{_BACKBONE}_backbone.{key}": tensor}

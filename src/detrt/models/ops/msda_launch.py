@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .msda_tiles import Tile, choose, power_of_two
 from .msda_triton import msda_kernel
 from .msda_triton_many import msda_many_kernel
-from .tiles import Tile, choose, power_of_two
 
 SUPPORTED = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_INDEX = 2**31 - 1

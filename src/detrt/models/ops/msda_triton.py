@@ -248,7 +248,7 @@ def msda_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """out[b, q, head] = sum over points of weight * bilinear sample; see `detrt.models.ops.portable.reference`.
+    """out[b, q, head] = sum over points of weight * bilinear sample; see `detrt.models.ops.msda.reference`.
 
     VALUE_T: elements from one token to the next. BOUNDS: 12 bits a level, the number of points up to and with that level.
     BLOCK_ALL: the power of two from POINTS on. AT_ONCE: all points of a query side by side (few queries); otherwise

@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 from detrt.backends.onnxruntime.session import read_spec
 from detrt.data.postprocess import decode
 from detrt.errors import DetrtError
-from detrt.serve.triton_names import NAMES, ORIGINAL_SIZE, input_name
+from detrt.serve.triton import NAMES, ORIGINAL_SIZE, input_name
 from detrt.spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES
 
 

@@ -14,7 +14,7 @@ from detrt.backends.onnxruntime.session import read_spec
 from detrt.data.images import load_image
 from detrt.data.preprocess import preprocess
 from detrt.errors import DetrtError
-from detrt.serve.triton_names import IMAGE, ORIGINAL_SIZE
+from detrt.serve.triton import IMAGE, ORIGINAL_SIZE
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
 

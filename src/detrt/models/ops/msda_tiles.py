@@ -1,11 +1,12 @@
-"""How the Triton kernel is cut into programs: a fixed table, measured once (docs/kernel.md), so that nothing is tuned at
-run time."""
+"""How the kernels of deformable attention cut their work into tiles: a table by size, type and architecture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 
+# How the Triton kernel is cut into programs: a fixed table, measured once (docs/kernel.md), so that nothing is tuned at
+# run time.
 @dataclass(frozen=True, slots=True)
 class Tile:
     """queries: queries a program computes. points: points of a level side by side; 0 = all points of all levels.
@@ -20,7 +21,6 @@ class Tile:
     beside: int = 0
 
 
-FEW_SUMS, SOME_SUMS = 4800, 32768
 MOST_AT_ONCE = 32
 BANKS = 128  # bytes that the first-level cache reads at once, if they lie in different banks
 
@@ -59,3 +59,6 @@ def _many(head_dim: int, heads: int) -> Tile:
 
 def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
+
+
+FEW_SUMS, SOME_SUMS = 4800, 32768

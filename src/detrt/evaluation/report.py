@@ -1,0 +1,149 @@
+"""The report of a comparison of two models."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..detections import Detections
+from .divergence import Divergence
+from .matching import Gate, ImageMatch
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture and what both sides found in it, for the report. pairs: scores of both, 0 = no partner."""
+
+    name: str
+    image: NDArray[np.uint8]
+    reference: Detections
+    candidate: Detections
+    matched: ImageMatch
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """Result of `verify`.
+
+    tensors: one row a run and output: batch, height, width, output, relative error (selections forced);
+    empty where the candidate's selections cannot be read (engines). images: one ImageMatch an image.
+    facts: differences of the specs, in words. slots, padding: see `verify_slots`. ap: {"reference",
+    "candidate"} -> the twelve figures of COCO, with ground truth only. divergence: where the graphs part.
+    broken: why the candidate gave nothing for some images. precision_map: module path -> type -> nodes.
+    scores and pictures are for the report and not part of `to_dict`.
+    """
+
+    reference: str
+    candidate: str
+    gate: Gate
+    images: tuple[ImageMatch, ...]
+    tensors: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    precision: str = "fp32"
+    facts: tuple[str, ...] = ()
+    slots: tuple[dict[str, Any], ...] = ()
+    padding: tuple[dict[str, Any], ...] = ()
+    ap: dict[str, Any] | None = None
+    divergence: Divergence | None = None
+    names: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    precision_map: dict[str, dict[str, int]] = field(default_factory=dict)
+    scores: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
+    pictures: tuple[Picture, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def compared(self) -> int:
+        return sum(m.compared for m in self.images)
+
+    @property
+    def missing(self) -> int:
+        return sum(m.missing for m in self.images)
+
+    @property
+    def extra(self) -> int:
+        return sum(m.extra for m in self.images)
+
+    @property
+    def ap_loss(self) -> float | None:
+        """How much AP the candidate loses; negative where it gains."""
+        if self.ap is None or self.ap["reference"]["AP"] is None or self.ap["candidate"]["AP"] is None:
+            return None
+        return self.ap["reference"]["AP"] - self.ap["candidate"]["AP"]
+
+    @property
+    def differences(self) -> list[str]:
+        """Detections and tensors outside the gate, in words, whether or not they decide."""
+        found = []
+        if max(self.missing, self.extra) > self.gate.unmatched * self.compared:
+            found.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
+        for name, worst in (("box_px", self.worst_box_px), ("score", self.worst_score), ("tensor", self.worst_tensor)):
+            allowed = getattr(self.gate, name)
+            if not worst <= allowed:
+                found.append(f"{name} differs by {worst:.3g}, allowed {allowed:g}")
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        """What is outside the gate, in words; empty when the candidate passes."""
+        judged_by_ap = self.gate.ap_decides and self.ap_loss is not None
+        texts = [*self.broken, *(row.get("text") for row in (*self.tensors, *self.slots))]
+        found = [*self.facts, *[_shortened(text) for text in texts if text][:1]]
+        found += [] if judged_by_ap else self.differences
+        if judged_by_ap and not np.isfinite(self.worst_tensor):
+            found.append("the outputs hold NaN or infinite values, or have other shapes")
+        if wrong := [row for row in self.slots if not row["passed"]]:
+            shown = ", ".join(sorted({_slot_name(row) for row in wrong})[:4])
+            found.append(f"{len(wrong)} of {len(self.slots)} batch slots differ from the same image alone: {shown}")
+        if wrong := [row for row in self.padding if not row["passed"]]:
+            found.append(f"the content of the padding changes the result ({wrong[0]['error']:.2g} relative)")
+        if self.ap_loss is not None and not self.ap_loss <= self.gate.ap:
+            found.append(f"AP falls by {self.ap_loss:.4f}, allowed {self.gate.ap:g}")
+        if not self.compared:
+            found.append("nothing was compared: the reference detects nothing in these images")
+        return found
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def worst_box_px(self) -> float:
+        return max((m.box_px for m in self.images), default=0.0)
+
+    @property
+    def worst_score(self) -> float:
+        return max((m.score for m in self.images), default=0.0)
+
+    @property
+    def worst_tensor(self) -> float:
+        return max((row["error"] for row in self.tensors), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
+        plain += ("names", "broken", "precision_map")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "gate": asdict(self.gate),
+            "images": [asdict(m) for m in self.images],
+            "divergence": None if self.divergence is None else self.divergence.to_dict(),
+            "compared": self.compared,
+            "worst": {"box_px": self.worst_box_px, "score": self.worst_score, "tensor": self.worst_tensor},
+            "ap_loss": self.ap_loss,
+            "failures": self.failures,
+            "passed": self.passed,
+        }
+
+
+def _shortened(text: str) -> str:
+    """A runtime's message without the places in its own source."""
+    text = re.sub(r"\s*(Status Message: )?/\S+\.(h|cc|cpp):\d+.*?\)\s", ": ", text)
+    return text if len(text) <= 400 else text[:400] + " ..."
+
+
+def _slot_name(row: dict[str, Any]) -> str:
+    slot = "all slots" if row["slot"] < 0 else f"slot {row['slot']}"
+    return f"{slot} of {row['batch']} at {row['height']}x{row['width']}"

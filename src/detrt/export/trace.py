@@ -1,0 +1,162 @@
+"""Tracing a module to ONNX, finishing the graph, and the report of an export."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import graph
+from ..backends.onnxruntime.session import optimize_basic
+from ..errors import ExportError, GateError
+from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify
+from ..graph.io import GraphSummary
+from ..graph.lower_msda import lower_msda
+from ..graph.msda_plugin import cut, rejoin
+from ..models import nms_op as nms
+from ..models.contract import ExportConfig, trace_size
+from ..models.example_inputs import example_feeds
+from ..models.rewrites import rewrites
+from ..models.source import Source
+from ..models.wrapper import ExportModule
+from ..spec import PIXEL_VALUES, ModelSpec
+from ..system import package_version
+from . import symbolic as msda
+
+# FP32 kernels of two runtimes differ by rounding only. It grows with depth: the worst family measured
+# (docs/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
+CHECK_TOLERANCE = 1e-3
+Progress = Callable[[str], None]
+Axes = dict[str, dict[int, str]]  # tensor -> symbolic axis -> its name
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What an export gave: where, its spec, figures of the graph, seconds, and the check's errors.
+
+    errors: one row a check, {"batch", "height", "width", "error", "output"}; error is the largest
+    absolute difference to PyTorch over the largest absolute value, with PyTorch's selections forced.
+    """
+
+    path: Path
+    spec: ModelSpec
+    summary: GraphSummary
+    seconds: float
+    errors: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def worst(self) -> float:
+        return max((row["error"] for row in self.errors), default=0.0)
+
+
+def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Mapping[str, Sequence[int | str]]) -> Any:
+    """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: their shapes.
+
+    For a plugin, deformable attention is still `detrt.MSDeformAttn`; see `detrt.graph.msda_plugin`.
+    """
+    constants_to_initializers(model)
+    kept = cut(model) if config.plugin else []
+    lowered = len(kept) or lower_msda(model, config.lowering)
+    if source.family.deformable and not lowered and PIXEL_VALUES in {value.name for value in model.graph.input}:
+        raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
+    model = simplify(model, optimize_basic)
+    rejoin(model, kept)
+    readable_names(model)
+    declare_outputs(model, outputs)
+    model.producer_name, model.producer_version = "detrt", package_version()
+    model.graph.name = spec.name or spec.family
+    return graph.with_spec(model, spec)
+
+
+def _runnable(model: Any) -> Any:
+    """A copy that ONNX Runtime takes: plugin nodes lowered to standard operators."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    lower_msda(copy, "gather")
+    return copy
+
+
+def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:
+    """Raises:
+    GateError: a row of a check is above `CHECK_TOLERANCE`.
+    """
+    bad = [row for row in errors if not row["error"] <= CHECK_TOLERANCE]
+    if bad:
+        worst = max(bad, key=lambda row: row["error"] if np.isfinite(row["error"]) else np.inf)
+        raise GateError(
+            f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {CHECK_TOLERANCE}) "
+            f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}; "
+            "no file was written"
+        )
+
+
+def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: int) -> Any:
+    """TorchScript trace to an ONNX ModelProto in which deformable attention is still one node.
+
+    Raises:
+        ExportError: PyTorch cannot trace or translate the model.
+    """
+    feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec))
+    inputs = tuple(torch.from_numpy(feeds[name]) for name in module.input_names)
+    sizes = {0: "batch", 2: "height", 3: "width"} if spec.input.dynamic else {0: "batch"}
+    axes: dict[str, dict[int, str]] = {PIXEL_VALUES: sizes}
+    for name in module.input_names[1:]:
+        axes[name] = {0: "batch"}
+        if spec.input.dynamic and name == "pixel_mask":
+            axes[name] = {0: "batch", 1: "height", 2: "width"}
+    axes |= {name: {0: "batch"} for name in module.output_names}
+    return trace_tensors(module, inputs, axes, module.model, names, opset)
+
+
+def trace_tensors(
+    module: Any, inputs: tuple[Tensor, ...], axes: Axes, library: torch.nn.Module, names: Sequence[str], opset: int
+) -> Any:
+    """See `trace`. module: has `input_names`, `output_names` and `spec`. library: the model that the rewrites are for."""
+    import onnx
+
+    buffer = io.BytesIO()
+    try:
+        with _quiet_trace(), torch.no_grad(), rewrites(library, names):
+            module(*inputs)  # fills the tables that some rewrites compute before the trace
+            torch.onnx.export(
+                module,
+                inputs,
+                buffer,
+                dynamo=False,
+                opset_version=opset,
+                input_names=module.input_names,
+                output_names=module.output_names,
+                dynamic_axes=axes,
+                custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in names else None,
+            )
+    except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
+        text = " ".join(str(error).split())[:500]
+        raise ExportError(f"{module.spec.family} does not trace with torch {torch.__version__}: {text}") from error
+    return onnx.load_from_string(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _quiet_trace() -> Iterator[None]:
+    torch.onnx.register_custom_op_symbolic(msda.OP, msda.onnx_symbolic, 17)
+    torch.onnx.register_custom_op_symbolic(nms.OP, nms.onnx_symbolic, 17)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            # TracerWarnings name Python branches on sizes; what they would bake in is found by the check.
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.onnx.unregister_custom_op_symbolic(msda.OP, 17)
+        torch.onnx.unregister_custom_op_symbolic(nms.OP, 17)
+
+
+def options_of(config: ExportConfig) -> dict[str, Any]:
+    """The choices as JSON-ready values, for provenance."""
+    return {**asdict(config), "msda": config.lowering}

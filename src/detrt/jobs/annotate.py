@@ -1,0 +1,90 @@
+"""Annotated copies of images and videos."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..data.draw import draw_detections
+from ..data.images import Input
+from ..data.video import video_facts, video_writer
+from ..errors import OutputError
+from ..files import writing
+from .run import Found
+
+_KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+class AnnotatedCopies:
+    """Saves annotated copies of inputs below a folder, with the folders that the inputs differ in.
+
+    Pictures keep their format (.jpg, .png, .webp, .bmp) or become `name.ext.png`; videos become MP4.
+
+    Raises:
+        OutputError: a copy would replace an input, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        inputs: Sequence[Input],
+        *,
+        every: int = 1,
+        font: str | os.PathLike | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.font = font
+        self.every = every
+        sources = {Path(os.path.abspath(source.path)): source for source in inputs}
+        root = os.path.commonpath([path.parent for path in sources]) if sources else ""
+        self._paths = {source: self.folder / _copy_name(path.relative_to(root), source.kind) for path, source in sources.items()}
+        for source, target in self._paths.items():
+            if Path(os.path.abspath(target)) in sources:
+                raise OutputError(
+                    f"the annotated copy of '{source.path}' would replace the input '{target}'; give another --save-dir"
+                )
+        self._stack = contextlib.ExitStack()
+        self._video: Input | None = None
+
+    def save(self, found: Found) -> None:
+        """Draw and save one image, or the next frame of a video."""
+        image = found.image
+        assert image is not None
+        picture = draw_detections(image, found.record.detections, font=self.font)
+        path = self._paths[found.input]
+        if found.input.kind == "video":
+            if self._video != found.input:
+                self.finish_video()
+                fps = video_facts(found.input.path).fps / self.every
+                size_hw = found.record.detections.image_size_hw
+                self._write = self._stack.enter_context(video_writer(path, fps=fps, size_hw=size_hw))
+                self._video = found.input
+            self._write(np.asarray(picture))
+            return
+        kind = path.suffix.lower().lstrip(".").replace("jpg", "jpeg")
+        options = {"quality": 92} if kind in ("jpeg", "webp") else {}
+        with writing(path) as temporary:
+            picture.save(temporary, format=kind, **options)
+
+    def finish_video(self) -> None:
+        """Complete the file of the video whose frames were saved last; otherwise done when the next one begins."""
+        self._stack.close()
+        self._video = None
+
+    def __enter__(self) -> AnnotatedCopies:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Through the stack, so that a video whose writing failed is removed and not finished.
+        self._stack.__exit__(*exc)
+
+
+def _copy_name(relative: Path, kind: str) -> Path:
+    suffix = relative.suffix.lower()
+    if kind == "video":
+        return relative if suffix == ".mp4" else relative.with_name(relative.name + ".mp4")
+    return relative if suffix in _KEPT_SUFFIXES else relative.with_name(relative.name + ".png")

@@ -1,0 +1,77 @@
+"""A loaded checkpoint: module, spec and origin."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bundle import Provenance
+from ..errors import SourceError
+from ..spec import DecodeSpec, InputSpec, ModelSpec
+from .families import Family
+from .labels import read_labels
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..spec import ModelSpec
+    from .families import Family
+
+VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that shape a result."""
+    found = {}
+    for package in VERSIONED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Path | str | None = None) -> ModelSpec:
+    """ModelSpec from a family row, a transformers config and the preprocessor's InputSpec."""
+    counts = [getattr(config, name, None) for name in family.queries]
+    if family.name == "deformable_detr" and not config.two_stage:
+        counts = [config.num_queries]
+    queries = next((int(c) for c in counts if c), 0)
+    classes = int(config.num_labels)
+    if family.max_detections is None:
+        keep = queries
+    else:
+        keep = min(family.max_detections, queries * classes)
+    names = read_labels(labels, classes) if labels else dict(config.id2label or {})
+    decode = DecodeSpec(family.activation, family.select, queries, classes, keep)
+    return ModelSpec(family.name, input_spec, decode, names)
+
+
+def _check_finite(module: nn.Module, ref: str) -> None:
+    import torch
+
+    # The state dict, not the parameters: the running statistics of BatchNorm are buffers.
+    state = module.state_dict()
+    bad = [name for name, p in state.items() if p.is_floating_point() and not torch.isfinite(p).all()]
+    if bad:
+        raise SourceError(
+            f"'{ref}' has NaN or infinite weights in {len(bad)} tensors, e.g. {', '.join(bad[:3])}; "
+            "the checkpoint is damaged or its training diverged"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A loaded checkpoint: float32 module in eval mode on the CPU, its facts and its origin.
+
+    notes: what was decided while loading, for a log.
+    tokenizer: of a prompted model, a file of the `tokenizers` library (JSON); None for others.
+    """
+
+    module: nn.Module
+    spec: ModelSpec
+    family: Family
+    provenance: Provenance
+    notes: tuple[str, ...] = ()
+    tokenizer: bytes | None = None
