@@ -55,8 +55,8 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 lint: setup
-	$(BIN)/ruff check src tests training loadtest
-	$(BIN)/ruff format --check src tests training loadtest
+	$(BIN)/ruff check src tests training benchmarks
+	$(BIN)/ruff format --check src tests training benchmarks
 
 clean:
 	rm -rf demo build dist src/*.egg-info .pytest_cache .ruff_cache

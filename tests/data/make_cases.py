@@ -20,7 +20,7 @@ from detrt.data.preprocess import preprocess
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 LABELS = {0: "cat", 1: "dog", 2: "bird"}
 PLAIN = DecodeSpec("sigmoid", "topk", 4, 3, 4)
 

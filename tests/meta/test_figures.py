@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 
 from tables import TABLES, Rows, filled
 
@@ -17,4 +15,4 @@ def test_tables_of_gpu_figures():
     text = DOCUMENT.read_text("utf-8")
     rows = Rows(ROWS.read_text("utf-8").splitlines())
     assert all(f"<!-- table: {name} -->" in text for name in TABLES)
-    assert filled(text, rows) == text, f"python tests/gpu/tables.py {ROWS.relative_to(ROOT)} {DOCUMENT.relative_to(ROOT)}"
+    assert filled(text, rows) == text, f"python benchmarks/tables.py {ROWS.relative_to(ROOT)} {DOCUMENT.relative_to(ROOT)}"

@@ -34,7 +34,15 @@ MAX_PACKAGES, MAX_TOP_LEVEL, MAX_EXCEPTIONS = 13, 10, 3
 
 # Heavy library -> the files and folders that may import it: its one door. Everything else asks the door.
 DOORS: dict[str, tuple[str, ...]] = {
-    "torch": ("models/", "export/", "backends/torch.py", "backends/inductor/", "backends/gpu/", "backends/onnxruntime/gpu.py", "bench/"),
+    "torch": (
+        "models/",
+        "export/",
+        "backends/torch.py",
+        "backends/inductor/",
+        "backends/gpu/",
+        "backends/onnxruntime/gpu.py",
+        "bench/",
+    ),
     "transformers": ("models/", "export/", "backends/torch.py", "bench/"),
     "triton": ("*_triton*.py", "models/ops/msda_launch.py"),
     "onnx": ("graph/", "precision/", "export/"),
@@ -171,7 +179,9 @@ def test_no_circles_of_packages():
 
 def test_no_circles_of_modules():
     """Lazy imports count. A package's __init__ hands on names of its own modules, so imports of it are not arrows here."""
-    graph = {m: {t for t in inside(m) if t != m and not t.endswith("__init__.py")} for m in MODULES if not m.endswith("__init__.py")}
+    graph = {
+        m: {t for t in inside(m) if t != m and not t.endswith("__init__.py")} for m in MODULES if not m.endswith("__init__.py")
+    }
     assert circles(graph) == []
 
 
@@ -207,6 +217,11 @@ def test_the_test_sees_violations(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
     monkeypatch.setitem(globals(), "MODULES", list(files))
-    for check in (lambda: test_one_door("torch"), test_imports_go_one_way, test_no_circles_of_packages, test_no_circles_of_modules):
+    for check in (
+        lambda: test_one_door("torch"),
+        test_imports_go_one_way,
+        test_no_circles_of_packages,
+        test_no_circles_of_modules,
+    ):
         with pytest.raises(AssertionError):
             check()

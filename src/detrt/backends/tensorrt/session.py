@@ -448,7 +448,7 @@ def plugins_of(facts: EngineFacts) -> list[str]:
     return given or [str(path) for path in facts.options.get("plugins") or ()]
 
 
-def deserialize(engine: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any:
+def deserialize(path: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any:
     """The ICudaEngine in a file whose digest was checked.
 
     Raises:
@@ -460,11 +460,11 @@ def deserialize(engine: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any
         # Such engines carry their own runtime code, which is loaded only when that is allowed.
         runtime.engine_host_code_allowed = True
     try:
-        data = engine.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
-        raise EngineError(f"'{engine}' cannot be read: {error.strerror}") from None
+        raise EngineError(f"'{path}' cannot be read: {error.strerror}") from None
     with trt.capture() as messages:
         native = runtime.deserialize_cuda_engine(data)
     if native is None:
-        raise EngineError(explain.open_failure(str(engine), messages.errors, trt.version))
+        raise EngineError(explain.open_failure(str(path), messages.errors, trt.version))
     return native

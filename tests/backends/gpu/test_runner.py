@@ -1,0 +1,250 @@
+"""Pictures resized and candidates chosen by the device's code, here on a CPU, against Pillow and the reference decoder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from on_device import OnDevice
+
+from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.runner import DEPTH
+from detrt.backends.gpu.staging import PIECE, layout
+from detrt.backends.gpu.top_k import select, unpacked
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.images import Input
+from detrt.data.postprocess import decode
+from detrt.data.preprocess import preprocess, resize
+from detrt.data.resample import resized
+from detrt.detector import AHEAD, Detector
+from detrt.errors import ImageError, SessionError
+from detrt.jobs.run import detect_inputs
+from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, InputSpec, ModelSpec
+
+RNG = np.random.default_rng(7)
+
+
+def picture(height: int, width: int) -> np.ndarray:
+    return RNG.integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_tables_give_pillows_pixels(resample):
+    # Both ways, one way, none, a single pixel, and many more rows than columns gone, where Pillow 13 turns the order.
+    sizes = [
+        ((60, 80), (90, 31)),
+        ((60, 80), (60, 33)),
+        ((7, 9), (7, 9)),
+        ((1, 50), (20, 3)),
+        ((200, 20), (13, 31)),
+        ((5, 3), (64, 48)),
+    ]
+    sizes += [tuple((int(a), int(b)) for a, b in RNG.integers(1, 120, (2, 2))) for _ in range(20)]
+    for original, size in sizes:
+        image = picture(*original)
+        assert (resized(image, size, resample) == resize(image, size, resample)).all(), (original, size)
+
+
+INPUTS = {
+    "stretch": InputSpec("stretch", 40, 56),
+    "padded": InputSpec("shortest_edge", 40, 56, 32, 60, "bicubic", mask=True, dynamic=True, multiple_of=8),
+    "normalised": InputSpec(
+        "fit", 48, 40, mask=True, dtype="float32", normalize_in_graph=False, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25)
+    ),
+    "raw float": InputSpec("stretch", 24, 33, dtype="float32", resample="lanczos"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_pictures_are_those_of_preprocess(name, tiny):
+    from dataclasses import replace
+
+    given = INPUTS[name]
+    spec = replace(tiny("detr").spec, input=given)
+    images = [picture(50, 30), picture(33, 90), picture(64, 64)]
+    want = preprocess(images, spec)
+    plan = layout([*images, images[-1]], [*want.resized_sizes_hw, want.resized_sizes_hw[-1]], given.resample)
+    assert len(plan.sources) == 3, "a picture that fills a batch up is not uploaded again"
+    block = np.empty(plan.size, np.uint8)
+    plan.write(block, [*images, images[-1]])
+    pixels = torch.full((4, *want.feeds[PIXEL_VALUES].shape[1:]), 9, dtype=getattr(torch, given.dtype))
+    mask = torch.full((4, *pixels.shape[2:]), 9) if given.mask else None
+    fill_pictures(torch.from_numpy(block), 4, pixels, mask, given)
+    assert np.array_equal(pixels[:3].numpy(), want.feeds[PIXEL_VALUES])
+    assert torch.equal(pixels[3], pixels[2])
+    if mask is not None:
+        assert np.array_equal(mask[:3].numpy(), want.feeds[PIXEL_MASK])
+
+
+def test_large_pictures_are_packed_by_several_threads():
+    images = [picture(700, 900), picture(10, 10), picture(400, 1200)]
+    plan = layout(images, [(20, 30)] * 3, "bilinear")
+    alone, shared = np.zeros(plan.size, np.uint8), np.zeros(plan.size, np.uint8)
+    plan.write(alone, images)
+    with ThreadPoolExecutor(3) as pool:
+        plan.write(shared, images, pool)
+    assert np.array_equal(alone, shared) and max(image.size for image in images) > PIECE
+
+
+def test_kernel_gives_the_same_pixels_interpreted():
+    pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds")
+    script = Path(__file__).parents[2] / "support" / "interpret_pictures.py"
+    run = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("detr", {}),
+        ("rt_detr_v2", {"check": False}),
+        pytest.param("yolos", {"check": False}, marks=pytest.mark.slow),
+        pytest.param("detr", {"decode": "graph", "check": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_detections_are_those_of_the_cpu(name, choices, exported):
+    path = exported(name, **choices).path
+    images = [picture(50, 70), picture(90, 60), picture(50, 70), picture(41, 43), picture(50, 70)]
+    options = {"threshold": 0.0, "batch_size": 2}
+    with Detector(OnnxSession(path), **options) as here, Detector(OnDevice(path), **options) as there:
+        assert here.ahead == 0 and there.ahead == AHEAD
+        for want, got in zip(here(images), there(images), strict=True):
+            assert want.image_size_hw == got.image_size_hw and len(want) == len(got) > 0
+            assert np.array_equal(want.class_ids, got.class_ids)
+            assert np.array_equal(want.scores, got.scores) or np.abs(want.scores - got.scores).max() < 1e-6
+            assert np.abs(want.boxes_xyxy - got.boxes_xyxy).max() < 1e-3
+        with Detector(OnDevice(path), on_device=False) as plain:
+            assert plain.ahead == 0
+
+
+def test_files_are_decoded_side_by_side(exported, tmp_path):
+    from PIL import Image
+
+    path = exported("detr").path
+    names = [tmp_path / f"{index}.png" for index in range(3)]
+    for index, name in enumerate(names):
+        Image.fromarray(picture(40 + index, 60)).save(name)
+    options = {"threshold": 0.0, "batch_size": 2}
+    with Detector(OnDevice(path), **options) as there, Detector(OnnxSession(path), **options) as here:
+        for want, got in zip(here(names), there(names), strict=True):
+            assert want.image_size_hw == got.image_size_hw and np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-3)
+        (tmp_path / "bad.png").write_bytes(b"no picture")
+        with pytest.raises(ImageError, match=r"bad\.png"):
+            there([names[0], tmp_path / "bad.png"])
+
+
+def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
+    pytest.importorskip("av", reason="PyAV comes with detrt[video]")
+    from detrt.data.raw_image import YuvPicture
+    from detrt.data.video import video_writer
+
+    clip = Input(tmp_path / "clip.mp4", "video")
+    with video_writer(clip.path, fps=10, size_hw=(48, 64)) as write:
+        for _ in range(5):
+            write(np.repeat(np.repeat(picture(6, 8), 8, 0), 8, 1))
+    path = exported("detr").path
+    options = {"threshold": 0.0, "batch_size": 2}
+    with Detector(OnDevice(path), **options) as there, Detector(OnnxSession(path), **options) as here:
+        pairs = list(zip(detect_inputs(there, [clip]), detect_inputs(here, [clip]), strict=True))
+    assert len(pairs) == 5
+    for got, want in pairs:
+        assert isinstance(got.picture, YuvPicture) and np.array_equal(got.image, want.picture)
+        assert len(want.record.detections) > 0
+        assert np.allclose(got.record.detections.boxes_xyxy, want.record.detections.boxes_xyxy, atol=1e-3)
+
+
+def test_layouts_that_come_again_are_recorded(exported):
+    path = exported("detr").path
+    with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
+        kept = there._runner._fixed
+        kept._most, kept._patience = 2, 6
+        sizes = [(40, 60)] * 4 + [(30, 60)] * 4 + [(50, 60)] * 5
+        for size, count in zip(sizes, [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2], strict=True):
+            image = picture(*size)
+            assert np.allclose(there([image])[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
+            assert len(kept._kept) == count and not kept.why
+        # The third size came when the first had not been asked for lately.
+        assert {tuple(one.plan.rows[0, 1:3]) for one in kept._kept.values()} == {(30, 60), (50, 60)}
+
+
+def test_batches_may_be_asked_for_late(exported):
+    path = exported("detr").path
+    images = [picture(40 + i, 60) for i in range(DEPTH + 2)]
+    with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
+        waiting = [there.submit([image]) for image in images]
+        for finish, image in reversed(list(zip(waiting, images, strict=True))):
+            assert np.allclose(finish()[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
+        with pytest.raises(ImageError, match="empty list"):
+            there._runner.submit([])
+
+
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2", "yolos"])
+def test_selection_is_the_rule_of_decode(name, tiny):
+    spec: ModelSpec = tiny(name).spec
+    rule = spec.decode
+    logits = RNG.normal(0, 3, (2, rule.num_queries, rule.num_classes + (rule.activation == "softmax"))).astype(np.float32)
+    logits[0, 3] = logits[0, 1]  # equal scores
+    logits[1, :, 0] = -np.inf  # classes that cannot be
+    boxes = RNG.uniform(0.1, 0.9, (2, rule.num_queries, 4)).astype(np.float32)
+    sizes = [(480, 640), (100, 90)]
+    found = unpacked(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+    for threshold in (0.0, 0.6):
+        raw = decode({LOGITS: logits, PRED_BOXES: boxes}, spec, sizes, threshold=threshold)
+        for want, got in zip(raw, decode(found, spec, sizes, threshold=threshold), strict=True):
+            assert np.array_equal(want.class_ids, got.class_ids)
+            assert np.abs(want.scores - got.scores).max(initial=0) < 1e-6
+            assert np.abs(want.boxes_xyxy - got.boxes_xyxy).max(initial=0) < 1e-3
+    for output, array in ((LOGITS, logits), (PRED_BOXES, boxes)):
+        kept = array[1, 2, 1]
+        array[1, 2, 1] = np.nan
+        found = unpacked(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+        with pytest.raises(SessionError, match=f"infinite values in '{output}'"):
+            decode(found, spec, sizes)
+        array[1, 2, 1] = kept
+
+
+def test_a_prompt_is_told_once(tmp_path):
+    """A prompted model whose detector takes prompts of one length, as a package does."""
+    from text_models import write_text_model
+
+    from detrt.backends.prompted import PromptedSession
+    from detrt.spec import TensorInfo
+    from detrt.text.tokenizer import PromptTokenizer
+
+    path = write_text_model(tmp_path)
+    tokens = 16
+
+    class Fixed(OnDevice):
+        def __init__(self, path):
+            super().__init__(path)
+            fixed = lambda axis: tokens if axis == "tokens" else axis  # noqa: E731
+            self.inputs = tuple(TensorInfo(i.name, i.dtype, tuple(map(fixed, i.shape))) for i in self.inputs)
+
+    def opened(kind):
+        detector = kind(path)
+        text = detector.spec.text
+        return PromptedSession(
+            detector, PromptTokenizer(tmp_path / text.tokenizer, text), OnnxSession(tmp_path / text.tower, detector.spec)
+        )
+
+    images = [picture(40, 60), picture(60, 40), picture(44, 44)]
+    for prompt in ("red. blue.", ["red", "green", "blue"]):
+        here = Detector(opened(OnnxSession), threshold=0.0, prompt=prompt, batch_size=2)
+        there = Detector(opened(Fixed), threshold=0.0, prompt=prompt, batch_size=2)
+        assert there.ahead == AHEAD
+        for want, got in zip(here(images), there(images), strict=True):
+            assert len(want) > 0 and want.labels == got.labels
+            assert np.allclose(want.scores, got.scores, atol=1e-6)
+            assert np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-3)
+        # Prompts of their own take the CPU's way.
+        assert len(there(images[:1], prompts=["blue."])[0]) == len(here(images[:1], prompts=["blue."])[0])

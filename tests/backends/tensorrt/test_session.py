@@ -1,0 +1,344 @@
+"""TensorRTSession over the fake runtime, and over the real library on a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+
+import numpy as np
+import pytest
+from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
+
+from detrt import bundle
+from detrt.backends.base import Session
+from detrt.backends.tensorrt import TensorRTSession
+from detrt.bundle import EngineFacts
+from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
+
+VERSION = "1.7.1.116"
+SPEC = ModelSpec(
+    "detr",
+    InputSpec("shortest_edge", 64, 96, shortest_edge=64, longest_edge=128, mask=True, dynamic=True),
+    DecodeSpec("softmax", "query", num_queries=3, num_classes=2, max_detections=3),
+    {0: "cat"},
+)
+INPUTS = (
+    TensorInfo("pixel_values", "uint8", ("batch", 3, "height", "width")),
+    TensorInfo("pixel_mask", "int64", ("batch", "height", "width")),
+)
+OUTPUTS = (
+    TensorInfo("logits", "float32", ("batch", 3, 3)),
+    TensorInfo("pred_boxes", "float32", ("batch", 3, 4)),
+)
+PROFILE = {
+    "pixel_values": {"min": [1, 3, 32, 32], "opt": [1, 3, 64, 96], "max": [4, 3, 128, 128]},
+    "pixel_mask": {"min": [1, 32, 32], "opt": [1, 64, 96], "max": [4, 128, 128]},
+}
+
+
+def model(feeds):
+    """Outputs that depend on every input byte and on the shape."""
+    pixels = feeds["pixel_values"].astype(np.float32).mean((1, 2, 3)) + feeds["pixel_mask"].sum((1, 2))
+    return {
+        "logits": np.broadcast_to(pixels[:, None, None], (len(pixels), 3, 3)).astype(np.float32),
+        "pred_boxes": np.broadcast_to(pixels[:, None, None] / 2, (len(pixels), 3, 4)).astype(np.float32),
+    }
+
+
+def feeds(batch=1, height=64, width=96, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "pixel_values": rng.integers(0, 256, (batch, 3, height, width), dtype=np.uint8),
+        "pixel_mask": rng.integers(0, 2, (batch, height, width), dtype=np.int64),
+    }
+
+
+def write(tmp_path, *, outputs=OUTPUTS, spec=SPEC, profile=PROFILE, **changes):
+    path = tmp_path / "model.engine"
+    path.write_bytes(fake_engine_bytes(INPUTS, outputs, profile))
+    values = {
+        "target": "tensorrt-rtx",
+        "tensorrt_version": VERSION,
+        "compute_capabilities": (86, 89),
+        "precision": "fp32",
+        "profile": profile,
+        "onnx_sha256": "",
+    }
+    bundle.write_sidecar(path, spec, EngineFacts(**{**values, **changes}))
+    return path
+
+
+def open_fake(path, target="tensorrt-rtx", function=model, cuda=None, version=VERSION, **options):
+    cuda = cuda or FakeCuda(89)
+    return TensorRTSession(path, trt=fake_trt(target, cuda, function, version), cuda=cuda, **options), cuda
+
+
+@pytest.mark.parametrize("target", ["tensorrt-rtx", "tensorrt"])
+def test_run_equals_the_function_for_changing_shapes(tmp_path, target):
+    session, cuda = open_fake(write(tmp_path, target=target), target)
+    assert isinstance(session, Session)
+    assert session.backend == target and session.max_batch == 4
+    assert session.inputs == INPUTS
+    for step, shape in enumerate([(1, 64, 96), (4, 128, 128), (1, 64, 96), (2, 32, 128), (1, 64, 96), (1, 64, 96)]):
+        given = feeds(*shape, seed=step)
+        got = session.run(given)
+        for name, expected in model(given).items():
+            np.testing.assert_array_equal(got[name], expected)
+    session.close()
+    session.close()
+    assert cuda.alive == 0, "memory, streams or graphs were not given back"
+
+
+def test_arrays_belong_to_the_caller_and_inputs_may_be_views(tmp_path):
+    session, _ = open_fake(write(tmp_path))
+    first_feeds = feeds(seed=1)
+    first = session.run(first_feeds)
+    copy = {name: array.copy() for name, array in first.items()}
+    flipped = {name: array[..., ::-1] for name, array in feeds(seed=2).items()}
+    second = session.run(flipped)
+    for name in copy:
+        np.testing.assert_array_equal(first[name], copy[name])
+        np.testing.assert_array_equal(second[name], model(flipped)[name])
+
+
+def test_cuda_graphs_are_recorded_once_a_shape_and_replayed(tmp_path):
+    session, cuda = open_fake(write(tmp_path, target="tensorrt"), "tensorrt", max_shapes=2)
+    for step in range(6):
+        given = feeds(seed=step)
+        np.testing.assert_array_equal(session.run(given)["logits"], model(given)["logits"])
+    assert cuda.calls["capture"] == 1 and cuda.calls["launch"] == 5
+    allocations = cuda.calls["alloc device"]
+    session.run(feeds(seed=9))
+    assert cuda.calls["alloc device"] == allocations, "a known shape must not allocate"
+    # A larger shape moves the buffers: the old recording holds stale addresses and must go.
+    session.run(feeds(4, 128, 128))
+    given = feeds(seed=10)
+    np.testing.assert_array_equal(session.run(given)["logits"], model(given)["logits"])
+    # More shapes push recorded ones out, with their graphs.
+    for batch in (2, 2, 3, 3, 4):
+        session.run(feeds(batch))
+    assert len(session._plans) == 2 and cuda.calls["capture"] >= 4
+    session.close()
+    assert cuda.alive == 0
+
+
+def test_an_engine_that_cannot_be_recorded_runs_without_graphs(tmp_path):
+    cuda = FakeCuda(89)
+    cuda.fail_capture = True
+    session, _ = open_fake(write(tmp_path, target="tensorrt"), "tensorrt", cuda=cuda)
+    for step in range(4):
+        given = feeds(seed=step)
+        np.testing.assert_array_equal(session.run(given)["logits"], model(given)["logits"])
+    assert "cannot be recorded" in session.graph_note and cuda.calls["launch"] == 0
+
+
+def test_cuda_graph_off(tmp_path):
+    session, cuda = open_fake(write(tmp_path, target="tensorrt"), "tensorrt", cuda_graph=False)
+    for _ in range(3):
+        session.run(feeds())
+    assert cuda.calls["capture"] == 0 and session.graph_note == "switched off"
+
+
+def test_output_whose_shape_depends_on_the_data(tmp_path):
+    outputs = (*OUTPUTS, TensorInfo("kept", "int64", ("found",)))
+
+    def function(given):
+        return {**model(given), "kept": np.arange(int(given["pixel_values"][0, 0, 0, 0]) % 7 * 300)}
+
+    for target in ("tensorrt-rtx", "tensorrt"):
+        session, cuda = open_fake(write(tmp_path, outputs=outputs, target=target), target, function)
+        for step in range(5):
+            given = feeds(seed=step)
+            np.testing.assert_array_equal(session.run(given)["kept"], function(given)["kept"])
+        session.close()
+        assert cuda.alive == 0 and cuda.calls["capture"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ((5, 64, 96), ["pixel_values", "batch 5", "1 to 4", "--batch"]),
+        ((1, 16, 96), ["height 16", "32 to 128", "--height"]),
+        ((1, 64, 256), ["width 256", "32 to 128", "--width"]),
+    ],
+)
+def test_shape_outside_the_profile(tmp_path, shape, parts):
+    session, _ = open_fake(write(tmp_path))
+    with pytest.raises(SessionError) as caught:
+        session.run(feeds(*shape))
+    for part in parts:
+        assert part in str(caught.value)
+    session.run(feeds())  # and it still works
+
+
+def test_wrong_feeds(tmp_path):
+    session, _ = open_fake(write(tmp_path))
+    good = feeds()
+    for bad in (
+        {"pixel_values": good["pixel_values"]},
+        {**good, "pixel_values": good["pixel_values"].astype(np.float32)},
+        {**good, "pixel_mask": good["pixel_mask"][:, :32]},
+        {**good, "pixel_values": good["pixel_values"][:, :2]},
+        {**good, "pixel_values": good["pixel_values"][0]},
+    ):
+        with pytest.raises(SessionError):
+            session.run(bad)
+    session.close()
+    with pytest.raises(SessionError, match="closed"):
+        session.run(good)
+
+
+def test_a_profile_of_one_size_makes_fixed_axes(tmp_path):
+    one = {name: dict.fromkeys(("min", "opt", "max"), shapes["opt"]) for name, shapes in PROFILE.items()}
+    session, _ = open_fake(write(tmp_path, profile=one))
+    assert session.inputs[0].shape == (1, 3, 64, 96)
+    with pytest.raises(SessionError, match="takes 64 "):
+        session.run(feeds(1, 96, 96))
+
+
+def test_runtime_cache_is_written_and_read(tmp_path):
+    cache = tmp_path / "cache" / "kernels.bin"
+    with open_fake(write(tmp_path), runtime_cache=cache)[0] as session:
+        session.run(feeds())
+    assert cache.read_bytes().startswith(b"kernels")
+    cache.write_bytes(b"of another GPU")
+    with open_fake(write(tmp_path), runtime_cache=cache, specialization="eager")[0] as session:
+        session.run(feeds())
+    assert cache.read_bytes().startswith(b"kernels")
+    with pytest.raises(EngineError, match="runtime_cache"):
+        open_fake(write(tmp_path, target="tensorrt"), "tensorrt", runtime_cache=cache)
+
+
+def test_threads_share_one_session(tmp_path):
+    session, _ = open_fake(write(tmp_path, target="tensorrt"), "tensorrt")
+    wrong = []
+
+    def work(seed):
+        for step in range(10):
+            given = feeds(1 + (seed + step) % 4, seed=seed)
+            if not np.array_equal(session.run(given)["logits"], model(given)["logits"]):
+                wrong.append((seed, step))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_out_of_gpu_memory_leaves_a_session_that_works(tmp_path):
+    cuda = FakeCuda(89, memory_limit=200_000)
+    session, _ = open_fake(write(tmp_path, target="tensorrt"), "tensorrt", cuda=cuda)
+    for step in range(3):
+        session.run(feeds(1, 32, 32, seed=step))
+    with pytest.raises(SessionError, match="out of memory"):
+        session.run(feeds(4, 128, 128))
+    for step in range(4):
+        given = feeds(1, 32, 32, seed=step)
+        np.testing.assert_array_equal(session.run(given)["logits"], model(given)["logits"])
+    session.close()
+    assert cuda.alive == 0
+
+
+def test_a_failing_model_is_a_session_error(tmp_path):
+    session, _ = open_fake(write(tmp_path), function=lambda given: {**model(given), "logits": np.zeros((1, 1))})
+    with pytest.raises(SessionError, match="shape"):
+        session.run(feeds())
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "parts"),
+    [
+        ({"tensorrt_version": "1.6.0.1"}, {}, ["1.6.0.1", VERSION, "detrt build"]),
+        ({"compute_capabilities": (120,)}, {}, ["120", "89", "--sm 89", "Fake GPU"]),
+        ({}, {"cuda": FakeCuda(90)}, ["has 90", "--target tensorrt"]),
+        ({"target": "openvino"}, {}, ["openvino"]),
+        ({}, {"cuda": FakeCuda(89, devices=0)}, ["no CUDA device"]),
+        ({}, {"device": "cuda:3"}, ["no CUDA device 3"]),
+        ({}, {"device": "cpu"}, ["cpu"]),
+        ({}, {"specialization": "fast"}, ["lazy, eager, none"]),
+        ({}, {"max_shapes": 0}, ["max_shapes"]),
+    ],
+)
+def test_refusals(tmp_path, changes, options, parts):
+    path = write(tmp_path, **changes)
+    with pytest.raises(EngineError) as caught:
+        open_fake(path, **options)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_version_compatible_engines_run_on_newer_versions_only(tmp_path):
+    path = write(tmp_path, target="tensorrt", tensorrt_version="10.9.0.34", options={"version_compatible": True})
+    open_fake(path, "tensorrt", version="11.1.0.2")[0].close()
+    with pytest.raises(EngineError, match="newer"):
+        open_fake(path, "tensorrt", version="10.3.0")
+
+
+def test_ampere_plus_engines_run_on_newer_gpus(tmp_path):
+    path = write(
+        tmp_path,
+        target="tensorrt",
+        options={"hardware_compatibility": "ampere_plus"},
+        compute_capabilities=(80,),
+    )
+    open_fake(path, "tensorrt")[0].close()
+    with pytest.raises(EngineError, match="75"):
+        open_fake(path, "tensorrt", cuda=FakeCuda(75))
+
+
+def test_damaged_stale_and_missing_files(tmp_path):
+    path = write(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    with pytest.raises(EngineError, match="truncated"):
+        open_fake(path)
+    path.write_bytes(content[:-1] + b" ")
+    with pytest.raises(EngineError, match="SHA-256"):
+        open_fake(path)
+    path.write_bytes(b"something else entirely")
+    bundle.write_sidecar(path, SPEC, bundle.EngineFacts("tensorrt-rtx", VERSION, (89,), "fp32", PROFILE, ""))
+    with pytest.raises(EngineError, match="refused the engine"):
+        open_fake(path)
+    bundle.sidecar_path(path).unlink()
+    with pytest.raises(EngineError, match="no sidecar"):
+        open_fake(path)
+    with pytest.raises(EngineError, match="no engine"):
+        open_fake(tmp_path / "none.engine")
+
+
+def test_an_engine_of_another_model_is_refused_and_leaks_nothing(tmp_path):
+    cuda = FakeCuda(89)
+    with pytest.raises(SpecError, match="promises"):
+        open_fake(write(tmp_path, spec=SPEC.with_decode(in_graph=True)), cuda=cuda)
+    assert cuda.alive == 0
+
+
+def test_the_real_library_without_a_gpu(tmp_path):
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]")
+    from detrt.backends.tensorrt.bindings import load_trt
+    from detrt.backends.tensorrt.cuda import Cuda
+
+    if importlib.util.find_spec("cuda") is not None and Cuda().device_count():
+        pytest.skip("this machine has a GPU")
+    trt = load_trt("tensorrt-rtx")
+    path = write(tmp_path, tensorrt_version=trt.version)
+    # A fake device, so that the library itself is asked and says what it does not like.
+    with pytest.raises(EngineError, match="refused the engine"):
+        TensorRTSession(path, trt=trt, cuda=FakeCuda(89))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="cuda-python is installed")
+def test_without_cuda_python(tmp_path):
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]")
+    from detrt.backends.tensorrt.bindings import load_trt
+
+    path = write(tmp_path, tensorrt_version=load_trt("tensorrt-rtx").version)
+    with pytest.raises(MissingPackageError, match=r"detrt\[gpu\]"):
+        TensorRTSession(path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
+def test_without_tensorrt(tmp_path):
+    with pytest.raises(MissingPackageError, match=r"detrt\[trt\]"):
+        TensorRTSession(write(tmp_path, target="tensorrt"))

@@ -1,0 +1,240 @@
+"""The page of `detrt verify`, the choice of reference and gate, exit codes, and engines through the fake."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+pytest.importorskip("onnxslim", reason="needs the 'export' extra")
+
+from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
+from PIL import Image
+
+from detrt import bundle, graph
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt import TensorRTSession
+from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
+from detrt.cli import main
+from detrt.data.scenes.scene import draw_scene
+from detrt.errors import DetrtError
+from detrt.evaluation.divergence import search
+from detrt.evaluation.html import page
+from detrt.evaluation.localize import engine_fetch
+from detrt.evaluation.matching import gate_for
+from detrt.evaluation.models import default_reference
+from detrt.evaluation.parity import verify
+from detrt.files import sha256_of
+from detrt.graph.view import GraphView, module_path, precision_map, precision_of
+from detrt.spec import TensorInfo
+
+CHOICES = {"height": 128, "width": 128, "check": False}
+EVIL = '<script>alert("x")</script>'
+
+
+@pytest.fixture(scope="module")
+def images():
+    return [draw_scene(seed, size_hw=(96, 128)).image for seed in range(3)]
+
+
+@pytest.fixture
+def scaled(exported, tmp_path):
+    """A graph with one layer that is wrong, and the layer's module."""
+    from onnx import numpy_helper
+
+    model = graph.load(exported("rt_detr_v2", **CHOICES).path)
+    node = next(n for n in model.graph.node if n.name == "/model/decoder/layers.1/encoder_attn/value_proj/MatMul")
+    tensor = next(t for t in model.graph.initializer if t.name in node.input)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name))
+    graph.save(model, tmp_path / "bad.onnx")
+    return tmp_path / "bad.onnx", "model.decoder.layers.1.encoder_attn.value_proj"
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.links, self.open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "data")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_page_is_whole_escaped_and_self_contained(exported, scaled, images):
+    bad, module = scaled
+    good = exported("rt_detr_v2", **CHOICES).path
+    report = verify(good, bad, images, pictures=2, divergence="auto")
+    text = page(report, candidate=EVIL, reference="ref")
+    parsed = Page(text)
+    assert not parsed.open, "every tag is closed"
+    assert "script" not in parsed.tags and "&lt;script&gt;" in text
+    assert "link" not in parsed.tags and "@import" not in text and "url(" not in text
+    assert parsed.links and all(link.startswith("data:image/jpeg;base64,") for link in parsed.links)
+    assert len(parsed.links) == 4  # two pictures, two sides
+    assert parsed.tags.count("svg") == 2
+    assert module in text and "first divergence" in text
+    for title in (
+        "Verdict",
+        "Where the graphs part",
+        "Detections",
+        "Pictures",
+        "Tensors and batch slots",
+        "Precision map",
+        "Environment",
+    ):
+        assert f"<h2>{title}" in text
+    assert "prefers-color-scheme:dark" in text
+    assert len(text) < 2_000_000
+    assert re.search(r'class="badge fail"', text)
+
+
+def test_command_writes_the_page_and_exits_3(exported, scaled, images, tmp_path, capsys):
+    bad, module = scaled
+    Image.fromarray(images[0]).save(tmp_path / "a.png")
+    html = tmp_path / "out" / "report.html"
+    good = str(exported("rt_detr_v2", **CHOICES).path)
+    code = main(["verify", str(bad), "--against", good, "--images", str(tmp_path / "a.png"), "--report", str(html)])
+    said = capsys.readouterr()
+    assert code == 3
+    assert module in said.out and module in said.err and "verdict: DIFFERENT" in said.out
+    assert html.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_reference_is_what_the_bundle_was_made_from(exported, tmp_path, images, capsys):
+    path = exported("detr", **CHOICES).path
+    Image.fromarray(images[0]).save(tmp_path / "a.png")
+
+    def make(source):
+        folder = tmp_path / "bundle"
+        folder.mkdir(exist_ok=True)
+        (folder / "model.onnx").write_bytes(path.read_bytes())
+        entry = BundleFile("onnx", "model.onnx", sha256_of(folder / "model.onnx"), path.stat().st_size)
+        Bundle(folder, graph.read_spec(path), Provenance(source), (entry,)).save()
+        return folder
+
+    folder = make("random:detr/tiny")
+    assert default_reference(folder) == "random:detr/tiny"
+    assert main(["verify", str(folder), "--images", str(tmp_path / "a.png"), "--json", str(tmp_path / "r.json")]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["reference"] == "torch-cpu"
+    for source in ("hf:org/name", "/nowhere/at/all"):
+        capsys.readouterr()
+        assert main(["verify", str(make(source)), "--images", str(tmp_path / "a.png")]) == 2
+        assert "--against" in capsys.readouterr().err
+    assert main(["verify", str(path), "--images", str(tmp_path / "a.png")]) == 2
+    assert "--against CHECKPOINT" in capsys.readouterr().err
+
+
+def test_ground_truth_gives_the_ap_of_both(exported, tiny, tmp_path, images):
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    entries, boxes = [], []
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        entries.append({"id": number, "file_name": f"{number}.png", "height": 96, "width": 128})
+        boxes.append({"id": number + 1, "image_id": number, "category_id": 1, "bbox": [5, 5, 60, 60]})
+    name = tiny("rt_detr_v2").spec.label(0)
+    truth = {"images": entries, "annotations": boxes, "categories": [{"id": 1, "name": name}]}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    good = exported("rt_detr_v2", **CHOICES).path
+    report = verify(tiny("rt_detr_v2"), good, sorted(tmp_path.glob("*.png")), ground_truth=tmp_path / "truth.json", slots=False)
+    assert report.ap["images"] == 3 and report.ap_loss == pytest.approx(0, abs=1e-3)
+    assert set(report.ap["reference"]) == set(report.ap["candidate"]) and "APsmall" in report.ap["reference"]
+
+
+def test_gates_grow_looser_and_unknown_ones_are_refused():
+    gates = [gate_for(name) for name in ("fp32", "fp16", "bf16", "int8")]
+    for field in ("box_px", "score", "tensor", "unmatched", "ap"):
+        values = [getattr(gate, field) for gate in gates]
+        assert values == sorted(values), field
+    assert not gates[0].ap_decides and all(gate.ap_decides for gate in gates[1:])
+    with pytest.raises(DetrtError, match="fp32, tf32, fp16"):
+        gate_for("fp4")
+
+
+def test_padding_content_does_not_matter(exported, images):
+    report = verify(exported("detr", **CHOICES).path, exported("detr", **CHOICES).path, images)
+    assert report.padding and all(row["passed"] for row in report.padding)
+    assert report.passed
+
+
+def test_module_paths_and_types(exported):
+    assert module_path("/model/encoder/layers.0/self_attn/MatMul_2") == "model.encoder.layers.0.self_attn"
+    assert module_path("/Cast") == "" and module_path("Reshape_12") == ""
+    view = GraphView.of(graph.load(exported("rt_detr_v2", **CHOICES).path))
+    assert precision_of(view) == "fp32"
+    found = precision_map(view)
+    assert "model.decoder.layers.1.self_attn" in found
+    assert {kind for counts in found.values() for kind in counts} == {"fp32"}
+
+
+def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, images):
+    """Against PyTorch by module outputs: for graphs of another exporter."""
+    from detrt.backends.torch import TorchSession
+    from detrt.data.preprocess import preprocess
+    from detrt.evaluation.localize import search_modules
+    from detrt.evaluation.models import same_contract
+
+    bad, module = scaled
+    with OnnxSession(bad) as cand:
+        source = tiny("rt_detr_v2")
+        ref = TorchSession(source, spec=same_contract(source.spec, cand.spec))
+        feeds = preprocess(images[:2], cand.spec).feeds
+        found = search_modules(GraphView.of(graph.load(bad)), cand, ref, cand.spec, feeds)
+        assert found.first is not None and found.first.module == module
+        assert found.compared > 40
+        good = exported("rt_detr_v2", **CHOICES).path
+        with OnnxSession(good) as same:
+            clean = search_modules(GraphView.of(graph.load(good)), same, ref, cand.spec, feeds)
+        assert all(layer.error < 1e-4 for layer in clean.layers)
+
+
+def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, tmp_path):
+    """The engine of a good graph that computes what a bad one does, run by the fake runtime."""
+    from detrt.data.preprocess import preprocess
+
+    bad, module = scaled
+    good = exported("rt_detr_v2", **CHOICES).path
+    spec = graph.read_spec(good)
+    wrong = GraphView.of(graph.load(bad))
+    built = []
+
+    def build(onnx_path, engine_path, config, given_spec):
+        """Build what the fake can open: the names that were asked for, the values of the bad graph."""
+        from detrt.graph.probe import probe
+
+        model = graph.load(onnx_path)
+        built.append([value.name for value in model.graph.output])
+        names = [value.name for value in model.graph.output]
+        session = OnnxSession(probe(wrong, [n for n in names if n not in ("logits", "pred_boxes")])[0].SerializeToString(), spec)
+        outputs = [TensorInfo(info.name, info.dtype, info.shape) for info in session.outputs if info.name in names]
+        profile = {"pixel_values": {point: [2, 3, 128, 128] for point in ("min", "opt", "max")}}
+        known = session.run(feeds)
+        outputs = [TensorInfo(info.name, info.dtype, known[info.name].shape) for info in outputs]
+        engine_path.write_bytes(fake_engine_bytes(session.inputs, outputs, profile))
+        facts = EngineFacts("tensorrt-rtx", "1.7.1.116", (89,), "fp32", profile, "")
+        bundle.write_sidecar(engine_path, given_spec, facts)
+        build.session = session
+
+    def open_engine(path):
+        cuda = FakeCuda(89)
+        return TensorRTSession(path, trt=fake_trt("tensorrt-rtx", cuda, build.session.run), cuda=cuda)
+
+    feeds = preprocess(images[:2], spec).feeds
+    facts = EngineFacts("tensorrt-rtx", "1.7.1.116", (89,), "fp32", {}, "")
+    view = GraphView.of(graph.load(good))
+    fetch = engine_fetch(view, spec, feeds, facts, compute_capability=89, build=build, open_engine=open_engine)
+    found = search(view, view, spec, feeds, fetch=fetch)
+    assert found.first is not None and found.first.module == module
+    assert len(built) >= 2

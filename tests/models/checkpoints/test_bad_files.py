@@ -1,0 +1,215 @@
+"""Checkpoint files that must be refused with a reason, and never run."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+import torch
+from key_lists import random_state
+from payload import Payload
+
+from detrt.errors import SourceError, SpecError
+from detrt.models.checkpoints.state_file import read_state
+from detrt.models.labels import choose, labels_for
+from detrt.models.load import load_source
+
+SMALL = "deimv2_hgnetv2_atto_coco"
+
+
+@pytest.fixture(scope="module")
+def state():
+    return random_state(SMALL)
+
+
+@pytest.fixture
+def save(tmp_path):
+    def write(content, name="model.pth"):
+        path = tmp_path / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+        return f"ckpt:{path}"
+
+    return write
+
+
+def refuse(reference, words, **options):
+    with pytest.raises(SourceError, match=words) as caught:
+        load_source(reference, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("zipped", (True, False))
+def test_code_in_a_pickle_is_refused_and_not_run(zipped, save, tmp_path, state):
+    target = tmp_path / "was-run"
+    path = tmp_path / "code.pth"
+    torch.save({"model": state, "hook": Payload(target)}, path, _use_new_zipfile_serialization=zipped)
+    message = refuse(f"ckpt:{path}", "refused and not run")
+    assert "mkdir" in message and not target.exists()
+
+
+def test_a_bare_pickle_with_code_is_refused_and_not_run(save, tmp_path):
+    target = tmp_path / "was-run"
+    refuse(save(pickle.dumps(Payload(target)), "model.pt"), "refused and not run|damaged")
+    assert not target.exists()
+
+
+def test_a_whole_module_is_code(save):
+    assert "torch.nn" in refuse(save(torch.nn.Linear(2, 2)), "refused and not run")
+
+
+def test_settings_of_a_trainer_are_named(save, state, monkeypatch):
+    package = types.ModuleType("mmengine")
+    package.ConfigDict = type("ConfigDict", (dict,), {"__module__": "mmengine"})
+    monkeypatch.setitem(__import__("sys").modules, "mmengine", package)
+    refuse(
+        save({"state_dict": state, "cfg": package.ConfigDict(a=1)}),
+        r"mmengine\.ConfigDict.*setting of the trainer",
+    )
+
+
+def test_harmless_types_are_read(save, state):
+    args = argparse.Namespace(dilation=True, nheads=8)
+    path = save({"model": state, "args": args, "best": np.float64(0.4), "epoch": np.int64(3)})
+    found = read_state(__import__("pathlib").Path(path.removeprefix("ckpt:")), path)
+    assert found.args == {"dilation": True, "nheads": 8} and set(found.tensors) == set(state)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "words"),
+    [
+        (b"", "model.pth", "empty file"),
+        (b"<html>404 not found</html>", "model.pth", "damaged or not a PyTorch checkpoint"),
+        (b"{}", "model.safetensors", "not a safetensors file"),
+        (b"x", "model.onnx.txt", "ends with '.txt'"),
+        (b"x", "model-00001-of-00003.safetensors", "one shard"),
+        (b"{}", "model.safetensors.index.json", "one shard"),
+        ([1, 2], "model.pth", "holds a list, not a state dict"),
+        ({"epoch": 3, "best": 0.4}, "model.pth", "holds no state dict: its keys are epoch, best"),
+        (
+            {"foo.weight": torch.zeros(2), "bar.weight": torch.zeros(2)},
+            "model.pth",
+            "keys of no model that detrt knows .*foo.weight",
+        ),
+    ],
+)
+def test_files_that_are_no_checkpoints(content, name, words, save):
+    refuse(save(content, name), words)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("detr.transformer.decoder.norm.weight", "panoptic segmentation"),
+        ("transformer.decoder.layers.0.sa_qcontent_proj.weight", "Conditional DETR or DAB-DETR"),
+    ],
+)
+def test_relatives_are_refused_by_name(key, words, save, state):
+    refuse(save({"model": {**state, key: torch.zeros(2)}}), words)
+
+
+def test_missing_files_and_unknown_families(tmp_path, save, state):
+    refuse("ckpt:gone.pth", "'gone.pth' is not there")
+    refuse(f"ckpt:{tmp_path}", "a folder; give the file in it")
+    refuse(save({"model": state}), "no family 'yolo'.*detr, detr-dc5", family="yolo")
+
+
+def test_cut_file(save, state, tmp_path):
+    path = tmp_path / "whole.pth"
+    torch.save({"model": state}, path)
+    refuse(save(path.read_bytes()[:20000], "cut.pth"), "damaged or not a PyTorch checkpoint")
+
+
+def test_half_the_keys(save, state):
+    # Every other tensor of the decoder layers, so that the sizes can still be read.
+    layers = [key for key in state if re.match(r"decoder\.decoder\.layers\.[12]\.", key)]
+    kept = {key: tensor for key, tensor in state.items() if key not in layers[::2]}
+    refuse(save({"model": kept}), rf"{len(layers[::2])} missing|missing \(e\.g\. model\.decoder\.layers\.1")
+    first = dict(list(state.items())[: len(state) // 2])
+    refuse(save({"model": first}), "keys of no model|incomplete")
+
+
+def test_misshapen_and_unexpected(save, state):
+    wrong = {**state, "decoder.pre_bbox_head.layers.0.weight": torch.zeros(3, 64)}
+    refuse(
+        save({"model": wrong}),
+        r"1 misshapen \(e\.g\. decoder\.pre_bbox_head\.layers\.0\.weight \[3, 64\] instead of \[64, 64\]\)",
+    )
+    refuse(
+        save({"model": {**state, "mask_head.weight": torch.zeros(3)}}),
+        r"1 unexpected \(e\.g\. mask_head\.weight\)",
+    )
+
+
+@pytest.mark.parametrize("family", ("detr", "deformable_detr", "rt_detr", "d_fine", "rf_detr", "dino"))
+def test_a_wrong_family_is_refused(family, save, state):
+    refuse(save({"model": state}), "another family|leave --family out|incomplete", family=family)
+
+
+def test_quantised_tensors(save, state):
+    key = "decoder.enc_score_head.weight"
+    refuse(save({"model": {**state, key: state[key].to(torch.int8)}}), "is quantised")
+    refuse(save({"model": {**state, "backbone.stem.stem1.conv.zero_point": torch.zeros(1)}}), "is quantised")
+
+
+def test_not_a_number(save, state):
+    key = "decoder.enc_score_head.weight"
+    refuse(save({"model": {**state, key: state[key] * float("nan")}}), "NaN or infinite")
+
+
+def test_d_fine_and_deim_have_the_same_keys(save):
+    path = save({"model": random_state("dfine_hgnetv2_n_coco")})
+    refuse(path, "--family d_fine or --family deim")
+    assert type(load_source(path, family="deim").module).__name__ == "DeimDFine"
+
+
+def test_class_count_without_names(save, state, tmp_path):
+    few = {
+        k: (v[:7] if re.search(r"(score_head).*\.(weight|bias)$", k) else v[:8] if "denoising" in k else v)
+        for k, v in state.items()
+    }
+    path = save({"model": few})
+    refuse(path, r"7 classes .*known: 80 \(COCO\).*--labels FILE")
+    names = tmp_path / "names.txt"
+    names.write_text("a\nb\nc\nd\ne\nf\ng\n", "utf-8")
+    assert load_source(path, labels=names).spec.labels[6] == "g"
+    names.write_text("a\nb\n", "utf-8")
+    with pytest.raises(SpecError, match="7 classes"):
+        load_source(path, labels=names)
+
+
+def test_label_sets():
+    assert len(labels_for(80)) == len(labels_for(91)) == 80
+    assert (labels_for(91)[1], labels_for(91)[13], labels_for(91)[90]) == (
+        "person",
+        "stop sign",
+        "toothbrush",
+    )
+    assert 12 not in labels_for(91) and 0 not in labels_for(91)
+    assert len(labels_for(365)) == len(set(labels_for(365).values())) == 365
+    assert labels_for(366)[1] == labels_for(365)[0] == "Person"
+    assert len(labels_for(1203)) == len(set(labels_for(1203).values())) == 1203
+    assert labels_for(1203)[1202] == "zucchini"
+    assert labels_for(20) is None
+
+
+def test_names_of_a_fine_tuned_rf_detr_start_at_one():
+    assert choose(4, stored=["cat", "dog", "cow"])[0] == {1: "cat", 2: "dog", 3: "cow"}
+    assert choose(4, stored={1: "cat", 3: "cow"})[0] == {1: "cat", 3: "cow"}
+    assert choose(80, stored=["cat"])[1].startswith("class names of COCO, by their number; 1 names")
+
+
+def test_half_precision_is_said(save, state):
+    half = {k: v.half() if v.is_floating_point() and "scale" not in k else v for k, v in state.items()}
+    source = load_source(save({"model": half}))
+    assert "half-precision tensors read as float32" in source.notes[0]
+    assert all(p.dtype == torch.float32 for p in source.module.parameters())

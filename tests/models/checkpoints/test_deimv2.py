@@ -1,0 +1,71 @@
+"""The released DEIMv2 weights in detrt's own published DEIMv2, without remote code, against the authors' graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+
+import torch
+from deimv2_files import SIZES, assert_same, authors, coco, images, source  # noqa: F401 - fixtures
+from original_names import to_original
+from safetensors.torch import load_file
+
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.torch import TorchSession
+from detrt.detector import Detector
+from detrt.errors import SourceError
+from detrt.export import ExportConfig, export_onnx
+from detrt.models.load import load_source
+
+
+@pytest.fixture
+def as_file(real_data, tmp_path):
+    """size -> the released weights under the authors' names, in one file."""
+
+    def write(size):
+        state = load_file(real_data / "checkpoints" / f"deimv2-{size}-coco" / "model.safetensors")
+        state = {key: tensor for key, tensor in state.items() if not key.startswith("model.enc_output.")}
+        decoder = {key for key in state if ".bbox_embed." in key}
+        for key in decoder:  # one shared head, which the authors' file has once for every layer
+            head, _, rest = key.partition(".bbox_embed.0.")
+            for layer in (1, 2):
+                state.setdefault(f"{head}.bbox_embed.{layer}.{rest}", state[key])
+        original = to_original("deimv2", state)
+        side = SIZES[size]
+        count = sum((side // stride) ** 2 for stride in (16, 32))
+        original |= {
+            "decoder.anchors": torch.zeros(1, count, 4),
+            "decoder.valid_mask": torch.ones(1, count, 1),
+        }
+        path = tmp_path / f"deimv2_hgnetv2_{size}_coco.pth"
+        torch.save({"model": original}, path)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_folder_runs_without_its_code(size, real_data, authors, images):
+    own = load_source(str(real_data / "checkpoints" / f"deimv2-{size}-coco"), family="deimv2-upstream")
+    assert type(own.module).__module__ == "detrt.models.arch.deimv2"
+    with Detector(TorchSession(own), threshold=0.0, batch_size=5) as detector:
+        assert_same(authors(size), detector(images))
+
+
+@pytest.mark.parametrize("size", ("atto", pytest.param("femto", marks=pytest.mark.slow)))
+def test_the_original_file_is_the_authors_graph(size, as_file, authors, images, tmp_path):
+    own = load_source(f"ckpt:{as_file(size)}")
+    assert (own.spec.input.height, own.spec.input.normalize_in_graph) == (SIZES[size], True)
+    path = export_onnx(own, tmp_path / "model.onnx", ExportConfig()).path
+    with Detector(OnnxSession(path), threshold=0.0, batch_size=5) as detector:
+        assert_same(authors(size), detector(images))
+
+
+def test_a_flag_is_still_needed_and_only_for_deimv2(real_data):
+    folder = real_data / "checkpoints" / "deimv2-atto-coco"
+    with pytest.raises(SourceError, match="--trust-remote-code; or --family deimv2-upstream"):
+        load_source(str(folder))
+    with pytest.raises(SourceError, match="--family detr is not for it"):
+        load_source(str(folder), family="detr")

@@ -1,0 +1,123 @@
+"""Key lists of published checkpoints: every key has its place, at full size and without a forward pass.
+
+The lists are the `state_dict()` of the authors' own code (`tests/data/keys/make_keys.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+import torch
+from key_lists import KEYS, random_state
+
+from detrt.errors import SourceError
+from detrt.models.checkpoints import FORMATS, load, recognise
+
+# file -> (family by its keys, queries, classes)
+FILES = {
+    "detr_r50": ("detr", 100, 91),
+    "deformable_single_scale": ("deformable_detr", 300, 91),
+    "deformable_plain": ("deformable_detr", 300, 91),
+    "deformable_refine": ("deformable_detr", 300, 91),
+    "deformable_two_stage": ("deformable_detr", 300, 91),
+    "rtdetr_r18vd_6x_coco": ("rt_detr", 300, 80),
+    "rtdetr_r50vd_6x_coco": ("rt_detr", 300, 80),
+    "rtdetr_r101vd_6x_coco": ("rt_detr", 300, 80),
+    "rtdetrv2_r18vd_120e_coco": ("rt_detr_v2", 300, 80),
+    "rtdetrv2_r50vd_m_7x_coco": ("rt_detr_v2", 300, 80),
+    "rtdetrv2_hgnetv2_l_6x_coco": ("rt_detr_v2", 300, 80),
+    "deim_r18vd_120e_coco": ("deim-rt_detr_v2", 300, 80),
+    "deim_hgnetv2_s_coco": ("d_fine", 300, 80),
+    "dfine_hgnetv2_n_coco": ("d_fine", 300, 80),
+    "dfine_hgnetv2_m_coco": ("d_fine", 300, 80),
+    "deimv2_hgnetv2_atto_coco": ("deimv2", 100, 80),
+    "deimv2_hgnetv2_femto_coco": ("deimv2", 150, 80),
+    "deimv2_hgnetv2_pico_coco": ("deimv2", 200, 80),
+    "deimv2_hgnetv2_n_coco": ("deimv2", 300, 80),
+    "deimv2_dinov3_s_coco": ("deimv2", 300, 80),
+    "deimv2_dinov3_l_coco": ("deimv2", 300, 80),
+    "deimv2_dinov3_x_coco": ("deimv2", 300, 80),
+    "rf_detr_base": ("rf_detr", 300, 91),
+    "rf_detr_nano": ("rf_detr", 300, 91),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_is_used_once_or_named(name):
+    family, queries, classes = FILES[name]
+    state = random_state(name)
+    assert recognise(state) == family
+    module, row, report = load(state, family, {}, name)
+    assert row.name == FORMATS[family][1]
+    assert set(report.used) | set(report.training_only) == set(state)
+    assert not set(report.used) & set(report.training_only)
+    targets = Counter(target for names in report.used.values() for target in names)
+    assert max(targets.values()) == 1
+    assert report.inferred["queries"] == queries and report.inferred["classes"] == classes
+    # One tensor of each key arrives unchanged, also where transformers gives a parameter two names.
+    mine = module.state_dict()
+    for key, names in report.used.items():
+        parts = torch.cat([mine[target].flatten() for target in names])
+        want = state[key] * state.get(f"{key}_mask", 1)
+        assert torch.equal(parts, (1 / want if key.endswith("periods") else want).flatten()), key
+
+
+def test_every_list_is_tried():
+    others = ("dino_", "co_dino_", "groundingdino_")  # their own tests
+    lists = {path.stem for path in KEYS.glob("*.json") if not path.stem.startswith(others)}
+    assert lists == set(FILES)
+
+
+def test_dc5_and_discrete_sampling_are_choices_of_the_caller():
+    module, _, report = load(random_state("detr_r50"), "detr-dc5", {}, "x")
+    assert report.inferred["dilation"] == "yes"
+    last = module.model.backbone.model.encoder.stages[-1].layers
+    assert [layer.layer[1].convolution.dilation[0] for layer in last] == [1, 2, 2]
+    assert last[0].layer[1].convolution.stride == (1, 1)
+    module, _, report = load(random_state("deformable_single_scale"), "deformable_detr-dc5", {}, "x")
+    last = module.model.backbone.model.encoder.stages[-1].layers
+    assert report.inferred["levels"] == 1 and last[2].layer[1].convolution.dilation == (2, 2)
+    _, _, plain = load(random_state("detr_r50"), "detr", {}, "x")
+    assert any("--family detr-dc5" in note for note in plain.notes)
+    _, _, told = load(random_state("detr_r50"), "detr", {"dilation": True}, "x")
+    assert told.inferred["dilation"] == "yes"
+    module, _, _ = load(random_state("rtdetrv2_r18vd_120e_coco"), "rt_detr_v2-discrete", {}, "x")
+    assert module.config.decoder_method == "discrete"
+
+
+def test_r50_m_is_evaluated_at_its_third_decoder_layer():
+    module, _, report = load(random_state("rtdetrv2_r50vd_m_7x_coco"), "rt_detr_v2", {}, "x")
+    assert len(module.model.decoder.layers) == 3
+    assert "result of decoder layer 3 of 6" in report.line()
+    skipped = {k for k, why in report.training_only.items() if "behind the one that is evaluated" in why}
+    assert {".".join(key.split(".")[:4]) for key in skipped if "layers" in key and "head" not in key} == {
+        f"decoder.decoder.layers.{i}" for i in (3, 4, 5)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "change"),
+    [
+        (
+            "rtdetr_r18vd_6x_coco",
+            "another backbone than ResNet-vd or HGNetV2",
+            lambda key: key.replace("backbone.res_layers", "backbone.model"),
+        ),
+        ("deimv2_dinov3_s_coco", "a ViT of 11 layers", lambda key: "" if "blocks.11." in key else key),
+    ],
+)
+def test_what_is_out_of_reach_is_refused_by_name(name, words, change):
+    state = {change(key): tensor for key, tensor in random_state(name).items() if change(key)}
+    with pytest.raises(SourceError, match=words):
+        load(state, recognise(state), {}, name)
+
+
+def test_deim_on_rt_detr_v2_is_no_rt_detr_v2():
+    with pytest.raises(SourceError, match=r"third layer.*leave --family out"):
+        load(random_state("deim_r18vd_120e_coco"), "rt_detr_v2", {}, "x")
+    with pytest.raises(SourceError, match=r"third layer.*leave --family out"):
+        load(random_state("rtdetrv2_r18vd_120e_coco"), "deim-rt_detr_v2", {}, "x")

@@ -1,0 +1,32 @@
+"""Key lists of published checkpoints, and random weights for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+KEYS = Path(__file__).parents[1] / "data" / "keys"
+
+
+def random_state(name: str) -> dict[str, torch.Tensor]:
+    """A published key list filled with seeded random numbers."""
+    data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))
+    generator = torch.Generator().manual_seed(7)
+    state = {}
+    for key, shape in data["keys"].items():
+        size = [int(side) for side in shape.split("x") if side]
+        if key in data["values"]:
+            state[key] = torch.tensor(data["values"][key]).reshape(size)
+        elif key.endswith("num_batches_tracked"):
+            state[key] = torch.tensor(1000)
+        elif key.endswith("bias_mask"):
+            state[key] = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(size[0] // 3)
+        else:
+            state[key] = (
+                torch.rand(size, generator=generator)
+                if key.endswith("running_var")
+                else torch.empty(size).normal_(0, 0.02, generator=generator)
+            )
+    return state

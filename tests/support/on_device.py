@@ -1,0 +1,33 @@
+"""A GPU session played by ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from detrt.backends.gpu.runner import PictureRunner
+from detrt.backends.onnxruntime.session import OnnxSession
+
+torch = pytest.importorskip("torch")
+
+
+class OnDevice(OnnxSession):
+    """An ONNX session whose pictures go through the runner, with the CPU as the device."""
+
+    @property
+    def pictures(self):
+        if not hasattr(self, "_runner"):
+            self._runner = PictureRunner(self.spec, self.inputs, self.outputs, torch.device("cpu"), self._prepare)
+        return self._runner
+
+    def _prepare(self, inputs, then):
+        def step():
+            found = self.run({name: tensor.numpy() for name, tensor in inputs.items()})
+            return then({name: torch.from_numpy(found[name]) for name in (info.name for info in self.outputs)})
+
+        results = step()
+
+        def run():
+            for kept, fresh in zip(results, step(), strict=True):
+                kept.copy_(fresh)
+
+        return run, results
