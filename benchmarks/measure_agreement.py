@@ -1,4 +1,4 @@
-"""How far 16-bit graphs are from FP32, with each graph's own selection of queries and with FP32's: see docs/benchmarks-gpu.md.
+"""How far 16-bit graphs are from FP32, with each graph's own selection of queries and with FP32's: see docs/results/benchmarks-gpu.md.
 
     python benchmarks/measure_agreement.py OUT.jsonl fp16 rt_detr co_dino-swin-l ...
 

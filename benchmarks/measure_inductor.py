@@ -1,4 +1,4 @@
-"""Latency of compiled models on NVIDIA GPUs, with their outputs checked first. See docs/benchmarks-gpu.md.
+"""Latency of compiled models on NVIDIA GPUs, with their outputs checked first. See docs/results/benchmarks-gpu.md.
 
     python benchmarks/measure_inductor.py OUT.jsonl SECONDS JOB...
     python benchmarks/measure_inductor.py OUT.jsonl 1500 @table

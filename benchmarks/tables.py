@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks-gpu.md from the rows of measure_inductor.py.
+"""The tables of docs/results/benchmarks-gpu.md from the rows of measure_inductor.py.
 
 python benchmarks/tables.py ROWS.jsonl            print them
 python benchmarks/tables.py ROWS.jsonl DOCUMENT   write them into the document, between its `table` comments

@@ -275,7 +275,7 @@ bool many_sums(const MsDeformAttn& call) {
 } // namespace
 
 // Tensor cores need fewer threads for a sum, which pays while the GPU is not full: 7.3 us against 9.4 us for 900
-// queries of 8 heads on an H200. With 22 223 queries they take 113 us and vectors 77 us (docs/plugin.md).
+// queries of 8 heads on an H200. With 22 223 queries they take 113 us and vectors 77 us (docs/guide/plugin.md).
 Method chosen_method(const MsDeformAttn& call) noexcept {
   const bool vectors = can(call, Method::vectors);
   if (can(call, Method::tensor_cores) && !(vectors && many_sums(call)))

@@ -51,7 +51,7 @@ class Detector:
     decode: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that runs the
         model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
 
-    For models that take a prompt (see docs/prompts.md):
+    For models that take a prompt (see docs/guide/prompts.md):
 
     prompt: what to look for in all images; None: every call brings its own. A text gives its phrases as
         classes; a list of names is asked for in as many runs as it needs. task: for models that take one.

@@ -96,7 +96,7 @@ def build(
                 "--msda gather"
             )
         if export.msda == "plugin" and not config.plugins:
-            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/plugin.md)")
+            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/guide/plugin.md)")
         check_installed(config.target)  # before minutes of export, not after them
     check_packages(packages, str(model), export, precision.precision)
     warnings = check_before(precision, engines)

@@ -8,7 +8,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 from tables import TABLES, Rows, filled
 
-DOCUMENT, ROWS = ROOT / "docs" / "benchmarks-gpu.md", ROOT / "docs" / "figures" / "benchmarks-gpu.jsonl"
+RESULTS = ROOT / "docs" / "results"
+DOCUMENT, ROWS = RESULTS / "benchmarks-gpu.md", RESULTS / "figures" / "benchmarks-gpu.jsonl"
 
 
 def test_tables_of_gpu_figures():

@@ -1,4 +1,4 @@
-"""The import rules of docs/architecture.md, read from the import statements of every module, lazy imports included."""
+"""The import rules of docs/reference/architecture.md, read from the import statements of every module, lazy imports included."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__init__", "__main__"),  # the public names and the entry point
 )
-# Arrows against that order or inside a row, each with its reason; docs/architecture.md names the same ones.
+# Arrows against that order or inside a row, each with its reason; docs/reference/architecture.md names the same ones.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 MAX_PACKAGES, MAX_TOP_LEVEL, MAX_EXCEPTIONS = 13, 10, 3
 

@@ -100,7 +100,7 @@ def test_license():
 def test_links_of_the_documentation():
     """Links between the documents, and to files of the repository, lead somewhere."""
     wrong = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8")):
             if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
                 wrong.append(f"{path.name}: {target}")

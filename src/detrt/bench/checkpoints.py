@@ -115,7 +115,7 @@ def time_call(step: Callable[[], object], warmup: int, repeats: int) -> list[flo
 
 
 def measure_model(model: str, config: BenchConfig, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """All figures of one checkpoint, in this process. See docs/benchmarks.md for what each one means."""
+    """All figures of one checkpoint, in this process. See docs/results/benchmarks.md for what each one means."""
     from ..backends.onnxruntime.session import OnnxSession
     from ..backends.tensorrt import EngineConfig, build_engine
     from ..export import ExportConfig, export_onnx

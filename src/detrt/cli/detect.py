@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..data.images import Input
 
 
-_CLUSTER = "On a cluster (docs/cluster.md)"
+_CLUSTER = "On a cluster (docs/guide/cluster.md)"
 
 
 def detect(

@@ -33,7 +33,7 @@ class Record:
     time_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; see docs/detect.md."""
+        """The JSON form; see docs/guide/detect.md."""
         height, width = self.detections.image_size_hw
         data: dict[str, Any] = {"image": self.image}
         if self.frame is not None:

@@ -42,7 +42,7 @@ class Gate:
             raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
 
 
-# What rounding may do, by the lowest type of the candidate; measured figures are in docs/verify.md. One
+# What rounding may do, by the lowest type of the candidate; measured figures are in docs/guide/verify.md. One
 # detection in a crowd can move far on a tie of two queries, so below FP32 the AP is the judge where there is one.
 GATES = {
     "fp32": Gate(),

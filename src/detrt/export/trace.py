@@ -32,7 +32,7 @@ from ..system import package_version
 from . import symbolic as msda
 
 # FP32 kernels of two runtimes differ by rounding only. It grows with depth: the worst family measured
-# (docs/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
+# (docs/results/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
 CHECK_TOLERANCE = 1e-3
 Progress = Callable[[str], None]
 Axes = dict[str, dict[int, str]]  # tensor -> symbolic axis -> its name

@@ -122,7 +122,7 @@ def read_spec(path: Path | str) -> ModelSpec:
             return ModelSpec.from_json(entry.value)
     raise GraphError(
         f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; "
-        "export it with detrt export, or give one with --spec FILE (see docs/export.md)"
+        "export it with detrt export, or give one with --spec FILE (see docs/guide/export.md)"
     )
 
 

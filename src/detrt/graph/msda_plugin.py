@@ -1,7 +1,7 @@
 """Deformable attention as one plugin node, for TensorRT 10 and 11: detrt's own plugin, or the one that TensorRT ships.
 
 Neither ONNX Runtime nor the simplifiers know such nodes, so they are cut out of a graph while it is simplified
-(`cut`, `rejoin`) and a graph is checked with its nodes lowered to standard operators. See docs/plugin.md.
+(`cut`, `rejoin`) and a graph is checked with its nodes lowered to standard operators. See docs/guide/plugin.md.
 """
 
 from __future__ import annotations

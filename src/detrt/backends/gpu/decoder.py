@@ -31,7 +31,7 @@ class GpuDecoder:
 
     jpegs: what decodes JPEG files; None: nvImageCodec, loaded when the first file comes.
 
-    Its pixels of a JPEG file are not Pillow's (docs/gpu.md); those of a video are FFmpeg's, bit for bit.
+    Its pixels of a JPEG file are not Pillow's (docs/guide/compiled-packages.md); those of a video are FFmpeg's, bit for bit.
     """
 
     def __init__(self, device: torch.device, threads: int = 1, jpegs: Jpegs | None = None) -> None:

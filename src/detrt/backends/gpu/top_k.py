@@ -18,7 +18,7 @@ from ...spec import LOGITS, PRED_BOXES, ModelSpec
 
 OP = "detrt::top_k"
 
-# Comparisons that are done sooner than PyTorch's kernels, on an H200 (docs/kernel.md).
+# Comparisons that are done sooner than PyTorch's kernels, on an H200 (docs/results/kernel.md).
 MOST_COMPARISONS, MOST_PARTS = 150_000_000, 16
 _LIBRARY = torch.library.Library("detrt", "FRAGMENT")
 _LIBRARY.define("top_k(Tensor scores, int k) -> (Tensor, Tensor)")

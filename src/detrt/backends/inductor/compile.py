@@ -1,7 +1,7 @@
 """A captured graph -> one file of compiled code, and back.
 
 Either an AOTInductor package, which C++ opens as well, or, for a GPU, an archive of the compiler's artifacts (its code, the
-kernels as machine code) and the weights; see docs/gpu.md.
+kernels as machine code) and the weights; see docs/guide/compiled-packages.md.
 """
 
 from __future__ import annotations

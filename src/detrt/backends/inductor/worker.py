@@ -30,7 +30,7 @@ from .package import Run, is_artifact, load_package
 from .passes import prepare, tune_for_gpu
 from .types import LOW, lower_types, share_of_low
 
-# Largest difference to the captured FP32 graph, relative to the largest value; see docs/gpu.md.
+# Largest difference to the captured FP32 graph, relative to the largest value; see docs/guide/compiled-packages.md.
 TOLERANCE = {"fp32": 1e-3, "tf32": 5e-2}
 # Beyond it, queries have changed places.
 PLACES = {**TOLERANCE, **dict.fromkeys(LOW, 2e-2)}

@@ -121,7 +121,7 @@ class Trt:
         for path in map(Path, paths):
             if not path.is_file():
                 raise EngineError(
-                    f"there is no plugin library '{path}'; the engine needs it. Copy or build it (docs/plugin.md) and name its "
+                    f"there is no plugin library '{path}'; the engine needs it. Copy or build it (docs/guide/plugin.md) and name its "
                     "place in the environment variable DETRT_PLUGINS"
                 )
         with self._lock:
@@ -135,7 +135,7 @@ class Trt:
                     reason = "; ".join(messages.errors[:3]) or "TensorRT gave no reason"
                     raise EngineError(
                         f"TensorRT {self.version} did not load the plugin library '{path}': {reason}. It must be built against "
-                        "the headers of this TensorRT (docs/plugin.md)"
+                        "the headers of this TensorRT (docs/guide/plugin.md)"
                     )
                 with self._lock:
                     self._plugins.add(path)

@@ -124,7 +124,7 @@ def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
         )
     if _PLUGIN_NODES[0] in held and not config.plugins:
         raise EngineError(
-            f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/plugin.md "
+            f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/guide/plugin.md "
             "says how to build it), or export with --msda gather"
         )
 

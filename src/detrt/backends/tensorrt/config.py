@@ -97,7 +97,9 @@ class EngineConfig:
             self._refuse_on_rtx()
         for plugin in self.plugins:
             if not plugin.is_file():
-                raise EngineError(f"there is no plugin library '{plugin}'; build one as docs/plugin.md says, or check the path")
+                raise EngineError(
+                    f"there is no plugin library '{plugin}'; build one as docs/guide/plugin.md says, or check the path"
+                )
 
     def _refuse_on_rtx(self) -> None:
         if self.plugins:

@@ -33,7 +33,7 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"MSDeformAttn|ms_deform_attn|MultiscaleDeformableAttn",
         "the graph holds deformable attention as one node, and its plugin is not loaded. For TensorRT 10 and 11 give the "
-        "library with --plugin (docs/plugin.md); otherwise export with --msda gather",
+        "library with --plugin (docs/guide/plugin.md); otherwise export with --msda gather",
     ),
     (
         r"[Pp]lugin not found|[Pp]lugin creator|getPluginCreator|not found in plugin registry",

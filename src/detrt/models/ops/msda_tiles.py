@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-# How the Triton kernel is cut into programs: a fixed table, measured once (docs/kernel.md), so that nothing is tuned at
+# How the Triton kernel is cut into programs: a fixed table, measured once (docs/results/kernel.md), so that nothing is tuned at
 # run time.
 @dataclass(frozen=True, slots=True)
 class Tile:
