@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 EXTRAS := export,rtx,video,eval,bench,supervision,ray,serve,dev
 
-.PHONY: demo test test-slow setup lint clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
+.PHONY: demo test test-fast test-slow setup lint clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
 
 demo: setup
 	$(BIN)/detrt demo -o demo
@@ -15,6 +15,10 @@ demo: setup
 test: setup
 	if $(MAKE) --no-print-directory cpp-setup; then $(MAKE) --no-print-directory cpp-check; fi
 	$(BIN)/python -m pytest -n 2
+
+# The inner loop: what needs neither torch nor other processes, in under a minute.
+test-fast: setup
+	$(BIN)/python -m pytest -n 2 --fast --ignore tests/meta/test_docs.py
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu and not network"

@@ -6,7 +6,10 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 
+import ast
 import signal
+import sys
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -17,6 +20,53 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+# Modules that import one of these, or whose tests take one of these fixtures, are not part of `make test-fast`.
+SLOW_IMPORTS = {
+    "torch",
+    "transformers",
+    "ray",
+    "subprocess",
+    "selenium",
+    "cli_support",
+    "serve_support",
+    "native",
+    "tensorrt_rtx_bindings",
+}
+SLOW_FIXTURES = {"tiny", "exported", "real_data", "cli", "bindings"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only modules that need neither torch nor other processes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.getoption("--fast") and collection_path.name.startswith("test_"):
+        return True if _is_slow(ast.parse(collection_path.read_text("utf-8"))) else None
+    return None
+
+
+def _is_slow(module: ast.Module) -> bool:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {(node.module or "").partition(".")[0]}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
+            names = {ast.literal_eval(node.args[0]).partition(".")[0]}
+        elif isinstance(node, ast.arg) and node.arg in SLOW_FIXTURES:
+            return True
+        else:
+            continue
+        if names & SLOW_IMPORTS:
+            return True
+    return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fast_tests_load_no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if request.config.getoption("--fast"):
+        assert "torch" not in sys.modules, "a module of the fast tests loads torch, which takes seconds"
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,11 @@ DOORS: dict[str, tuple[str, ...]] = {
 LAZY = ("onnxruntime", "av", "nvidia", "matplotlib", "ray", "pyarrow", "fsspec", "uvloop", "onnxslim")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def statements(module: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
     """(import statement, whether it runs when the module is loaded); blocks for type checkers are left out."""
     found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
@@ -83,7 +89,7 @@ def statements(module: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
             else:
                 walk(child, top and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 
-    walk(ast.parse((PACKAGE / module).read_text("utf-8")), True)
+    walk(parsed(PACKAGE / module), True)
     return found
 
 
