@@ -36,6 +36,20 @@ def test_no_grab_bags():
     assert [p.name for p in tracked() if p.stem in ("utils", "util", "helpers", "misc", "common")] == []
 
 
+def debris(source: str) -> list[int]:
+    """Lines of definitions whose docstring holds the seam of two string literals: a line that ends in a lone quote."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    return [getattr(node, "lineno", 1) for node in nodes if re.search(r' "\n\s*"', ast.get_docstring(node, clean=False) or "")]
+
+
+def test_docstrings_hold_no_debris():
+    assert debris('def f():\n    """What it "\n    "does."""\n') == [1]
+    assert not debris('def f():\n    """Takes "a" or\n    "b"."""\n')
+    wrong = [f"{name}:{line}" for name, text in texts(".py").items() for line in debris(text)]
+    assert not wrong, wrong
+
+
 def silent(tree: ast.AST) -> list[int]:
     """Lines of handlers that catch everything by leaving the type out, or drop what they caught without a word.
 

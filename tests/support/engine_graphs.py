@@ -40,8 +40,7 @@ def save(path: Path, nodes, inputs, outputs, initialisers=(), opset=17, **option
 
 
 def detector(path: Path, batch="batch", height="height", width="width", kind=TensorProto.FLOAT, mask=True, **options) -> Path:
-    """uint8 pixels, an int64 mask and int64 target sizes in; a convolution, a matrix product, an int64 "
-    "output."""
+    """uint8 pixels, an int64 mask and int64 target sizes in; a convolution, a matmul, an int64 output."""
     rng = np.random.default_rng(0)
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     nodes = [

@@ -185,8 +185,7 @@ class Trt:
         return _make_progress_monitor(self.module, report)
 
     def make_output_allocator(self, reallocate: Callable[[int], int]) -> Any:
-        """An IOutputAllocator for one output whose shape depends on the data; see "
-        "`_make_output_allocator`."""
+        """An IOutputAllocator for one output whose shape depends on the data; see `_make_output_allocator`."""
         return _make_output_allocator(self.module, reallocate)
 
 

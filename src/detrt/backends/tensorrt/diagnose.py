@@ -115,8 +115,10 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
 
 
 def module_path(node: str) -> str:
-    """ "/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" if it has "
-    "none."""
+    """The module path in a node name: "/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn".
+
+    "" where the name has no module path.
+    """
     parts = [part for part in node.split("/") if part]
     return ".".join(parts[:-1]) if node.startswith("/") else ""
 

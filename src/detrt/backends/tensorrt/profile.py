@@ -58,8 +58,7 @@ _OTHER_AXES = {0: "batch"}
 
 @dataclass(frozen=True, slots=True)
 class NetworkTensor:
-    """An input or output after parsing. shape: -1 is symbolic; dimensions: its names, "" where it has "
-    "none."""
+    """An input or output after parsing. shape: -1 is symbolic; dimensions: its names, "" where it has none."""
 
     name: str
     dtype: str

@@ -229,8 +229,7 @@ class TensorRTSession:
             return self._download(plan)
 
     def _takes(self) -> tuple[TensorInfo, ...]:
-        """Inputs with every profiled axis symbolic: lengths are the profile's business, whose errors say "
-        "more."""
+        """Inputs with every profiled axis symbolic: the profile checks lengths, and its errors say more."""
         return tuple(TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs)
 
     def _plan(self, shapes: Shapes) -> _Plan:

@@ -87,8 +87,8 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def precision_of(layer_types: dict[str, int]) -> str:
-    """ "fp32" when every floating layer output is FP32; else all kinds, the most frequent first: "
-    ""fp16+fp32"."""
+    """Precision of the layers: "fp32" when every floating layer output is FP32; else all kinds, the most frequent
+    first, such as "fp16+fp32"."""
     counts = {name: layer_types[kind] for kind, name in _FLOATS.items() if layer_types.get(kind)}
     return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
 
