@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 from detrt.errors import SourceError
 from detrt.models.families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD
 from detrt.models.preprocessor import multiple_of, read_input_spec
+from detrt.models.random import load_random
 from detrt.spec import InputSpec
 
 # family, file (None: there is none), what it must say
@@ -78,6 +79,14 @@ def test_input_spec(name, file, wanted, tiny, tmp_path):
     spec = read_input_spec(tmp_path, BY_NAME[name], tiny(name).module.config)
     assert {key: getattr(spec, key) for key in wanted} == wanted
     assert spec.mask is BY_NAME[name].mask and spec.dynamic is BY_NAME[name].dynamic
+
+
+def test_without_a_folder_no_file_is_read(tiny, tmp_path, monkeypatch):
+    """A preprocessor file in the working folder belongs to another checkpoint."""
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 320, "width": 416}}')
+    monkeypatch.chdir(tmp_path)
+    assert read_input_spec(None, BY_NAME["rt_detr"], tiny("rt_detr").module.config).size_hw == (640, 640)
+    assert load_random("random:rt_detr/tiny").spec.input.size_hw == (640, 640)
 
 
 @pytest.mark.parametrize(

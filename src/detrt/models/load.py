@@ -195,7 +195,7 @@ def _prompted(module: nn.Module, family: Family, words: bytes, report: LoadRepor
 
     _check_finite(module, ref)
     with_boolean_masks(module)
-    entry = read_input_spec(Path("/nonexistent"), family, module.config)
+    entry = read_input_spec(None, family, module.config)
     spec = replace(text_spec(family, module, entry, words, ref), name=path.stem)
     notes = (f"{path.name}: {report.line()}",)
     return Source(module, spec, family, _provenance(module, ref, path), notes=notes, tokenizer=words)
@@ -248,5 +248,5 @@ def _spec(module: Any, family: Family, labels: Path | str | None, stored: Any, r
     names, note = choose(int(module.config.num_labels), file=labels, stored=stored, ref=ref)
     report.notes.append(note)
     # There is no preprocessor file beside an original checkpoint: the authors' choices are in the family's row.
-    entry = read_input_spec(Path("/nonexistent"), family, module.config)
+    entry = read_input_spec(None, family, module.config)
     return replace(make_spec(family, module.config, entry), labels=names)

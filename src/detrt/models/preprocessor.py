@@ -13,15 +13,19 @@ from ..spec import RESAMPLES, InputSpec
 from .families import IMAGENET_MEAN, IMAGENET_STD, Family
 
 
-def read_input_spec(folder: Path, family: Family, config: Any) -> InputSpec:
-    """How the checkpoint wants its images.
+def read_input_spec(folder: Path | None, family: Family, config: Any) -> InputSpec:
+    """Preprocessing of a checkpoint's images.
+
+    Args:
+        folder: of a checkpoint in transformers format; its preprocessor_config.json is read if it has one. None for
+            a checkpoint without a folder: the family's row has the authors' settings.
 
     Raises:
         SourceError: the preprocessor file is damaged or asks for something that detrt does not do.
     """
-    path = folder / "preprocessor_config.json"
     data: dict[str, Any] = {}
-    if path.is_file():
+    path = folder / "preprocessor_config.json" if folder is not None else None
+    if path is not None and path.is_file():
         try:
             data = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
@@ -32,7 +36,8 @@ def read_input_spec(folder: Path, family: Family, config: Any) -> InputSpec:
     try:
         return _input_spec(data, family, config)
     except (TypeError, ValueError, LookupError, SpecError) as error:
-        raise SourceError(f"'{path}' has a value that detrt cannot use: {error}") from None
+        origin = f"'{path}'" if path is not None else f"the configuration of this {family.title}"
+        raise SourceError(f"{origin} has a value that detrt cannot use: {error}") from None
 
 
 def _input_spec(data: dict[str, Any], family: Family, config: Any) -> InputSpec:

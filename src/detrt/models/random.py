@@ -238,7 +238,7 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     if size == "tiny":
         settings |= {**deepcopy(tiny), "num_labels": 7}
     module = build(family, settings, settle=size != "tiny")
-    spec = make_spec(family, module.config, read_input_spec(Path("."), family, module.config), labels)
+    spec = make_spec(family, module.config, read_input_spec(None, family, module.config), labels)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 
@@ -477,7 +477,7 @@ def load_random_text(ref: str, *, labels: Path | str | None = None, tokenizer: P
     settings = {**deepcopy(full), **(deepcopy(tiny) if size == "tiny" else {})}
     words = read_tokenizer(tokenizer, None, ref) if tokenizer is not None else small_tokenizer(family, settings["text_config"])
     module = build_text(family, settings, settle=size != "tiny")
-    spec = text_spec(family, module, read_input_spec(Path("."), family, module.config), words, ref)
+    spec = text_spec(family, module, read_input_spec(None, family, module.config), words, ref)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     title = ref.removeprefix("random:").replace("/", "-")
     return Source(module, replace(spec, name=title), family, provenance, tokenizer=words)
