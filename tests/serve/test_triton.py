@@ -24,6 +24,8 @@ from google.protobuf import text_format
 
 from detrt import Detector, files
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt.config import EngineConfig
+from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
 from detrt.bundle import Bundle, BundleFile, EngineFacts
 from detrt.errors import EngineError, OutputError, SpecError
 from detrt.serve.triton import Placement, TritonConfig, write_triton_repo
@@ -235,30 +237,32 @@ def test_choices(cli, place):
     config = read("repo/bundle_model/config.pbtxt")
     assert config.instance_group[0].kind == config.instance_group[0].KIND_CPU and not config.model_warmup
     assert read("repo/bundle_postprocess/config.pbtxt").parameters["threshold"].string_value == "0.25"
-    assert "LD_PRELOAD=/lib/x.so tritonserver" in Path("repo/bundle_model/config.pbtxt").read_text()
+    assert "--backend-config=tensorrt,plugins=/lib/x.so\n" in Path("repo/bundle_model/config.pbtxt").read_text()
     assert len(list(Path("repo").iterdir())) == 5
 
 
 def engines(*facts):
-    """The bundle with engine files of nothing: Triton would run them, here their configuration is looked at."""
+    """The bundle with empty engine files, whose facts are what the builder writes: EngineConfig's options and plan_profile's profile."""
     bundle = Bundle.open("bundle")
     session, entries = OnnxSession("model.onnx", threads=1), []
     described = [
         [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape)} for i in side] for side in (session.inputs, session.outputs)
     ]
-    for target, sm, largest, options in facts:
+    tensors = [NetworkTensor(i.name, i.dtype, tuple(n if isinstance(n, int) else -1 for n in i.shape)) for i in session.inputs]
+    for target, sm, batch, plugins in facts:
         path = bundle.folder / f"model.{target}-sm{sm}.engine"
         path.write_bytes(f"engine {sm}".encode())
-        shape = {"min": [1, 3, 8, 12], "opt": [1, 3, 8, 12], "max": [largest, 3, 8, 12]}
+        config = EngineConfig(target, batch=batch, plugins=plugins)
+        profile = plan_profile(tensors, config, bundle.spec)
         engine = EngineFacts(
-            target, "10.13.0", (sm,), "fp32", {"pixel_values": shape}, "", options=options, inputs=tuple(described[0]), outputs=tuple(described[1])
+            target, "10.13.0", (sm,), "fp32", profile, "", options=config.to_dict(), inputs=tuple(described[0]), outputs=tuple(described[1])
         )  # fmt: skip
         entries.append(BundleFile("engine", path.name, files.sha256_of(path), path.stat().st_size, engine))
     replace(bundle, files=(*bundle.files, *entries)).save()
 
 
 def test_engines(place):
-    engines(("tensorrt", 90, 8, {}), ("tensorrt", 89, 4, {}), ("tensorrt-rtx", 86, 8, {}))
+    engines(("tensorrt", 90, (1, 1, 8), ()), ("tensorrt", 89, (1, 4, 4), ()), ("tensorrt-rtx", 86, (1, 1, 8), ()))
     done = write_triton_repo("bundle", "repo")
     config = read("repo/bundle_model/config.pbtxt")
     assert config.backend == "tensorrt" and config.max_batch_size == 4
@@ -274,11 +278,36 @@ def test_engines(place):
 
 
 def test_an_engine_with_a_plugin(place):
-    engines(("tensorrt", 90, 8, {"msda": "plugin"}))
-    with pytest.raises(SpecError, match="--plugin"):
+    library = place / "libdetrt_plugin.so"
+    library.write_bytes(b"")
+    engines(("tensorrt", 90, (1, 1, 8), (library,)))
+    with pytest.raises(SpecError, match=r"libdetrt_plugin\.so.*--plugin"):
         write_triton_repo("bundle", "repo")
-    done = write_triton_repo("bundle", "repo", TritonConfig(plugin="/opt/libdetrt_plugin.so"))
-    assert done.command == "LD_PRELOAD=/opt/libdetrt_plugin.so tritonserver --model-repository=repo"
+    done = write_triton_repo("bundle", "repo", TritonConfig(plugin="/opt/plugin.so"))
+    assert done.command == "tritonserver --model-repository=repo --backend-config=tensorrt,plugins=/opt/plugin.so"
+    assert any("REGISTER_TENSORRT_PLUGIN" in note for note in done.notes)
+
+
+def test_a_graph_with_plugin_nodes_is_not_for_onnx_runtime(place):
+    onnx = pytest.importorskip("onnx")
+    bundle = Bundle.open("bundle")
+    model = onnx.load("bundle/model.onnx")
+    node = onnx.helper.make_node("MSDeformAttn", [], [], domain="detrt")
+    with_nodes = onnx.ModelProto()
+    with_nodes.CopyFrom(model)
+    with_nodes.graph.node.append(node)
+    path = bundle.folder / "model.onnx"
+    path.write_bytes(with_nodes.SerializeToString())
+    entry = BundleFile("onnx", path.name, files.sha256_of(path), path.stat().st_size)
+    replace(bundle, files=(entry,)).save()
+    with pytest.raises(SpecError, match="MSDeformAttn.*--msda auto"):
+        write_triton_repo("bundle", "repo")
+
+
+def test_an_engine_without_single_images_is_refused(place):
+    engines(("tensorrt", 90, (4, 4, 4), ()))
+    with pytest.raises(SpecError, match=r"batches of 4.*--batch 1,4,4"):
+        write_triton_repo("bundle", "repo")
 
 
 def test_refusals(cli, place):

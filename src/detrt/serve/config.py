@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..data.images import MAX_PIXELS
 from ..detector import DECODES
 from ..errors import SessionError
 from ..system import usable_cores
@@ -85,7 +86,7 @@ class ServeConfig:
             "drain_s": (0, 86_400),
             "max_body_mib": (1, 4096),
             "max_held_mib": (1, 1_000_000),
-            "max_pixels": (1, 178_956_970),
+            "max_pixels": (1, MAX_PIXELS),
             "max_images": (1, 10_000),
             "threshold": (0, 1),
         }

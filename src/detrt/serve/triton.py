@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .. import files
 from ..backends.onnxruntime.session import OnnxSession
+from ..backends.tensorrt.build import plugin_operators
 from ..bundle import Bundle, BundleFile, EngineFacts
 from ..errors import EngineError, OutputError, SpecError
 from ..spec import BOXES, LABELS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, SCORES, TARGET_SIZES, ModelSpec, TensorInfo
@@ -222,7 +223,10 @@ class TritonRepo:
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """The detector itself: its tensors, its files in the version folder, and what its configuration says of them."""
+    """The detector itself: its tensors, its files in the version folder, and what its configuration says of them.
+
+    plugins: libraries that the builder of the engines loaded.
+    """
 
     inputs: Sequence[TensorInfo]
     outputs: Sequence[TensorInfo]
@@ -230,7 +234,7 @@ class _Core:
     contents: dict[str, Path]
     head: Message
     backend: str
-    plugin: bool
+    plugins: tuple[str, ...] = ()
 
 
 def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: TritonConfig | None = None) -> TritonRepo:
@@ -253,9 +257,16 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
         raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with --name")
     core, notes = _core(bundle, config)
     batching = _batching(core, config)
-    if core.plugin and config.plugin is None:
+    if core.plugins and config.plugin is None:
         raise SpecError(
-            "the model has nodes of detrt's TensorRT plugin, which Triton must load first; name its library: --plugin PATH.so"
+            f"the engine was built with the plugin library {', '.join(core.plugins)}, which Triton must load as well; give its "
+            "path on Triton's machine: --plugin PATH.so"
+        )
+    if config.plugin is not None:
+        notes.append(
+            f"Triton only opens '{config.plugin}', so the library must register its plugins itself when it is opened (link "
+            "libnvinfer and use REGISTER_TENSORRT_PLUGIN); libdetrt_plugin.so registers them on TensorRT's request only, and does not "
+            "work there yet"
         )
     command = _command(Path(output), config.plugin)
     models = {name + _MODEL: (_core_config(name, core, batching, config, spec, command), core.contents)}
@@ -292,6 +303,11 @@ def _onnx_core(bundle: Bundle) -> _Core:
     if not entries:
         raise SpecError(f"the bundle '{bundle.folder}' has no ONNX file; build it again with detrt build")
     path = bundle.checked_path(entries[0])
+    if operators := plugin_operators(path):
+        raise SpecError(
+            f"'{path}' has nodes of a TensorRT plugin ({', '.join(operators)}), which Triton's ONNX Runtime does not know; build it "
+            "with --msda auto"
+        )
     session = OnnxSession(path, bundle.spec, threads=1)
     session.close()
     first = session.inputs[0].shape[0] if session.inputs[0].shape else 1
@@ -301,10 +317,7 @@ def _onnx_core(bundle: Bundle) -> _Core:
         )
     data = {one.name: one for one in path.parent.glob(path.name + ".data")}
     head = {"backend": "onnxruntime", "default_model_filename": "model.onnx"}
-    msda = str(bundle.provenance.options.get("msda", ""))
-    if "plugin" in msda:
-        raise SpecError(f"'{path}' has plugin nodes (--msda {msda}), which ONNX Runtime does not know; build it with --msda auto")
-    return _Core(session.inputs, session.outputs, None, {"model.onnx": path, **data}, head, "onnxruntime", False)
+    return _Core(session.inputs, session.outputs, None, {"model.onnx": path, **data}, head, "onnxruntime")
 
 
 def _engine_core(bundle: Bundle, entries: Sequence[BundleFile]) -> _Core:
@@ -319,9 +332,15 @@ def _engine_core(bundle: Bundle, entries: Sequence[BundleFile]) -> _Core:
     if len(entries) > 1:
         head |= {"cc_model_filenames": by_sm}
     inputs, outputs = _described(facts[0])
-    largest = min(profile["max"][0] for one in facts for profile in one.profile.values())
-    plugin = any(str(one.options.get("msda", bundle.provenance.options.get("msda", ""))) == "plugin" for one in facts)
-    return _Core(inputs, outputs, largest, contents, head, "tensorrt", plugin)
+    profiles = [profile for one in facts for profile in one.profile.values()]
+    smallest, largest = max(profile["min"][0] for profile in profiles), min(profile["max"][0] for profile in profiles)
+    if smallest > 1:
+        raise SpecError(
+            f"an engine in '{bundle.folder}' takes batches of {smallest} and more, and Triton also sends single images; build one "
+            f"with --batch 1,{largest},{largest}"
+        )
+    plugins = dict.fromkeys(library for one in facts for library in one.options.get("plugins") or ())
+    return _Core(inputs, outputs, largest, contents, head, "tensorrt", tuple(plugins))
 
 
 def _described(facts: EngineFacts) -> tuple[list[TensorInfo], list[TensorInfo]]:
@@ -436,8 +455,8 @@ def _step(model: str, inputs: dict, outputs: dict) -> Message:
 
 
 def _command(output: Path, plugin: str | None) -> str:
-    preload = f"LD_PRELOAD={plugin} " if plugin else ""
-    return f"{preload}tritonserver --model-repository={output}"
+    option = f" --backend-config=tensorrt,plugins={plugin}" if plugin else ""
+    return f"tritonserver --model-repository={output}{option}"
 
 
 def _write(output: Path, models: dict[str, tuple], spec: ModelSpec) -> None:

@@ -113,8 +113,7 @@ def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
     Raises:
         EngineError: plugin nodes for TensorRT-RTX, or detrt's own without a library.
     """
-    with open(model_onnx, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        held = [name for name in _PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
+    held = plugin_operators(model_onnx)
     if not held:
         return
     if config.target == "tensorrt-rtx":
@@ -127,6 +126,12 @@ def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
             f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/guide/plugin.md "
             "says how to build it), or export with --msda gather"
         )
+
+
+def plugin_operators(model_onnx: Path) -> list[str]:
+    """Operators in an ONNX file that only a TensorRT plugin runs, without loading it."""
+    with open(model_onnx, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return [name for name in _PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
 
 
 def check_model_file(path: Path) -> None:
