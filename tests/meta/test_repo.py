@@ -111,11 +111,36 @@ def test_license():
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 def test_links_of_the_documentation():
-    """Links between the documents, and to files of the repository, lead somewhere."""
+    """Links between the documents, to their headings, and to files of the repository lead somewhere."""
     wrong = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8")):
-            if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
-                wrong.append(f"{path.name}: {target}")
+    for path in documents():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text("utf-8")):
+            if re.match(r"[a-z]+:", target):
+                continue
+            to = path.parent / target if target else path
+            if not to.exists() or (anchor and anchor not in anchors(to.read_text("utf-8"))):
+                wrong.append(f"{path.relative_to(ROOT)}: {target}#{anchor}")
+    assert not wrong, wrong
+
+
+def test_paths_in_the_documentation():
+    """A file of the repository that a document names by its path is there."""
+    pattern = re.compile(r"(?<![\w/.-])((?:src|tests|benchmarks|training|deploy)/[\w./-]+\.\w+)")
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in documents()
+        for name in pattern.findall(path.read_text("utf-8"))
+        if not (ROOT / name.rstrip(".")).exists()
+    }
     assert not wrong, wrong

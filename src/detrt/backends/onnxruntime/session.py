@@ -328,7 +328,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     options: dict[str, str] = {"device_id": number or "0"}
     if kind == "cuda":
         options["use_tf32"] = "0"  # the default rounds float32 inputs of matrix products to 10 bits
-        # The default tries all ways for every new size, seconds each, and in FP16 chose ones without tensor cores (docs/guide/compiled-packages.md).
+        # The default tries all ways for every new size, seconds each, and in FP16 chose ones without tensor cores (docs/results/gpu.md).
         options["cudnn_conv_algo_search"] = "HEURISTIC"
     return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
 

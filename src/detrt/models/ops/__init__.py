@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention as PyTorch ops, with a Triton kernel for NVIDIA GPUs; see docs/results/kernel.md."""
+"""Multi-scale deformable attention as PyTorch ops, with a Triton kernel for NVIDIA GPUs; see docs/reference/kernel.md."""
 
 from __future__ import annotations
 
