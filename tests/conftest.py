@@ -31,6 +31,16 @@ SLOW_IMPORTS = {
     "serve_support",
     "native",
     "tensorrt_rtx_bindings",
+    "detrt.backends.gpu",
+    "detrt.backends.inductor",
+    "detrt.backends.torch",
+    "detrt.ExportConfig",
+    "detrt.build",
+    "detrt.export",
+    "detrt.export_onnx",
+    "detrt.load_source",
+    "detrt.verify",
+    "detrt.models",
 }
 SLOW_FIXTURES = {"tiny", "exported", "real_data", "cli", "bindings"}
 
@@ -48,16 +58,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def _is_slow(module: ast.Module) -> bool:
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            names = {alias.name.partition(".")[0] for alias in node.names}
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = {(node.module or "").partition(".")[0]}
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
-            names = {ast.literal_eval(node.args[0]).partition(".")[0]}
+            names = [ast.literal_eval(node.args[0])]
         elif isinstance(node, ast.arg) and node.arg in SLOW_FIXTURES:
             return True
         else:
             continue
-        if names & SLOW_IMPORTS:
+        if any(name == slow or name.startswith(slow + ".") for name in names for slow in SLOW_IMPORTS):
             return True
     return False
 
