@@ -8,7 +8,7 @@ import os
 import pytest
 from runtime_cases import make_spec
 
-from detrt.data.coco import CocoImages
+from detrt.data.coco import load_coco
 from detrt.data.sinks import CSV_COLUMNS, Record, check_stdout_once, coco_writer, csv_writer, jsonl_writer, text_writer
 from detrt.detections import Detections
 from detrt.errors import OutputError
@@ -119,31 +119,23 @@ def test_coco_without_detections(tmp_path):
 
 def test_coco_with_truth(tmp_path, truth):
     path = tmp_path / "out.json"
-    with coco_writer(path, SPEC, CocoImages(truth)) as write:
+    with coco_writer(path, SPEC, load_coco(truth, annotations=False)) as write:
         write(RECORDS[0])
     assert json.loads(path.read_text()) == [{"image_id": 40, "category_id": 18, "bbox": [1.0, 2.0, 4.0, 7.0], "score": 0.75}]
 
 
-def test_coco_ids(truth):
-    images = CocoImages(truth)
-    assert images.image_id("/data/x/one.jpg") == 40 == images.image_id("one.jpg")
-    assert images.image_id("/data/right/same.jpg") == 42
-    with pytest.raises(OutputError, match=r"no image with the file name 'three.jpg'"):
-        images.image_id("x/three.jpg")
-    with pytest.raises(OutputError, match=r"several images with the file name 'same.jpg'; got 'x/same.jpg'"):
-        images.image_id("x/same.jpg")
-    assert images.category_ids(make_spec(labels={0: "aeroplane", 1: "hot dog", 2: "cat"})) == {0: 5, 1: 6}
-    with pytest.raises(OutputError, match=r"no class in common.*airplane.*cow"):
-        images.category_ids(make_spec(labels={0: "cow"}))
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"images": [{"id": 1}], "categories": []}', '{"images": 3}'])
-def test_bad_truth(tmp_path, text):
+@pytest.mark.parametrize("model_name", ["couch", "sofa", "Couch"])
+@pytest.mark.parametrize("category", ["couch", "Sofa"])
+def test_voc_names_match_on_both_sides(tmp_path, model_name, category):
+    """Annotations may have the VOC name and the model the COCO one, or the reverse; no class is dropped."""
     path = tmp_path / "truth.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(OutputError, match=r"truth.json"):
-        CocoImages(path)
+    categories = [{"id": 7, "name": category}, {"id": 1, "name": "person"}]
+    path.write_text(json.dumps({"images": [{"id": 1, "file_name": "a.jpg"}], "categories": categories}))
+    spec = make_spec(labels={0: model_name, 1: "person"})
+    found = Detections([[1, 2, 5, 9]], [0.75], [0], (model_name,), (10, 20))
+    with coco_writer(tmp_path / "out.json", spec, load_coco(path, annotations=False)) as write:
+        write(Record("a.jpg", found))
+    assert [row["category_id"] for row in json.loads((tmp_path / "out.json").read_text())] == [7]
 
 
 @pytest.mark.parametrize("kind", [jsonl_writer, csv_writer, lambda p: coco_writer(p, SPEC)], ids=["jsonl", "csv", "coco"])

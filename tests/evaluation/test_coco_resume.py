@@ -17,7 +17,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.cli import main
 from detrt.detector import Detector
 from detrt.errors import ImageError, OutputError
-from detrt.evaluation.coco import METRICS, evaluate, evaluate_results
+from detrt.evaluation.coco import METRICS, evaluate_coco, evaluate_results
 
 
 @pytest.fixture
@@ -82,32 +82,32 @@ def test_a_killed_run_goes_on_and_gives_the_same(data):
 
     state, whole = data / "state.jsonl", {"batch_size": 2, "model": "m"}
     with OnnxSession(data / "model.onnx") as session:
-        expected = evaluate(session, data / "truth.json", data, **whole)
+        expected = evaluate_coco(session, data / "truth.json", data, **whole)
         with pytest.raises(Killed):
-            evaluate(session, data / "truth.json", data, resume=state, progress=kill, **whole)
+            evaluate_coco(session, data / "truth.json", data, resume=state, progress=kill, **whole)
         with open(state, "ab") as file:
             file.write(b'{"image_id": 14, "ro')  # killed within a line
         runs = []
         session_run = session.run
         session.run = lambda feeds: (runs.append(1), session_run(feeds))[1]
-        resumed = evaluate(session, data / "truth.json", data, resume=state, **whole)
+        resumed = evaluate_coco(session, data / "truth.json", data, resume=state, **whole)
         assert len(runs) == 2 and resumed.resumed == 4  # images 5 to 7 in batches of 2
-        again = evaluate(session, data / "truth.json", data, resume=state, **whole)
+        again = evaluate_coco(session, data / "truth.json", data, resume=state, **whole)
         assert len(runs) == 2 and again.resumed == 7
-    assert resumed.report.metrics == expected.report.metrics == again.report.metrics
+    assert resumed.metrics == expected.metrics == again.metrics
     assert resumed.rows == expected.rows
-    assert evaluate_results(state, data / "truth.json").report.metrics == expected.report.metrics
+    assert evaluate_results(state, data / "truth.json").metrics == expected.metrics
 
 
 def test_a_state_of_another_run_is_refused(data):
     state = data / "state.jsonl"
     with OnnxSession(data / "model.onnx") as session:
-        evaluate(session, data / "truth.json", data, resume=state, batch_size=2, model="m")
+        evaluate_coco(session, data / "truth.json", data, resume=state, batch_size=2, model="m")
         with pytest.raises(OutputError, match="another run.*batch 2, now 3"):
-            evaluate(session, data / "truth.json", data, resume=state, batch_size=3, model="m")
+            evaluate_coco(session, data / "truth.json", data, resume=state, batch_size=3, model="m")
         state.write_text("something else\n")
         with pytest.raises(OutputError, match="damaged|not a state file"):
-            evaluate(session, data / "truth.json", data, resume=state, batch_size=2, model="m")
+            evaluate_coco(session, data / "truth.json", data, resume=state, batch_size=2, model="m")
 
 
 def test_saved_results_give_the_same_figures(data, capsys):

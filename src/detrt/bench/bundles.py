@@ -104,9 +104,9 @@ def bench_bundles(refs: Sequence[str], config: RunConfig = RunConfig(), progress
             f"--against names one checkpoint for all models, or one for each of the {len(refs)}; got {len(config.against)}"
         )
     if config.annotations is not None and config.images is not None:
-        from ..evaluation.coco import read_data
+        from ..evaluation.coco import read_dataset
 
-        read_data(config.annotations, config.images)
+        read_dataset(config.annotations, config.images)
     found = _Found()
     tell = progress or (lambda *step: None)
     for index, ref in enumerate(refs):
@@ -316,15 +316,13 @@ def _library(checkpoint: str, ref: str, config: RunConfig, found: _Found, rows: 
 
 
 def _average_precision(session: Session, config: RunConfig) -> float | None:
-    from ..detector import Detector
     from ..evaluation.coco import evaluate_coco
 
     assert config.annotations is not None and config.images is not None
     # A prompt of the user's own does not stand for the categories of a data set.
-    model: Any = getattr(session, "model", None)
-    if model is None:
-        model = Detector(session, size_hw=config.size_hw if session.spec.input.dynamic else None)
-    return evaluate_coco(model, config.annotations, config.images).metrics["AP"]
+    model = getattr(session, "model", None)
+    size = config.size_hw if model is None and session.spec.input.dynamic else None
+    return evaluate_coco(model or session, config.annotations, config.images, size_hw=size).metrics["AP"]
 
 
 def _parts(ref: str, session: Session, row: Row, feeds: Any, config: RunConfig) -> Row:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.coco import CocoImages
+from ..data.coco import load_coco
 from ..errors import DetrtError, ImageError
 
 CLUSTERS = ("ray",)
@@ -50,7 +50,7 @@ def detect_on_cluster(
     from ..jobs.ray.job import ClusterConfig, run_job
     from . import show
 
-    truth = None if coco_images is None else CocoImages(coco_images)
+    truth = None if coco_images is None else load_coco(coco_images, annotations=False)
     given = ClusterConfig(**config)
     started = time.perf_counter()
 

@@ -111,6 +111,7 @@ def detect(
 
     from ..backends.onnxruntime.session import read_spec
     from ..data import sinks as outputs
+    from ..data.coco import load_coco
     from ..data.images import expand_inputs
     from ..detector import DECODES, Detector
     from ..jobs.annotate import AnnotatedCopies
@@ -188,7 +189,7 @@ def detect(
     found_inputs = expand_inputs(inputs)
     if save_dir is not None:
         found_inputs = outside_of(save_dir, found_inputs, inputs)
-    truth = None if coco_images is None else outputs.CocoImages(coco_images)
+    truth = None if coco_images is None else load_coco(coco_images, annotations=False)
     if truth is not None:
         for source in found_inputs:  # now, rather than after an hour
             truth.image_id(str(source.path))

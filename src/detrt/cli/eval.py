@@ -33,9 +33,10 @@ def evaluate(
 ) -> None:
     """COCO average precision: all twelve figures and one for each class."""
     from ..backends.open import open_session
+    from ..data.coco import load_coco
     from ..errors import DetrtError
-    from ..evaluation.coco import evaluate as run
-    from ..evaluation.coco import evaluate_results, identity, read_annotations, write_results
+    from ..evaluation.coco import evaluate_coco, evaluate_results, identity
+    from ..evaluation.results import write_results
     from ..jobs.pool import DevicePool
     from . import show
     from .detect import devices_alone
@@ -46,7 +47,7 @@ def evaluate(
     if results is not None:
         if model is not None or images is not None or resume is not None:
             raise DetrtError("--results evaluates what was saved, without a model; leave out MODEL, --images and --resume")
-        done = evaluate_results(results, ground_truth, limit=limit)
+        report = evaluate_results(results, ground_truth, limit=limit)
         name = str(results)
     else:
         if model is None or images is None:
@@ -55,7 +56,7 @@ def evaluate(
         opening = {"backend": backend, "trust_remote_code": trust_remote_code, "family": family, "labels": labels}
         if devices is not None:
             places = devices_alone(devices, device, provider)
-            categories = read_annotations(ground_truth)["categories"]
+            categories = load_coco(ground_truth).categories
             choices = {"threshold": 0.0, "batch_size": batch, "decode": decode_choice(decode)}
             session = DevicePool(model, places, session=opening, detector=choices, categories=categories)
             detect_batches = session.detect_batches
@@ -64,7 +65,7 @@ def evaluate(
             session = open_session(model, provider=provider, device=device, **opening)
         try:
             with show.progress() as step:
-                done = run(
+                report = evaluate_coco(
                     session,
                     ground_truth,
                     images,
@@ -79,14 +80,13 @@ def evaluate(
         finally:
             session.close()
     if save is not None:
-        write_results(done.rows, save)
-    data = {"model": name, **done.to_dict()}
+        write_results(report.rows, save)
+    data = {"model": name, **report.to_dict()}
     if json_file:
         show.write_json(data, json_file)
     if json_file == "-":
         return
-    report = done.report
-    resumed = f", {done.resumed} resumed" if done.resumed else ""
+    resumed = f", {report.resumed} resumed" if report.resumed else ""
     figures = [(key, _text(value)) for key, value in report.metrics.items()]
     show.table(f"{name}: {report.images} images{resumed}, {report.detections} detections", ("", "value"), figures, right=(1,))
     classes = sorted(((k, v) for k, v in report.per_class.items() if v is not None), key=lambda row: -row[1])

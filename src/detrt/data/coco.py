@@ -1,81 +1,206 @@
-"""Image ids and categories of a COCO annotation file."""
+"""COCO annotation files: images, categories and annotations, and which class of a model is which category."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePath
+from typing import Any
 
-from ..errors import OutputError
+from ..errors import ImageError, OutputError, SpecError
 from ..spec import ModelSpec
 
-# Names that lists of the 80 COCO classes take over from the older VOC names.
+Entry = dict[str, Any]
+ImageId = int | str
+
+# VOC names of COCO classes; the RT-DETR checkpoints of the hub use them, and so do some annotation files.
 _ALIASES = {
     "aeroplane": "airplane",
-    "motorbike": "motorcycle",
-    "sofa": "couch",
-    "pottedplant": "potted plant",
     "diningtable": "dining table",
+    "motorbike": "motorcycle",
+    "pottedplant": "potted plant",
+    "sofa": "couch",
     "tvmonitor": "tv",
 }
 
 
-class CocoImages:
-    """Image and category ids of a COCO annotation file.
+@dataclass(frozen=True)
+class CocoDataset:
+    """The content of a COCO annotation file; see `load_coco`.
 
-    Raises:
-        OutputError: the file is missing, damaged or not a COCO file.
+    images: entries with `id` and `file_name`. categories: entries with `id` and `name`. annotations: entries with `image_id`,
+    `category_id`, `bbox` ([x, y, width, height], pixels), `area` and `iscrowd`.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
-        self.path = Path(path)
-        try:
-            data = json.loads(self.path.read_text("utf-8"))
-            images = [(str(row["file_name"]), int(row["id"])) for row in data["images"]]
-            self.categories = {str(row["name"]): int(row["id"]) for row in data["categories"]}
-        except FileNotFoundError:
-            raise OutputError(f"there is no COCO file '{self.path}'; check the path") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise OutputError(
-                f"'{self.path}' is not a COCO annotation file ({error!r}); it needs 'images' with 'id' and "
-                "'file_name', and 'categories' with 'id' and 'name'"
-            ) from None
-        # Datasets name files with or without folders, so every tail of a name is kept; a tail that two
-        # images share identifies neither.
-        self._ids: dict[tuple[str, ...], int | None] = {}
-        for name, image_id in images:
-            parts = PurePath(name).parts
-            for start in range(len(parts)):
-                tail = parts[start:]
-                self._ids[tail] = None if self._ids.get(tail, image_id) != image_id else image_id
+    path: Path
+    images: Sequence[Entry]
+    categories: Sequence[Entry]
+    annotations: Sequence[Entry]
 
-    def image_id(self, image: str) -> int:
-        """Id of an image by the longest tail of its path that the file knows."""
-        parts = PurePath(image).parts
-        for start in range(len(parts)):
-            found = self._ids.get(parts[start:])
-            if found is not None:
-                return found
-        what = "several images" if self._ids.get(parts[-1:], 0) is None else "no image"
-        raise OutputError(f"'{self.path}' has {what} with the file name '{PurePath(image).name}'; got '{image}'")
+    def image_id(self, image: str | os.PathLike) -> ImageId:
+        """The id of an image by its path.
 
-    def category_ids(self, spec: ModelSpec) -> Mapping[int, int]:
-        """Class id -> category id, by name; old VOC names of COCO classes count as the new ones."""
-        by_name = {_plain(name): category for name, category in self.categories.items()}
-        found = {}
-        for class_id, label in spec.labels.items():
-            name = _plain(label)
-            category = by_name.get(name, by_name.get(_ALIASES.get(name, name)))
-            if category is not None:
-                found[class_id] = category
-        if not found:
-            raise OutputError(
-                f"'{self.path}' and the model have no class in common: {sorted(self.categories)[:5]} ... "
-                f"against {list(spec.labels.values())[:5]} ...; leave the COCO file out to write class ids"
-            )
+        Raises:
+            OutputError: the file names no such image, or several.
+        """
+        found = self._find(image)
+        if found is None:
+            name = PurePath(image).name
+            what = "several images" if self._ids_by_tail.get((name,), 0) is None else "no image"
+            raise OutputError(f"'{self.path}' has {what} with the file name '{name}'; got '{os.fspath(image)}'")
         return found
 
+    def category_ids(self, spec: ModelSpec) -> dict[int, Any]:
+        """Class id -> category id, for the classes of a model whose name is a category's (`match_categories`).
 
-def _plain(name: str) -> str:
-    return name.strip().lower().replace("_", " ")
+        Raises:
+            SpecError: no name is in both.
+        """
+        return match_categories(spec.labels, self.categories)
+
+    def files(self, folder: str | os.PathLike) -> list[Path]:
+        """The image files in `folder`, in the order of the annotations.
+
+        Raises:
+            ImageError: some are not there.
+        """
+        paths = [Path(folder) / image["file_name"] for image in self.images]
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise ImageError(
+                f"{len(missing)} of {len(paths)} annotated images are not in '{os.fspath(folder)}', e.g. "
+                f"{', '.join(missing[:3])}; give the folder that the annotation file belongs to"
+            )
+        return paths
+
+    def first(self, limit: int | None) -> CocoDataset:
+        """The first images and their annotations; None: all."""
+        return self if limit is None else self._with(self.images[:limit])
+
+    def subset(self, paths: Sequence[str]) -> tuple[CocoDataset, list[ImageId | None]]:
+        """The part of the data set that belongs to some images, and the id of each image; None: not annotated.
+
+        Raises:
+            ImageError: none of the images is in the data set.
+        """
+        ids = [self._find(path) for path in paths]
+        wanted = set(ids)
+        images = [image for image in self.images if image["id"] in wanted]
+        if not images:
+            shown = ", ".join(PurePath(path).name for path in paths[:3])
+            raise ImageError(f"'{self.path}' names none of the images ({shown} ...); give the annotations that belong to them")
+        return self._with(images), ids
+
+    def _with(self, images: Sequence[Entry]) -> CocoDataset:
+        ids = {image["id"] for image in images}
+        return replace(self, images=images, annotations=[entry for entry in self.annotations if entry["image_id"] in ids])
+
+    def _find(self, image: str | os.PathLike) -> ImageId | None:
+        """The id by the longest tail of a path that the file knows."""
+        parts = PurePath(image).parts
+        tails = (self._ids_by_tail.get(parts[start:]) for start in range(len(parts)))
+        return next((found for found in tails if found is not None), None)
+
+    @cached_property
+    def _ids_by_tail(self) -> Mapping[tuple[str, ...], ImageId | None]:
+        """Tail of a path -> image id. Data sets name files with or without folders; a tail of two images identifies neither."""
+        ids: dict[tuple[str, ...], ImageId | None] = {}
+        for image in self.images:
+            parts = PurePath(image["file_name"]).parts
+            for tail in (parts[start:] for start in range(len(parts))):
+                ids[tail] = image["id"] if ids.get(tail, image["id"]) == image["id"] else None
+        return ids
+
+
+def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDataset:
+    """Read a COCO annotation file; `area` and `iscrowd` are filled in where they are missing.
+
+    annotations: False where only images and categories are needed, as those of a test set, which has no annotations.
+
+    Raises:
+        ImageError: missing, not JSON, or without the needed fields; the message names the entry.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ImageError(f"there is no annotation file '{path}'; give a COCO instances JSON file")
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ImageError(f"the annotation file '{path}' cannot be read as JSON: {error}") from None
+    images = _entries(raw, path, "images", ("id", "file_name"))
+    categories = _entries(raw, path, "categories", ("id", "name"))
+    for part, entries in (("images", images), ("categories", categories)):
+        for index, entry in enumerate(entries):
+            if not isinstance(entry["id"], (int, str)):
+                raise ImageError(f"the annotation file '{path}': {part}[{index}] has the id {entry['id']!r}, not a number")
+    for image in images:
+        image["file_name"] = str(image["file_name"])
+    if not annotations:
+        return CocoDataset(path, images, categories, [])
+    found = _entries(raw, path, "annotations", ("image_id", "category_id", "bbox"))
+    image_ids, category_ids = {image["id"] for image in images}, {category["id"] for category in categories}
+    for index, entry in enumerate(found):
+        box = entry["bbox"]
+        if not is_bbox(box):
+            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the bbox {box!r}, not 4 numbers")
+        for field, known in (("image_id", image_ids), ("category_id", category_ids)):
+            if not isinstance(entry[field], (int, str)) or entry[field] not in known:
+                raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")
+        entry.setdefault("area", box[2] * box[3])
+        entry.setdefault("iscrowd", 0)
+    return CocoDataset(path, images, categories, found)
+
+
+def match_categories(labels: Mapping[int, str], categories: Iterable[Entry]) -> dict[int, Any]:
+    """Class id -> category id, for the classes whose name is a category's.
+
+    Case, underscores and spaces do not matter, and VOC names count as the COCO ones, on both sides; an exact name comes first.
+
+    Raises:
+        SpecError: no name is in both; the message shows some of each.
+    """
+    categories = list(categories)
+    by_name = {_canonical(category["name"]): category["id"] for category in categories}
+    by_name |= {_plain(category["name"]): category["id"] for category in categories}
+    names = {class_id: (_plain(name), _canonical(name)) for class_id, name in labels.items()}
+    matched = {
+        class_id: by_name.get(plain, by_name.get(canonical))
+        for class_id, (plain, canonical) in names.items()
+        if plain in by_name or canonical in by_name
+    }
+    if not matched:
+        has, wants = list(labels.values())[:3], [category["name"] for category in categories][:3]
+        raise SpecError(
+            f"no class of the model has the name of a category: the model has {has} ..., the annotations {wants} ...; give the "
+            "names of this checkpoint with --labels FILE when it is exported, or the annotations that belong to the model"
+        )
+    return matched
+
+
+def is_bbox(box: object) -> bool:
+    """Whether a value is [x, y, width, height]."""
+    return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) for v in box)
+
+
+def _entries(raw: object, path: Path, part: str, fields: Sequence[str]) -> list[Entry]:
+    """Copies of the entries of one list of the file, each checked for its fields."""
+    entries = raw.get(part) if isinstance(raw, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ImageError(f"the annotation file '{path}' has no list '{part}'; it is not a COCO instances file")
+    for index, entry in enumerate(entries):
+        missing = [field for field in fields if not isinstance(entry, dict) or field not in entry]
+        if missing:
+            raise ImageError(f"the annotation file '{path}': {part}[{index}] has no {', '.join(missing)}")
+    return [dict(entry) for entry in entries]
+
+
+def _plain(name: object) -> str:
+    return " ".join(str(name).lower().replace("_", " ").split())
+
+
+def _canonical(name: object) -> str:
+    plain = _plain(name)
+    return _ALIASES.get(plain, plain)

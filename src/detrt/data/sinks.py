@@ -16,7 +16,7 @@ from ..detections import Detections
 from ..errors import OutputError
 from ..files import output_error, writing
 from ..spec import ModelSpec
-from .coco import CocoImages
+from .coco import CocoDataset
 
 STDOUT = "-"
 _CORNERS = ["x0", "y0", "x1", "y1"]
@@ -96,14 +96,15 @@ def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def coco_writer(path: str | os.PathLike, spec: ModelSpec, truth: CocoImages | None = None) -> Iterator[Write]:
+def coco_writer(path: str | os.PathLike, spec: ModelSpec, truth: CocoDataset | None = None) -> Iterator[Write]:
     """A COCO results file, as pycocotools' `loadRes` reads it.
 
     truth: gives image ids by file name and category ids by class name; classes that it does not name
     are left out. Without it images are numbered 1, 2, ... in order and the class id is the category id.
 
     Raises:
-        OutputError: it cannot be written; an image that `truth` does not name; no class in common.
+        OutputError: it cannot be written; an image that `truth` does not name.
+        SpecError: no class in common.
     """
     categories = None if truth is None else truth.category_ids(spec)
     with _text_target(path) as file:

@@ -219,15 +219,16 @@ def _name(image: ImageSource, index: int) -> str:
 def _average_precision(
     path: Path, names: Sequence[str], found: Sequence[tuple[Detections, Detections]], specs: tuple, notes: list[str]
 ) -> dict[str, Any]:
-    from .coco import category_of_class, read_annotations, score_rows, subset
+    from ..data.coco import load_coco
+    from .coco import score_rows
 
-    data = read_annotations(path)
-    chosen, ids = subset(data, names)
+    data = load_coco(path)
+    chosen, ids = data.subset(names)
     if left_out := len(names) - sum(i is not None for i in ids):
         notes.append(f"{left_out} of {len(names)} images have no annotations in '{path}' and do not count for the AP")
-    result: dict[str, Any] = {"images": len(chosen["images"])}
+    result: dict[str, Any] = {"images": len(chosen.images)}
     for side, spec, key in zip(range(2), specs, ("reference", "candidate"), strict=True):
-        categories = category_of_class(spec, data["categories"])
+        categories = data.category_ids(spec)
         rows = [row for i, pair in zip(ids, found, strict=True) if i is not None for row in pair[side].to_coco(i, categories)]
         result[key] = dict(score_rows(chosen, rows)[0])
     return result

@@ -58,9 +58,9 @@ def _serve(pipe: Connection, opening: dict[str, Any]) -> None:
     session = open_on(opening["ref"], opening["device"], **opening["session"])
     with contextlib.ExitStack() as stack:
         if opening["categories"] is not None:
-            from ..evaluation.coco import asked_for_categories
+            from ..evaluation.coco import bind_categories
 
-            session = asked_for_categories(session, opening["categories"])
+            session = bind_categories(session, opening["categories"])
         detector = stack.enter_context(Detector(session, resize_threads=opening["decoders"], **opening["detector"]))
         detector.check_prompt()
         copies = stack.enter_context(AnnotatedCopies(**opening["copies"])) if opening["copies"] is not None else None

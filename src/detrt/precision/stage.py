@@ -108,9 +108,9 @@ def _search(
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
     truth = None
     if coco is not None:
-        from ..evaluation.coco import read_annotations
+        from ..data.coco import load_coco
 
-        names = [str(image["file_name"]) for image in read_annotations(coco)["images"]]
+        names = [str(image["file_name"]) for image in load_coco(coco).images]
         truth = (coco, images_of(coco, names))
     with contextlib.ExitStack() as held:
         prompted = held.enter_context(_prompted(path)) if spec.text is not None else None

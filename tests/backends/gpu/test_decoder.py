@@ -175,13 +175,14 @@ def test_where_it_is_refused(exported, tmp_path, capsys):
 
 
 def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
-    from detrt.evaluation.coco import read_state
+    from detrt.evaluation.results import ResumeFile
 
     state = tmp_path / "state.jsonl"
     state.write_text('{"detrt_eval": 1, "batch": 4}\n')  # as it was before there was a choice
-    assert read_state(state, {"detrt_eval": 1, "batch": 4, "decode": "cpu"}) == {}
+    with ResumeFile(state, {"batch": 4, "decode": "cpu"}) as file:
+        assert file.done == {}
     with pytest.raises(OutputError, match="decode 'cpu', now 'gpu'"):
-        read_state(state, {"detrt_eval": 1, "batch": 4, "decode": "gpu"})
+        ResumeFile(state, {"batch": 4, "decode": "gpu"})
 
 
 def test_a_server_decodes_there(exported, monkeypatch):

@@ -15,7 +15,7 @@ pytest.importorskip("fsspec", reason="needs the 'ray' extra")
 from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
 from cluster_support import Here, rows_of, shades, start
 
-from detrt.data.coco import CocoImages
+from detrt.data.coco import load_coco
 from detrt.errors import OutputError, SessionError, SpecError
 from detrt.jobs.ray.job import ClusterConfig
 from detrt.jobs.ray.storage import Place
@@ -76,7 +76,7 @@ def test_ids_of_annotations(place):
         "annotations": [],
     }
     Path("truth.json").write_text(json.dumps(truth))
-    start(["many"], truth=CocoImages("truth.json"))
+    start(["many"], truth=load_coco("truth.json", annotations=False))
     assert [row["image_id"] for row in rows_of("out")] == [46, 47, 48, 49, 50]
     assert {entry["category_id"] for entry in json.load(open("out/coco.json"))} == {7}
 

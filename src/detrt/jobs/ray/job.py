@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...data.coco import CocoImages
+from ...data.coco import CocoDataset
 from ...errors import OutputError, SessionError, SpecError
 from ...spec import ModelSpec
 from .inputs import ImageRef, digest, image_refs
@@ -108,7 +108,7 @@ def run_job(
     config: ClusterConfig,
     session: Mapping[str, Any],
     detector: Mapping[str, Any],
-    truth: CocoImages | None = None,
+    truth: CocoDataset | None = None,
     runner: Callable[[WorkerJob, Shipment | None, ClusterConfig], Runner],
     progress: Callable[[int, int], None] | None = None,
 ) -> ClusterResult:
@@ -183,7 +183,7 @@ def run_job(
     return result
 
 
-def make_shards(refs: Sequence[ImageRef], size: int, truth: CocoImages | None = None) -> list[Shard]:
+def make_shards(refs: Sequence[ImageRef], size: int, truth: CocoDataset | None = None) -> list[Shard]:
     """Shards of `size` images in order. Image ids: of `truth` by file name, of the manifest, or 1, 2, ...
 
     Raises:

@@ -1,0 +1,81 @@
+"""Annotation files: ids of images by path, categories by name, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runtime_cases import make_spec
+
+from detrt.data.coco import load_coco, match_categories
+from detrt.errors import ImageError, OutputError, SpecError
+
+
+@pytest.fixture
+def truth(tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(
+        json.dumps(
+            {
+                "images": [
+                    {"id": 40, "file_name": "one.jpg"},
+                    {"id": 41, "file_name": "left/same.jpg"},
+                    {"id": 42, "file_name": "right/same.jpg"},
+                ],
+                "categories": [
+                    {"id": 18, "name": "Dog"},
+                    {"id": 5, "name": "airplane"},
+                    {"id": 6, "name": "hot_dog"},
+                ],
+            }
+        )
+    )
+    return path
+
+
+def test_ids(truth):
+    images = load_coco(truth, annotations=False)
+    assert images.image_id("/data/x/one.jpg") == 40 == images.image_id("one.jpg")
+    assert images.image_id("/data/right/same.jpg") == 42
+    with pytest.raises(OutputError, match=r"no image with the file name 'three.jpg'"):
+        images.image_id("x/three.jpg")
+    with pytest.raises(OutputError, match=r"several images with the file name 'same.jpg'; got 'x/same.jpg'"):
+        images.image_id("x/same.jpg")
+    assert images.category_ids(make_spec(labels={0: "aeroplane", 1: "hot dog", 2: "cat"})) == {0: 5, 1: 6}
+    with pytest.raises(SpecError, match=r"no class of the model.*cow.*airplane"):
+        images.category_ids(make_spec(labels={0: "cow"}))
+
+
+def test_91_ids_and_voc_names():
+    names = {0: "N/A", 1: "person", 4: "motorbike", 12: "N/A", 90: "toothbrush"}
+    spec = make_spec(decode={"num_classes": 91}, labels=names)
+    categories = [{"id": 1, "name": "person"}, {"id": 4, "name": "motorcycle"}, {"id": 90, "name": "toothbrush"}]
+    assert match_categories(spec.labels, categories) == {1: 1, 4: 4, 90: 90}
+
+
+def test_an_exact_name_comes_before_its_alias():
+    categories = [{"id": 1, "name": "couch"}, {"id": 2, "name": "sofa"}]
+    assert match_categories({0: "sofa", 1: "couch"}, categories) == {0: 2, 1: 1}
+    assert match_categories({0: "sofa", 1: "couch"}, categories[::-1]) == {0: 2, 1: 1}
+
+
+def test_the_part_of_some_images(truth):
+    data = json.loads(truth.read_text())
+    data["annotations"] = [{"image_id": i, "category_id": 18, "bbox": [1, 2, 3, 4]} for i in (40, 42, 42)]
+    truth.write_text(json.dumps(data))
+    dataset = load_coco(truth)
+    assert dataset.annotations[0]["area"] == 12 and dataset.annotations[0]["iscrowd"] == 0
+    part, ids = dataset.subset(["/x/right/same.jpg", "unknown.jpg", "same.jpg"])
+    assert ids == [42, None, None] and [image["id"] for image in part.images] == [42] and len(part.annotations) == 2
+    assert [image["id"] for image in dataset.first(2).images] == [40, 41] and len(dataset.first(2).annotations) == 1
+    with pytest.raises(ImageError, match=r"truth.json' names none of the images \(unknown.jpg"):
+        dataset.subset(["unknown.jpg"])
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"images": [{"id": 1}], "categories": []}', '{"images": 3}'])
+def test_bad_truth(tmp_path, text):
+    path = tmp_path / "truth.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ImageError, match=r"truth.json"):
+        load_coco(path, annotations=False)
