@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files
 from ..bundle import Provenance
 from ..errors import MissingPackageError, SourceError
-from .checkpoints import timm as timm_resnet
-from .checkpoints import timm as timm_swin
+from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, Family
 from .preprocessor import read_input_spec
 from .source import _check_finite, make_spec, versions
@@ -190,8 +189,8 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         with _quiet(transformers):
-            swin = timm_swin.timm_name(raw) is not None
-            config = timm_swin.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
+            swin = timm.timm_name(raw) is not None
+            config = timm.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
             loader: Any = transformers.AutoModelForObjectDetection
             if BY_MODEL_TYPE[raw["model_type"]].text:
@@ -202,15 +201,15 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             dilated = False
             backbone = getattr(config, "backbone_config", None)
             if swin:
-                state, location = timm_swin.rename_state_dict(_read_state(folder)), None
+                state, location = timm.rename_swin(_read_state(folder)), None
                 loader = transformers.OmDetTurboForObjectDetection
             elif getattr(backbone, "model_type", "") == "timm_backbone":
-                native = timm_resnet.resnet_config(backbone.to_dict())
+                native = timm.resnet_config(backbone.to_dict())
                 config.backbone_config = transformers.ResNetConfig(**{k: v for k, v in native.items() if k != "model_type"})
-                state, location = timm_resnet.rename_state_dict(_read_state(folder)), None
+                state, location = timm.rename_resnet(_read_state(folder)), None
                 # The Auto class looks for files even where it is given the weights.
                 loader = transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING[type(config)]
-                dilated = timm_resnet.is_dilated(config.to_dict(), backbone.to_dict())
+                dilated = timm.is_dilated(config.to_dict(), backbone.to_dict())
             module, report = loader.from_pretrained(
                 location,
                 config=config,
@@ -241,7 +240,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
     if has_shared_weights(module):
         restore_shared_weights(module, state if state is not None else _read_state(folder))
     if dilated:
-        timm_resnet.dilate_last_stage(module.model.backbone.model)
+        timm.dilate_last_stage(module.model.backbone.model)
     with_boolean_masks(module)
     return module.eval().requires_grad_(False)
 

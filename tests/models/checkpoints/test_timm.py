@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from detrt.errors import SourceError
-from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, resnet_config
-from detrt.models.checkpoints.timm import rename_resnet as rename_state_dict
+from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, rename_resnet, resnet_config
 from detrt.models.families import BY_NAME
 from detrt.models.load import load_source
 from detrt.models.random import _TINY_DETR, build
@@ -74,7 +73,7 @@ def test_rename_key(key, expected):
 
 def test_step_counters_are_dropped():
     state = {HEAD + "bn1.num_batches_tracked": torch.tensor(3), HEAD + "bn1.bias": torch.zeros(1)}
-    assert list(rename_state_dict(state)) == [HEAD + "embedder.embedder.normalization.bias"]
+    assert list(rename_resnet(state)) == [HEAD + "embedder.embedder.normalization.bias"]
 
 
 def native_detr():
