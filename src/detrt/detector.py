@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # What to look for: text with a dot behind each phrase, or a list of class names.
 Prompts = str | Sequence[str] | Prompt
-DECODES = ("cpu", "gpu")
+IMAGE_DECODERS = ("cpu", "gpu")
 MOST_DECODERS, MOST_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
 AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 # Waits for a batch that was begun.
@@ -48,8 +48,8 @@ class Detector:
     max_detections: keep at most so many for each image.
     resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
     on_device: resize and choose candidates on the GPU where the session can; the detections are the same.
-    decode: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that runs the
-        model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
+    image_decoder: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that
+        runs the model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
 
     For models that take a prompt (see docs/guide/prompts.md):
 
@@ -61,8 +61,8 @@ class Detector:
     Raises:
         SpecError: unknown class names, or a size that the model cannot take.
         PromptError: a prompt for a model of fixed classes, classes for one that takes a prompt, or a bad prompt.
-        SessionError: decode is "gpu", and the session does not resize pictures on a GPU.
-        ValueError: threshold, text_threshold, batch_size, max_detections, resize_threads or decode out of range.
+        SessionError: image_decoder is "gpu", and the session does not resize pictures on a GPU.
+        ValueError: threshold, text_threshold, batch_size, max_detections, resize_threads or image_decoder out of range.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Detector:
         max_detections: int | None = None,
         resize_threads: int = 1,
         on_device: bool = True,
-        decode: str = "cpu",
+        image_decoder: str = "cpu",
         prompt: Prompts | None = None,
         task: str = "",
         phrases: str = "best",
@@ -87,7 +87,7 @@ class Detector:
         for name, value in (("batch_size", batch_size), ("max_detections", max_detections), ("resize_threads", resize_threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
-        check_decode(decode)
+        check_image_decoder(image_decoder)
         self._model = session if isinstance(session, PromptedSession) else None
         if isinstance(session, BoundSession):
             self._model = session.model
@@ -127,7 +127,7 @@ class Detector:
         self._loaders: ThreadPoolExecutor | None = None
         self._runner = getattr(session, "pictures", None) if on_device else None
         self.decoder: GpuDecoder | None = None
-        if decode == "gpu":
+        if image_decoder == "gpu":
             if self._runner is None:
                 raise SessionError(_NO_GPU_DECODING.format(session.backend))
             self.decoder = self._runner.decoder()
@@ -355,14 +355,14 @@ def _load(image: ImageSource | Picture) -> NDArray[np.uint8] | Picture:
     return image if isinstance(image, Picture) else load_image(image)
 
 
-def check_decode(decode: str) -> None:
-    """Raise ValueError where `decode` is none of DECODES."""
-    if decode not in DECODES:
-        raise ValueError(f"decode must be one of {', '.join(DECODES)}; got {decode!r}")
+def check_image_decoder(name: str) -> None:
+    """Raise ValueError where `name` is not in IMAGE_DECODERS."""
+    if name not in IMAGE_DECODERS:
+        raise ValueError(f"image_decoder must be one of {', '.join(IMAGE_DECODERS)}; got {name!r}")
 
 
 _NO_GPU_DECODING = (
-    "--decode gpu (Python: decode='gpu') is for models whose pictures a GPU resizes: a package of an NVIDIA GPU (--backend "
+    "--image-decoder gpu (Python: image_decoder='gpu') is for models whose pictures a GPU resizes: a package of an NVIDIA GPU (--backend "
     "inductor), or ONNX Runtime with --provider cuda and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
     "choose such a back end"
 )

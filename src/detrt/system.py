@@ -28,7 +28,7 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "cuda-python": ("cuda.bindings", "gpu", "run engines"),
     "tokenizers": ("tokenizers", "text", "models that take a prompt"),
     "av": ("av", "video", "read and write videos"),
-    "nvidia-nvimgcodec-cu13": ("nvidia.nvimgcodec", "decode", "--decode gpu: JPEG files"),
+    "nvidia-nvimgcodec-cu13": ("nvidia.nvimgcodec", "decode", "--image-decoder gpu: JPEG files"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
     "matplotlib": ("matplotlib", "bench", "plots of detrt bench"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),

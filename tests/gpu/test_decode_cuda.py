@@ -91,7 +91,7 @@ def test_frames_are_ffmpegs(clip: Any, decoder: Any) -> None:
 def test_detections_in_a_video_are_the_same(clip: Any, model: Any, decoder: Any) -> None:
     on_gpu(clip, decoder)
     found = []
-    for session, options in ((OnGpu(model), {"decode": "gpu"}), (OnGpu(model), {}), (OnnxSession(model), {})):
+    for session, options in ((OnGpu(model), {"image_decoder": "gpu"}), (OnGpu(model), {}), (OnnxSession(model), {})):
         with Detector(session, threshold=0.3, **options) as detector:
             found.append(list(detect_inputs(detector, [Input(clip, "video")])))
             assert options == {} or detector.decoder.counts["videos on the GPU"] == 1
@@ -145,7 +145,7 @@ def test_detections_in_files(model: Any, tmp_path: Any) -> None:
     (tmp_path / "21.jpg").write_bytes(jpeg(draw_scene(21).image, "CMYK"))
     (tmp_path / "22.jpg").write_bytes(jpeg(draw_scene(22).image)[:-500])
     inputs = [Input(path) for path in sorted(tmp_path.iterdir())]
-    with Detector(OnGpu(model), threshold=0.4, decode="gpu") as there, Detector(OnnxSession(model), threshold=0.4) as here:
+    with Detector(OnGpu(model), threshold=0.4, image_decoder="gpu") as there, Detector(OnnxSession(model), threshold=0.4) as here:
         got, want = list(detect_inputs(there, inputs)), list(detect_inputs(here, inputs))
         assert there.decoder.counts["files on the GPU"] == 20 and there.decoder.counts["files on the CPU"] == 2
     assert str(got[-1].error) == str(want[-1].error)

@@ -17,6 +17,8 @@ from .. import files
 from ..errors import DetrtError
 
 _INTERRUPTED = 130
+# Options of earlier versions -> what to write now.
+_RENAMED = {"--decode": "--image-decoder cpu or --image-decoder gpu"}
 
 app = typer.Typer(
     name="detrt",
@@ -97,6 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
         show = getattr(error, "show", None)
+        option = getattr(error, "option_name", None)
+        if option in _RENAMED:
+            print(f"detrt: {option} is now {_RENAMED[option]}", file=sys.stderr)
+            return 2
         if not callable(show):
             raise
         show()

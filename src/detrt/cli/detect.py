@@ -61,7 +61,7 @@ def detect(
     devices: Annotated[
         str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
     ] = None,
-    decode: Annotated[
+    image_decoder: Annotated[
         str, typer.Option(help="Decode JPEG files and videos on the cpu, or on the gpu that runs the model.")
     ] = "cpu",
     threads: Annotated[int | None, typer.Option(help="ONNX Runtime: threads.")] = None,
@@ -113,14 +113,14 @@ def detect(
     from ..data import sinks as outputs
     from ..data.coco import load_coco
     from ..data.images import expand_inputs
-    from ..detector import DECODES, Detector
+    from ..detector import IMAGE_DECODERS, Detector
     from ..jobs.annotate import AnnotatedCopies
     from ..jobs.pool import DevicePool
     from ..jobs.run import Bad, detect_inputs, outside_of
     from ..text.postprocess import TEXT_THRESHOLD
     from ..text.prompts import chosen_prompt
     from .cluster import check_options, detect_on_cluster
-    from .options import decode_choice
+    from .options import image_decoder_choice
 
     size_hw = parse_size(size)
     check_range(threshold, batch, max_detections)
@@ -168,8 +168,8 @@ def detect(
         "phrases": phrases,
         "text_threshold": TEXT_THRESHOLD if text_threshold is None else text_threshold,
     }
-    if decode_choice(decode) != DECODES[0]:  # a cluster's results are bound to what is given here
-        options["decode"] = decode
+    if image_decoder_choice(image_decoder) != IMAGE_DECODERS[0]:  # a cluster's results are bound to what is given here
+        options["image_decoder"] = image_decoder
     if cluster is not None:
         assert output is not None
         config = {key: value for key, value in spread.items() if value is not None} | {"retry_bad": retry_bad, "merge": merge}

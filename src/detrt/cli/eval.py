@@ -23,7 +23,7 @@ def evaluate(
     devices: Annotated[
         str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
     ] = None,
-    decode: Annotated[str, typer.Option(help="Decode JPEG files on the cpu, or on the gpu that runs the model.")] = "cpu",
+    image_decoder: Annotated[str, typer.Option(help="Decode JPEG files on the cpu, or on the gpu that runs the model.")] = "cpu",
     labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
     family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
     trust_remote_code: Annotated[
@@ -40,7 +40,7 @@ def evaluate(
     from ..jobs.pool import DevicePool
     from . import show
     from .detect import devices_alone
-    from .options import decode_choice
+    from .options import image_decoder_choice
 
     if ground_truth is None:
         raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")
@@ -57,7 +57,7 @@ def evaluate(
         if devices is not None:
             places = devices_alone(devices, device, provider)
             categories = load_coco(ground_truth).categories
-            choices = {"threshold": 0.0, "batch_size": batch, "decode": decode_choice(decode)}
+            choices = {"threshold": 0.0, "batch_size": batch, "image_decoder": image_decoder_choice(image_decoder)}
             session = DevicePool(model, places, session=opening, detector=choices, categories=categories)
             detect_batches = session.detect_batches
         else:
@@ -70,7 +70,7 @@ def evaluate(
                     ground_truth,
                     images,
                     batch_size=batch,
-                    decode=decode_choice(decode),
+                    image_decoder=image_decoder_choice(image_decoder),
                     detect_batches=detect_batches,
                     resume=resume,
                     limit=limit,

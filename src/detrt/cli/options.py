@@ -9,7 +9,7 @@ from ..backends.inductor.config import TARGET as INDUCTOR
 from ..backends.inductor.config import InductorConfig
 from ..backends.tensorrt import EngineConfig
 from ..backends.tensorrt.config import Triple, parse_sms, parse_triple
-from ..detector import DECODES
+from ..detector import IMAGE_DECODERS
 from ..errors import DetrtError, EngineError
 from ..models.contract import ExportConfig
 from ..precision import PrecisionConfig, parse_budget
@@ -17,10 +17,10 @@ from ..precision import PrecisionConfig, parse_budget
 NO_ENGINES = ("onnx", "onnxruntime")  # the ONNX file alone, which ONNX Runtime runs
 
 
-def decode_choice(text: str) -> str:
-    """--decode as `Detector` takes it. Raises DetrtError."""
-    if text not in DECODES:
-        raise DetrtError(f"--decode must be {' or '.join(DECODES)}; got {text!r}")
+def image_decoder_choice(text: str) -> str:
+    """--image-decoder as `Detector` takes it. Raises DetrtError."""
+    if text not in IMAGE_DECODERS:
+        raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {text!r}")
     return text
 
 

@@ -89,7 +89,7 @@ def evaluate_coco(
     resume: Path | str | None = None,
     limit: int | None = None,
     model: str = "",
-    decode: str = "cpu",
+    image_decoder: str = "cpu",
     detect_batches: DetectBatches | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> EvalReport:
@@ -108,7 +108,7 @@ def evaluate_coco(
         resume: a JSON-lines file that gets every batch when it is done; batches that it holds already are not run again.
         limit: evaluate the first so many images.
         model: what the resume file is bound to; see `identity`.
-        decode: image decoder, as `Detector` takes it; the resume file is bound to it as well, because the pixels differ.
+        image_decoder: as `Detector` takes it; the resume file is bound to it as well, because the pixels differ.
         detect_batches: detects in lists of files, in order, instead of a `Detector` around the session, such as
             `DevicePool.detect_batches`, whose workers have chosen a decoder and bound the prompt.
         progress: called with (done, all) images.
@@ -129,13 +129,13 @@ def evaluate_coco(
     batches = [range(first, min(first + batch_size, len(ids))) for first in range(0, len(ids), batch_size)]
     detector = None
     if detect_batches is None:
-        detector = Detector(session, threshold=0.0, batch_size=batch_size, size_hw=size_hw, decode=decode)  # type: ignore[arg-type]
+        detector = Detector(session, threshold=0.0, batch_size=batch_size, size_hw=size_hw, image_decoder=image_decoder)  # type: ignore[arg-type]
     by_image: dict[Any, list[Row]] = {}
     with contextlib.ExitStack() as stack:
         state = None
         if resume is not None:
             about = {"model": model, "ground_truth": files.sha256_of(Path(coco_json)), "batch": batch_size}
-            state = stack.enter_context(ResumeFile(Path(resume), {**about, "limit": limit, "decode": decode}))
+            state = stack.enter_context(ResumeFile(Path(resume), {**about, "limit": limit, "decode": image_decoder}))
         done = {} if state is None else state.done
         missing = [[paths[i] for i in batch] for batch in batches if not all(ids[i] in done for i in batch)]
         detected = map(detector, missing) if detector is not None else detect_batches(missing)  # type: ignore[misc]

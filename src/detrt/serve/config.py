@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.images import MAX_PIXELS
-from ..detector import DECODES
+from ..detector import IMAGE_DECODERS
 from ..errors import SessionError
 from ..system import usable_cores
 
@@ -33,7 +33,7 @@ class ServeConfig:
     max_batch: images a run. max_delay_ms: how long an image waits for others while a worker has nothing to do.
     workers: processes for each device; None: two that share the cores of a CPU, one for each GPU.
     devices: as `detrt.system.parse_devices` returns them. threads: of each CPU worker; None: its share of the cores.
-    size_hw: another (height, width) of the input, for models with a dynamic size. decode: as `detrt.Detector` takes it.
+    size_hw: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
     queue: images that may wait; None: 32 batches for each worker, at least 256. Beyond it requests are refused (429).
     timeout_s: longest time from a request to its answer. body_timeout_s: longest time for a body to arrive.
     drain_s: longest time that requests have to finish after SIGTERM.
@@ -55,7 +55,7 @@ class ServeConfig:
     threads: int | None = None
     backend: str = "auto"
     size_hw: tuple[int, int] | None = None
-    decode: str = "cpu"
+    image_decoder: str = "cpu"
     queue: int | None = None
     timeout_s: float = 30.0
     body_timeout_s: float = 30.0
@@ -100,8 +100,8 @@ class ServeConfig:
                 f"--max-held-mib ({self.max_held_mib}) must be at least --max-body-mib ({self.max_body_mib}), or no such body "
                 "is ever taken"
             )
-        if self.decode not in DECODES:
-            raise SessionError(f"--decode must be {' or '.join(DECODES)}; got {self.decode!r}")
+        if self.image_decoder not in IMAGE_DECODERS:
+            raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
             raise SessionError("there is no device to run on; give --devices cpu or --devices 0")
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):

@@ -32,7 +32,7 @@ class Setup:
     size_hw: tuple[int, int] | None
     max_batch: int
     max_pixels: int
-    decode: str = "cpu"
+    image_decoder: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

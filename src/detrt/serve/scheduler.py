@@ -141,7 +141,7 @@ class Pool:
 
     def _setup(self, device: str) -> Setup:
         c = self.config
-        return Setup(c.models, device, c.threads_on(device), c.backend, c.size_hw, c.max_batch, c.max_pixels, c.decode)
+        return Setup(c.models, device, c.threads_on(device), c.backend, c.size_hw, c.max_batch, c.max_pixels, c.image_decoder)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -95,7 +95,7 @@ def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: q
 
 def _start(batch: Batch, indices: list[int], pool: ThreadPoolExecutor, setup: Setup) -> list[Future[Decoded]]:
     tasks = [batch.tasks[i] for i in indices]
-    return [pool.submit(decoded, task, setup.max_pixels, setup.decode) for task in tasks if isinstance(task, ImageTask)]
+    return [pool.submit(decoded, task, setup.max_pixels, setup.image_decoder) for task in tasks if isinstance(task, ImageTask)]
 
 
 def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, setup: Setup) -> Done:
@@ -141,11 +141,11 @@ def declared_pixels(data: bytes) -> int:
         return 0
 
 
-def decoded(task: ImageTask, max_pixels: int, decode: str = "cpu") -> Decoded:
+def decoded(task: ImageTask, max_pixels: int, image_decoder: str = "cpu") -> Decoded:
     start = time.perf_counter()
     image: NDArray[np.uint8] | Picture | Refusal
     try:
-        image = (load_encoded if decode == "gpu" else load_image)(task.data, max_pixels=max_pixels)
+        image = (load_encoded if image_decoder == "gpu" else load_image)(task.data, max_pixels=max_pixels)
     except DetrtError as error:
         image = Refusal(400, "bad_image", str(error))
     except MemoryError:
@@ -167,7 +167,12 @@ class Model:
             limit = min(setup.max_batch, session.max_batch or setup.max_batch)
             resizers = 1 if setup.device == "cpu" else setup.threads
             self.detector = Detector(
-                session, threshold=0.0, batch_size=limit, size_hw=setup.size_hw, resize_threads=resizers, decode=setup.decode
+                session,
+                threshold=0.0,
+                batch_size=limit,
+                size_hw=setup.size_hw,
+                resize_threads=resizers,
+                image_decoder=setup.image_decoder,
             )
             if self.detector.decoder is not None:
                 self.detector.decoder.check()  # now, not with the first request

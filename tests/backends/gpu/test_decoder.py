@@ -1,4 +1,4 @@
-"""`decode="gpu"` with a decoder of JPEG files that runs on the CPU, behind the interface of the real one."""
+"""`image_decoder="gpu"` with a decoder of JPEG files that runs on the CPU, behind the interface of the real one."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
     Image.fromarray(RNG.integers(0, 255, (40, 50, 3), np.uint8)).save(tmp_path / "e.png")
     inputs = [Input(path) for path in sorted(tmp_path.iterdir())]
     session = Decoding(exported("detr").path)
-    with Detector(session, threshold=0.0, batch_size=2, decode="gpu") as detector:
+    with Detector(session, threshold=0.0, batch_size=2, image_decoder="gpu") as detector:
         found = list(detect_inputs(detector, inputs))
         assert [type(one) is Bad for one in found] == [False, False, False, True, False]
         assert "d.jpg" in str(found[3].error)
@@ -148,7 +148,7 @@ def test_a_group_takes_what_is_there(exported, tmp_path):
         (tmp_path / f"{index:02}.jpg").write_bytes(jpeg())
     inputs = [Input(path) for path in sorted(tmp_path.iterdir())]
     session = Decoding(exported("detr").path)
-    with Detector(session, threshold=0.0, batch_size=4, decode="gpu") as detector:
+    with Detector(session, threshold=0.0, batch_size=4, image_decoder="gpu") as detector:
         stream = detect_inputs(detector, inputs)
         names = [next(stream).input.path.name for _ in range(18)]
         stream.close()  # in the middle: its threads end
@@ -163,14 +163,14 @@ def test_where_it_is_refused(exported, tmp_path, capsys):
     path = exported("detr").path
     (tmp_path / "a.jpg").write_bytes(jpeg())
     for choice, words in (("gpu", "onnxruntime-cpu"), ("nvjpeg", "cpu or gpu; got 'nvjpeg'")):
-        assert main(["detect", str(path), str(tmp_path / "a.jpg"), "--decode", choice]) == 2
+        assert main(["detect", str(path), str(tmp_path / "a.jpg"), "--image-decoder", choice]) == 2
         assert words in capsys.readouterr().err
     with OnnxSession(path) as session:
-        with pytest.raises(SessionError, match=r"--decode gpu.*onnxruntime-cpu"):
-            Detector(session, decode="gpu")
-        with pytest.raises(ValueError, match="decode must be one of cpu, gpu; got 'cuda'"):
-            Detector(session, decode="cuda")
-    with Detector(OnDevice(path), decode="gpu") as detector, pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
+        with pytest.raises(SessionError, match=r"--image-decoder gpu.*onnxruntime-cpu"):
+            Detector(session, image_decoder="gpu")
+        with pytest.raises(ValueError, match="image_decoder must be one of cpu, gpu; got 'cuda'"):
+            Detector(session, image_decoder="cuda")
+    with Detector(OnDevice(path), image_decoder="gpu") as detector, pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
         detector([jpeg()])
 
 
@@ -203,7 +203,9 @@ def test_a_server_decodes_there(exported, monkeypatch):
     table = broken.index(b"\xff\xc4") + 5
     broken[table : table + 16] = b"\xff" * 16  # the header is fine, a Huffman table is not
     tasks = [ImageTask(data, 0.0) for data in (jpeg(), bytes(broken), png.getvalue(), jpeg(40, 48))]
-    answers = model.detect(tasks, [runner.decoded(task, setup.max_pixels, setup.decode) for task in tasks], lambda count: None)
+    answers = model.detect(
+        tasks, [runner.decoded(task, setup.max_pixels, setup.image_decoder) for task in tasks], lambda count: None
+    )
     assert isinstance(answers[1], Refusal) and (answers[1].status, answers[1].code) == (400, "bad_image")
     sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refusal)]
     assert sizes == [(48, 64), (40, 50), (40, 48)] and model.session.jpegs.groups == [3]
@@ -211,8 +213,8 @@ def test_a_server_decodes_there(exported, monkeypatch):
     monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: OnDevice(path))
     with pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
         runner.Model(served, setup)
-    with pytest.raises(SessionError, match="--decode must be cpu or gpu; got 'nvdec'"):
-        ServeConfig((served,), decode="nvdec")
+    with pytest.raises(SessionError, match="--image-decoder must be cpu or gpu; got 'nvdec'"):
+        ServeConfig((served,), image_decoder="nvdec")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, about tags that were cut
