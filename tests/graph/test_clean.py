@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import make_model, make_spec
 
 from detrt import graph
-from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.onnxruntime.session import OnnxSession, optimize_basic
 from detrt.errors import GraphError, OutputError, SpecError
 from detrt.graph import io
-from detrt.graph.clean import declare_outputs, drop_unused_domains
+from detrt.graph.clean import declare_outputs, drop_unused_domains, simplify
 
 
 @pytest.fixture
@@ -164,6 +164,22 @@ def test_only_used_operator_sets_stay(heavy):
     heavy.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     drop_unused_domains(heavy)
     assert [entry.domain for entry in heavy.opset_import] == [""]
+
+
+@pytest.mark.parametrize("reduction", ("none", "add"))
+def test_the_default_reduction_of_a_scatter_is_not_written(reduction):
+    """TensorRT 10.3 to 10.8 refuses the attribute whatever its value; another reduction must stay."""
+    info = helper.make_tensor_value_info
+    node = helper.make_node("ScatterND", ["x", "rows", "y"], ["z"], name="/ScatterND", reduction=reduction)
+    inputs = [
+        info("x", TensorProto.FLOAT, [4, 3]),
+        info("rows", TensorProto.INT64, ["n", 1]),
+        info("y", TensorProto.FLOAT, ["n", 3]),
+    ]
+    graph_ = helper.make_graph([node], "g", inputs, [info("z", TensorProto.FLOAT, [4, 3])])
+    simple = simplify(helper.make_model(graph_, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), optimize_basic)
+    written = {entry.name: entry.s for entry in simple.graph.node[0].attribute}
+    assert written == ({} if reduction == "none" else {"reduction": b"add"})
 
 
 def test_declared_outputs_have_the_given_shape(heavy):

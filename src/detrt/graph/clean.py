@@ -49,6 +49,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         merge_equal_tensors(slim)
         drop_dead(slim)
         drop_unused_domains(slim)
+        drop_default_reduction(slim)
         onnx.checker.check_model(slim)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise GraphError(f"the traced graph does not simplify: {error}") from error
@@ -251,6 +252,17 @@ def drop_unused_domains(model: onnx.ModelProto) -> None:
     kept = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+
+
+def drop_default_reduction(model: onnx.ModelProto) -> None:
+    """Remove `reduction="none"` from ScatterND and ScatterElements nodes, in place: TensorRT before 10.9 refuses the attribute."""
+    for node in model.graph.node:
+        if node.op_type not in ("ScatterND", "ScatterElements"):
+            continue
+        for position, entry in enumerate(node.attribute):
+            if entry.name == "reduction" and entry.s == b"none":
+                del node.attribute[position]
+                break
 
 
 def declare_outputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str]]) -> None:
