@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import onnxruntime
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import GateError, GraphError
 from detrt.graph.emulate_low_precision import rounded as emulate
+from detrt.graph.lower_msda import lower_msda
 from detrt.graph.type_view import GraphView, element_types, set_opset
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision
@@ -90,8 +92,6 @@ def test_a_mask_of_finfo_min_stays_finite():
             "pixel_mask": np.zeros((1, 1, 6), np.int64),
             "x": rng.integers(0, 3, (1, 6, 8), dtype=np.uint8),
         }
-        import onnxruntime
-
         session = onnxruntime.InferenceSession(emulate(low).SerializeToString(), providers=["CPUExecutionProvider"])
         assert np.isfinite(session.run(None, feeds)[0]).all()
 
@@ -150,6 +150,41 @@ def test_positions_orders_and_box_arithmetic_stay_fp32(exported):
             assert kinds[n.input[0]] not in (F16, BF16), n.name
         if n.op_type in ("Conv", "Softmax"):
             assert kinds[n.output[0]] == F16, n.name
+
+
+@pytest.mark.parametrize("precision", ("fp16", "bf16"))
+@pytest.mark.parametrize("name", ("rt_detr_v2", "deformable_detr"))
+def test_comparisons_are_computed_in_fp32(name, precision, exported):
+    low, _ = typed(graph.load(exported(name, check=False).path), precision)
+    kinds = element_types(low)
+    compared = [n for n in low.graph.node if n.op_type in ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")]
+    assert compared
+    assert [n.name for n in compared if {kinds[i] for i in n.input} & {F16, BF16}] == []
+
+
+def test_a_sample_at_the_border_of_a_wide_level_is_exact_in_bf16():
+    """BF16 holds integers to 256: with operands in BF16, a corner outside a wider level counted as inside it."""
+    side = 480
+    attributes = {"heads": 1, "head_dim": 4, "points_per_level": [1], "discrete": 0}
+    inputs = ["value", "shapes", "locations", "weights"]
+    attention = node("MSDeformAttn", inputs, ["y"], name="/attn", domain="detrt", **attributes)
+    sides = {"value": [1, side, 1, 4], "locations": [1, 1, 1, 1, 2], "weights": [1, 1, 1, 1], "y": [1, 1, 4]}
+    value, locations, weights, y = (helper.make_tensor_value_info(name, F32, sides[name]) for name in sides)
+    shapes = numpy_helper.from_array(np.array([[1, side]], np.int64), "shapes")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("detrt", 1)]
+    sampled = helper.make_model(
+        helper.make_graph([attention], "g", [value, locations, weights], [y], [shapes]), opset_imports=opsets, ir_version=8
+    )
+    lower_msda(sampled, "gather")
+    low, _ = typed(sampled, "bf16")
+    feeds = {
+        "value": np.full((1, side, 1, 4), 8.0, np.float32),
+        "locations": np.array([(side + 0.25) / side, 0.5], np.float32).reshape(1, 1, 1, 1, 2),  # 0.75 of it lies outside
+        "weights": np.ones((1, 1, 1, 1), np.float32),
+    }
+    session = onnxruntime.InferenceSession(emulate(low).SerializeToString(), providers=["CPUExecutionProvider"])
+    got = session.run(["y"], feeds)[0]
+    np.testing.assert_allclose(got, np.full((1, 1, 4), 2.0), atol=0.05)
 
 
 def test_what_the_caller_keeps_is_kept_and_spelling_mistakes_are_named(tmp_path):

@@ -81,6 +81,8 @@ DECIDE: dict[str, tuple[int, ...] | None] = {
     "Cos": None, "Log": None, "Mod": None, "NonMaxSuppression": None, "Range": None, "MSDeformAttn": (2,),
     "MultiscaleDeformableAttnPlugin_TRT": (3,),
 }  # fmt: skip
+# Comparisons of numbers: BF16 holds integers to 256 only, so the operands themselves must stay FP32 as well.
+COMPARE = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "ArgMax", "ArgMin", "NonMaxSuppression"))
 # A walk back from coordinates ends at these: what they give is a feature, and rounding it is harmless.
 BARRIER = frozenset(
     [
@@ -145,6 +147,8 @@ class Rules:
             return f"{node.op_type} needs the range or the digits of FP32"
         if node.op_type == "TopK":
             return "order of scores"
+        if node.op_type in COMPARE:
+            return "comparison of exact values"
         if node.op_type == "Cast" and view.float_inputs(node):
             return "type of the original graph"
         if node.op_type == "Div" and view.float_inputs(node) and node.input[1] not in view.constants:
