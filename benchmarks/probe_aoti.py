@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from detrt.backends.inductor.compile import links_shared
+from detrt.backends.inductor.cpp_compiler import links_shared
 
 MAKE = """
 import torch

@@ -25,7 +25,7 @@ from .data.scenes.scene import draw_scene
 from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
 from .models.contract import ExportConfig
 from .precision import PrecisionConfig
-from .precision.proof import check_before, check_engine
+from .precision.capability import check_before, check_engine
 from .spec import ModelSpec
 
 MODEL = "model.onnx"

@@ -63,11 +63,30 @@ DOORS: dict[str, tuple[str, ...]] = {
     "starlette": ("serve/",),
     "pydantic": ("serve/",),
     "python_multipart": ("serve/",),
-    "uvicorn": ("serve/server.py",),
+    "uvicorn": ("serve/server.py", "serve/protocol.py"),
     "uvloop": ("serve/server.py",),
     "prometheus_client": ("serve/metrics.py",),
 }
 # Libraries that a command must not need before it uses them: imported inside functions only.
+# What a command, a session or a job loads before it knows what it needs: none of these libraries. The exceptions are named.
+LIGHT = (
+    "__init__",
+    "bundle",
+    "cli",
+    "data",
+    "detector",
+    "errors",
+    "evaluation",
+    "files",
+    "jobs",
+    "pipeline",
+    "spec",
+    "system",
+    "text",
+)
+HEAVY = frozenset(
+    ("torch", "transformers", "triton", "onnx", "onnxruntime", "tokenizers", "fastapi", "uvicorn", "matplotlib", "ray", "av")
+)
 LAZY = ("onnxruntime", "av", "nvidia", "matplotlib", "ray", "pyarrow", "fsspec", "uvloop", "onnxslim")
 
 
@@ -104,11 +123,11 @@ def outside(module: str) -> list[tuple[str, bool]]:
     return found
 
 
-def inside(module: str) -> list[str]:
+def inside(module: str, at_load: bool = False) -> list[str]:
     """Modules of detrt that a module imports, when it is loaded or later, as paths."""
     found = []
-    for node, _ in statements(module):
-        if not isinstance(node, ast.ImportFrom) or not node.level:
+    for node, top in statements(module):
+        if not isinstance(node, ast.ImportFrom) or not node.level or (at_load and not top):
             continue
         base = (PACKAGE / module).parent
         for _ in range(node.level - 1):
@@ -199,6 +218,33 @@ def test_one_door(package):
     found = [(module, top) for module in MODULES for name, top in outside(module) if name == package]
     assert not [module for module, _ in found if not allowed(module)]
     assert package not in LAZY or not [module for module, top in found if top]
+
+
+def loads(module: str, seen: set[str]) -> set[str]:
+    """Libraries that are imported when a module is loaded, its own imports and their packages included."""
+    if module in seen:
+        return set()
+    seen.add(module)
+    found = {name for name, top in outside(module) if top}
+    targets = inside(module, at_load=True)
+    packages = [
+        f"{parent.as_posix()}/__init__.py" for target in (module, *targets) for parent in Path(target).parents if parent.name
+    ]
+    for target in (*targets, *(package for package in packages if (PACKAGE / package).is_file())):
+        found |= loads(target, seen)
+    return found
+
+
+def test_light_modules_load_nothing_heavy():
+    """A machine that only runs bundles has neither torch nor onnx, and one command must not need what another does."""
+    light = [m for m in MODULES if unit(m) in LIGHT] + [
+        "backends/open.py",
+        "backends/base.py",
+        "backends/prompted.py",
+        "serve/server.py",
+    ]
+    wrong = {m: found for m in light if (found := loads(m, set()) & HEAVY)}
+    assert not wrong, wrong
 
 
 def test_imports_by_name():

@@ -27,7 +27,7 @@ from detrt.pipeline import build
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import find, threshold
-from detrt.precision.proof import check_capability, check_engine
+from detrt.precision.capability import check_capability, check_engine
 from detrt.precision.quantize import fp8_bits, rounded, weight_scales
 from detrt.precision.search import Search, blocks_of, plot
 from detrt.precision.stage import convert_file

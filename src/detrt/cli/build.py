@@ -260,7 +260,7 @@ def export(
     from ..export import export_onnx
     from ..models.load import load_source
     from ..pipeline import check_prompt
-    from ..precision.proof import check_before
+    from ..precision.capability import check_before
     from . import options as choices
     from . import show
 

@@ -184,7 +184,7 @@ def test_one_size_of_a_symbolic_model():
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """One compiled package: a tiny model at a small size, because compiling is what takes the time."""
-    from detrt.backends.inductor.compile import compiler
+    from detrt.backends.inductor.cpp_compiler import compiler
     from detrt.pipeline import build
 
     try:

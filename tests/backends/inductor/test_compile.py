@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from detrt.backends.inductor.compile import compiler, links_shared
+from detrt.backends.inductor.cpp_compiler import compiler, links_shared
 from detrt.errors import EngineError
 
 

@@ -17,8 +17,8 @@ from ...errors import EngineError, ExportError, GateError, MissingPackageError, 
 from ...models.contract import ExportConfig
 from ...spec import ModelSpec
 from ..child_process import Progress, run_child
-from .compile import compiler
 from .config import LOW, PRECISIONS, InductorConfig, package_name
+from .cpp_compiler import compiler
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inductor.worker")
 _KINDS = {"GateError": GateError, "ExportError": ExportError, "SourceError": SourceError, "SpecError": SpecError}

@@ -6,24 +6,18 @@ kernels as machine code) and the weights; see docs/guide/compiled-packages.md.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import EngineError, ExportError
+from ...errors import ExportError
 from .capture import Captured
 from .package import ARTIFACT, INDEX, WEIGHTS, Run, bound
 
@@ -139,56 +133,3 @@ class _quiet:
         if error is not None and isinstance(error, Exception):
             text = " ".join(str(error).split())[:600]
             raise ExportError(f"PyTorch {torch.__version__} could not compile the model for {self._device}: {text}") from error
-
-
-# The C++ compiler that PyTorch calls, and whether what it links can be loaded.
-INSTALL = "install one (Debian, Ubuntu: apt-get install g++), or name it in the environment variable CXX"
-
-
-def compiler() -> str:
-    """Path of the C++ compiler to call: the one in CXX, or the first on the PATH, that has a shared libstdc++.
-
-    Raises:
-        EngineError: there is none.
-    """
-    seen: list[str] = []
-    for path in _candidates():
-        if links_shared(path):
-            return path
-        seen.append(path)
-    if seen:
-        raise EngineError(
-            f"--target inductor needs a C++ compiler with a shared C++ library; {', '.join(seen)} has none, so that it would link "
-            f"its own copy into the package, which PyTorch cannot load; {INSTALL}"
-        )
-    raise EngineError(f"--target inductor needs a C++ compiler, and neither g++ nor clang++ is on the PATH; {INSTALL}")
-
-
-def _candidates() -> Iterator[str]:
-    named = os.environ.get("CXX", "").split()[:1]
-    if named and shutil.which(named[0]) is None:
-        raise EngineError(f"CXX names the C++ compiler '{named[0]}', which is not there; unset CXX, or {INSTALL}")
-    # The rest is looked for where CXX names a compiler that is not whole.
-    for name in (*named, "g++", "clang++"):
-        path = shutil.which(name)
-        if path is not None:
-            yield path
-
-
-@functools.cache
-def links_shared(path: str) -> bool:
-    """Whether a compiler links the C++ library as a shared one.
-
-    With a static copy the package has its own locales and type information beside PyTorch's, and crashes when it is loaded.
-    A compiler that was copied without its `libstdc++.so.6` takes the static library without a word.
-    """
-    if not sys.platform.startswith("linux"):
-        return True
-    command = [path, "-print-file-name=libstdc++.so"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    found = done.stdout.strip()
-    # The bare name comes back where no folder of the compiler has it; a link that leads nowhere is one, too.
-    return done.returncode == 0 and os.path.isabs(found) and os.path.isfile(found)
