@@ -64,6 +64,10 @@ class MissingPackageError(DetrtError):
         super().__init__(f"{purpose} needs the package '{package}', which is not installed; run: pip install 'detrt[{extra}]'")
         self.package = package
         self.extra = extra
+        self.purpose = purpose
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.package, self.extra, self.purpose)  # from one process to another
 
 
 class GateError(DetrtError):

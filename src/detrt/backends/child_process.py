@@ -1,12 +1,11 @@
-"""Long work in a process of its own: the caller's side, and the side of that process.
+"""One piece of long work in a process of its own, over the protocol of `worker_process`.
 
-The two talk by files: a request, an answer, and lines of progress. A crash, a signal or a time limit ends the process and
-leaves the caller with an error that says why.
+A crash, a signal or a time limit ends that process and leaves the caller with an error that says why.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,170 +13,155 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import DetrtError, EngineError
-from .tensorrt import diagnose as explain
+from .worker_process import Channel, Worker, WorkerBug, how_ended, work_for_parent
 
 # progress(fraction 0..1, what is being done)
 Progress = Callable[[float, str], None]
+# died(exit code, last lines of output) -> message
+Died = Callable[[int, str], str]
 
 _POLL_SECONDS = 0.05
-_TERMINATE_SECONDS = 2.0
 _LOG_TAIL_BYTES = 4000
 _PROGRESS_SECONDS = 0.1
-_PARENT_SECONDS = 1.0
+_EXIT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    fraction: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    value: Any
 
 
 def run_child(
     command: Sequence[str],
     request: Mapping[str, Any],
-    timeout_seconds: float | None,
-    progress: Progress | None,
     *,
     what: str,
+    timeout_seconds: float | None = None,
+    progress: Progress | None = None,
     environment: Callable[[Path], Mapping[str, str]] | None = None,
-) -> dict[str, Any]:
-    """Run `command REQUEST.json` and return its answer; kill it whatever happens here.
+    died: Died | None = None,
+    error: type[DetrtError] = EngineError,
+    cwd: Path | None = None,
+) -> Any:
+    """Run the work behind `command` in a process, and return its answer. The process never outlives this call.
 
-    request: gets the paths "answer" and "progress" added; other paths in it must be absolute, since the process works in
-    an empty folder. environment: that folder -> variables to add. what: name of the process in messages. An answer whose
-    "ok" is false has the "kind" of a DetrtError and its "message".
+    Args:
+        command: starts a process that calls `answer_parent`.
+        request: what that process gets.
+        what: name of the process in messages.
+        timeout_seconds: None: any time.
+        progress: called from this thread.
+        environment: empty folder of the process -> variables to add.
+        died: words the end of a process that gave no answer.
+        error: class of what is raised for the process itself.
+        cwd: its working folder; None: an empty one, so that a json.py of the caller's does not shadow the library's. Paths in
+            the request must then be absolute.
 
     Raises:
-        EngineError: no answer, a failure of the process itself, or the time limit. OSError: of the process.
+        DetrtError: no answer, a bug in the process, or the time limit; else, like OSError, what the work raised.
     """
-    with tempfile.TemporaryDirectory(prefix=f"detrt-{what}-") as folder_name:
+    with tempfile.TemporaryDirectory(prefix="detrt-child-") as folder_name:
         folder = Path(folder_name)
-        paths = {name: folder / f"{name}.json" for name in ("request", "answer", "progress")}
-        full = {**request, "answer": str(paths["answer"]), "progress": str(paths["progress"])}
-        paths["request"].write_text(json.dumps(full), "utf-8")
         log = folder / "log.txt"
         with open(log, "wb") as log_file:
-            process = subprocess.Popen(
-                [*command, str(paths["request"])],
-                stdin=subprocess.DEVNULL,
+            worker = Worker(
+                command,
+                dict(request),
+                environment=environment(folder) if environment else None,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
-                # An empty working folder: a json.py of the caller's must not shadow the library's.
-                cwd=folder,
-                env={**_environment(), **(environment(folder) if environment else {})},
+                cwd=cwd or folder,
                 # Ctrl-C in a terminal reaches this process, which then ends the child itself.
                 start_new_session=True,
             )
-            try:
-                _wait(process, timeout_seconds, paths["progress"], progress)
-            finally:
-                _end(process)
-        if not paths["answer"].is_file():
-            raise EngineError(explain.ended(process.returncode, _tail(log)))
-        answer: dict[str, Any] = json.loads(paths["answer"].read_text("utf-8"))
-        if answer["ok"]:
-            return answer
-        if answer["kind"] == "os":
-            raise OSError(answer["errno"], answer["message"])  # files.writing turns it into an OutputError.
-        if answer["kind"] == "internal":
-            last = _tail(log).strip().splitlines()[-1:] or [""]
-            raise EngineError(f"the {what} process failed: {answer['message']}\n  {last[0]}")
-        return answer
-
-
-def answer_parent(request_path: Path, work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """In the child: do the work of a request and write the answer, whatever becomes of it."""
-    request = json.loads(request_path.read_text("utf-8"))
-    _end_with_parent()
-    answer: dict[str, Any]
-    try:
-        answer = {"ok": True, **work(request)}
-    except OSError as error:
-        answer = {"ok": False, "kind": "os", "errno": error.errno, "message": str(error)}
-    except DetrtError as error:
-        answer = {"ok": False, "kind": type(error).__name__, "message": str(error)}
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        answer = {"ok": False, "kind": "internal", "message": f"{type(error).__name__}: {error}"}
-    files.write_text(Path(request["answer"]), json.dumps(answer))
-
-
-class ProgressFile:
-    """Appends {"fraction", "text"} lines, at most ten a second."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._next_s = 0.0
-
-    def __call__(self, fraction: float, text: str) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _PROGRESS_SECONDS
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"fraction": round(fraction, 4), "text": text}) + "\n")
-
-
-def _wait(
-    process: subprocess.Popen[bytes],
-    timeout_seconds: float | None,
-    progress_path: Path,
-    progress: Progress | None,
-) -> None:
-    deadline_s = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    seen = 0
-    while True:
         try:
-            process.wait(_POLL_SECONDS)
-            return
+            answer = _answer(worker, timeout_seconds, progress)
+        except WorkerBug as bug:
+            raise error(f"the {what} process failed: {bug.summary}") from bug
         except subprocess.TimeoutExpired:
-            if progress:
-                seen = _relay(progress_path, seen, progress)
-            if deadline_s is not None and time.monotonic() > deadline_s:
-                raise EngineError(
-                    f"the build took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
-                    "written. Raise --timeout, lower --optimization-level, or use a smaller profile"
-                ) from None
+            raise error(
+                f"the {what} process took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
+                "written. Raise --timeout, lower --optimization-level, or use a smaller profile"
+            ) from None
+        finally:
+            worker.kill()
+            worker.stop()
+        if answer is None:
+            raise error((died or _death_of(what))(worker.process.returncode, _tail(log)))
+        return answer.value
 
 
-def _relay(path: Path, seen: int, progress: Progress) -> int:
-    """Pass on the newest complete line after byte `seen`; return how far was read."""
-    if not path.is_file():
-        return seen
-    with open(path, "rb") as file:
-        file.seek(seen)
-        complete, newline, _ = file.read().rpartition(b"\n")
-    if newline:
-        event = json.loads(complete.rpartition(b"\n")[2])
-        progress(event["fraction"], event["text"])
-    return seen + len(complete) + len(newline)
+def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None:
+    """In the child: send `work(request, progress)` to the parent, or what it raises.
+
+    `progress` may be called as often as the work likes; ten calls a second are passed on.
+    """
+
+    def answer(channel: Channel, request: Any) -> None:
+        threading.Thread(target=_end_with_parent, args=(channel,), daemon=True).start()
+        next_s = 0.0
+
+        def progress(fraction: float, text: str) -> None:
+            nonlocal next_s
+            now_s = time.monotonic()
+            if now_s >= next_s:
+                next_s = now_s + _PROGRESS_SECONDS
+                channel.send(_Step(round(fraction, 4), text))
+
+        channel.send(_Answer(work(request, progress)))
+
+    work_for_parent(descriptor, answer, ignored=())
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait(_TERMINATE_SECONDS * 5)
-
-
-def _end_with_parent() -> None:
+def _end_with_parent(channel: Channel) -> None:
     """A builder must not outlive a caller that was killed: nobody would read its answer."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
+    with contextlib.suppress(OSError):
+        channel.socket.recv(1)  # the parent sends nothing more, so this returns when its end is closed
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _environment() -> dict[str, str]:
-    """The child must find the detrt that is running here, however that was found."""
-    package_parent = str(Path(__file__).resolve().parents[2])
-    paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths)}
+def _answer(worker: Worker, timeout_seconds: float | None, progress: Progress | None) -> _Answer | None:
+    """The answer, or None from a process that ended without one. Raises TimeoutExpired."""
+    deadline_s = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    while True:
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            raise subprocess.TimeoutExpired(worker.process.args, timeout_seconds)
+        # Other processes that the child forked may hold its end of the socket open, so its own end is looked for as well.
+        ended = worker.process.poll() is not None
+        if not wait([worker.channel], 0 if ended else _POLL_SECONDS):
+            if ended:
+                return None
+            continue
+        message = worker.receive()
+        if not isinstance(message, _Step):
+            if message is None:
+                worker.exit_code(_EXIT_SECONDS)
+            assert message is None or isinstance(message, _Answer)
+            return message
+        if progress:
+            progress(message.fraction, message.text)
+
+
+def _death_of(what: str) -> Died:
+    def died(code: int, tail: str) -> str:
+        advice = " (most likely for lack of memory: use a smaller batch or size)" if code == -signal.SIGKILL else ""
+        lines = [line.strip()[:200] for line in tail.splitlines() if line.strip()][-3:]
+        return "\n".join([f"the {what} process {how_ended(code)}{advice} and gave no answer", *(f"  {line}" for line in lines)])
+
+    return died
 
 
 def _tail(path: Path) -> str:
-    data = path.read_bytes()[-_LOG_TAIL_BYTES:]
-    return data.decode("utf-8", "replace")
+    return path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")

@@ -6,10 +6,7 @@ scope, and the report names the machine. Nothing but the measured call is inside
 
 from __future__ import annotations
 
-import json
 import platform
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.child_process import Progress, answer_parent, run_child
 from ..errors import DetrtError, SessionError
 from ..system import peak_memory_mib, usable_cores
 
@@ -265,35 +263,20 @@ def _processor() -> str:
 
 def _in_child(model: str, config: BenchConfig, trust_remote_code: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="detrt-bench-") as folder:
-        request = {"model": model, "config": asdict(config), "folder": folder, "trust": trust_remote_code}
-        process = subprocess.run(
-            [sys.executable, "-m", "detrt.bench.checkpoints", json.dumps(request)], capture_output=True, text=True
+        row: dict[str, Any] = run_child(
+            (sys.executable, "-m", "detrt.bench.checkpoints"),
+            {"model": model, "config": asdict(config), "folder": Path(folder), "trust_remote_code": trust_remote_code},
+            what="measuring",
+            error=SessionError,
+            cwd=Path.cwd(),
         )
-        if process.returncode == 2:
-            raise SessionError(process.stderr.strip().removeprefix("detrt: "))
-        if process.returncode == -signal.SIGKILL:
-            raise SessionError(f"measuring '{model}' was killed, most likely for want of memory; use a smaller batch or size")
-        if process.returncode != 0:
-            tail = " ".join(process.stderr.strip().splitlines()[-3:])
-            raise SessionError(f"measuring '{model}' failed (exit code {process.returncode}): {tail}")
-        row: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         return row
 
 
-def _main(text: str) -> int:
-    request = json.loads(text)
-    settings = request["config"]
-    settings["size_hw"] = tuple(settings["size_hw"]) if settings["size_hw"] else None
-    try:
-        row = measure_model(
-            request["model"], BenchConfig(**settings), Path(request["folder"]), trust_remote_code=request["trust"]
-        )
-    except DetrtError as error:
-        print(f"detrt: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(row))
-    return 0
+def _measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    config = BenchConfig(**request["config"])
+    return measure_model(request["model"], config, request["folder"], trust_remote_code=request["trust_remote_code"])
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))
+    answer_parent(int(sys.argv[1]), _measure)

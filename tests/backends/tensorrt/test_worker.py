@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -54,8 +53,8 @@ def test_timeout_ends_the_builder(tmp_path, monkeypatch):
 def test_a_short_write_is_noticed(tmp_path, monkeypatch):
     worker(
         monkeypatch,
-        "import json, sys; r = json.load(open(sys.argv[1])); open(r['engine'], 'wb').write(b'half'); "
-        "open(r['answer'], 'w').write(json.dumps({'ok': True, 'size': 400}))",
+        "import sys; from pathlib import Path; from detrt.backends.child_process import answer_parent\n"
+        "answer_parent(int(sys.argv[1]), lambda r, progress: {'size': Path(r['engine']).write_bytes(b'half') + 396})",
     )
     with pytest.raises(EngineError, match="not written whole"):
         build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
@@ -66,9 +65,9 @@ def test_a_short_write_is_noticed(tmp_path, monkeypatch):
 def test_a_full_disk_in_the_builder_is_an_output_error(tmp_path, monkeypatch):
     worker(
         monkeypatch,
-        "import json, sys, errno; r = json.load(open(sys.argv[1])); "
-        "open(r['answer'], 'w').write(json.dumps({'ok': False, 'kind': 'os', 'errno': errno.ENOSPC, "
-        "'message': ''}))",
+        "import sys, errno; from detrt.backends.child_process import answer_parent\n"
+        "def full(request, progress):\n    raise OSError(errno.ENOSPC, '')\n"
+        "answer_parent(int(sys.argv[1]), full)",
     )
     with pytest.raises(OutputError, match="disk is full"):
         build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
@@ -99,24 +98,17 @@ def test_ctrl_c_ends_the_builder_and_leaves_nothing(tmp_path):
 @rtx
 @pytest.mark.skipif(os.name != "posix", reason="kills the parent")
 def test_the_builder_ends_when_its_caller_was_killed(tmp_path):
-    request = {
-        "onnx": "",
-        "engine": "",
-        "answer": str(tmp_path / "answer"),
-        "progress": str(tmp_path / "p"),
-        "config": {},
-        "spec": {},
-    }
-    (tmp_path / "request").write_text(json.dumps(request))
     child = (
-        "import sys, time, os; from detrt.backends.tensorrt import worker; worker.build = lambda request: "
+        "import sys, time, os; from detrt.backends.tensorrt import worker; worker.build = lambda request, progress: "
         "time.sleep(60); "
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
-        f"worker.main([{str(tmp_path / 'request')!r}])"
+        "worker.main(sys.argv[1:])"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"]
+    code = (
+        "import sys; from detrt.backends.child_process import run_child; "
+        f"run_child((sys.executable, '-c', {child!r}), {{}}, what='builder')"
     )
+    parent = subprocess.Popen([sys.executable, "-c", code])
     wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
     time.sleep(0.3)
     parent.kill()

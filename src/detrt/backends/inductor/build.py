@@ -13,7 +13,7 @@ from typing import Any
 
 from ... import bundle, files
 from ...bundle import EngineFacts
-from ...errors import EngineError, ExportError, GateError, MissingPackageError, SourceError, SpecError
+from ...errors import EngineError, ExportError, MissingPackageError
 from ...models.contract import ExportConfig
 from ...spec import ModelSpec
 from ..child_process import Progress, run_child
@@ -21,7 +21,6 @@ from .config import LOW, PRECISIONS, InductorConfig, package_name
 from .cpp_compiler import compiler
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inductor.worker")
-_KINDS = {"GateError": GateError, "ExportError": ExportError, "SourceError": SourceError, "SpecError": SpecError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +183,14 @@ def _run(
     def environment(scratch: Path) -> dict[str, str]:
         return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"), "CXX": compiler()}
 
-    answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="compiler", environment=environment)
-    if not answer["ok"]:
-        raise _KINDS.get(answer["kind"], EngineError)(answer["message"])
+    answer: dict[str, Any] = run_child(
+        WORKER_COMMAND,
+        request,
+        what="compiler",
+        timeout_seconds=config.timeout_seconds,
+        progress=progress,
+        environment=environment,
+    )
     return answer
 
 

@@ -1,7 +1,7 @@
-"""The compiler process: `python -m detrt.backends.inductor.worker REQUEST.json`.
+"""The compiler process: `python -m detrt.backends.inductor.worker FD`.
 
 PyTorch's compiler takes minutes and gigabytes, and a C++ compiler that fails may take its process along, so it has one of
-its own. The request: {"ref", "loading", "spec", "config", "precision", "package", "answer", "progress"}.
+its own. The request: {"ref", "loading", "spec", "config", "precision", "package"}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...models.load import load_source
 from ...spec import ModelSpec
 from ...system import peak_memory_mib
 from ..base import relative_error
-from ..child_process import ProgressFile, answer_parent
+from ..child_process import Progress, answer_parent
 from .compile import compile_package
 from .config import InductorConfig
 from .package import Run, is_artifact, load_package
@@ -36,7 +36,7 @@ TOLERANCE = {"fp32": 1e-3, "tf32": 5e-2}
 PLACES = {**TOLERANCE, **dict.fromkeys(LOW, 2e-2)}
 
 
-def build(request: dict[str, Any]) -> dict[str, Any]:
+def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Compile the package at request["package"] and return its facts.
 
     Raises:
@@ -46,7 +46,6 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     spec = ModelSpec.from_dict(request["spec"])
     precision = request["precision"]
     package = Path(request["package"])
-    progress = ProgressFile(Path(request["progress"]))
     start = time.monotonic()
     progress(0.0, "loading the checkpoint")
     source = load_source(request["ref"], **request["loading"])
@@ -175,7 +174,7 @@ def _machine(device: str) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    answer_parent(Path(arguments[0]), build)
+    answer_parent(int(arguments[0]), build)
     # The compiler's pool of processes need not be waited for.
     sys.stdout.flush()
     os._exit(0)

@@ -10,9 +10,10 @@ from typing import Any
 
 from ... import bundle, files
 from ...bundle import EngineFacts
-from ...errors import EngineError, MissingPackageError, OutputError
+from ...errors import EngineError, OutputError
 from ...spec import ModelSpec
 from ..child_process import Progress, run_child
+from . import diagnose
 from .bindings import check_installed
 from .config import EngineConfig
 
@@ -167,18 +168,15 @@ def _run_worker(
         "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
         "spec": spec.to_dict(),
     }
-    answer = run_child(WORKER_COMMAND, request, config.timeout_seconds, progress, what="builder")
-    if not answer["ok"]:
-        _raise(answer, config)
+    answer: dict[str, Any] = run_child(
+        WORKER_COMMAND,
+        request,
+        what="builder",
+        timeout_seconds=config.timeout_seconds,
+        progress=progress,
+        died=diagnose.ended,
+    )
     return answer
-
-
-def _raise(answer: dict[str, Any], config: EngineConfig) -> None:
-    kind, message = answer["kind"], answer["message"]
-    if kind == "MissingPackageError":
-        check_installed(config.target)
-        raise MissingPackageError("cuda-python", "gpu", f"the target '{config.target}'")
-    raise (OutputError if kind == "OutputError" else EngineError)(message)
 
 
 def _absolute(path: Path | None) -> str | None:

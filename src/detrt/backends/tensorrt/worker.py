@@ -1,8 +1,7 @@
-"""The builder process: `python -m detrt.backends.tensorrt.worker REQUEST.json`.
+"""The builder process: `python -m detrt.backends.tensorrt.worker FD`.
 
-Reads a request, builds one engine and writes an answer, so that a crash of the library ends this process
-and not the caller's. The request names every file by its absolute path:
-{"onnx", "engine", "answer", "progress", "config", "spec"}.
+It builds one engine, so that a crash of the library ends this process and not the caller's. The request names every file by
+its absolute path: {"onnx", "engine", "config", "spec"}.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ... import files
 from ...errors import EngineError
 from ...spec import ModelSpec
 from ...system import peak_memory_mib
-from ..child_process import ProgressFile, answer_parent
+from ..child_process import Progress, answer_parent
 from . import diagnose as explain
 from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
 from .config import EngineConfig
@@ -35,7 +34,7 @@ _FLOATS = {
 }
 
 
-def build(request: dict[str, Any]) -> dict[str, Any]:
+def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Build the engine at request["engine"] and return its facts.
 
     Raises:
@@ -44,7 +43,6 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     config = EngineConfig.from_dict(request["config"])
     spec = ModelSpec.from_dict(request["spec"])
     onnx = Path(request["onnx"])
-    progress = ProgressFile(Path(request["progress"]))
     started_s = time.monotonic()
     progress(0.0, "loading TensorRT")
     trt = load_trt(config.target)
@@ -204,7 +202,7 @@ def _sms_of_this_gpu(config: EngineConfig) -> tuple[int, ...]:
 
 
 def main(arguments: list[str]) -> int:
-    answer_parent(Path(arguments[0]), build)
+    answer_parent(int(arguments[0]), build)
     return 0
 
 

@@ -1,0 +1,324 @@
+"""Worker processes: one protocol for device workers, server workers, builders and measurements.
+
+A worker is started as `COMMAND... FD`, where FD is its end of a socket pair. Both ends send pickled objects, each preceded by
+its length. The first message is the request of the parent; a worker that cannot go on sends `Failed` and ends. When either side
+ends, its socket closes, which the other side reads as the end of the messages.
+
+Pickle is safe here, because only parent and child can write to a socket pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..errors import DetrtError
+
+_LENGTH = struct.Struct("<Q")
+_EXIT_SECONDS = 10.0
+# A task that was lost with this many workers is not tried again.
+MAX_DEATHS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last message of a worker that cannot go on.
+
+    error: a DetrtError or an OSError as it was raised; trace: the traceback where the error is a bug instead.
+    """
+
+    error: Exception
+    trace: str = ""
+
+
+class ParentGone(Exception):
+    """The other end of the socket is closed."""
+
+
+class WorkerBug(RuntimeError):
+    """A worker raised what is none of the user's errors. summary: type and message of it."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"a worker process failed:\n{failed.trace}")
+        self.summary = str(failed.error)
+
+
+class HasDeaths(Protocol):
+    """Work that counts the workers which ended while they held it."""
+
+    deaths: int
+
+
+Work = TypeVar("Work", bound=HasDeaths)
+
+
+def after_death(held: Iterable[Work]) -> tuple[list[Work], list[Work]]:
+    """Sort the work that a worker died with.
+
+    Returns:
+        What is to be run again, and what `MAX_DEATHS` workers have ended with.
+    """
+    again: list[Work] = []
+    given_up: list[Work] = []
+    for work in held:
+        work.deaths += 1
+        (given_up if work.deaths >= MAX_DEATHS else again).append(work)
+    return again, given_up
+
+
+def packed(message: Any) -> bytes:
+    """A message as it is sent: its length and its pickle."""
+    body = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Channel:
+    """One end of the socket pair, with messages that block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+
+    def send(self, message: Any) -> None:
+        self.socket.sendall(packed(message))
+
+    def receive(self) -> Any:
+        """The next message.
+
+        Raises:
+            EOFError: the other end is closed.
+        """
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return pickle.loads(self._exactly(length))
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _exactly(self, count: int) -> bytearray:
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        while view:
+            got = self.socket.recv_into(view)
+            if not got:
+                raise EOFError
+            view = view[got:]
+        return buffer
+
+
+class Worker:
+    """A worker process as its parent sees it.
+
+    Args:
+        command: program and arguments, e.g. (sys.executable, "-m", "detrt.jobs.worker"); the descriptor is appended.
+        request: the first message.
+        environment: variables to add.
+        popen: further arguments of `subprocess.Popen`.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], request: Any, *, environment: Mapping[str, str] | None = None, **popen: Any
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [*command, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": _python_path(), **(environment or {})},
+                    **popen,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self.channel = Channel(ours)
+        self.send(request)
+
+    def send(self, message: Any) -> None:
+        """Send a message; one to a process that has ended is lost, which `receive` then says."""
+        with contextlib.suppress(OSError):
+            self.channel.send(message)
+
+    def receive(self) -> Any:
+        """The next message, or None where the process has ended.
+
+        Raises:
+            DetrtError, OSError: what the worker raised. WorkerBug: any other error in the worker, with its traceback.
+        """
+        try:
+            message = self.channel.receive()
+        except (EOFError, OSError):
+            return None
+        if isinstance(message, Failed):
+            raise WorkerBug(message) if message.trace else message.error
+        return message
+
+    def ending(self) -> str:
+        """How the process ended: "was killed by SIGKILL", "ended with exit code 1", "closed its connection"."""
+        code = self.exit_code(_EXIT_SECONDS)
+        return "closed its connection" if code is None else how_ended(code)
+
+    def exit_code(self, wait_s: float = 0.2) -> int | None:
+        """Exit code of a process whose socket is closed; None where it still runs after `wait_s` seconds."""
+        try:
+            return self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(OSError):
+            self.process.kill()
+
+    def stop(self, until: float | None = None) -> None:
+        """Close the socket, which ends the worker, and wait for it; terminate, then kill it where it stays.
+
+        until: `time.monotonic()` seconds to wait for it; None: ten seconds from now.
+        """
+        until = time.monotonic() + _EXIT_SECONDS if until is None else until
+        self.channel.close()
+        for end in (None, self.process.terminate, self.process.kill):
+            if end is not None:
+                end()
+            try:
+                self.process.wait(max(0.1, until - time.monotonic()))
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
+class AsyncWorker(Worker):
+    """A worker process whose messages an event loop reads. The subclass deals with them in `on_message` and `on_exit`."""
+
+    _writer: asyncio.StreamWriter | None = None
+    _reading: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Read the worker's messages in the running loop from now on."""
+        reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    def send(self, message: Any) -> None:
+        """Hand a message to the loop without waiting. The caller limits what is on its way."""
+        if self._writer is None:
+            super().send(message)
+        elif not self._writer.is_closing():
+            self._writer.write(packed(message))
+
+    def on_message(self, message: Any) -> None:
+        raise NotImplementedError
+
+    def on_exit(self) -> None:
+        """The socket is closed: the process has ended, or is about to."""
+        raise NotImplementedError
+
+    async def disconnect(self) -> None:
+        """`stop` for the event loop."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        if self._writer is not None:
+            self._writer.close()
+        await asyncio.to_thread(self.stop)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        assert self._writer is not None
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                self.on_message(pickle.loads(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, OSError):
+            self._writer.close()
+            self.on_exit()
+
+
+def work_for_parent(descriptor: int, work: Callable[[Channel, Any], None], *, ignored: Sequence[int] = (signal.SIGINT,)) -> None:
+    """In the worker: call `work(channel, request)`, and tell the parent what it raises.
+
+    ignored: signals that reach the whole process group and that the parent deals with, by closing the socket.
+    """
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the parent's results
+    os.set_inheritable(descriptor, False)
+    channel = Channel(socket.socket(fileno=descriptor))
+    try:
+        work(channel, channel.receive())
+    except (EOFError, BrokenPipeError, ConnectionResetError, ParentGone):
+        return
+    except (DetrtError, OSError) as error:
+        _fail(channel, Failed(error))
+    except Exception as error:
+        _fail(channel, Failed(RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc()))
+
+
+def _fail(channel: Channel, message: Failed) -> None:
+    with contextlib.suppress(OSError):
+        channel.send(message)
+
+
+def receive_ahead(channel: Channel, prepare: Callable[[Any], Any], parent_gone: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
+    """In the worker: tasks and what `prepare(task)` returned, called in a thread as soon as each task arrives.
+
+    So images of a task are decoded while an earlier one runs. The parent limits how many tasks it sends ahead; a task None is
+    the last one. `parent_gone` is called in that thread when the parent's socket closes.
+
+    Raises:
+        ParentGone: after that call. Exception: what `prepare` raised.
+    """
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            while (task := channel.receive()) is not None:
+                waiting.put((task, prepare(task)))
+            waiting.put(None)
+        except (EOFError, OSError):
+            parent_gone()
+            waiting.put(ParentGone())
+        except Exception as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, name="detrt-receive", daemon=True).start()
+    while (item := waiting.get()) is not None:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+def how_ended(code: int) -> str:
+    """An exit code of `subprocess` in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _python_path() -> str:
+    """PYTHONPATH with which a worker finds the detrt that is running here."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.pathsep.join(os.path.abspath(path) for path in paths)

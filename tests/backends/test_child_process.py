@@ -1,0 +1,93 @@
+"""One-shot child processes: answers, errors of every kind, progress, and ends without an answer."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+
+import pytest
+
+from detrt.backends.child_process import run_child
+from detrt.backends.worker_process import MAX_DEATHS, after_death, how_ended
+from detrt.errors import EngineError, GateError, MissingPackageError, SessionError
+
+HEAD = "import os, sys, time\nfrom pathlib import Path\nfrom detrt.backends.child_process import answer_parent\n"
+
+
+def run(body: str, request=None, **options):
+    """`body` is that of work(request, progress)."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    code = f"{HEAD}def work(request, progress):\n{lines}answer_parent(int(sys.argv[1]), work)\n"
+    return run_child((sys.executable, "-c", code), request or {}, what="compiler", **options)
+
+
+def test_answers_keep_their_types():
+    request = {"path": "x" * 300_000, "pair": (1, 2)}  # larger than what a socket holds
+    answer = run("return {**request, 'folder': os.listdir('.')}", request)
+    assert answer == {**request, "folder": ["log.txt"]}
+
+
+def test_progress_is_passed_on_at_most_ten_times_a_second():
+    seen = []
+    body = "for i in range(40):\n    progress(i / 40, f'step {i}')\n    time.sleep(0.01)\nreturn 7"
+    assert run(body, progress=lambda fraction, text: seen.append((fraction, text))) == 7
+    assert seen[0] == (0.0, "step 0") and 2 <= len(seen) <= 12 and seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        ("from detrt.errors import GateError\nraise GateError('not equal')", GateError, "^not equal$"),
+        (
+            "from detrt.errors import MissingPackageError\nraise MissingPackageError('av', 'video', 'a video')",
+            MissingPackageError,
+            "^a video needs the package 'av'",
+        ),
+        ("raise ZeroDivisionError('a bug')", EngineError, "the compiler process failed: ZeroDivisionError: a bug"),
+        ("print('last words', flush=True)\nos._exit(7)", EngineError, r"(?s)compiler process ended with exit code 7.*last words"),
+        ("os.kill(os.getpid(), 9)", EngineError, "compiler process was killed by SIGKILL .most likely for lack of memory"),
+    ],
+)
+def test_errors(code, error, words):
+    with pytest.raises(error, match=words) as found:
+        run(code)
+    assert "TensorRT" not in str(found.value)
+
+
+def test_errors_of_the_system_keep_their_number():
+    with pytest.raises(OSError) as found:
+        run("raise OSError(28, 'no room', '/x')")
+    assert (found.value.errno, found.value.filename) == (errno.ENOSPC, "/x")
+
+
+def test_a_time_limit():
+    start = time.monotonic()
+    with pytest.raises(SessionError, match="longer than 0.5 seconds"):
+        run("time.sleep(60)", timeout_seconds=0.5, error=SessionError)
+    assert time.monotonic() - start < 10
+
+
+def test_processes_that_the_child_forked_do_not_keep_its_end_secret(tmp_path):
+    """They hold the child's end of the socket."""
+    start = time.monotonic()
+    with pytest.raises(EngineError, match="exit code 3"):
+        run("if os.fork() == 0:\n    time.sleep(8)\n    os._exit(0)\nos._exit(3)")
+    assert time.monotonic() - start < 7
+
+
+def test_work_is_tried_twice():
+    class Work:
+        deaths = 0
+
+    first, second = Work(), Work()
+    assert after_death([first]) == ([first], [])
+    assert after_death([first, second]) == ([second], [first]) and MAX_DEATHS == first.deaths == 2
+
+
+def test_ends_in_words():
+    assert [how_ended(code) for code in (1, -9, -63)] == [
+        "ended with exit code 1",
+        "was killed by SIGKILL",
+        "was killed by signal 63",
+    ]
