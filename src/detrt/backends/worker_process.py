@@ -45,6 +45,17 @@ class Failed:
     error: Exception
     trace: str = ""
 
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        """The message for an error that was raised; only those of the user and the system travel as they are."""
+        if isinstance(error, (DetrtError, OSError)):
+            return cls(error)
+        return cls(RuntimeError(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))
+
+    def exception(self) -> Exception:
+        """What the parent raises."""
+        return WorkerBug(self) if self.trace else self.error
+
 
 class ParentGone(Exception):
     """The other end of the socket is closed."""
@@ -170,7 +181,7 @@ class Worker:
         except (EOFError, OSError):
             return None
         if isinstance(message, Failed):
-            raise WorkerBug(message) if message.trace else message.error
+            raise message.exception()
         return message
 
     def ending(self) -> str:
@@ -267,15 +278,9 @@ def work_for_parent(descriptor: int, work: Callable[[Channel, Any], None], *, ig
         work(channel, channel.receive())
     except (EOFError, BrokenPipeError, ConnectionResetError, ParentGone):
         return
-    except (DetrtError, OSError) as error:
-        _fail(channel, Failed(error))
     except Exception as error:
-        _fail(channel, Failed(RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc()))
-
-
-def _fail(channel: Channel, message: Failed) -> None:
-    with contextlib.suppress(OSError):
-        channel.send(message)
+        with contextlib.suppress(OSError):
+            channel.send(Failed.of(error))
 
 
 def receive_ahead(channel: Channel, prepare: Callable[[Any], Any], parent_gone: Callable[[], None]) -> Iterator[tuple[Any, Any]]:

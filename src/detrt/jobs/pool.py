@@ -2,95 +2,58 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from ..backends.worker_process import Worker, after_death
 from ..data.images import Input
 from ..data.sinks import Record
 from ..detections import Detections
 from ..errors import ImageError, SessionError
 from ..system import CPU, cpu_threads
 from .run import Bad, Found
-from .worker import Answer, rebuilt
+from .worker import Answer, Opening
 
 _TASK_IMAGES = 8  # images in a task at least: below that, messages cost more than they carry
 _AHEAD = 2  # tasks a worker holds: one that runs, one whose images are being decoded
-_LEAVE_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 
 
-class _Worker:
-    """A process and the socket to it. tasks: numbers of those it has not answered, the oldest first."""
+@dataclass(eq=False, slots=True)
+class _Task:
+    """Inputs that one worker detects in. answers: None until they are there; deaths: workers that ended while running it."""
 
-    def __init__(self, device: str, opening: dict[str, Any], threads: int) -> None:
-        ours, theirs = socket.socketpair()
-        # Set for libraries that read it when they load, and left alone where the user has set it.
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "detrt.jobs.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        self.pipe = Connection(ours.detach())
-        self.device = device
-        self.tasks: deque[int] = deque()
+    inputs: list[Input]
+    answers: list[Answer] | None = None
+    deaths: int = 0
+
+
+class _DeviceWorker(Worker):
+    """tasks: those it has not answered, in order; the first one runs. facts: of its model, once that is open."""
+
+    def __init__(self, opening: Opening) -> None:
+        # OpenMP reads it when a library loads; a value of the user's stays.
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(opening.threads))}
+        super().__init__((sys.executable, "-m", "detrt.jobs.worker"), opening, environment=threads)
+        self.opening = opening
+        self.tasks: deque[_Task] = deque()
         self.facts: dict[str, Any] = {}
-        self.pipe.send({**opening, "device": device})
-
-    def receive(self) -> tuple[Any, ...] | None:
-        """The next message; None: the process has ended. Raises what the worker raised."""
-        try:
-            message = self.pipe.recv()
-        except (EOFError, OSError):
-            return None
-        if message[0] == "failed":
-            raise rebuilt(message[1], message[2])
-        if message[0] == "bug":
-            raise RuntimeError(f"the worker on {self.device} failed:\n{message[2]}")
-        return message
 
     def wait_until_ready(self) -> None:
-        message = self.receive()
-        if message is None:
+        facts = self.receive()
+        if facts is None:
             raise SessionError(f"{self.ending()} while it opened the model; is there enough memory for one copy a device?")
-        self.facts = message[1]
-
-    def send(self, task: Any) -> None:
-        try:
-            self.pipe.send(task)
-        except OSError:  # it has ended, which `receive` finds out and tells
-            return
+        self.facts = facts
 
     def ending(self) -> str:
-        """How the process ended, e.g. "the worker on cuda:1 (process 77) was killed by SIGKILL"."""
-        try:
-            code = self.process.wait(_LEAVE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"the worker on {self.device} (process {self.process.pid}) closed its connection"
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"the worker on {self.device} (process {self.process.pid}) {how}"
-
-    def close(self, until: float) -> None:
-        self.pipe.close()
-        for stop in (None, self.process.terminate, self.process.kill):
-            if stop is not None:
-                stop()
-            try:
-                self.process.wait(max(0.1, until - time.monotonic()))
-                return
-            except subprocess.TimeoutExpired:
-                continue
+        return f"the worker on {self.opening.device} (process {self.process.pid}) {super().ending()}"
 
 
 class DevicePool:
@@ -124,20 +87,21 @@ class DevicePool:
         options = dict(session or {})
         if CPU in devices and options.get("threads") is None:
             options["threads"] = threads
-        self._threads = threads
-        self._opening = {
-            "ref": os.fspath(ref),
-            "session": options,
-            "detector": dict(detector or {}),
-            "categories": categories,
-            "copies": None if copies is None else dict(copies),
-            "every": every,
-            "decoders": threads,
-        }
-        self._workers: list[_Worker] = []
+        opening = Opening(
+            ref=os.fspath(ref),
+            device=devices[0],
+            threads=threads,
+            session=options,
+            detector=dict(detector or {}),
+            categories=categories,
+            copies=None if copies is None else dict(copies),
+            every=every,
+        )
+        self._workers: list[_DeviceWorker] = []
         self.replaced = 0
         try:
-            self._workers += [self._start(device) for device in devices]
+            for device in devices:
+                self._workers.append(_DeviceWorker(replace(opening, device=device)))
             for worker in self._workers:
                 worker.wait_until_ready()
         except BaseException:
@@ -150,9 +114,6 @@ class DevicePool:
         self.backend = f"{facts['backend']} on {', '.join(devices)}"
         self.note: str = facts["note"]
         self.path = Path(facts["path"]) if facts["path"] else None
-
-    def _start(self, device: str) -> _Worker:
-        return _Worker(device, self._opening, self._threads)
 
     def detect_inputs(self, inputs: Sequence[Input]) -> Iterator[Found | Bad]:
         """As `detect.detect_inputs`; the images of what is found stay in the workers (`Found.image` is None)."""
@@ -174,66 +135,62 @@ class DevicePool:
             yield [_detections(task[index], answer) for index, answer in answers]
 
     def _run(self, tasks: Iterable[list[Input]]) -> Iterator[tuple[list[Input], list[Answer]]]:
-        source = enumerate(tasks)
-        open_tasks: dict[int, list[Input]] = {}
-        done: dict[int, list[Answer]] = {}
-        again: deque[int] = deque()
-        died: dict[int, int] = {}
-        window = 8 * len(self._workers)  # answers that wait for an earlier one
-        for number in itertools.count():
-            while number not in done:
-                for worker in self._workers:
-                    while len(worker.tasks) < _AHEAD:
-                        if again:
-                            given = again.popleft()
-                        elif len(open_tasks) < window and (fresh := next(source, None)) is not None:
-                            given, task = fresh
-                            open_tasks[given] = task
-                        else:
-                            break
-                        worker.tasks.append(given)
-                        worker.send((given, open_tasks[given]))
-                if number not in open_tasks:
-                    return
-                self._receive(open_tasks, done, again, died)
-            yield open_tasks.pop(number), done.pop(number)
+        """Each task and its answers, in order."""
+        source = (_Task(inputs) for inputs in tasks)
+        started: deque[_Task] = deque()
+        again: deque[_Task] = deque()
+        window = 8 * len(self._workers)  # tasks that are started, with answers that wait for those of an earlier one
+        while True:
+            for worker in self._workers:
+                while len(worker.tasks) < _AHEAD:
+                    if again:
+                        task = again.popleft()
+                    elif len(started) < window and (fresh := next(source, None)) is not None:
+                        task = fresh
+                        started.append(task)
+                    else:
+                        break
+                    worker.tasks.append(task)
+                    worker.send(task.inputs)
+            if not started:
+                return
+            if started[0].answers is None:
+                self._receive(again)
+            else:
+                task = started.popleft()
+                yield task.inputs, task.answers or []
 
-    def _receive(
-        self, open_tasks: dict[int, list[Input]], done: dict[int, list[Answer]], again: deque[int], died: dict[int, int]
-    ) -> None:
-        """Take the messages that are there; replace workers that have died."""
-        by_pipe = {worker.pipe: worker for worker in self._workers}
-        for pipe in wait(list(by_pipe)):
-            worker = by_pipe[pipe]  # type: ignore[index]
-            message = worker.receive()
-            if message is not None:
-                worker.tasks.remove(message[1])
-                done[message[1]] = message[2]
+    def _receive(self, again: deque[_Task]) -> None:
+        """Take the answers that are there; replace workers that have died, and add their tasks to `again`."""
+        ready = wait([worker.channel for worker in self._workers])
+        for worker in [worker for worker in self._workers if worker.channel in ready]:
+            answers = worker.receive()
+            if answers is not None:
+                worker.tasks.popleft().answers = answers
                 continue
-            if worker.tasks:
-                suspect = worker.tasks[0]
-                died[suspect] = died.get(suspect, 0) + 1
-                if died[suspect] > 1:
-                    names = ", ".join(str(source.path) for source in open_tasks[suspect][:8])
-                    raise SessionError(
-                        f"{worker.ending()}, the second one to end while it detected in {names}; leave these out, or use a "
-                        "smaller batch or size if it ran out of memory"
-                    )
-            again.extend(worker.tasks)
-            worker.close(time.monotonic())
+            running, waiting = list(worker.tasks)[:1], list(worker.tasks)[1:]
+            repeated, lost = after_death(running)
+            if lost:
+                names = ", ".join(str(source.path) for source in lost[0].inputs[:8])
+                raise SessionError(
+                    f"{worker.ending()}, the second one to end while it detected in {names}; leave these out, or use a "
+                    "smaller batch or size if it ran out of memory"
+                )
+            again += [*repeated, *waiting]
+            worker.stop(time.monotonic())
             self.replaced += 1
-            index = self._workers.index(worker)
-            self._workers[index] = self._start(worker.device)
-            self._workers[index].wait_until_ready()
+            fresh = _DeviceWorker(worker.opening)
+            self._workers[self._workers.index(worker)] = fresh
+            fresh.wait_until_ready()
 
     def close(self) -> None:
         """End the workers; waits for the batch that each of them runs."""
-        until = time.monotonic() + _LEAVE_SECONDS
+        until = time.monotonic() + _CLOSE_SECONDS
         for worker in self._workers:
             if not worker.tasks:  # else only the closed connection tells it to stop at once
                 worker.send(None)
         for worker in self._workers:
-            worker.close(until)
+            worker.stop(until)
         self._workers = []
 
     def __enter__(self) -> DevicePool:

@@ -1,4 +1,4 @@
-"""A worker process of `DevicePool`: `python -m detrt.jobs.worker FD`, FD being its end of a socket.
+"""A worker process of `DevicePool`: `python -m detrt.jobs.worker FD`, FD being its end of a socket pair.
 
 It opens one detector on one device and answers tasks in their order. Images of the coming tasks are decoded in
 threads meanwhile. When the other end of the socket closes, it leaves, and removes a video it was writing.
@@ -7,64 +7,64 @@ threads meanwhile. When the other end of the socket closes, it leaves, and remov
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-import signal
 import sys
 import threading
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from typing import Any
 
 from ..backends.open import open_on
+from ..backends.worker_process import Channel, ParentGone, receive_ahead, work_for_parent
 from ..data.images import Input, load_image
 from ..data.sinks import Record
 from ..detector import Detector
-from ..errors import DetrtError, ImageError
 from .annotate import AnnotatedCopies
 from .run import Bad, Found, detect_inputs
 
-# What is sent back for one image or frame: its record, or what was wrong with it.
+# What is sent back for one image or frame: the index of its input, and its record or what was wrong with it.
 Answer = tuple[int, Record | str]
-_END = None
 
 
-class _Left(Exception):
-    """The other end has gone."""
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first message to a worker: the model, its device, and what to do with the images.
+
+    threads: of the model on a CPU, and of the decoder. session: arguments of `open_on`; detector: of `Detector`; copies: of
+    `AnnotatedCopies`.
+    """
+
+    ref: str
+    device: str
+    threads: int
+    session: Mapping[str, Any]
+    detector: Mapping[str, Any]
+    categories: list[dict[str, Any]] | None = None
+    copies: Mapping[str, Any] | None = None
+    every: int = 1
 
 
-def main(descriptor: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes the socket
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the results
-    pipe = Connection(descriptor)
-    try:
-        _serve(pipe, pipe.recv())
-    except (EOFError, BrokenPipeError, ConnectionResetError, _Left):
-        return
-    except DetrtError as error:
-        _tell(pipe, ("failed", type(error).__name__, str(error)))
-    except Exception:
-        _tell(pipe, ("bug", "", traceback.format_exc()))
+def detect_for_parent(channel: Channel, opening: Opening) -> None:
+    """Open the model, send its facts, and answer lists of inputs until there are no more.
 
-
-def _tell(pipe: Connection, message: tuple[Any, ...]) -> None:
-    with contextlib.suppress(OSError):
-        pipe.send(message)
-
-
-def _serve(pipe: Connection, opening: dict[str, Any]) -> None:
-    session = open_on(opening["ref"], opening["device"], **opening["session"])
+    Raises:
+        ParentGone: the parent has ended. DetrtError: what opening the model or running it raises.
+    """
+    session = open_on(opening.ref, opening.device, **opening.session)
     with contextlib.ExitStack() as stack:
-        if opening["categories"] is not None:
+        if opening.categories is not None:
             from ..evaluation.coco import bind_categories
 
-            session = bind_categories(session, opening["categories"])
-        detector = stack.enter_context(Detector(session, resize_threads=opening["decoders"], **opening["detector"]))
+            session = bind_categories(session, opening.categories)
+        detector = stack.enter_context(Detector(session, resize_threads=opening.threads, **opening.detector))
         detector.check_prompt()
-        copies = stack.enter_context(AnnotatedCopies(**opening["copies"])) if opening["copies"] is not None else None
-        gone = threading.Event()
+        copies = stack.enter_context(AnnotatedCopies(**opening.copies)) if opening.copies is not None else None
+        decoders = stack.enter_context(ThreadPoolExecutor(opening.threads, "detrt-decode"))
+        load = load_image if detector.decoder is None else detector.decoder.open
+
+        def decode(inputs: list[Input]) -> dict[Input, Future[Any]]:
+            return {source: decoders.submit(load, source.path) for source in inputs if source.kind == "image"}
+
         facts = {
             "batch_size": detector.batch_size,
             "backend": detector.session.backend,
@@ -72,42 +72,17 @@ def _serve(pipe: Connection, opening: dict[str, Any]) -> None:
             "spec": detector.spec,
             "path": str(getattr(session, "path", None) or ""),
         }
-        pipe.send(("ready", facts))
-        for number, inputs, loads in _tasks(pipe, opening["decoders"], detector, stack, gone):
+        channel.send(facts)
+        gone = threading.Event()
+        for inputs, loads in receive_ahead(channel, decode, gone.set):
             answers = []
-            for answer in _answers(detector, inputs, loads, copies, opening["every"]):
+            for answer in _answers(detector, inputs, loads, copies, opening.every):
                 if gone.is_set():
-                    raise _Left
+                    raise ParentGone
                 answers.append(answer)
             if copies is not None:
                 copies.finish_video()  # before the answer, so that a full disk is told
-            pipe.send(("done", number, answers))
-
-
-def _tasks(
-    pipe: Connection, decoders: int, detector: Detector, stack: contextlib.ExitStack, gone: threading.Event
-) -> Iterator[tuple[int, list[Input], dict[Input, Future[Any]]]]:
-    """(number, inputs, images being decoded) of each task; the parent keeps no more than a few of them here."""
-    pool = stack.enter_context(ThreadPoolExecutor(decoders, "detrt-decode"))
-    load = load_image if detector.decoder is None else detector.decoder.open
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def receive() -> None:
-        try:
-            while (task := pipe.recv()) is not _END:
-                number, inputs = task
-                loads = {source: pool.submit(load, source.path) for source in inputs if source.kind == "image"}
-                waiting.put((number, inputs, loads))
-            waiting.put(_END)
-        except (OSError, EOFError, RuntimeError):  # RuntimeError: the thread pool is closed already
-            gone.set()
-            waiting.put(_Left())
-
-    threading.Thread(target=receive, name="detrt-receive", daemon=True).start()
-    while (task := waiting.get()) is not _END:
-        if isinstance(task, _Left):
-            raise task
-        yield task
+            channel.send(answers)
 
 
 class _Decoded:
@@ -135,15 +110,5 @@ def _answers(
         yield index, item.record
 
 
-def rebuilt(name: str, message: str) -> DetrtError:
-    """The error of a worker, in this process."""
-    from .. import errors
-
-    kind = getattr(errors, name, ImageError)
-    error = kind.__new__(kind)  # one class takes other arguments than its message
-    Exception.__init__(error, message)
-    return error
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    work_for_parent(int(sys.argv[1]), detect_for_parent)

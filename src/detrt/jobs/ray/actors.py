@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...errors import DetrtError, MissingPackageError, SessionError
+from ...backends.worker_process import Failed
+from ...errors import MissingPackageError, SessionError
 from ...spec import ModelSpec
 from ...system import CPU, usable_cores
-from ..worker import rebuilt
 from .job import ClusterConfig
 from .worker import Shard, ShardDetector, ShardReport, Shipment, WorkerJob
 
 _TASK_RETRIES = 3  # how often a shard may end its worker; an image that always does must not hold the run for ever
 _LOCAL_STORE_BYTES = 256 << 20  # names and counts go through the object store, and the model once
-_CODE = "code"
 
 
 class _Actor:
@@ -33,7 +31,7 @@ class _Actor:
         try:
             self._detector = ShardDetector(job, None if shipment is None else ray.get(shipment))
         except Exception as error:
-            self._failure = _told(error)
+            self._failure = Failed.of(error)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         import numpy as np
@@ -46,20 +44,7 @@ class _Actor:
         try:
             return {"process": f"{os.uname().nodename}:{os.getpid()}", **asdict(self._detector(shard))}
         except Exception as error:
-            return {"failure": _told(error)}
-
-
-def _told(error: Exception) -> tuple[str, str]:
-    """An error as (class name, message); with its traceback where it is a bug."""
-    if isinstance(error, DetrtError):
-        return type(error).__name__, str(error)
-    return _CODE, "".join(traceback.format_exception(error))
-
-
-def _raise(failure: tuple[str, str]) -> None:
-    if failure[0] == _CODE:
-        raise RuntimeError(f"a worker failed:\n{failure[1]}")
-    raise rebuilt(*failure)
+            return {"failure": Failed.of(error)}
 
 
 class RayRunner:
@@ -119,20 +104,20 @@ class RayRunner:
         """The spec of the model, as a worker opens it; raises what opening it raises."""
         job, shipment = self._job, self._shipment
 
-        def look() -> tuple[Any, ...]:
+        def look() -> ModelSpec | Failed:
             import ray
 
             try:
                 opened = ShardDetector(job, None if shipment is None else ray.get(shipment))
             except Exception as error:
-                return False, _told(error)
+                return Failed.of(error)
             spec = opened.detector.spec
             opened.close()
-            return True, spec
+            return spec
 
-        good, answer = self._ray.get(self._ray.remote(max_retries=1, **self._resources)(look).remote())
-        if not good:
-            _raise(answer)
+        answer = self._ray.get(self._ray.remote(max_retries=1, **self._resources)(look).remote())
+        if isinstance(answer, Failed):
+            raise answer.exception()
         return answer
 
     def run(self, shards: Sequence[Shard]) -> Iterator[ShardReport]:
@@ -164,7 +149,7 @@ class RayRunner:
         for row in reports.iter_rows():
             report = row["report"]
             if report.get("failure"):
-                _raise(report["failure"])
+                raise report["failure"].exception()
             self.processes.add(report.pop("process"))
             yield ShardReport(**report)
 
