@@ -29,7 +29,8 @@ from detrt.evaluation.matching import gate_for
 from detrt.evaluation.models import default_reference
 from detrt.evaluation.parity import verify
 from detrt.files import sha256_of
-from detrt.graph.view import GraphView, module_path, precision_map, precision_of
+from detrt.graph.names import module_path
+from detrt.graph.view import GraphView, graph_precision, precision_map
 from detrt.spec import TensorInfo
 
 CHOICES = {"height": 128, "width": 128, "check": False}
@@ -172,8 +173,8 @@ def test_padding_content_does_not_matter(exported, images):
 def test_module_paths_and_types(exported):
     assert module_path("/model/encoder/layers.0/self_attn/MatMul_2") == "model.encoder.layers.0.self_attn"
     assert module_path("/Cast") == "" and module_path("Reshape_12") == ""
-    view = GraphView.of(graph.load(exported("rt_detr_v2", **CHOICES).path))
-    assert precision_of(view) == "fp32"
+    view = GraphView(graph.load(exported("rt_detr_v2", **CHOICES).path))
+    assert graph_precision(view) == "fp32"
     found = precision_map(view)
     assert "model.decoder.layers.1.self_attn" in found
     assert {kind for counts in found.values() for kind in counts} == {"fp32"}
@@ -191,12 +192,12 @@ def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, im
         source = tiny("rt_detr_v2")
         ref = TorchSession(source, spec=same_contract(source.spec, cand.spec))
         feeds = preprocess(images[:2], cand.spec).feeds
-        found = search_modules(GraphView.of(graph.load(bad)), cand, ref, cand.spec, feeds)
+        found = search_modules(GraphView(graph.load(bad)), cand, ref, cand.spec, feeds)
         assert found.first is not None and found.first.module == module
         assert found.compared > 40
         good = exported("rt_detr_v2", **CHOICES).path
         with OnnxSession(good) as same:
-            clean = search_modules(GraphView.of(graph.load(good)), same, ref, cand.spec, feeds)
+            clean = search_modules(GraphView(graph.load(good)), same, ref, cand.spec, feeds)
         assert all(layer.error < 1e-4 for layer in clean.layers)
 
 
@@ -207,7 +208,7 @@ def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, t
     bad, module = scaled
     good = exported("rt_detr_v2", **CHOICES).path
     spec = graph.read_spec(good)
-    wrong = GraphView.of(graph.load(bad))
+    wrong = GraphView(graph.load(bad))
     built = []
 
     def build(onnx_path, engine_path, config, given_spec):
@@ -233,7 +234,7 @@ def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, t
 
     feeds = preprocess(images[:2], spec).feeds
     facts = EngineFacts("tensorrt-rtx", "1.7.1.116", (89,), "fp32", {}, "")
-    view = GraphView.of(graph.load(good))
+    view = GraphView(graph.load(good))
     fetch = engine_fetch(view, spec, feeds, facts, compute_capability=89, build=build, open_engine=open_engine)
     found = search(view, view, spec, feeds, fetch=fetch)
     assert found.first is not None and found.first.module == module

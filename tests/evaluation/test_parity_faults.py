@@ -187,7 +187,7 @@ def test_baked_size(check, exported):
     found = []
 
     def damage(model):
-        view = GraphView.of(model)
+        view = GraphView(model)
         # A length of a feature map that goes into the grid of anchors.
         node = next(
             node

@@ -63,7 +63,7 @@ def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch)
         outputs=[("grid", TensorProto.FLOAT, ["n", "c", "h", "w"])],
         spec=None,
     )
-    layer = noise_module._layer(noise_module.GraphView(model), model.graph.node[1], "int8")
+    layer = noise_module._layer(noise_module.GraphView.typed(model), model.graph.node[1], "int8")
     pixels = np.stack([p.transpose(2, 0, 1) for p in pictures()]).astype(np.float32)
     got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
     want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)

@@ -16,9 +16,10 @@ from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import GateError, GraphError
+from detrt.graph.clean import set_opset
 from detrt.graph.emulate_low_precision import rounded as emulate
 from detrt.graph.lower_msda import lower_msda
-from detrt.graph.type_view import GraphView, element_types, set_opset
+from detrt.graph.view import GraphView, element_types
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision
 from detrt.precision.cast import bf16_bits, retype
@@ -32,7 +33,7 @@ FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")
 def typed(model, precision="fp16", **choices):
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    done = retype(copy, Rules(GraphView(copy), precision, **choices), precision)
+    done = retype(copy, Rules(GraphView.typed(copy), precision, **choices), precision)
     onnx.checker.check_model(copy, full_check=True)
     return copy, done
 

@@ -22,7 +22,7 @@ from detrt.bundle import Bundle, EngineFacts
 from detrt.errors import EngineError, GateError, GraphError, ImageError
 from detrt.evaluation.parity import verify
 from detrt.graph.emulate_low_precision import rounded as emulate
-from detrt.graph.type_view import GraphView, element_types
+from detrt.graph.view import GraphView, element_types
 from detrt.pipeline import build
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
@@ -290,6 +290,6 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
 
 def test_typed_graphs_are_not_typed_again(low_file):
     path, _ = low_file("yolos", "fp16")
-    assert GraphView(graph.load(path)).kinds
+    assert GraphView(graph.load(path)).types
     with pytest.raises(GraphError, match="already has 16-bit tensors"):
         apply_precision(graph.load(path), graph.read_spec(path), PrecisionConfig("bf16"))

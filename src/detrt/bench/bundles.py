@@ -352,9 +352,9 @@ def _precision_of(ref: str) -> str:
     if onnx is None:
         return "fp32"
     from ..graph import io
-    from ..graph.view import GraphView, precision_of
+    from ..graph.view import GraphView, graph_precision
 
-    return precision_of(GraphView.of(io.load(onnx, weights=False)))
+    return graph_precision(GraphView(io.load(onnx, weights=False)))
 
 
 def _gpu_used_mib() -> int | None:

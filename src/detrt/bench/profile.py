@@ -236,7 +236,7 @@ def _seconds(step: Callable[[], object]) -> float:
 
 def _by_onnxruntime(onnx: Path, feeds: Feeds, threads: int | None) -> tuple[dict[str, float], dict[str, float]]:
     from ..backends.onnxruntime.session import profiled_run
-    from ..graph.view import module_path
+    from ..graph.names import module_path
 
     with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
         file = profiled_run(onnx, feeds, Path(folder), optimise=True, runs=RUNS, threads=threads)

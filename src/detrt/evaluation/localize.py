@@ -167,7 +167,7 @@ def scope_outputs(view: GraphView) -> dict[str, list[str]]:
     for name, path in scope.items():
         if not path or view.types.get(name) not in FLOATS:
             continue
-        users = [scope.get(out, "") for node in view.consumers.get(name, []) for out in node.output]
+        users = [scope.get(out, "") for node in view.consumers(name) for out in node.output]
         parts = path.split(".")
         for length in range(len(parts), 0, -1):
             outer = ".".join(parts[:length])
@@ -207,7 +207,7 @@ def _nearest(array: NDArray, names: Sequence[str], tensors: Any, metric: str) ->
 
 
 def _scope(view: GraphView, name: str) -> str:
-    from ..graph.view import module_path
+    from ..graph.names import module_path
 
     if name.startswith("/") and "/" in name[1:]:
         return module_path(name.removeprefix(_WRAPPER) if name.startswith(_WRAPPER + "/") else name)

@@ -147,7 +147,7 @@ def run_view(side: Side) -> GraphView:
     assert side.graph is not None
     view = view_of(side.graph)
     if side.session.backend == "onnxruntime-cpu" and has_low(view.types):
-        return GraphView.of(rounded(view.model, view.types))
+        return GraphView(rounded(view.model, view.types))
     return view
 
 
@@ -215,16 +215,16 @@ def precision_of(side: Side) -> str:
         return name
     if side.graph is None or side.source is not None:
         return "fp32"
-    from ..graph.view import precision_of as of_graph
+    from ..graph.view import graph_precision
 
-    return of_graph(view_of(side.graph))
+    return graph_precision(view_of(side.graph))
 
 
 def view_of(path: Path) -> GraphView:
     from .. import graph
     from ..graph.view import GraphView
 
-    return GraphView.of(graph.load(path))
+    return GraphView(graph.load(path))
 
 
 def reference_view(side: Side, candidate: Side, say: Callable[[str], None]) -> tuple[GraphView, str]:

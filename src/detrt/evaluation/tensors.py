@@ -73,7 +73,7 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
     from ..graph.view import GraphView
 
     model = graph.load(session.path)  # type: ignore[attr-defined]
-    if session.backend == "onnxruntime-cpu" and has_low((view := GraphView.of(model)).types):
+    if session.backend == "onnxruntime-cpu" and has_low((view := GraphView(model)).types):
         model = rounded(model, view.types)
     names = topk_outputs(model)
     with OnnxSession(with_outputs(model, names).SerializeToString(), session.spec) as probe:

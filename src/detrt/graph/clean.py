@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
+from .view import attribute
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
 _WRAPPER = "/model"
@@ -302,3 +303,58 @@ def with_outputs(model: onnx.ModelProto, names: list[str], dtype: int = onnx.Ten
         if name not in present:
             copy.graph.output.append(helper.make_tensor_value_info(name, dtype, None))
     return copy
+
+
+def set_opset(model: onnx.ModelProto, version: int) -> None:
+    """Raise the default opset in place; only what changed for operators of detector graphs is rewritten.
+
+    Raises:
+        GraphError: an operator whose meaning changes and that is not known here.
+    """
+    entry = next(e for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    if entry.version >= version:
+        return
+    old = entry.version
+    graph = model.graph
+    for node in graph.node:
+        if old < 18 <= version and node.op_type in _AXES_BECAME_INPUT:
+            axes = attribute(node, "axes")
+            if axes is not None:
+                name = f"{node.output[0]}/axes"
+                graph.initializer.append(numpy_helper.from_array(np.asarray(axes, np.int64), name))
+                node.input.append(name)
+                _drop_attribute(node, "axes")
+        if old < 18 <= version and node.op_type == "Split" and len(node.input) < 2:
+            node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
+        if old < 20 <= version and node.op_type == "GridSample":
+            mode = {b"bilinear": "linear", b"bicubic": "cubic"}.get(attribute(node, "mode", b"bilinear"), "nearest")
+            _drop_attribute(node, "mode")
+            node.attribute.append(onnx.helper.make_attribute("mode", mode))
+        if old < 21 <= version and node.op_type == "GroupNormalization":
+            raise GraphError(f"node '{node.name}' (GroupNormalization) means something else since opset 21; export again")
+    entry.version = version
+    # The file format of an opset; onnxruntime and TensorRT refuse newer operators in older ones.
+    model.ir_version = max(model.ir_version, {19: 9, 20: 9, 21: 10, 22: 10}.get(version, 8))
+
+
+_AXES_BECAME_INPUT = (
+    "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
+)  # fmt: skip
+
+
+def _drop_attribute(node: onnx.NodeProto, name: str) -> None:
+    kept = [entry for entry in node.attribute if entry.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Put other nodes into the graph; they are copied first, since some belong to it."""
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copies.append(copy)
+    del model.graph.node[:]
+    model.graph.node.extend(copies)

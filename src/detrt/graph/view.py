@@ -1,20 +1,19 @@
-"""A read-only view of a graph: producers, tensor types, module paths, depth, what depends on the pictures."""
+"""A read-only view of an ONNX graph: producers, readers, tensor types, module paths, depth."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
-FLOATS = {
-    TensorProto.FLOAT: "fp32",
-    TensorProto.FLOAT16: "fp16",
-    TensorProto.BFLOAT16: "bf16",
-    TensorProto.DOUBLE: "fp64",
-}
+from ..errors import GraphError
+from .names import module_path
+
+FLOAT, HALF, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
+FLOATS = {FLOAT: "fp32", HALF: "fp16", BF16: "bf16", TensorProto.DOUBLE: "fp64"}
 _NAMES = {
     **FLOATS,
     TensorProto.INT8: "int8",
@@ -24,6 +23,10 @@ _NAMES = {
     TensorProto.BOOL: "bool",
     TensorProto.FLOAT8E4M3FN: "fp8",
 }
+WIDTH = {"fp32": FLOAT, "fp16": HALF, "bf16": BF16}
+# Largest finite value, and smallest value that keeps all its digits.
+LARGEST = {"fp16": 65504.0, "bf16": 3.3895e38}
+SMALLEST = {"fp16": 2.0**-14, "bf16": 2.0**-126}
 # Where a value jumps: rounding may send two equal computations to two sides of the step.
 _STEPS = frozenset(("Floor", "Ceil", "Round", "ArgMax", "ArgMin", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _SHAPES = ("Shape", "Size")
@@ -35,43 +38,80 @@ MOVEMENT = frozenset((
 ))  # fmt: skip
 # Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
 PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
-# The leaf of a node's name: an operator, perhaps numbered ("MatMul_3", "Unsqueeze.2").
-_WRAPPER = re.compile(r"^/?(.*)/[^/]+$")
 
 
-@dataclass(slots=True)
 class GraphView:
-    """Built once from a model that does not change while the view is used.
+    """Look-ups over one graph; valid until the graph changes.
 
-    producer: tensor -> node. depth: tensor -> number of nodes on the longest way from a picture, 0 where
-    it depends on none (weights, shapes). types: tensor -> ONNX element type, where it is known.
+    nodes: in graph order. constants: initializers by name. producer: tensor -> node. index: tensor -> position of its
+    producer in `nodes`. readers: tensor -> [(position of the node, position of the input)]. types: tensor -> ONNX
+    element type, where it is known.
     """
 
-    model: onnx.ModelProto
-    producer: dict[str, onnx.NodeProto] = field(default_factory=dict)
-    consumers: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
-    types: dict[str, int] = field(default_factory=dict)
-    depth: dict[str, int] = field(default_factory=dict)
-    constants: set[str] = field(default_factory=set)
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.graph = graph = model.graph
+        self.nodes: list[onnx.NodeProto] = list(graph.node)
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        self.outputs = {value.name for value in graph.output}
+        self.inputs = {value.name for value in graph.input} - set(self.constants)
+        self.producer: dict[str, onnx.NodeProto] = {}
+        self.index: dict[str, int] = {}
+        self.readers: dict[str, list[tuple[int, int]]] = {}
+        for index, node in enumerate(self.nodes):
+            for name in node.output:
+                self.producer[name], self.index[name] = node, index
+            for position, name in enumerate(node.input):
+                if name:
+                    self.readers.setdefault(name, []).append((index, position))
+        self.types = element_types(model)
 
     @classmethod
-    def of(cls, model: onnx.ModelProto) -> GraphView:
-        view = cls(model, types=element_types(model))
-        view.constants = {tensor.name for tensor in model.graph.initializer}
-        view.depth = {value.name: 1 for value in model.graph.input if value.name not in view.constants}
-        for node in model.graph.node:
-            for name in node.input:
-                view.consumers.setdefault(name, []).append(node)
-            below = max((view.depth.get(name, 0) for name in node.input), default=0)
-            deep = 0 if node.op_type in _SHAPES or not below else below + 1
-            for name in node.output:
-                view.producer[name] = node
-                view.depth[name] = deep
+    def typed(cls, model: onnx.ModelProto) -> GraphView:
+        """A view in which the type of every tensor is known, so that types can be changed.
+
+        Raises:
+            GraphError: control flow inside the graph, or a tensor whose type cannot be inferred.
+        """
+        view = cls(model)
+        for node in view.nodes:
+            if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
+                raise GraphError(f"node '{node.name}' ({node.op_type}) holds a graph of its own; its types are not changed")
+        unknown = [n.output[0] for n in view.nodes if n.output and n.output[0] and not view.types.get(n.output[0])]
+        if unknown:
+            raise GraphError(
+                f"the types of {len(unknown)} tensors cannot be inferred, e.g. '{unknown[0]}'; export the model with detrt export"
+            )
         return view
+
+    @cached_property
+    def depth(self) -> dict[str, int]:
+        """Tensor -> number of nodes on the longest path from an input; 0 where it depends on none (weights, shapes)."""
+        depth = dict.fromkeys(self.inputs, 1)
+        for node in self.nodes:
+            below = max((depth.get(name, 0) for name in node.input), default=0)
+            depth.update(dict.fromkeys(node.output, 0 if node.op_type in _SHAPES or not below else below + 1))
+        return depth
 
     def tensors(self) -> list[str]:
         """Outputs of all nodes, in graph order."""
-        return [name for node in self.model.graph.node for name in node.output if name]
+        return [name for node in self.nodes for name in node.output if name]
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor is FP32."""
+        return self.types.get(name) == FLOAT
+
+    def float_inputs(self, node: onnx.NodeProto) -> list[str]:
+        """FP32 inputs that are computed, not constants."""
+        return [name for name in node.input if name and name not in self.constants and self.is_float(name)]
+
+    def array(self, name: str) -> np.ndarray | None:
+        """A constant's value, else None."""
+        return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
+
+    def consumers(self, name: str) -> list[onnx.NodeProto]:
+        """Nodes that read a tensor, once for each input that does."""
+        return [self.nodes[index] for index, _ in self.readers.get(name, ())]
 
     def module_of(self, node: onnx.NodeProto) -> str:
         """Module path of a node; that of the nearest node before it where its own name has none."""
@@ -82,7 +122,7 @@ class GraphView:
             if path := module_path(current.name):
                 return path
             if current.name.startswith("/"):
-                return ""  # the wrapper itself: normalisation before the model, decoding after it
+                return ""  # the wrapper itself: normalization before the model, post-processing after it
             current = next((self.producer[name] for name in current.input if name in self.producer), None)
         return ""
 
@@ -94,35 +134,28 @@ class GraphView:
             name = todo.pop()
             if name not in found:
                 found.add(name)
-                todo.extend(out for user in self.consumers.get(name, []) for out in user.output)
+                todo.extend(out for user in self.consumers(name) for out in user.output)
         return found
 
     def jumps(self) -> list[onnx.NodeProto]:
         """Nodes whose output jumps where rounding moves a value across a step, in graph order."""
         found = []
-        for node in self.model.graph.node:
+        for node in self.nodes:
             if not node.input or not self.depth.get(node.output[0]):
                 continue
             from_float = self.types.get(node.input[0]) in FLOATS
-            to_whole = node.op_type == "Cast" and self.types.get(node.output[0], TensorProto.FLOAT) not in FLOATS
-            if node.op_type == "TopK" or (from_float and (node.op_type in _STEPS or to_whole)):
+            to_integer = node.op_type == "Cast" and self.types.get(node.output[0], TensorProto.FLOAT) not in FLOATS
+            if node.op_type == "TopK" or (from_float and (node.op_type in _STEPS or to_integer)):
                 found.append(node)
         return found
 
 
-def module_path(name: str) -> str:
-    """ "/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn"; "" at the top.
-
-    A trace writes the members of a Sequential as "layer/layer.0"; the checkpoint's key is "layer.0".
-    """
-    match = _WRAPPER.match(name) if name.startswith("/") else None
-    parts = match[1].strip("/").split("/") if match else []
-    kept = [
-        part
-        for i, part in enumerate(parts)
-        if i + 1 == len(parts) or not re.match(re.escape(part) + r"\.\d+(_\d+)?$", parts[i + 1])
-    ]
-    return ".".join(kept)
+def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object:
+    """Value of an attribute, or `default`."""
+    for entry in node.attribute:
+        if entry.name == name:
+            return onnx.helper.get_attribute_value(entry)
+    return default
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
@@ -177,7 +210,7 @@ def node_type(view: GraphView, node: onnx.NodeProto) -> str:
 def precision_map(view: GraphView) -> dict[str, dict[str, int]]:
     """Module path -> type -> number of nodes that depend on the picture and compute in it, in graph order."""
     rows: dict[str, Counter[str]] = {}
-    for node in view.model.graph.node:
+    for node in view.nodes:
         if node.op_type in ("Cast", "QuantizeLinear", "DequantizeLinear", *_SHAPES) or not view.depth.get(node.output[0]):
             continue
         kind = node_type(view, node)
@@ -186,9 +219,9 @@ def precision_map(view: GraphView) -> dict[str, dict[str, int]]:
     return {module: dict(counts.most_common()) for module, counts in rows.items()}
 
 
-def precision_of(view: GraphView) -> str:
+def graph_precision(view: GraphView) -> str:
     """ "fp32", "fp16", "bf16", "int8" or "fp8": the lowest type that a tenth of the heavy nodes compute in."""
-    heavy = [n for n in view.model.graph.node if n.op_type in ("Conv", "MatMul", "Gemm", "ConvTranspose")]
+    heavy = [n for n in view.nodes if n.op_type in ("Conv", "MatMul", "Gemm", "ConvTranspose")]
     counts = Counter(node_type(view, node) for node in heavy)
     for kind in ("fp8", "int8", "bf16", "fp16"):
         if heavy and counts[kind] * 10 >= len(heavy):

@@ -17,7 +17,8 @@ from ..backends.base import Feeds
 from ..data.images import ImageSource
 from ..errors import GraphError
 from ..graph.msda_plugin import runnable
-from ..graph.type_view import GraphView, matches
+from ..graph.names import matches
+from ..graph.view import GraphView
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
 from .calibrate import TensorRange, histograms, lost_in_fp16, scan, threshold
@@ -105,8 +106,8 @@ def apply_precision(
         return copy, report
     known = known or calibrate(model, spec, config, calibration_images, progress=say)
     say(None, f"types: {target}")
-    view = GraphView(copy)
-    if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.kinds.values()):
+    view = GraphView.typed(copy)
+    if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.types.values()):
         raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)")
     if config.sixteen == "fp16":
         lost = known.lost
@@ -117,7 +118,7 @@ def apply_precision(
     if plan.activations:
         leave_noisy(plan, known.noise, counts, config.quantize_share)
         if correct_biases(copy, plan, known.noise):  # new constants: the view must know them
-            view = GraphView(copy)
+            view = GraphView.typed(copy)
             rules = Rules(view, config.sixteen, config.keep_fp32, lost)
     typing: Typing = retype(copy, rules, config.sixteen)
     centres = {n: c for n in plan.activations if n in known.noise and (c := known.noise[n].centre) is not None}
@@ -167,7 +168,7 @@ def calibrate(
         return Calibration(warnings=(missing,) if config.target == "fp16" else ())
     runs = runnable(model)
     ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"))
-    view = GraphView(model)
+    view = GraphView.typed(model)
     found = Calibration(len(images), ranges, lost_in_fp16(view, ranges, config.margin))
     if config.target in ("int8", "fp8"):
         rules = Rules(view, config.sixteen, (), found.lost)

@@ -21,7 +21,7 @@ from ..data.preprocess import preprocess
 from ..errors import GraphError, ImageError
 from ..graph.clean import with_outputs
 from ..graph.emulate_low_precision import rounded, runs_nowhere
-from ..graph.type_view import FLOAT, GraphView
+from ..graph.view import FLOAT, GraphView
 from ..spec import ModelSpec
 from .rules import GEMM
 
@@ -160,7 +160,7 @@ def scan(
     What only moves values has the range of what it moves, so the large gathers of deformable attention are
     not run for it.
     """
-    view = GraphView(model)
+    view = GraphView.typed(model)
     ranges: dict[str, TensorRange] = {}
     names = []
     for node in view.nodes:
@@ -203,7 +203,7 @@ def _score_nodes(view: GraphView, softmax: onnx.NodeProto) -> list[str]:
     """The softmax and everything before it up to the product that its input comes from."""
     names, todo = [softmax.name], [softmax.input[0]]
     while todo:
-        node = view.node_of(todo.pop())
+        node = view.producer.get(todo.pop())
         if node is None or node.name in names or node.op_type == "LayerNormalization":
             continue
         names.append(node.name)

@@ -9,8 +9,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from ..graph.clean import drop_dead
-from ..graph.type_view import BF16, FLOAT, LARGEST, WIDTH, GraphView, replace_nodes, set_opset
+from ..graph.clean import drop_dead, replace_nodes, set_opset
+from ..graph.view import BF16, FLOAT, LARGEST, WIDTH, GraphView
 from .rules import FILL, FILL_VALUE, SOURCES, Rules, fixed_inputs
 
 
@@ -107,7 +107,7 @@ class _Retyper:
             _set_made_type(node, kind)
 
     def _kind_of(self, name: str) -> int:
-        index = self.view.producer.get(name)
+        index = self.view.index.get(name)
         return FLOAT if index is None or index in self.wide else self.low
 
     def _in_type(self, name: str, kind: int) -> str:
@@ -120,7 +120,7 @@ class _Retyper:
         if (name, kind) not in self.copies:
             copy = f"{name}/{'fp32' if kind == FLOAT else self.precision}"
             self.copies[name, kind] = copy
-            index = view.producer.get(name)
+            index = view.index.get(name)
             maker = view.nodes[index] if index is not None else None
             source = name
             if maker is not None and maker.op_type == "Cast" and not view.float_inputs(maker):
@@ -154,7 +154,7 @@ class _Retyper:
                 tensor = numpy_helper.from_array(_clamped(array), clamped)
                 self.model.graph.initializer.append(tensor)
                 self.view.constants[clamped] = self.model.graph.initializer[-1]
-                self.view.kinds[clamped] = FLOAT
+                self.view.types[clamped] = FLOAT
                 self.done.fills += 1
             node.input[position] = clamped
         if node.op_type == "ConstantOfShape":
@@ -168,7 +168,7 @@ class _Retyper:
         for name in sorted(self.view.outputs):
             if not self.view.is_float(name) or self._kind_of(name) == FLOAT:
                 continue
-            index = self.view.producer[name]
+            index = self.view.index[name]
             inner = f"{name}/{self.precision}"
             cast = helper.make_node("Cast", [inner], [name], name=f"{self.view.nodes[index].name}/Cast_fp32", to=FLOAT)
             for node in self.view.nodes:

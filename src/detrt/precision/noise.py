@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from ..data.images import ImageSource
-from ..graph.type_view import GraphView, attribute
+from ..graph.view import GraphView, attribute
 from ..spec import ModelSpec
 from .calibrate import Progress, run_tensors
 from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
@@ -66,7 +66,7 @@ def measure(
 ) -> dict[str, LayerNoise]:
     """Node name -> noise and offset, for the layers of a plan; thresholds: see `insert_qdq`; means: tensor -> (channels,)
     what a layer that has a bias may subtract from its input."""
-    view = GraphView(model)
+    view = GraphView.typed(model)
     by_name = {node.name: node for node in view.nodes}
     layers = {name: _layer(view, by_name[name], low) for name in plan.activations}
     for name, tensor in plan.activations.items():
@@ -161,7 +161,7 @@ def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, 
 
     A product without a bias that could hold it (MatMul whose result no constant is added to) stays as it is.
     """
-    view = GraphView(model)
+    view = GraphView.typed(model)
     done = 0
     for node in model.graph.node:
         if node.name not in plan.activations or node.name not in noise:

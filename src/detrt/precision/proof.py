@@ -11,7 +11,7 @@ import onnx
 
 from ..backends.base import Feeds
 from ..errors import GateError
-from ..graph.type_view import NAME_OF, attribute, element_types
+from ..graph.view import attribute, element_types, type_name
 from .calibrate import run_shapes
 from .config import PrecisionConfig
 
@@ -106,8 +106,8 @@ def _product_type(
         stored = [source.input[0] for source in sources if source is not None]
         quantised = {kinds.get(name) for name in stored}
         if len(quantised) == 1:
-            return NAME_OF.get(quantised.pop() or 0, "?")
-    return NAME_OF.get(kinds.get(node.output[0]) or 0, "?")
+            return type_name(quantised.pop() or 0)
+    return type_name(kinds.get(node.output[0], 0))
 
 
 def _count(node: onnx.NodeProto, inputs: list[list[int]], output: list[int]) -> int:

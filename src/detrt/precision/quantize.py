@@ -14,7 +14,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ..graph.type_view import GraphView, attribute, replace_nodes, set_opset
+from ..graph.clean import replace_nodes, set_opset
+from ..graph.view import GraphView, attribute
 from .calibrate import FP8_MAX, round_fp8
 from .rules import ELEMENTWISE, MOVEMENT, Rules
 

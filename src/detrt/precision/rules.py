@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from ..graph.type_view import BF16, FLOAT, HALF, LARGEST, SMALLEST, GraphView, attribute, matches
-from ..graph.view import MOVEMENT, PLUGIN_NODES
+from ..graph.names import matches
+from ..graph.view import BF16, FLOAT, HALF, LARGEST, MOVEMENT, PLUGIN_NODES, SMALLEST, GraphView, attribute
 
 GEMM = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
 ELEMENTWISE = frozenset(
@@ -192,10 +192,10 @@ class Rules:
         seen: set[str] = set()
         while todo:
             name = todo.pop()
-            if name in seen or not view.is_float(name) or name not in view.producer:
+            if name in seen or not view.is_float(name) or name not in view.index:
                 continue
             seen.add(name)
-            index = view.producer[name]
+            index = view.index[name]
             node = view.nodes[index]
             if node.op_type in BARRIER or (node.op_type in GEMM and not is_dot(view, node)) or is_bias(view, node):
                 continue
@@ -247,7 +247,7 @@ def is_dot(view: GraphView, node: onnx.NodeProto) -> bool:
         return False
     transposed = node.op_type == "Gemm" and attribute(node, "transB", 0)
     columns = 1 if len(weight.dims) == 1 else weight.dims[0 if transposed else 1]
-    before = view.node_of(node.input[0])
+    before = view.producer.get(node.input[0])
     while before is not None and before.op_type in (
         "Reshape",
         "Transpose",
@@ -255,7 +255,7 @@ def is_dot(view: GraphView, node: onnx.NodeProto) -> bool:
         "Unsqueeze",
         "Flatten",
     ):
-        before = view.node_of(before.input[0])
+        before = view.producer.get(before.input[0])
     return columns == 1 and before is not None and before.op_type == "Softmax"
 
 
@@ -264,7 +264,7 @@ def is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
     if node.op_type != "Add":
         return False
     for data, other in (node.input, reversed(node.input)):
-        before = view.node_of(data)
+        before = view.producer.get(data)
         if other in view.constants and before is not None and before.op_type in GEMM:
             return sum(side > 1 for side in view.constants[other].dims) <= 1 and len(view.readers[data]) == 1
     return False

@@ -27,7 +27,7 @@ from ..errors import GateError, GraphError, SessionError
 from ..evaluation.coco import evaluate_coco
 from ..graph.emulate_low_precision import rounded
 from ..graph.msda_plugin import runnable
-from ..graph.view import module_path
+from ..graph.names import module_path
 from ..spec import ModelSpec
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...graph.names import module_path
+
 _SHOWN = 5
 _SHOWN_CHARACTERS = 500
 _NO_DEVICE = r"cudaError (35|100|999)|no CUDA-capable device|CUDA driver version is insufficient"
@@ -112,15 +114,6 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
         "the target GPUs do not have what the graph needs. Give newer ones only, for example --sm 89,120",
     ),
 )
-
-
-def module_path(node: str) -> str:
-    """The module path in a node name: "/model/encoder/layers.0/self_attn/MatMul" -> "model.encoder.layers.0.self_attn".
-
-    "" where the name has no module path.
-    """
-    parts = [part for part in node.split("/") if part]
-    return ".".join(parts[:-1]) if node.startswith("/") else ""
 
 
 def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequence[str], version: str) -> str:
