@@ -25,7 +25,7 @@ TITLES = {
 TARGETS = {
     "detr": 1.4, "rt_detr_v2": 1.8, "d_fine": 2.0, "deformable_detr": 2.6, "grounding_dino": 6.0, "co_dino-swin-l": 12.0,
 }  # fmt: skip
-KINDS = ("products", "convolutions", "attention", "deformable attention", "fused elementwise, norms", "top-k", "other")
+KINDS = ("matmul", "convolutions", "attention", "deformable attention", "fused elementwise, norms", "top-k", "other")
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from detrt.bench.bundles import RunConfig, bench_bundles, is_built, ways_of
+from detrt.bench.bundles import targets_of
+from detrt.bench.config import BUNDLES, CHECKPOINTS, BenchConfig
 from detrt.bench.plot import pareto, write_plot
-from detrt.bench.profile import added_up, kind_of_kernel, product_work, roofline
+from detrt.bench.profile import kind_of_kernel, matmul_work, roofline, sum_by_run
+from detrt.bench.run import bench, is_built
 from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.data.scenes.scene import draw_scene
@@ -45,7 +48,7 @@ def bundle(tmp_path_factory):
 
 
 def test_figures_of_a_bundle(bundle, tmp_path):
-    report = bench_bundles([str(bundle), str(bundle / "model.onnx")], RunConfig(batches=(1, 2), repeats=5, warmup=1))
+    report = bench([str(bundle), str(bundle / "model.onnx")], BenchConfig(batches=(1, 2), repeats=5, warmup=1))
     assert len(report["rows"]) == 8 and report["machine"]["versions"]
     for row in report["rows"]:
         assert len(row["samples_ms"]) == 5 and 0 < row["min_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
@@ -71,7 +74,7 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
     command += ["--ground-truth", str(tmp_path / "truth.json"), "--images", str(tmp_path), "--plot", str(plot)]
     done = CliRunner().invoke(app, [*command, "--json", str(figures)])
     assert done.exit_code == 0, done.output
-    assert "roofline:" in done.output and "kind of step" in done.output and "transformers" in done.output
+    assert "roofline:" in done.output and "kind of operator" in done.output and "transformers" in done.output
     report = json.loads(figures.read_text())
     assert {row["backend"] for row in report["rows"]} == {"onnxruntime-cpu", "transformers-cpu"}
     assert {row["scope"] for row in report["rows"]} == {"forward", "end_to_end"}
@@ -92,28 +95,28 @@ def test_work_of_a_product_is_counted(tmp_path):
     model = matmul_model(3, 5, 7)
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    work = product_work(path, {"x": np.ones((3, 5), np.float32)})
+    work = matmul_work(path, {"x": np.ones((3, 5), np.float32)})
     assert list(work.values()) == [(2 * 3 * 5 * 7, 4 * (3 * 5 + 5 * 7 + 3 * 7))]
     found = roofline(path, {"x": np.ones((3, 5), np.float32)}, 1.0, False)
     assert found["bound_ms"] < 1 and math.isfinite(found["gflops"])
 
 
-def test_times_of_kernels_are_added_up_run_by_run():
+def test_times_of_kernels_are_sum_by_run_run_by_run():
     kernels = [("gemm", 10.0, 2000.0), ("_msda_kernel_0", 3000.0, 500.0), ("Memcpy HtoD (Pinned -> Device)", 0.0, 9000.0)]
     events = [(name, start + 1e5 * run, took + run) for run in range(4) for name, start, took in kernels]
-    times = added_up(events[::-1], 4)
+    times = sum_by_run(events[::-1], 4)
     assert times.samples_ms == pytest.approx([2.5, 2.502, 2.504, 2.506]) and times.kernels == 2
     assert times.msda_samples_ms == pytest.approx([0.5, 0.501, 0.502, 0.503]) and times.msda_calls == 1
-    uneven = added_up([*events, ("late", 9e5, 4000.0)], 4)  # cannot be told apart: one mean
+    uneven = sum_by_run([*events, ("late", 9e5, 4000.0)], 4)  # cannot be told apart: one mean
     assert uneven.samples_ms == pytest.approx([2.503 + 1.0])
     with pytest.raises(SessionError, match="no kernel"):
-        added_up(events[2:3], 1)
+        sum_by_run(events[2:3], 1)
 
 
 def test_several_processors_of_one_bundle(bundle):
-    both = ways_of(str(bundle), (), ("cpu", "cuda:1"), ())
-    assert [str(way) for way in both] == ["onnxruntime-cpu", "onnxruntime-cuda:1"]
-    report = bench_bundles([str(bundle)], RunConfig(repeats=1, warmup=0, providers=("cpu", "cuda"), scopes=("forward",)))
+    both = targets_of(str(bundle), BenchConfig(providers=("cpu", "cuda:1")))
+    assert [str(target) for target in both] == ["onnxruntime-cpu", "onnxruntime-cuda:1"]
+    report = bench([str(bundle)], BenchConfig(repeats=1, warmup=0, providers=("cpu", "cuda"), scopes=("forward",)))
     assert [row["backend"] for row in report["rows"]] == ["onnxruntime-cpu"] and report["rows"][0]["build_s"] > 0
     assert [(skip["backend"], "available: cpu" in skip["why"]) for skip in report["skipped"]] == [("onnxruntime-cuda", True)]
 
@@ -135,9 +138,7 @@ def test_a_plot_of_many(tmp_path):
 def test_only_points_that_nothing_beats():
     assert pareto([(2.0, 0.5), (1.0, 0.3), (3.0, 0.4), (2.0, 0.6)]) == [(1.0, 0.3), (2.0, 0.6)]
     assert kind_of_kernel("triton_poi_fused_convolution_relu_3").startswith("fused")
-    assert (
-        kind_of_kernel("sm90_xmma_fprop_implicit_gemm_f16") == "convolutions" and kind_of_kernel("nvjet_sm90_hsh") == "products"
-    )
+    assert kind_of_kernel("sm90_xmma_fprop_implicit_gemm_f16") == "convolutions" and kind_of_kernel("nvjet_sm90_hsh") == "matmul"
 
 
 def test_the_command(bundle, tmp_path):
@@ -150,7 +151,7 @@ def test_the_command(bundle, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--batches", "1,x"], "whole numbers"),
+        (["--batches", "1,x"], "integers, comma-separated"),
         (["--batches", "0"], "from 1 to 256"),
         (["--backends", "tpu"], "got tpu"),
         (["--plot", "x.pdf"], "must end in .svg or .png"),
@@ -165,6 +166,10 @@ def test_the_command(bundle, tmp_path):
         (["--device", "cuda:x"], "such as cpu,cuda:0; got 'cuda:x'"),
         (["--provider", "cuda"], "provider 'cuda' is not in this build"),
         (["--scopes", "kernel"], "on a CPU there is no device"),
+        (["--scopes", "kernel", "--parts"], "add forward to --scopes"),
+        (["--backends", "inductor", "--provider", "cpu"], "--provider chooses for ONNX Runtime"),
+        (["--backends", "onnxruntime", "--device", "cpu"], "--device chooses for packages"),
+        (["--size", "96"], "takes 64x64 only"),
         (["--backends", "inductor"], "runs with inductor; it has onnxruntime"),
         (["--against", "random:dino/tiny"], "transformers has no"),
         (["embedded:shapes"], "not both"),
@@ -176,10 +181,40 @@ def test_bad_choices(bundle, arguments, says):
     assert says in (str(done.exception) + done.output).replace("\n", " ")
 
 
-@pytest.mark.parametrize("option", [["--plot", "x.svg"], ["--parts"], ["--against", "embedded:shapes"]])
-def test_what_is_for_bundles_only(option):
-    done = CliRunner().invoke(app, ["bench", "embedded:shapes", *option])
-    assert f"{option[0]} is for bundles" in str(done.exception) + done.output
+# What each option is given, to see that it is refused where it has no effect.
+GIVEN = {
+    "engine": ["--engine"],
+    "torch": ["--no-torch"],
+    "msda": ["--msda", "auto"],
+    "fixed": ["--symbolic"],
+    "trust_remote_code": ["--trust-remote-code"],
+    "scopes": ["--scopes", "forward"],
+    "backends": ["--backends", "onnxruntime"],
+    "providers": ["--provider", "cpu"],
+    "devices": ["--device", "cpu"],
+    "prompt": ["--prompt", "a cat."],
+    "against": ["--against", "embedded:shapes"],
+    "compile": ["--compile", "--against", "embedded:shapes"],
+    "ground_truth": ["--ground-truth", "x.json", "--images", "."],
+    "images": ["--images", ".", "--ground-truth", "x.json"],
+    "parts": ["--parts"],
+    "plot": ["--plot", "x.svg"],
+}
+
+
+@pytest.mark.parametrize("entry", [f for f in fields(BenchConfig) if f.metadata], ids=lambda f: f.name)
+def test_an_option_without_effect_is_refused(bundle, entry):
+    """Every option of one kind of models, given with the other kind."""
+    model, models = (str(bundle), BUNDLES) if entry.metadata["only"] == CHECKPOINTS else ("embedded:shapes", CHECKPOINTS)
+    done = CliRunner().invoke(app, ["bench", model, *GIVEN[entry.name]])
+    said = (str(done.exception) + done.output).replace("\n", " ")
+    assert f"is for {entry.metadata['only']} and has no effect on {models}" in said
+    assert any(option in said for option in GIVEN[entry.name] if option.startswith("--"))
+
+
+def test_checkpoints_take_one_batch_size():
+    done = CliRunner().invoke(app, ["bench", "embedded:shapes", "--batch", "1,4"])
+    assert "one batch size" in str(done.exception) + done.output
 
 
 @pytest.mark.slow
@@ -189,15 +224,15 @@ def test_a_prompted_bundle_needs_its_prompt(tmp_path):
 
     build("embedded:phrases", tmp_path / "b", engines=(), export=ExportConfig(check=False))
     with pytest.raises(SessionError, match="--prompt 'a cat"):
-        bench_bundles([str(tmp_path / "b")], RunConfig(repeats=1))
+        bench([str(tmp_path / "b")], BenchConfig(repeats=1))
     given = ("embedded:phrases",)
-    config = RunConfig(repeats=1, warmup=0, prompt="a red circle. a square.", parts=True, against=given)
-    report = bench_bundles([str(tmp_path / "b")], config)
+    config = BenchConfig(repeats=1, warmup=0, prompt="a red circle. a square.", parts=True, against=given)
+    report = bench([str(tmp_path / "b")], config)
     assert {row["backend"] for row in report["rows"]} == {"onnxruntime-cpu", "transformers-cpu"}
     assert {row["scope"] for row in report["rows"]} == {"forward", "end_to_end"} and report["parts"][0]["roofline"]["gflop"] > 0
 
 
 def test_a_back_end_that_is_not_there(bundle):
     with pytest.raises(SessionError, match="nothing of"):
-        bench_bundles([str(bundle)], RunConfig(backends=("inductor",)))
+        bench([str(bundle)], BenchConfig(backends=("inductor",)))
     assert is_built(str(bundle)) and not is_built("embedded:shapes") and not is_built("no such file.onnx.x")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from detrt.backends.open import open_session
-from detrt.bench.bundles import RunConfig, bench_bundles
+from detrt.bench.config import BenchConfig
+from detrt.bench.run import bench
 from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector
 
@@ -45,7 +46,7 @@ def test_every_batch_of_the_range_gives_the_same(ranged: str) -> None:
 
 
 def test_bench_separates_the_work_of_the_gpu(ranged: str) -> None:
-    report = bench_bundles([ranged], RunConfig(batches=(1, 4), repeats=5, warmup=2, backends=("inductor",), parts=True))
+    report = bench([ranged], BenchConfig(batches=(1, 4), repeats=5, warmup=2, backends=("inductor",), parts=True))
     rows = {(row["scope"], row["batch"]): row for row in report["rows"]}
     assert set(rows) == {(scope, batch) for scope in ("kernel", "forward", "end_to_end") for batch in (1, 4)}
     for batch in (1, 4):

@@ -1,185 +1,148 @@
-"""`detrt bench BUNDLE...`: what a built model costs to run here, back end by back end, and next to its library.
+"""Bundles: latency, memory and average precision of every backend that runs here, and of the checkpoint in transformers.
 
-Scopes: "kernel" is the work of the GPU alone; "forward" is the session alone, arrays in and arrays out; "end_to_end" is from
-the bytes of JPEG files to detections. Every back end of a bundle that can run here is measured on the same pictures. Whether
-they agree is the question of `detrt verify`.
+Whether the backends agree is the question of `detrt verify`.
 """
 
 from __future__ import annotations
 
-import io
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..backends.base import Session
 from ..backends.open import kind_of, open_session
 from ..backends.prompted import PromptedSession
 from ..bundle import Bundle, EngineFacts
+from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
-from ..system import peak_memory_mib
-from .checkpoints import machine, time_call
-
-BUILT = ("bundle", "onnx", "engine", "inductor")
-SCOPES = ("kernel", "forward", "end_to_end")
-Progress = Callable[[str, float | None, str], None]
-Row = dict[str, Any]
+from .config import BenchConfig
+from .measure import Meter, Progress, Row, drawn_images, gpu_memory_mib, jpeg_of, time_call
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig:
-    """What to measure. batches: images a run, each a row. size_hw: (height, width), None for the model's own.
+class RunTarget:
+    """A backend and its device, as `open_session` takes them."""
 
-    repeats, warmup: runs with and before the clock. threads: of ONNX Runtime and PyTorch. scopes: of SCOPES; empty for all that
-    there are. backends: which; empty for all that run here. providers: of ONNX Runtime ("cpu", "cuda", "cuda:1"), each a back end of its own; empty for the
-    CPU, and the GPU where this ONNX Runtime has one. devices: of packages and engines ("cpu", "cuda:0"); empty for what the
-    bundle has. prompt: for models that take one. against: checkpoints, timed in their library as well, one for all models or
-    one for each; compile: there also under torch.compile. annotations, images: a data set in COCO's format, for average
-    precision. parts: also where the time goes, and the share of the roofline.
+    backend: str
+    provider: str = "cpu"
+    device: str | None = None
 
-    Raises:
-        DetrtError: a value that is not allowed, or choices that do not go together.
-    """
-
-    batches: tuple[int, ...] = (1,)
-    size_hw: tuple[int, int] | None = None
-    repeats: int = 20
-    warmup: int = 3
-    threads: int | None = None
-    scopes: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
-    providers: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    prompt: str | None = None
-    against: tuple[str, ...] = ()
-    compile: bool = False
-    annotations: Path | None = None
-    images: Path | None = None
-    parts: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.batches or not all(1 <= batch <= 256 for batch in self.batches):
-            raise DetrtError(f"--batches must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
-        if not 1 <= self.repeats <= 10_000 or not 0 <= self.warmup <= 10_000:
-            raise DetrtError(f"repeats must be from 1 and warmup from 0 to 10000; got {self.repeats} and {self.warmup}")
-        if unknown := set(self.scopes) - set(SCOPES):
-            raise DetrtError(f"--scopes must be of kernel, forward, end-to-end; got {', '.join(sorted(unknown))}")
-        for name, given, allowed in (
-            ("--provider", self.providers, ("cpu", "cuda", "tensorrt")),
-            ("--device", self.devices, ("cpu", "cuda")),
-        ):
-            for one in given:
-                kind, colon, number = one.partition(":")
-                if kind not in allowed or (colon and not number.isdecimal()):
-                    raise DetrtError(f"{name} must be of {', '.join(allowed)}, with commas, such as cpu,cuda:0; got {one!r}")
-        if (self.annotations is None) != (self.images is None):
-            raise DetrtError(
-                "average precision needs both --ground-truth (a JSON file in COCO's format) and --images (its folder)"
-            )
-        if self.compile and not self.against:
-            raise DetrtError("--compile times the checkpoint under torch.compile; give it with --against")
+    def __str__(self) -> str:
+        device = self.provider if self.backend == "onnxruntime" else self.device
+        return f"{self.backend}-{device}" if device else self.backend
 
 
-def is_built(ref: str) -> bool:
-    """Whether a reference is a bundle or a file of one, and not a checkpoint."""
-    try:
-        return kind_of(ref) in BUILT
-    except SessionError:
-        return False
-
-
-def bench_bundles(refs: Sequence[str], config: RunConfig = RunConfig(), progress: Progress | None = None) -> dict[str, Any]:
-    """{"machine", "config", "rows", "skipped", "notes", "parts"}: a row for each model, back end, batch and scope.
+def measure_bundles(refs: Sequence[str], meter: Meter, progress: Progress) -> None:
+    """Measure each bundle with each backend, and its checkpoint where `against` names one.
 
     Raises:
-        DetrtError: a model that cannot be opened at all, one that takes a prompt without one, or bad choices.
+        DetrtError: a bundle that cannot be opened at all, one that takes a prompt without one, or bad options.
     """
+    config = meter.config
     if len(config.against) not in (0, 1, len(refs)):
         raise DetrtError(
             f"--against names one checkpoint for all models, or one for each of the {len(refs)}; got {len(config.against)}"
         )
-    if config.annotations is not None and config.images is not None:
+    if config.ground_truth is not None and config.images is not None:
         from ..evaluation.coco import read_dataset
 
-        read_dataset(config.annotations, config.images)
-    found = _Found()
-    tell = progress or (lambda *step: None)
+        read_dataset(config.ground_truth, config.images)
     for index, ref in enumerate(refs):
-        start = len(found.rows)
-        for way in ways_of(ref, config.backends, config.providers, config.devices):
-            tell("bench", index / len(refs), f"{ref} {way}")
-            _one(ref, way, config, found, lambda what, i=index: tell("bench", i / len(refs), what))
-        if len(found.rows) == start:
-            raise SessionError(
-                f"nothing of '{ref}' can be measured here: "
-                + "; ".join(dict.fromkeys(s["why"] for s in found.skipped if s["model"] == ref))
-            )
+        start = len(meter.rows)
+        for target in targets_of(ref, config):
+            progress("bench", index / len(refs), f"{ref} {target}")
+            _measure_target(ref, target, meter, lambda text, i=index: progress("bench", i / len(refs), text))
+        if len(meter.rows) == start:
+            reasons = dict.fromkeys(skip["why"] for skip in meter.skipped if skip["model"] == ref)
+            raise SessionError(f"nothing of '{ref}' can be measured here: {'; '.join(reasons)}")
         if config.against and (index == 0 or len(config.against) > 1):
             checkpoint = config.against[index if len(config.against) > 1 else 0]
-            tell("bench", (index + 0.5) / len(refs), f"{checkpoint} in transformers")
-            _library(checkpoint, ref, config, found, found.rows[start:])
-    settings = {"batches": list(config.batches), "repeats": config.repeats, "warmup": config.warmup, "threads": config.threads}
-    return {
-        "machine": machine(),
-        "config": settings | {"scopes": list(config.scopes or SCOPES)},
-        "rows": found.rows,
-        "skipped": found.skipped,
-        "notes": found.notes,
-        "parts": found.parts,
-    }
+            progress("bench", (index + 0.5) / len(refs), f"{checkpoint} in transformers")
+            _measure_reference(checkpoint, ref, meter, meter.rows[start:])
 
 
-class _Found:
-    """What a run of bench collects; see `bench_bundles`."""
+def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
+    """What a bundle or a file of one can run with: TensorRT, packages, ONNX Runtime, their devices in the order given.
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.skipped: list[dict[str, str]] = []
-        self.notes: list[dict[str, str]] = []
-        self.parts: list[Row] = []
+    Raises:
+        SessionError: the model has none of the backends that are wanted.
+    """
+    kind = kind_of(ref)
+    packages: set[str | None] = {None}
+    if kind == "bundle":
+        bundle = Bundle.open(Path(ref))
+        entries = {"tensorrt": "engine", "inductor": "inductor", "onnxruntime": "onnx"}
+        present = [backend for backend, entry in entries.items() if bundle.of_kind(entry)]
+        packages = {_package_device(entry.engine) for entry in bundle.of_kind("inductor")}
+    else:
+        present = [{"onnx": "onnxruntime", "engine": "tensorrt", "inductor": "inductor"}[kind]]
+    wanted = [backend for backend in present if not config.backends or backend in config.backends]
+    if not wanted:
+        has = ", ".join(present) or "no model"
+        raise SessionError(f"nothing of '{ref}' runs with {', '.join(config.backends)}; it has {has}")
+    targets: list[RunTarget] = []
+    for backend in wanted:
+        if backend == "onnxruntime":
+            targets += [RunTarget(backend, provider=provider) for provider in config.providers or _providers()]
+        elif backend == "tensorrt":
+            gpus = [device for device in config.devices if device.startswith("cuda")]
+            targets += [RunTarget(backend, device=gpu) for gpu in gpus] if config.devices else [RunTarget(backend)]
+        else:
+            devices = config.devices or sorted(packages, key=lambda device: device == "cpu")
+            targets += [RunTarget(backend, device=device) for device in devices]
+    return targets
 
-    def skip(self, model: str, backend: str, why: object, scope: str = "") -> None:
-        self.skipped.append({"model": model, "backend": backend, "why": str(why)} | ({"scope": scope} if scope else {}))
+
+def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float | None:
+    """How long the file took to build: a package or an engine its own build, an ONNX file its export and conversion.
+
+    None where it is not recorded.
+    """
+    facts = getattr(session, "facts", None)
+    if hasattr(session, "of"):  # several packages, one for each size
+        facts = session.of(size_hw).facts
+    if isinstance(facts, EngineFacts):
+        return round(facts.build_seconds, 3)
+    if kind_of(ref) != "bundle":
+        return None
+    seconds = Bundle.open(Path(ref)).provenance.options.get("seconds", {})
+    stages = [took for stage, took in seconds.items() if stage == "export" or stage.startswith("precision")]
+    return round(sum(stages), 3) if stages else None
 
 
-def _one(ref: str, way: Way, config: RunConfig, found: _Found, tell: Callable[[str], None]) -> None:
-    """All that is measured of one model with one back end."""
-    before, start = _gpu_used_mib(), time.perf_counter()
+def _measure_target(ref: str, target: RunTarget, meter: Meter, say: Callable[[str], None]) -> None:
+    """All that is measured of one model with one backend."""
+    config, gpu_before, start = meter.config, gpu_memory_mib(), time.perf_counter()
     try:
-        opened = open_session(ref, backend=way.backend, threads=config.threads, provider=way.provider, device=way.device)
+        opened = open_session(ref, backend=target.backend, threads=config.threads, provider=target.provider, device=target.device)
     except (EngineError, MissingPackageError, SessionError) as error:
-        found.skip(ref, str(way), error)
+        meter.skip(ref, str(target), error)
         return
     try:
-        facts = {"open_s": round(time.perf_counter() - start, 3), "gpu_before": before}
+        more: Row = {"open_s": round(time.perf_counter() - start, 3)}
         session = _bound(ref, opened, config)
+        if not getattr(session, "sizes", ()):  # a session of several sizes checks by itself
+            check_size(session.spec.input, config.size_hw)
         size = config.size_hw or _own_size(session)
-        facts["build_s"] = build_seconds(ref, session, size)
-        own, feeds = _measure(ref, session, size, facts, config, found)
-        if config.annotations is not None and own:
-            tell(f"{ref} {way} average precision")
-            ap = _average_precision(session, config)
-            own = [{**row, "AP": ap} for row in own]
-        if config.parts and own:
-            tell(f"{ref} {way} parts")
-            forward = next((row for row in own if row["scope"] == "forward"), None)
-            if forward is None:
-                found.skip(ref, session.backend, "--parts compares with the forward time; keep that scope", "parts")
-            else:
-                found.parts.append(_parts(ref, session, forward, feeds, config))
+        more["build_s"] = build_seconds(ref, session, size)
+        rows, feeds = _latencies(ref, session, size, gpu_before, meter)
+        if config.ground_truth is not None and rows:
+            say(f"{ref} {target} average precision")
+            more["AP"] = _average_precision(session, config)
+        if config.parts and rows:
+            say(f"{ref} {target} parts")
+            forward = next(row for row in rows if row["scope"] == "forward")
+            meter.parts.append(_parts(ref, session, forward, feeds, config))
         if session.note:
-            found.notes.append({"model": ref, "backend": session.backend, "note": session.note})
+            meter.notes.append({"model": ref, "backend": session.backend, "note": session.note})
     finally:
         opened.close()
-    found.rows += own
+    meter.rows += [row | more for row in rows]
 
 
-def _bound(ref: str, session: Session, config: RunConfig) -> Session:
+def _bound(ref: str, session: Session, config: BenchConfig) -> Session:
     if isinstance(session, PromptedSession):
         if not config.prompt:
             raise SessionError(f"'{ref}' takes a prompt; say what to look for, e.g. --prompt 'a cat. a remote control.'")
@@ -189,149 +152,78 @@ def _bound(ref: str, session: Session, config: RunConfig) -> Session:
     return session
 
 
-def _measure(
-    ref: str, session: Session, size: tuple[int, int], facts: Row, config: RunConfig, found: _Found
-) -> tuple[list[Row], Any]:
-    """(rows, inputs of the smallest batch)."""
+def _latencies(ref: str, session: Session, size: tuple[int, int], gpu_before: int | None, meter: Meter) -> tuple[list[Row], Any]:
+    """(rows of all batch sizes, inputs of the first one)."""
     from ..data.preprocess import preprocess
     from ..detector import Detector
 
     rows: list[Row] = []
     first: Any = None
-    for batch in config.batches:
+    for batch in meter.config.batches:
         least, most = getattr(session, "min_batch", 1), session.max_batch
         if batch < least or (most is not None and batch > most):
             limits = f"{least}" if least == most else f"{least} to {most}"
-            found.skip(ref, session.backend, f"batch {batch}: it takes {limits}", "all")
+            meter.skip(ref, session.backend, f"batch {batch}: it takes {limits}", "all")
             continue
-        pictures = _pictures(size, batch)
-        given = size if session.spec.input.dynamic else None
-        feeds = preprocess([p for p, _ in pictures], session.spec, size_hw=given).feeds
+        images = drawn_images(size, batch)
+        files = [jpeg_of(image) for image in images]
+        size_hw = size if session.spec.input.dynamic else None
+        feeds = preprocess(images, session.spec, size_hw=size_hw).feeds
         first = feeds if first is None else first
-        detector = Detector(session, batch_size=batch, size_hw=given)
-        files = [data for _, data in pictures]
+        detector = Detector(session, batch_size=batch, size_hw=size_hw)
 
         def forward(feeds: Any = feeds) -> object:
             return session.run(feeds)
 
-        calls: dict[str, Callable[[], object]] = {
-            "kernel": forward,
-            "forward": forward,
-            "end_to_end": lambda detector=detector, files=files: detector(files),
-        }
-        for row in _scopes(ref, session.backend, calls, batch, size, config, found):
-            used = _gpu_used_mib()
-            if used is not None and facts["gpu_before"] is not None:
-                row["gpu_memory_mib"] = max(0, used - facts["gpu_before"])
-            rows.append(row | {"open_s": facts["open_s"], "build_s": facts["build_s"]})
+        def end_to_end(detector: Detector = detector, files: list[bytes] = files) -> object:
+            return detector(files)
+
+        calls = {"kernel": forward, "forward": forward, "end_to_end": end_to_end}
+        rows += meter.measure(ref, session.backend, calls, batch, size, gpu_before)
     return rows, first
 
 
-def _scopes(
-    ref: str,
-    backend: str,
-    calls: dict[str, Callable[[], object]],
-    batch: int,
-    size: tuple[int, int],
-    config: RunConfig,
-    found: _Found,
-) -> list[Row]:
-    """A row for each scope that was asked for and can be had."""
-    rows = []
-    for scope in SCOPES:
-        if scope not in (config.scopes or SCOPES):
-            continue
-        if scope == "kernel":
-            row = _kernel_row(ref, backend, calls[scope], batch, size, config, found)
-            rows += [row] if row else []
-        else:
-            samples = time_call(calls[scope], config.warmup, config.repeats)
-            rows.append(_row(ref, backend, scope, batch, size, samples))
-    return rows
+def _measure_reference(checkpoint: str, ref: str, meter: Meter, rows: list[Row]) -> None:
+    """Rows of the checkpoint in transformers: at the size and in the type of the bundle, on the devices of its backends."""
+    from .reference import library_calls, load_reference
 
-
-def _kernel_row(
-    ref: str, backend: str, step: Callable[[], object], batch: int, size: tuple[int, int], config: RunConfig, found: _Found
-) -> Row | None:
-    from .profile import device_times
-
-    if backend.endswith("-cpu"):
-        if config.scopes:
-            found.skip(ref, backend, "on a CPU there is no device to measure apart from the call: see forward", "kernel")
-        return None
-    try:
-        times = device_times(step, config.warmup, config.repeats)
-    except SessionError as error:
-        found.skip(ref, backend, error, "kernel")
-        return None
-    row = _row(ref, backend, "kernel", batch, size, times.samples_ms) | {"kernels": times.kernels}
-    if times.msda_calls:
-        msda = float(np.median(times.msda_samples_ms))
-        row |= {"msda_ms": round(msda, 4), "msda_calls": times.msda_calls, "msda_share": round(msda / row["p50_ms"], 4)}
-    return row
-
-
-def _row(ref: str, backend: str, scope: str, batch: int, size: tuple[int, int], samples: Sequence[float]) -> Row:
-    p50, p90, p99 = (round(float(v), 3) for v in np.percentile(samples, [50, 90, 99]))
-    return {
-        "model": ref,
-        "backend": backend,
-        "scope": scope,
-        "batch": batch,
-        "height": size[0],
-        "width": size[1],
-        "p50_ms": p50,
-        "p90_ms": p90,
-        "p99_ms": p99,
-        "min_ms": round(min(samples), 3),
-        "images_per_s": round(batch * 1e3 / max(p50, 1e-3), 2),
-        "samples_ms": [round(s, 3) for s in samples],
-        "peak_memory_mib": round(peak_memory_mib()),
-    }
-
-
-def _library(checkpoint: str, ref: str, config: RunConfig, found: _Found, rows: list[Row]) -> None:
-    """Rows of the checkpoint in transformers: at the size and in the type of the model, where its back ends ran."""
-    from .library import first_call_seconds, library_calls
-
-    size, precision = (rows[0]["height"], rows[0]["width"]), _precision_of(ref)
-    cuda = next((device for device in (*config.devices, *config.providers) if device.startswith("cuda")), "cuda")
+    config, size, precision = meter.config, (rows[0]["height"], rows[0]["width"]), _precision_of(ref)
     if config.devices:
         devices = tuple(dict.fromkeys(config.devices))
+    elif any(not row["backend"].endswith("-cpu") for row in rows):
+        devices = (next((provider for provider in config.providers if provider.startswith("cuda")), "cuda"),)
     else:
-        devices = (cuda,) if any(not row["backend"].endswith("-cpu") for row in rows) else ("cpu",)
+        devices = ("cpu",)
     for device in devices:
-        before = _gpu_used_mib()
+        gpu_before = gpu_memory_mib()
+        source = load_reference(checkpoint, config.prompt)
         calls = library_calls(
-            checkpoint, compiled=config.compile, device=device, precision=precision, threads=config.threads, prompt=config.prompt
+            source, threads=config.threads, compiled=config.compile, device=device, precision=precision, prompt=config.prompt
         )
         for batch in config.batches:
-            for backend, scopes in calls(size, [data for _, data in _pictures(size, batch)]).items():
-                compiling = round(first_call_seconds(scopes["forward"]), 3)
-                for row in _scopes(checkpoint, backend, scopes, batch, size, config, found):
-                    used = _gpu_used_mib()
-                    if used is not None and before is not None:
-                        row["gpu_memory_mib"] = max(0, used - before)
-                    found.rows.append(row | {"build_s": compiling if "compile" in backend else None})
+            files = [jpeg_of(image) for image in drawn_images(size, batch)]
+            for backend, scopes in calls(size, files).items():
+                compiling = round(time_call(scopes["forward"], 0, 1)[0] / 1e3, 3)  # the first call compiles
+                build = {"build_s": compiling if "compile" in backend else None}
+                meter.rows += [row | build for row in meter.measure(checkpoint, backend, scopes, batch, size, gpu_before)]
 
 
-def _average_precision(session: Session, config: RunConfig) -> float | None:
+def _average_precision(session: Session, config: BenchConfig) -> float | None:
     from ..evaluation.coco import evaluate_coco
 
-    assert config.annotations is not None and config.images is not None
+    assert config.ground_truth is not None and config.images is not None
     # A prompt of the user's own does not stand for the categories of a data set.
     model = getattr(session, "model", None)
     size = config.size_hw if model is None and session.spec.input.dynamic else None
-    return evaluate_coco(model or session, config.annotations, config.images, size_hw=size).metrics["AP"]
+    return evaluate_coco(model or session, config.ground_truth, config.images, size_hw=size).metrics["AP"]
 
 
-def _parts(ref: str, session: Session, row: Row, feeds: Any, config: RunConfig) -> Row:
+def _parts(ref: str, session: Session, row: Row, feeds: Any, config: BenchConfig) -> Row:
     from ..backends.prompted import detector_of, with_text
     from .profile import measure_parts
 
-    onnx = _onnx_of(ref)
-    found = measure_parts(detector_of(session), onnx, with_text(session, feeds), config.threads, row["p50_ms"])
-    return {"model": ref, "backend": session.backend, "batch": row["batch"], **found}
+    parts = measure_parts(detector_of(session), _onnx_of(ref), with_text(session, feeds), config.threads, row["p50_ms"])
+    return {"model": ref, "backend": session.backend, "batch": row["batch"], **parts}
 
 
 def _onnx_of(ref: str) -> Path | None:
@@ -347,7 +239,7 @@ def _onnx_of(ref: str) -> Path | None:
 
 
 def _precision_of(ref: str) -> str:
-    """What the products of a model compute in, as far as its graph tells: "fp32", "fp16" or "bf16"."""
+    """What the matmuls of a model compute in, as far as its graph tells: "fp32", "fp16" or "bf16"."""
     onnx = _onnx_of(ref)
     if onnx is None:
         return "fp32"
@@ -357,15 +249,6 @@ def _precision_of(ref: str) -> str:
     return graph_precision(GraphView(io.load(onnx, weights=False)))
 
 
-def _gpu_used_mib() -> int | None:
-    """Memory of the current GPU in use, by everybody; None where nothing in this process has opened one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return None
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) >> 20
-
-
 def _own_size(session: Session) -> tuple[int, int]:
     shape = session.inputs[0].shape[2:]
     if all(isinstance(side, int) for side in shape):
@@ -373,84 +256,7 @@ def _own_size(session: Session) -> tuple[int, int]:
     return session.spec.input.size_hw
 
 
-def _pictures(size: tuple[int, int], count: int) -> list[tuple[np.ndarray, bytes]]:
-    """Drawn scenes of the input's own size, as arrays and as JPEG bytes."""
-    from PIL import Image
-
-    from ..data.scenes.scene import draw_scene
-
-    found = []
-    for index in range(count):
-        image, buffer = draw_scene(index, size_hw=size).image, io.BytesIO()
-        Image.fromarray(image).save(buffer, "JPEG", quality=90)
-        found.append((image, buffer.getvalue()))
-    return found
-
-
-# Which back ends of a built model `detrt bench` measures, and how long each took to build.
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run a model, as `open_session` takes it."""
-
-    backend: str
-    provider: str = "cpu"
-    device: str | None = None
-
-    def __str__(self) -> str:
-        place = self.provider if self.backend == "onnxruntime" else self.device
-        return f"{self.backend}-{place}" if place else self.backend
-
-
-def ways_of(ref: str, backends: Sequence[str], providers: Sequence[str], devices: Sequence[str]) -> list[Way]:
-    """The ways that a bundle or a file of one offers: TensorRT, packages, ONNX Runtime, the processors in the order given.
-
-    backends: which; empty for all. providers, devices: empty for what ONNX Runtime and the bundle have.
-
-    Raises:
-        SessionError: the model has none of the back ends that are asked for.
-    """
-    kind = kind_of(ref)
-    if kind == "bundle":
-        bundle = Bundle.open(Path(ref))
-        have = {"tensorrt": "engine", "inductor": "inductor", "onnxruntime": "onnx"}
-        there = [backend for backend, what in have.items() if bundle.of_kind(what)]
-        packaged = {_device(entry.engine) for entry in bundle.of_kind("inductor")}
-    else:
-        there = [{"onnx": "onnxruntime", "engine": "tensorrt", "inductor": "inductor"}[kind]]
-        packaged = {None}
-    wanted = [backend for backend in there if not backends or backend in backends]
-    if not wanted:
-        raise SessionError(f"nothing of '{ref}' runs with {', '.join(backends)}; it has {', '.join(there) or 'no model'}")
-    ways: list[Way] = []
-    for backend in wanted:
-        if backend == "onnxruntime":
-            ways += [Way(backend, provider=provider) for provider in providers or _providers()]
-        elif backend == "tensorrt":
-            ways += [Way(backend, device=d) for d in devices if d.startswith("cuda")] if devices else [Way(backend)]
-        else:
-            chosen = devices or sorted(packaged, key=lambda d: d == "cpu")
-            ways += [Way(backend, device=device) for device in chosen]
-    return ways
-
-
-def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float | None:
-    """What building the file took: of a package or an engine its own build, of an ONNX file its export and conversion.
-
-    None where nobody wrote it down.
-    """
-    facts = getattr(session, "facts", None)
-    if hasattr(session, "of"):  # several packages, one for each size
-        facts = session.of(size_hw).facts
-    if isinstance(facts, EngineFacts):
-        return round(facts.build_seconds, 3)
-    if kind_of(ref) != "bundle":
-        return None
-    seconds = Bundle.open(Path(ref)).provenance.options.get("seconds", {})
-    found = [took for stage, took in seconds.items() if stage == "export" or stage.startswith("precision")]
-    return round(sum(found), 3) if found else None
-
-
-def _device(facts: EngineFacts | None) -> str | None:
+def _package_device(facts: EngineFacts | None) -> str | None:
     return None if facts is None else facts.target.removeprefix("inductor-")
 
 

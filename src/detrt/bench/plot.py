@@ -1,4 +1,4 @@
-"""Figures of a report of `detrt bench` on bundles, as one SVG or PNG. The only module that imports `matplotlib`.
+"""Plots of a report of `detrt bench` on bundles, as one SVG or PNG.
 
 A colour is a back end and a marker is a model, in all panels; one legend says which.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 from ..errors import DetrtError, MissingPackageError
 from ..files import write_bytes
+from .config import SCOPES
 
 SUFFIXES = (".svg", ".png")
-MOST_PARTS = 9
-SCOPES = ("kernel", "forward", "end_to_end")
+MAX_PARTS = 9
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -26,7 +26,7 @@ Panel = Callable[[Any], None]
 
 
 def check_plot(path: str | os.PathLike) -> None:
-    """Before minutes of measuring.
+    """Check the file name and the package before minutes of measuring.
 
     Raises:
         DetrtError: a file that is neither SVG nor PNG. MissingPackageError: matplotlib is not installed.
@@ -37,8 +37,12 @@ def check_plot(path: str | os.PathLike) -> None:
 
 
 def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
-    """Latency against batch for each scope, images a second; AP against latency, parts and share of the roofline where they
-    were measured."""
+    """Draw latency and throughput against the batch size for each scope; AP against latency, parts and the fraction of the
+    roofline where they were measured.
+
+    Raises:
+        DetrtError, MissingPackageError: as `check_plot`. OutputError: the file cannot be written.
+    """
     check_plot(path)
     figure_class = _matplotlib()
     look = _Look(report["rows"])
@@ -98,7 +102,7 @@ def _panels(report: dict[str, Any], look: _Look) -> list[Panel]:
     panels.append(partial(_against_batch, rows=rows, look=look, scope=scopes[-1], key="images_per_s"))
     if any(row.get("AP") is not None and row["scope"] == scopes[-1] for row in rows):
         panels.append(partial(_pareto, rows=rows, look=look, scope="forward" if "forward" in scopes else scopes[-1]))
-    for key, title in (("modules", "by module"), ("kinds", "by kind of step")):
+    for key, title in (("modules", "by module"), ("kinds", "by kind of operator")):
         if some := [part for part in parts if part[key]]:
             panels.append(partial(_parts, parts=some, key=key, title=title))
     if some := [part for part in parts if part.get("roofline")]:
@@ -119,9 +123,9 @@ def _against_batch(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: 
     for found in lines.values():
         points = sorted((row["batch"], row[key]) for row in found)
         ax.plot(*zip(*points, strict=True), markersize=5, linewidth=1.3, alpha=0.85, **look.of(found[0]))
-    label = "milliseconds a run, median" if key == "p50_ms" else "images a second"
+    label = "median latency, ms" if key == "p50_ms" else "images per second"
     ax.set_title(scope.replace("_", " "), fontsize=9)
-    ax.set(xlabel="images a run", ylabel=label)
+    ax.set(xlabel="batch size", ylabel=label)
     values = [row[key] for found in lines.values() for row in found]
     batches = sorted({row["batch"] for row in rows})
     # Ten times apart, a linear axis shows the slowest only.
@@ -178,7 +182,7 @@ def _parts(ax: Any, parts: Sequence[dict[str, Any]], key: str, title: str) -> No
     for part in parts:
         for name, share in part[key].items():
             most[name] = most.get(name, 0.0) + share
-    names = sorted(most, key=most.__getitem__, reverse=True)[:MOST_PARTS]
+    names = sorted(most, key=most.__getitem__, reverse=True)[:MAX_PARTS]
     bars = [_bar_name(part) for part in parts]
     left = [0.0] * len(parts)
     for index, name in enumerate([*names, "other"]):
@@ -201,7 +205,7 @@ def _roofline(ax: Any, parts: Sequence[dict[str, Any]], look: _Look) -> None:
     bars = ax.barh([_bar_name(part) for part in parts], shares, 0.7, color=[look.colours[part["backend"]] for part in parts])
     ax.bar_label(bars, [f"{share:.0f} %" for share in shares], fontsize=7, padding=2)
     ax.invert_yaxis()
-    ax.set_title("products at the machine's ceilings", fontsize=9)
+    ax.set_title("matmuls and convolutions at the machine's ceilings", fontsize=9)
     ax.set(xlabel="% of the forward time", xlim=(0, max(100.0, *shares) * 1.08))
     ax.tick_params(axis="y", labelsize=6.5)
 

@@ -1,4 +1,12 @@
-"""The scope "kernel": what a run costs the GPU itself, as CUPTI records it, without copies from and to the host, launches and Python."""
+"""Where the time of a built model goes: GPU kernels, modules, kinds of operators, and the roofline.
+
+The scope "kernel" is the time of the GPU's kernels as CUPTI records it, without copies from and to the host, launches and
+Python.
+
+For the roofline, work is counted in the graph at the measured size: multiply-adds of every matmul and convolution, and the
+bytes of its operands and results, each moved once. Two ceilings are measured on the spot: a large matmul and a large copy. The
+roofline is the time that the matmuls and convolutions alone would take at the nearer of both ceilings.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +31,8 @@ from ..errors import SessionError
 MSDA = "msda"  # part of the names of detrt's kernels of deformable attention
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
 
-# Records of so many runs are held at once; eager models launch thousands of kernels a run.
-MOST_RUNS = 100
+# Runs whose records are held at once; eager models launch thousands of kernels per run.
+MAX_RUNS = 100
 Event = tuple[str, float, float]  # name, start and duration in microseconds
 
 
@@ -47,8 +55,8 @@ def device_times(step: Callable[[], object], warmup: int, repeats: int) -> Devic
     Raises:
         SessionError: no GPU, no PyTorch to read its records, or nothing that ran on one.
     """
-    repeats = min(repeats, MOST_RUNS)
-    return added_up(device_events(step, warmup, repeats), repeats)
+    repeats = min(repeats, MAX_RUNS)
+    return sum_by_run(device_events(step, warmup, repeats), repeats)
 
 
 def device_events(step: Callable[[], object], warmup: int, repeats: int) -> list[Event]:
@@ -94,7 +102,7 @@ def quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def added_up(events: Sequence[Event], runs: int) -> DeviceTimes:
+def sum_by_run(events: Sequence[Event], runs: int) -> DeviceTimes:
     """Records of `runs` equal runs, run by run; their mean as one sample where the records cannot be told apart.
 
     Raises:
@@ -116,11 +124,6 @@ def _per_run(events: Sequence[Event], runs: int) -> tuple[float, ...]:
     return tuple(sum(e[2] for e in events[start : start + each]) / 1e3 for start in range(0, len(events), each))
 
 
-# Where the time of a built model goes, and how near it is to what the machine can do.
-#
-# Work is counted in the graph at the measured size: multiply-adds of every product and convolution, and the bytes of its
-# operands and results, each moved once. Ceilings are measured here: a large product and a large copy. The roofline is
-# the time that the products alone would take at the nearer of both ceilings.
 RUNS = 4
 COMPILED = "compiled code"
 
@@ -130,7 +133,7 @@ CEILING_SIDE, CEILING_BYTES = 2048, 256 << 20
 
 
 def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: int | None, forward_ms: float) -> dict[str, Any]:
-    """{"modules", "kinds": name -> share of the time, the largest first; "roofline": see `roofline`, or None}.
+    """{"modules", "kinds": name -> fraction of the time, the largest first; "roofline": see `roofline`, or None}.
 
     onnx: the graph of the session's model, None where there is none. forward_ms: median latency at these feeds.
     """
@@ -143,11 +146,14 @@ def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: in
 
 
 def roofline(onnx: Path, feeds: Feeds, forward_ms: float, on_gpu: bool) -> dict[str, float]:
-    """gflop, gbyte: of all products of one run. gflops, gbytes_per_s: the ceilings. bound_ms: the least time of the products at
-    these ceilings. share: bound_ms over forward_ms."""
+    """The work of one run against the ceilings of this machine.
+
+    gflop, gbyte: of all matmuls and convolutions. gflops, gbytes_per_s: the ceilings. bound_ms: the least time at these
+    ceilings. share: bound_ms over forward_ms.
+    """
     low = _element_bytes(onnx) == 2
     gflops, bandwidth = ceilings(on_gpu, low)
-    work = product_work(onnx, feeds)
+    work = matmul_work(onnx, feeds)
     seconds = sum(max(flop / gflops / 1e9, size / bandwidth / 1e9) for flop, size in work.values())
     return {
         "gflop": round(sum(flop for flop, _ in work.values()) / 1e9, 3),
@@ -159,8 +165,8 @@ def roofline(onnx: Path, feeds: Feeds, forward_ms: float, on_gpu: bool) -> dict[
     }
 
 
-def product_work(onnx: Path, feeds: Feeds) -> dict[str, tuple[int, int]]:
-    """Node -> (floating point operations, bytes of operands and results), for products and convolutions."""
+def matmul_work(onnx: Path, feeds: Feeds) -> dict[str, tuple[int, int]]:
+    """Node -> (floating point operations, bytes of operands and results), for matmuls and convolutions."""
     from ..graph import io
     from ..precision.calibrate import run_shapes
     from ..precision.proof import multiply_adds
@@ -194,7 +200,7 @@ def _element_bytes(onnx: Path) -> int:
 
 
 def ceilings(on_gpu: bool, low: bool) -> tuple[float, float]:
-    """(10**9 operations a second, 10**9 bytes a second): a large product, and a large copy (read and written)."""
+    """(10**9 operations a second, 10**9 bytes a second): a large matmul, and a large copy (read and written)."""
     if on_gpu:
         return _gpu_ceilings(low)
     a = np.random.default_rng(0).random((CEILING_SIDE, CEILING_SIDE), np.float32)
@@ -220,8 +226,8 @@ def _gpu_ceilings(low: bool) -> tuple[float, float]:
 
         return run
 
-    product, copy = _seconds(finished(lambda: a @ a)) / 10, _seconds(finished(data.clone)) / 10
-    return 2 * side**3 / product / 1e9, 8 * CEILING_BYTES / copy / 1e9
+    matmul, copy = _seconds(finished(lambda: a @ a)) / 10, _seconds(finished(data.clone)) / 10
+    return 2 * side**3 / matmul / 1e9, 8 * CEILING_BYTES / copy / 1e9
 
 
 def _seconds(step: Callable[[], object]) -> float:
@@ -253,13 +259,13 @@ def _by_onnxruntime(onnx: Path, feeds: Feeds, threads: int | None) -> tuple[dict
         took = statistics.median(duration for duration, _ in samples)
         path = ".".join(module_path(name).split(".")[:DEPTH])
         # What the optimiser made has a name of its own.
-        modules[path or "other steps"] = modules.get(path or "other steps", 0.0) + took
+        modules[path or "other operators"] = modules.get(path or "other operators", 0.0) + took
         kinds[samples[0][1]] = kinds.get(samples[0][1], 0.0) + took
-    return _shares(modules), _shares(kinds)
+    return _fractions(modules), _fractions(kinds)
 
 
 def _by_profiler(step: Callable[[], object], on_gpu: bool) -> dict[str, float]:
-    """Kind of kernel or operator -> share, of anything that runs inside PyTorch or on the GPU."""
+    """Kind of kernel or operator -> fraction of the time, of anything that runs inside PyTorch or on the GPU."""
 
     events: list[tuple[str, float]]
     if on_gpu:
@@ -286,10 +292,10 @@ def _by_profiler(step: Callable[[], object], on_gpu: bool) -> dict[str, float]:
         if took > 0:
             kind = name if name == COMPILED else kind_of_kernel(name)
             sums[kind] = sums.get(kind, 0.0) + took
-    return _shares(sums)
+    return _fractions(sums)
 
 
-# Parts of names of GPU kernels -> what they are; the first that fits.
+# Part of the name of a GPU kernel -> its kind; the first that fits.
 _KINDS = (
     ("msda", "deformable attention"),
     ("windows_kernel", "attention"),
@@ -298,10 +304,10 @@ _KINDS = (
     ("fmha", "attention"),
     ("conv", "convolutions"),
     ("fprop", "convolutions"),
-    ("nvjet", "products"),
-    ("gemm", "products"),
-    ("cutlass", "products"),
-    ("splitK", "products"),
+    ("nvjet", "matmul"),
+    ("gemm", "matmul"),
+    ("cutlass", "matmul"),
+    ("splitK", "matmul"),
     ("triton_", "fused elementwise, norms"),
     ("topk", "top-k"),
     ("rank_kernel", "top-k"),
@@ -318,6 +324,6 @@ def kind_of_kernel(name: str) -> str:
     return next((kind for part, kind in _KINDS if part.lower() in lower), name.split("<")[0][:40])
 
 
-def _shares(sums: Mapping[str, float]) -> dict[str, float]:
+def _fractions(sums: Mapping[str, float]) -> dict[str, float]:
     total = sum(sums.values()) or 1.0
     return {name: round(took / total, 4) for name, took in sorted(sums.items(), key=lambda item: -item[1])}

@@ -1,8 +1,8 @@
-"""`detrt bench`: export, build and latency figures of checkpoints on this machine."""
+"""`detrt bench`: export, build and latency results of checkpoints and bundles on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,16 +17,26 @@ def bench(
         typer.Argument(help="Checkpoints (hf:org/name, folders, embedded:shapes, random:FAMILY), or bundles and files of them."),
     ],
     size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number; default: the model's.")] = None,
-    batch: Annotated[int, typer.Option(help="Images a run.")] = 1,
-    batches: Annotated[str | None, typer.Option(help="With bundles: several batches, such as 1,4,16.")] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", "--batches", help="Batch size; with bundles several, comma-separated: 1,4,16.")
+    ] = "1",
+    repeats: Annotated[int, typer.Option(help="Timed runs.")] = 7,
+    warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
+    threads: Annotated[int | None, typer.Option(help="Threads of PyTorch and ONNX Runtime; default: all cores.")] = None,
     backends: Annotated[
         str | None, typer.Option(help="With bundles: onnxruntime, inductor, tensorrt; default: all that run here.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all that was measured, FILE.svg or FILE.png.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="With bundles that take one: 'a cat. a remote control.'")] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="With bundles: of ONNX Runtime, comma-separated: cpu, cuda; default: all it has.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="With bundles: of packages, engines and --against, comma-separated: cpu, cuda:0; default: all."),
+    ] = None,
     scopes: Annotated[
         str | None, typer.Option(help="With bundles: of kernel (GPU work alone), forward, end-to-end; default: all.")
     ] = None,
+    prompt: Annotated[str | None, typer.Option(help="With bundles that take one: 'a cat. a remote control.'")] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,73 +48,42 @@ def bench(
     ground_truth: Annotated[
         Path | None, typer.Option(help="With bundles: annotations in COCO's format, for average precision; needs --images.")
     ] = None,
-    images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its pictures.")] = None,
+    images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its images.")] = None,
     parts: Annotated[
-        bool, typer.Option("--parts", help="With bundles: time by module and kind of step, and the share of the roofline.")
+        bool,
+        typer.Option("--parts", help="With bundles: time by module and kind of operator, and the fraction of the roofline."),
     ] = False,
-    provider: Annotated[
-        str | None, typer.Option(help="With bundles: of ONNX Runtime, cpu, cuda or both with a comma; default: all it has.")
+    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png.")] = None,
+    msda: Annotated[
+        str | None,
+        typer.Option(help="With checkpoints: lowering of deformable attention: auto (default), gather, gridsample."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With bundles: of packages, engines and --against: cpu, cuda:0, or both; default: all.")
+    fixed: Annotated[
+        bool | None,
+        typer.Option("--fixed/--symbolic", help="With checkpoints: fix the size in the graph, or keep it symbolic (default)."),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs.")] = 7,
-    warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
-    threads: Annotated[int | None, typer.Option(help="Threads of PyTorch and ONNX Runtime; default: all cores.")] = None,
-    msda: Annotated[str, typer.Option(help="Deformable attention as: auto, gather, gridsample.")] = "auto",
-    fixed: Annotated[bool, typer.Option("--fixed/--symbolic", help="Fix the size in the graph, or keep it symbolic.")] = False,
-    engine: Annotated[bool, typer.Option("--engine/--no-engine", help="Also build a TensorRT-RTX engine.")] = True,
-    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Also time the plain transformers model.")] = True,
+    engine: Annotated[
+        bool | None, typer.Option("--engine/--no-engine", help="With checkpoints: build a TensorRT-RTX engine (default).")
+    ] = None,
+    torch: Annotated[
+        bool | None, typer.Option("--torch/--no-torch", help="With checkpoints: time the plain transformers model (default).")
+    ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
+        bool, typer.Option("--trust-remote-code", help="With checkpoints: run code that comes with one.")
     ] = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="All figures to this file; - is stdout.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout.")] = None,
 ) -> None:
-    """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each back end that runs here)."""
-    from ..bench.bundles import is_built
-    from ..bench.checkpoints import BenchConfig, bench_models
+    """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
+    from ..bench.config import BenchConfig
+    from ..bench.run import bench as run
     from . import options as choices
     from . import show
 
     show.check_json(json_file)
     tall, wide = choices.sizes(size, None, None)
-    built = [is_built(model) for model in models]
-    bundles = {
-        "--batches": batches, "--backends": backends, "--plot": plot, "--prompt": prompt,
-        "--against": against or None, "--compile": compiled or None, "--ground-truth": ground_truth, "--images": images,
-        "--parts": parts or None, "--device": device, "--provider": provider, "--scopes": scopes,
-    }  # fmt: skip
-    size_hw = (tall[0], wide[0]) if tall and wide else None
-    if built and all(built):
-        from ..bench.bundles import RunConfig
-
-        config_of_bundles = RunConfig(
-            batches=_numbers(batches or str(batch)),
-            size_hw=size_hw,
-            repeats=repeats,
-            warmup=warmup,
-            threads=threads,
-            scopes=tuple(name.replace("-", "_") for name in _names(scopes)),
-            backends=_backends(backends),
-            providers=_names(provider),
-            devices=_names(device),
-            prompt=prompt,
-            against=tuple(against or ()),
-            compile=compiled,
-            annotations=ground_truth,
-            images=images,
-            parts=parts,
-        )
-        _bundles(models, config_of_bundles, plot, json_file)
-        return
-    if any(built):
-        raise DetrtError("give checkpoints or bundles, not both in one run: they are measured in different ways")
-    for name, value in bundles.items():
-        if value is not None:
-            raise DetrtError(f"{name} is for bundles; leave it out for checkpoints")
     config = BenchConfig(
-        size_hw=size_hw,
-        batch=batch,
+        batches=_batches(batch),
+        size_hw=(tall[0], wide[0]) if tall and wide else None,
         repeats=repeats,
         warmup=warmup,
         threads=threads,
@@ -112,162 +91,159 @@ def bench(
         torch=torch,
         msda=msda,
         fixed=fixed,
+        trust_remote_code=trust_remote_code,
+        scopes=tuple(name.replace("-", "_") for name in _names(scopes)),
+        backends=_names(backends),
+        providers=_names(provider),
+        devices=_names(device),
+        prompt=prompt,
+        against=tuple(against or ()),
+        compile=compiled,
+        ground_truth=ground_truth,
+        images=images,
+        parts=parts,
+        plot=plot,
     )
-    if not models:
-        raise DetrtError("give at least one checkpoint, e.g. detrt bench embedded:shapes")
     with show.progress() as step:
-        report = bench_models(models, config, trust_remote_code=trust_remote_code, progress=step)
+        report = run(models, config, step)
     if json_file:
         show.write_json(report, json_file)
-    if json_file == "-":
-        return
-    machine = report["machine"]
+    if json_file != "-":
+        _print(report)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise DetrtError(f"--batch must be integers, comma-separated, such as 1,4,16; got {text!r}")
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _print(report: dict[str, Any]) -> None:
+    from . import show
+
+    machine, rows = report["machine"], report["rows"]
     versions = machine["versions"]
     named = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "onnxruntime") if name in versions)
     print(
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}; batch {batch}, medians of {repeats} runs"
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}; "
+        f"medians of {report['config']['repeats']} runs"
     )
-    show.table("", COLUMNS, [_row(row) for row in report["rows"]], right=range(1, len(COLUMNS)))
-
-
-def _numbers(batches: str) -> tuple[int, ...]:
-    if not all(part.strip().isdecimal() for part in batches.split(",")):
-        raise DetrtError(f"--batches must be whole numbers with commas, such as 1,4,16; got {batches!r}")
-    return tuple(int(part) for part in batches.split(","))
-
-
-def _names(listed: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (listed or "").split(",") if part.strip())
-
-
-def _backends(backends: str | None) -> tuple[str, ...]:
-    wanted = _names(backends)
-    unknown = sorted(set(wanted) - {"onnxruntime", "inductor", "tensorrt"})
-    if unknown:
-        raise DetrtError(f"--backends must be of onnxruntime, inductor, tensorrt; got {', '.join(unknown)}")
-    return wanted
-
-
-def _bundles(models: list[str], config: Any, plot: Path | None, json_file: str | None) -> None:
-    from ..bench.bundles import bench_bundles
-    from ..bench.plot import check_plot, write_plot
-    from . import show
-
-    if plot is not None:
-        check_plot(plot)
-    with show.progress() as step:
-        report = bench_bundles(models, config, step)
-    if plot is not None:
-        write_plot(report, plot)
-    if json_file:
-        show.write_json(report, json_file)
-    if json_file == "-":
-        return
-    _show_notes(report)
-    show.table("", *_table(report["rows"]), right=range(3, 14))
-    for row in report["rows"]:
+    _print_notes(report)
+    columns = CHECKPOINT_COLUMNS if "latency" in rows[0] else BUNDLE_COLUMNS
+    cells = [[cell(row) for row in rows] for _, cell in columns]
+    shown = [index for index, column in enumerate(cells) if any(column)]  # columns without any result are left out
+    right = [place for place, index in enumerate(shown) if columns[index][0] not in LEFT_ALIGNED]
+    show.table("", [columns[i][0] for i in shown], list(zip(*(cells[i] for i in shown), strict=True)), right=right)
+    for row in rows:
         if row.get("msda_calls"):
             print(
                 f"deformable attention in {row['model']} {row['backend']}, batch {row['batch']}: {row['msda_ms']:.3f} of "
                 f"{row['p50_ms']:.3f} ms of GPU work ({100 * row['msda_share']:.0f} %), {row['msda_calls']} of {row['kernels']} kernels"
             )
     for part in report["parts"]:
-        _show_parts(part)
+        _print_parts(part)
 
 
-def _show_notes(report: dict[str, Any]) -> None:
-    """Each reason once, with all that it holds for."""
+def _print_notes(report: dict[str, Any]) -> None:
+    """Each reason once, with everything that it holds for."""
     from . import show
 
     for key, text in (("skipped", "why"), ("notes", "note")):
         reasons: dict[str, list[str]] = {}
         for entry in report[key]:
-            what = f"{entry['model']} with {entry['backend']}" + (
-                f", {entry['scope']}" if entry.get("scope", "all") != "all" else ""
-            )
-            reasons.setdefault(entry[text], []).append(what)
-        show.notes(f"{_some(list(dict.fromkeys(whom)))}: {why}" for why, whom in reasons.items())
+            scope = f", {entry['scope']}" if entry.get("scope", "all") != "all" else ""
+            reasons.setdefault(entry[text], []).append(f"{entry['model']} with {entry['backend']}{scope}")
+        show.notes(f"{_some(list(dict.fromkeys(models)))}: {why}" for why, models in reasons.items())
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """(column titles, cells); columns without a figure are left out."""
-    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        ("model", lambda r: r["model"]),
-        ("back end", lambda r: r["backend"]),
-        ("scope", lambda r: r["scope"].replace("_", " ")),
-        ("batch", lambda r: str(r["batch"])),
-        ("size", lambda r: f"{r['height']}x{r['width']}"),
-        ("p50 ms", lambda r: f"{r['p50_ms']:.2f}"),
-        ("p90 ms", lambda r: f"{r['p90_ms']:.2f}"),
-        ("p99 ms", lambda r: f"{r['p99_ms']:.2f}"),
-        ("images/s", lambda r: f"{r['images_per_s']:.1f}"),
-        ("build s", lambda r: _figure(r, "build_s", 1)),
-        ("open s", lambda r: _figure(r, "open_s", 2)),
-        ("peak MiB", lambda r: str(r["peak_memory_mib"])),
-        ("GPU MiB", lambda r: _figure(r, "gpu_memory_mib", 0)),
-        ("AP", lambda r: _figure(r, "AP", 4)),
-    ]
-    cells = [[cell(row) for row in rows] for _, cell in columns]
-    kept = [index for index, column in enumerate(cells) if any(column)]
-    return [columns[i][0] for i in kept], [list(row) for row in zip(*(cells[i] for i in kept), strict=True)]
-
-
-def _figure(row: dict[str, Any], key: str, digits: int) -> str:
-    return "" if row.get(key) is None else f"{row[key]:.{digits}f}"
-
-
-def _show_parts(part: dict[str, Any]) -> None:
+def _print_parts(part: dict[str, Any]) -> None:
     from . import show
 
-    for key, title in (("modules", "module"), ("kinds", "kind of step")):
-        shown = [[name, f"{100 * share:.1f}"] for name, share in list(part[key].items())[:12] if share >= 0.0005]
+    for key, title in (("modules", "module"), ("kinds", "kind of operator")):
+        shown = [[name, f"{100 * fraction:.1f}"] for name, fraction in list(part[key].items())[:12] if fraction >= 0.0005]
         if shown:
             show.table(f"{part['model']} {part['backend']}, batch {part['batch']}", (title, "% of the time"), shown, right=(1,))
     if roofline := part["roofline"]:
         print(
-            f"roofline: {roofline['gflop']:.1f} GFLOP and {roofline['gbyte']:.3f} GB of products need {roofline['bound_ms']:.2f} ms at "
-            f"{roofline['gflops']:.0f} GFLOP/s and {roofline['gbytes_per_s']:.0f} GB/s (measured here): "
-            f"{100 * roofline['share']:.0f} % of the forward time"
+            f"roofline: {roofline['gflop']:.1f} GFLOP and {roofline['gbyte']:.3f} GB of matmuls and convolutions need "
+            f"{roofline['bound_ms']:.2f} ms at {roofline['gflops']:.0f} GFLOP/s and {roofline['gbytes_per_s']:.0f} GB/s "
+            f"(measured here): {100 * roofline['share']:.0f} % of the forward time"
         )
 
 
-COLUMNS = (
-    "model", "size", "params M", "nodes", "load s", "export s", "check s", "peak MiB",
-    "build s", "engine MB", "build MiB", "transformers ms", "ONNX Runtime ms", "ratio", "end-to-end ms", "ratio",
-)  # fmt: skip
+Cell = Callable[[dict[str, Any]], str]
+LEFT_ALIGNED = ("model", "backend", "scope")
 
 
-def _row(row: dict[str, Any]) -> list[str]:
-    found = {(r["backend"].split("-")[0], r["scope"]): r["p50_ms"] for r in row["latency"]}
+def _number(key: str, digits: int, scale: float = 1.0) -> Cell:
+    return lambda row: "" if row.get(key) is None else f"{row[key] * scale:.{digits}f}"
 
-    def ms(backend: str, scope: str) -> str:
-        value = found.get((backend, scope))
-        return "" if value is None else f"{value:.1f}"
 
-    def ratio(scope: str) -> str:
-        both = [found.get((backend, scope)) for backend in ("transformers", "onnxruntime")]
-        return "" if None in both else f"{both[0] / both[1]:.2f}"
+def _size(row: dict[str, Any]) -> str:
+    return f"{row['height']}x{row['width']}"
 
-    build = ["", "", ""]  # absent with --no-engine
-    if "build_seconds" in row:
-        build = [f"{row['build_seconds']:.1f}", f"{row['engine_bytes'] / 1e6:.1f}", f"{row['build_peak_memory_mib']:.0f}"]
-    return [
-        row["model"].removeprefix("random:"),
-        f"{row['height']}x{row['width']}",
-        f"{row['parameters'] / 1e6:.1f}",
-        str(row["nodes"]),
-        f"{row['load_seconds']:.1f}",
-        f"{row['export_seconds']:.1f}",
-        f"{row['check_seconds']:.1f}",
-        f"{row['peak_memory_mib']:.0f}",
-        *build,
-        ms("transformers", "forward"),
-        ms("onnxruntime", "forward"),
-        ratio("forward"),
-        ms("onnxruntime", "end_to_end"),
-        ratio("end_to_end"),
-    ]
+
+def _median_ms(row: dict[str, Any], backend: str, scope: str) -> float | None:
+    """Median latency of a checkpoint with a backend ("onnxruntime") on any device."""
+    medians = {(r["backend"].split("-")[0], r["scope"]): r["p50_ms"] for r in row["latency"]}
+    return medians.get((backend, scope))
+
+
+def _latency(backend: str, scope: str) -> Cell:
+    def cell(row: dict[str, Any]) -> str:
+        median = _median_ms(row, backend, scope)
+        return "" if median is None else f"{median:.1f}"
+
+    return cell
+
+
+def _ratio(scope: str) -> Cell:
+    def cell(row: dict[str, Any]) -> str:
+        theirs, ours = (_median_ms(row, backend, scope) for backend in ("transformers", "onnxruntime"))
+        return "" if theirs is None or ours is None else f"{theirs / ours:.2f}"
+
+    return cell
+
+
+BUNDLE_COLUMNS: Sequence[tuple[str, Cell]] = (
+    ("model", lambda row: row["model"]),
+    ("backend", lambda row: row["backend"]),
+    ("scope", lambda row: row["scope"].replace("_", " ")),
+    ("batch", _number("batch", 0)),
+    ("size", _size),
+    ("p50 ms", _number("p50_ms", 2)),
+    ("p90 ms", _number("p90_ms", 2)),
+    ("p99 ms", _number("p99_ms", 2)),
+    ("images/s", _number("images_per_s", 1)),
+    ("build s", _number("build_s", 1)),
+    ("open s", _number("open_s", 2)),
+    ("peak MiB", _number("peak_memory_mib", 0)),
+    ("GPU MiB", _number("gpu_memory_mib", 0)),
+    ("AP", _number("AP", 4)),
+)
+CHECKPOINT_COLUMNS: Sequence[tuple[str, Cell]] = (
+    ("model", lambda row: row["model"].removeprefix("random:")),
+    ("size", _size),
+    ("params M", _number("parameters", 1, 1e-6)),
+    ("nodes", _number("nodes", 0)),
+    ("load s", _number("load_seconds", 1)),
+    ("export s", _number("export_seconds", 1)),
+    ("check s", _number("check_seconds", 1)),
+    ("peak MiB", _number("peak_memory_mib", 0)),
+    ("build s", _number("build_seconds", 1)),
+    ("engine MB", _number("engine_bytes", 1, 1e-6)),
+    ("build MiB", _number("build_peak_memory_mib", 0)),
+    ("transformers ms", _latency("transformers", "forward")),
+    ("ONNX Runtime ms", _latency("onnxruntime", "forward")),
+    ("ratio", _ratio("forward")),
+    ("end-to-end ms", _latency("onnxruntime", "end_to_end")),
+    ("ratio", _ratio("end_to_end")),
+)

@@ -26,7 +26,8 @@ from detrt.backends.inductor.types import lower_types, share_of_low
 from detrt.backends.inductor.worker import _require_batches, differences
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
-from detrt.bench.bundles import RunConfig, bench_bundles
+from detrt.bench.config import BenchConfig
+from detrt.bench.run import bench
 from detrt.bundle import Bundle, read_sidecar
 from detrt.errors import EngineError, ExportError, GateError, SessionError
 from detrt.models.contract import ExportConfig, exported_spec
@@ -285,8 +286,8 @@ def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
 
 
 def test_bench_measures_a_package_beside_onnx_runtime(bundle):
-    config = RunConfig(batches=(1, 4), repeats=2, warmup=0, devices=("cpu", "cuda"), providers=("cpu",), parts=True)
-    report = bench_bundles([str(bundle)], config)
+    config = BenchConfig(batches=(1, 4), repeats=2, warmup=0, devices=("cpu", "cuda"), providers=("cpu",), parts=True)
+    report = bench([str(bundle)], config)
     rows = [(row["backend"], row["scope"], row["batch"]) for row in report["rows"]]
     assert rows == [
         *[("inductor-cpu", scope, 1) for scope in ("forward", "end_to_end")],

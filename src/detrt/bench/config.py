@@ -1,0 +1,137 @@
+"""What `detrt bench` measures: one dataclass for checkpoints and bundles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import DetrtError
+
+SCOPES = ("kernel", "forward", "end_to_end")
+BACKENDS = ("onnxruntime", "inductor", "tensorrt")
+CHECKPOINTS, BUNDLES = "checkpoints", "bundles"
+
+
+def _only(models: str, flag: str) -> dict[str, str]:
+    """Metadata of a field that has an effect on one kind of models; any value but the default is refused with the other kind."""
+    return {"only": models, "flag": flag}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """What to measure, and how.
+
+    Attributes:
+        batches: batch sizes; checkpoints take one.
+        size_hw: (height, width) of the input in pixels; None: the model's own.
+        repeats, warmup: timed runs, and runs before them.
+        threads: of PyTorch and ONNX Runtime; None: all cores.
+
+        engine: with checkpoints: also build a TensorRT-RTX engine; None: yes.
+        torch: with checkpoints: also time the plain transformers model; None: yes.
+        msda: with checkpoints: lowering of deformable attention, as in `ExportConfig`; None: "auto".
+        fixed: with checkpoints: fix the size in the graph; None: no.
+        trust_remote_code: with checkpoints: run code that comes with one.
+
+        scopes: with bundles: of SCOPES; empty: all that exist.
+        backends: with bundles: of BACKENDS; empty: all that run here.
+        providers: with bundles: execution providers of ONNX Runtime ("cpu", "cuda", "cuda:1"), each measured; empty: the CPU,
+            and the GPU where this build of ONNX Runtime has one.
+        devices: with bundles: of packages, engines and `against` ("cpu", "cuda:0"); empty: what the bundle has.
+        prompt: with bundles that take one.
+        against: with bundles: checkpoints that are timed in transformers as well, one for all bundles or one for each.
+        compile: with `against`: also under torch.compile.
+        ground_truth, images: with bundles: a data set in COCO's format, for average precision.
+        parts: with bundles: also the time by module and kind of operator, and the fraction of the roofline.
+        plot: with bundles: an SVG or PNG file with plots.
+
+    Raises:
+        DetrtError: a value that is not allowed, or options that do not go together.
+    """
+
+    batches: tuple[int, ...] = (1,)
+    size_hw: tuple[int, int] | None = None
+    repeats: int = 7
+    warmup: int = 2
+    threads: int | None = None
+
+    engine: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--engine/--no-engine"))
+    torch: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--torch/--no-torch"))
+    msda: str | None = field(default=None, metadata=_only(CHECKPOINTS, "--msda"))
+    fixed: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--fixed/--symbolic"))
+    trust_remote_code: bool = field(default=False, metadata=_only(CHECKPOINTS, "--trust-remote-code"))
+
+    scopes: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--scopes"))
+    backends: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--backends"))
+    providers: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--provider"))
+    devices: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--device"))
+    prompt: str | None = field(default=None, metadata=_only(BUNDLES, "--prompt"))
+    against: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--against"))
+    compile: bool = field(default=False, metadata=_only(BUNDLES, "--compile"))
+    ground_truth: Path | None = field(default=None, metadata=_only(BUNDLES, "--ground-truth"))
+    images: Path | None = field(default=None, metadata=_only(BUNDLES, "--images"))
+    parts: bool = field(default=False, metadata=_only(BUNDLES, "--parts"))
+    plot: Path | None = field(default=None, metadata=_only(BUNDLES, "--plot"))
+
+    def __post_init__(self) -> None:
+        if not self.batches or not all(1 <= batch <= 256 for batch in self.batches):
+            raise DetrtError(f"--batch must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
+        for name, value, low in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0)):
+            if not low <= value <= 10_000:
+                raise DetrtError(f"{name} must be from {low} to 10000; got {value}")
+        if self.threads is not None and self.threads < 1:
+            raise DetrtError(f"threads must be at least 1, or left out for all cores; got {self.threads}")
+        if self.size_hw is not None and not all(1 <= side <= 16384 for side in self.size_hw):
+            raise DetrtError(f"size must be from 1 to 16384 pixels a side; got {self.size_hw[0]}x{self.size_hw[1]}")
+        for flag, given, allowed in (("--scopes", self.scopes, SCOPES), ("--backends", self.backends, BACKENDS)):
+            if unknown := sorted(set(given) - set(allowed)):
+                names = ", ".join(allowed).replace("_", "-")
+                raise DetrtError(f"{flag} must be of {names}; got {', '.join(unknown)}")
+        for flag, given, allowed in (
+            ("--provider", self.providers, ("cpu", "cuda", "tensorrt")),
+            ("--device", self.devices, ("cpu", "cuda")),
+        ):
+            for one in given:
+                kind, colon, number = one.partition(":")
+                if kind not in allowed or (colon and not number.isdecimal()):
+                    raise DetrtError(f"{flag} must be of {', '.join(allowed)}, comma-separated, such as cpu,cuda:0; got {one!r}")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Refuse what would have no effect."""
+        if (self.ground_truth is None) != (self.images is None):
+            raise DetrtError(
+                "average precision needs both --ground-truth (a JSON file in COCO's format) and --images (its folder)"
+            )
+        if self.compile and not self.against:
+            raise DetrtError("--compile times the checkpoint under torch.compile; give it with --against")
+        if self.parts and self.scopes and "forward" not in self.scopes:
+            raise DetrtError("--parts compares with the forward time; add forward to --scopes, or leave --parts out")
+        if self.providers and self.backends and "onnxruntime" not in self.backends:
+            raise DetrtError(
+                "--provider chooses for ONNX Runtime, which is not in --backends; add onnxruntime, or leave --provider out"
+            )
+        if self.devices and self.backends == ("onnxruntime",) and not self.against:
+            raise DetrtError(
+                "--device chooses for packages, engines and --against, and --backends names onnxruntime alone; give --provider, or "
+                "leave --device out"
+            )
+
+    def check_models(self, models: str) -> None:
+        """Refuse options that have no effect on CHECKPOINTS or BUNDLES.
+
+        Raises:
+            DetrtError: names the option.
+        """
+        for entry in fields(self):
+            only = entry.metadata.get("only", models)
+            if only != models and getattr(self, entry.name) != entry.default:
+                raise DetrtError(f"{entry.metadata['flag']} is for {only} and has no effect on {models}; leave it out")
+        if models == CHECKPOINTS and len(self.batches) > 1:
+            raise DetrtError("--batch: checkpoints are measured at one batch size; give one number, or build bundles first")
+
+    def to_dict(self, models: str) -> dict[str, Any]:
+        """The settings that have an effect on CHECKPOINTS or BUNDLES, as JSON takes them."""
+        values = {e.name: getattr(self, e.name) for e in fields(self) if e.metadata.get("only", models) == models}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

@@ -1,0 +1,198 @@
+"""A checkpoint as transformers runs it, eager and under torch.compile: what detrt's backends are compared with."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DetrtError, MissingPackageError, SessionError
+from ..system import usable_cores
+from .measure import Calls
+
+if TYPE_CHECKING:
+    from ..models.source import Source
+
+# transformers' image processor of a family. RF-DETR's own needs torchvision; Deformable DETR's does the same steps.
+_PROCESSORS = {
+    "detr": "Detr",
+    "table-transformer": "Detr",
+    "conditional_detr": "ConditionalDetr",
+    "dab_detr": "ConditionalDetr",
+    "yolos": "Yolos",
+    "rt_detr": "RTDetr",
+    "rt_detr_v2": "RTDetr",
+    "d_fine": "RTDetr",
+    "deimv2": "RTDetr",
+}
+
+
+def load_reference(checkpoint: str, prompt: str | None) -> Source:
+    """The checkpoint of --against.
+
+    Raises:
+        SessionError: a model that transformers does not have; a prompt that is missing, or too much.
+    """
+    from ..models.load import load_source
+
+    source = load_source(checkpoint)
+    if not type(source.module).__module__.startswith("transformers."):
+        raise SessionError(f"--against '{checkpoint}': transformers has no {source.family.title}; leave it out")
+    if source.spec.text is not None and not prompt:
+        raise SessionError(f"--against '{checkpoint}' takes a prompt; give --prompt 'a cat. a remote control.'")
+    if source.spec.text is None and prompt:
+        raise SessionError(
+            f"--against '{checkpoint}' has fixed classes and takes no prompt; it is another model than the bundle's"
+        )
+    return source
+
+
+def library_calls(
+    source: Source,
+    *,
+    threads: int | None,
+    compiled: bool = False,
+    device: str = "cpu",
+    precision: str = "fp32",
+    prompt: str | None = None,
+) -> Callable[[tuple[int, int], Sequence[bytes | NDArray[np.uint8]]], dict[str, Calls]]:
+    """A function (size, images) -> backend -> scope -> call that has finished when it returns.
+
+    Images are JPEG files, which Pillow decodes as detrt does, or (height, width, 3) arrays. The scope end_to_end has
+    transformers' own processor of images and prompts.
+
+    Args:
+        source: the loaded checkpoint; its module is moved to the device and the type.
+        threads: of PyTorch; None: all cores.
+        compiled: also under torch.compile.
+        device: "cpu" or "cuda:N".
+        precision: "fp32", "fp16" or "bf16"; 16 bits on a GPU only.
+        prompt: for a model that takes one.
+
+    Raises:
+        DetrtError: no such device. MissingPackageError: what transformers' processor needs is not there.
+    """
+    import torch
+
+    target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise DetrtError(f"--device {device}: PyTorch sees no CUDA device; use --device cpu")
+    low = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision) if target.type == "cuda" else None
+    torch.set_num_threads(threads or usable_cores())
+    module = source.module
+    for part in module.modules():
+        # What from_pretrained chooses by itself; detrt loads models with plain attention, for tracing.
+        own = getattr(part, "config", None)
+        if getattr(type(part), "_supports_sdpa", False) and getattr(own, "_attn_implementation", None) == "eager":
+            own._attn_implementation = "sdpa"
+    module = module.eval().to(target, low or torch.float32)
+    modules = {f"transformers-{target.type}": module}
+    if compiled:
+        torch._logging.set_logs(dynamo=logging.ERROR, inductor=logging.ERROR)  # every graph break with its stack otherwise
+        mode = "reduce-overhead" if target.type == "cuda" else "default"
+        modules[f"transformers-compile-{target.type}"] = torch.compile(module, mode=mode)
+
+    def calls(size: tuple[int, int], images: Sequence[bytes | NDArray[np.uint8]]) -> dict[str, Calls]:
+        prepare, finish = _processor(source, size, prompt)
+
+        def prepared() -> Any:
+            feeds = prepare([_decoded(image) for image in images])
+            return {k: v.to(target, low if v.is_floating_point() else None) for k, v in feeds.items()}
+
+        ready = prepared()
+
+        def forward(run: Any, feeds: Any = None) -> Any:
+            with torch.inference_mode():
+                outputs = run(**(ready if feeds is None else feeds))
+            if target.type == "cuda":
+                torch.cuda.synchronize()
+            return outputs
+
+        def end_to_end(run: Any) -> Any:
+            feeds = prepared()
+            return finish(forward(run, feeds), feeds, [size] * len(images))
+
+        return {
+            name: {
+                "kernel": lambda run=run: forward(run),
+                "forward": lambda run=run: forward(run),
+                "end_to_end": lambda run=run: end_to_end(run),
+            }
+            for name, run in modules.items()
+        }
+
+    return calls
+
+
+def _decoded(image: bytes | NDArray[np.uint8]) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(image)).convert("RGB") if isinstance(image, bytes) else image
+
+
+def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(images -> inputs, (outputs, inputs, sizes of the images) -> detections), both transformers' own."""
+    import transformers
+
+    from ..text.tokenizer import PromptTokenizer
+
+    processor = _image_processor(source.family.name, source.spec, size)
+    text = source.spec.text
+    if text is None:
+        return (
+            lambda images: processor(images=images, return_tensors="pt"),
+            lambda outputs, feeds, sizes: processor.post_process_object_detection(outputs, threshold=0.5, target_sizes=sizes),
+        )
+    assert source.tokenizer is not None and prompt
+    tokenizer = _tokenizer(source.tokenizer, text.pad_id)
+    if text.kind == "tokens":
+        both = transformers.GroundingDinoProcessor(processor, tokenizer)
+        return (
+            lambda images: both(images=images, text=[prompt.lower()] * len(images), return_tensors="pt", padding=True),
+            lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
+                outputs, feeds["input_ids"], threshold=0.25, text_threshold=0.25, target_sizes=sizes
+            ),
+        )
+    names = list(PromptTokenizer(source.tokenizer, text).parse(prompt).names.values())
+    try:
+        both = transformers.OmDetTurboProcessor(processor, tokenizer)
+    except ImportError:
+        raise MissingPackageError("torchvision", "", "transformers' processor of OmDet-Turbo") from None
+    return (
+        lambda images: both(images=images, text=[names] * len(images), return_tensors="pt"),
+        lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
+            outputs, text_labels=[names] * len(sizes), threshold=0.3, target_sizes=sizes
+        ),
+    )
+
+
+def _image_processor(family: str, spec: Any, size: tuple[int, int]) -> Any:
+    """transformers' image processor (its Pillow version) with the checkpoint's settings, at the measured size."""
+    import transformers
+
+    facts = spec.input
+    return getattr(transformers, f"{_PROCESSORS.get(family, 'DeformableDetr')}ImageProcessorPil")(
+        size={"height": size[0], "width": size[1]},
+        do_normalize=any(facts.mean) or facts.std != (1.0, 1.0, 1.0),
+        image_mean=list(facts.mean),
+        image_std=list(facts.std),
+        do_pad=facts.mask,
+    )
+
+
+def _tokenizer(content: bytes, pad_id: int) -> Any:
+    """transformers' wrapper of a checkpoint's tokenizer."""
+    import transformers
+
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_bytes(content)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    return tokenizer
