@@ -155,7 +155,12 @@ class Recorder:
         if code.co_name in _SKIPPED or not (generated or self.ours(code)):
             return
         with self.lock:
-            if self.journey == "prompt" and generated and "class_ids" in code.co_varnames:
+            if (
+                self.journey == "prompt"
+                and generated
+                and code.co_name == "__init__"
+                and frame.f_globals["__name__"] == "detrt.detections"
+            ):
                 self.journey, self.recording = "ended", True  # the first Detections are made: from here on it is the image
             if self.journey == "ended":
                 return

@@ -1,4 +1,4 @@
-"""detrt: take every DETR to TensorRT, and prove that it arrived.
+"""detrt: take every DETR from PyTorch to TensorRT, and verify that it matches PyTorch.
 
 Names are loaded on first use, so that `import detrt` needs neither torch nor a GPU.
 """

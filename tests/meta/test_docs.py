@@ -87,6 +87,41 @@ def test_reader():
     assert [f.line for f in found] == [2, 6, 11, 14]
 
 
+def _listed(name: str) -> set[str]:
+    """What stands in backticks in a document of the reference."""
+    return set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "reference" / name).read_text("utf-8")))
+
+
+def test_reference_names_every_command():
+    from detrt.cli import app
+
+    listed = " ".join(_listed("commands.md"))
+    names = [c.name or c.callback.__name__.replace("_", "-") for c in app.registered_commands]
+    assert names and [n for n in names if f"detrt {n}" not in listed] == []
+
+
+def test_reference_names_the_public_api():
+    import detrt
+
+    assert sorted(set(detrt.__all__) - _listed("python.md")) == []
+
+
+def test_reference_names_every_field():
+    from dataclasses import fields
+
+    from detrt.bundle import BundleFile, EngineFacts, Provenance
+    from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TextSpec
+
+    spec = {f.name for f in fields(ModelSpec)} - {"input", "decode"}
+    spec |= {
+        f"{part}.{f.name}"
+        for part, kind in (("input", InputSpec), ("decode", DecodeSpec), ("text", TextSpec))
+        for f in fields(kind)
+    }
+    rest = {f.name for kind in (Provenance, BundleFile, EngineFacts) for f in fields(kind)}
+    assert sorted((spec | rest) - _listed("formats.md")) == []
+
+
 def environment(folder: Path) -> dict[str, str]:
     """The commands of this Python first; no hub; no configuration of the person who runs the tests."""
     tools = folder / ".tools"

@@ -22,7 +22,7 @@ _RENAMED = {"--decode": "--image-decoder cpu or --image-decoder gpu"}
 
 app = typer.Typer(
     name="detrt",
-    help="Take every DETR to TensorRT, and prove that it arrived.",
+    help="Take every DETR from PyTorch to TensorRT, and verify that it matches PyTorch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
