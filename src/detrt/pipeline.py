@@ -403,5 +403,5 @@ def try_provider(path: Path, spec: ModelSpec, provider: str) -> tuple[str, float
         verdict = "opened"
         if spec.text is None:
             session.run(preprocess([draw_scene(0, size_hw=spec.input.size_hw).image], spec).feeds)
-            verdict = "runs as a CUDA graph" if session.backend == "onnxruntime-cuda" else "runs"
-        return session.backend, time.perf_counter() - start, 0, session.note or verdict
+            verdict = "runs as a CUDA graph" if provider.startswith("cuda") else "runs"
+        return session.info.name, time.perf_counter() - start, 0, session.info.note or verdict

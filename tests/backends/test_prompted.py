@@ -23,7 +23,7 @@ from text_cases import (
 
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
-from detrt.backends.base import FakeSession, Session
+from detrt.backends.base import Backend, FakeSession, Session
 from detrt.backends.prompted import ENGINE_BUCKET, BoundSession, PromptedSession
 from detrt.detector import Detector
 from detrt.errors import PromptError, SessionError
@@ -146,7 +146,7 @@ def test_a_long_list_in_parts_equals_the_list_at_once(kind, in_graph):
     small = model_spec(kind, text=small_text, decode={**decode, **({"num_classes": 2} if kind == "classes" else {})})
     log = Counter()
     parts = Detector(make_prompted(kind, spec=small, log=log), prompt=names)
-    assert isinstance(parts.session, BoundSession) and parts.session.parts >= 3
+    assert isinstance(parts.session, BoundSession) and parts.session.chunks >= 3
     for image in (RED_BLUE, GREEN, picture("red", "red", "green")):
         (a,), (b,) = whole([image]), parts([image])
         assert labels([a]) == labels([b]) and a.labels
@@ -154,7 +154,7 @@ def test_a_long_list_in_parts_equals_the_list_at_once(kind, in_graph):
         np.testing.assert_allclose(sorted(a.scores), sorted(b.scores), atol=1e-6)
     assert sorted(b.class_ids.tolist()) == [2, 2, 7]  # line numbers
     assert b.phrase_spans is None and b.prompt == ""
-    assert log["detector"] == 3 * parts.session.parts
+    assert log["detector"] == 3 * parts.session.chunks
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
@@ -182,7 +182,7 @@ def test_parts_do_not_repeat_an_object(in_graph):
 
     session.detector._function = run
     bound = session.bind(["red", "blue", "green"])
-    assert bound.parts == 3 and bound.spec.decode.max_detections == 3
+    assert bound.chunks == 3 and bound.spec.decode.max_detections == 3
     (found,) = Detector(bound, threshold=0.1)([np.zeros((200, 200, 3), np.uint8)])
     # "blue" is the surest everywhere; that it finds two boxes on one place stays, as in a prompt.
     assert found.labels == ("blue", "blue", "blue")
@@ -220,7 +220,7 @@ def test_a_fixed_batch_is_filled_up():
 
 def test_padding_of_a_batch_of_prompts():
     session = make_prompted()
-    parts = [session.ask(p).parts[0] for p in ("red.", "a remote control. a cat.")]
+    parts = [session.encode(p).chunks[0] for p in ("red.", "a remote control. a cat.")]
     feeds = session.text_feeds(parts)
     short, long = (session.text_feeds([part]) for part in parts)
     n = parts[0].length
@@ -240,16 +240,14 @@ def profiled(text_max=64, minimum=4):
     spec = model_spec()
 
     def fake(inputs, outputs, function):
-        session = FakeSession(spec, inputs, outputs, function)
-        session.backend = "tensorrt-rtx"
         bounds = {"tokens": (minimum, text_max), "batch": (1, 8), "phrases": (1, 32)}
-        session.profile = {
+        profile = {
             i.name: tuple(
                 tuple(bounds.get(axis, (axis, axis))[k] if isinstance(axis, str) else axis for axis in i.shape) for k in (0, 0, 1)
             )
             for i in inputs
         }
-        return session
+        return FakeSession(spec, inputs, outputs, function, backend=Backend.TENSORRT, profile=profile)
 
     shapes = []
 
@@ -283,14 +281,14 @@ def test_engines_get_few_lengths():
     with pytest.raises(PromptError, match=r"has 27 tokens .*at most 20"):
         Detector(session, prompt="cat " * 24)
     listed = Detector(session, prompt=[f"red {i}" for i in ("cat", "dog", "star", "circle", "square", "disk", "3")])
-    assert listed.session.parts == 2
-    assert session.max_batch is None and session.profile["text_features"][2][1] == 20
+    assert listed.session.chunks == 2
+    assert session.info.max_batch is None and session.info.profile["text_features"][2][1] == 20
 
 
 def test_words_that_the_tokenizer_does_not_know():
     bound = make_prompted().bind("zebra. red. okapi")
-    assert "knows no part of 'zebra', 'okapi'" in bound.note
-    assert make_prompted().bind("a zebra.").note == ""
+    assert "knows no part of 'zebra', 'okapi'" in bound.info.note
+    assert make_prompted().bind("a zebra.").info.note == ""
 
 
 def test_no_prompt():
@@ -333,9 +331,9 @@ def test_pairs_that_do_not_fit():
     spec, made = model_spec(), PromptTokenizer(tokenizer_json(), text_spec())
     inputs, outputs = detector_tensors(spec)
     detector = FakeSession(spec, inputs, outputs, run_detector)
-    with pytest.raises(SessionError, match=r"needs its text tower 'text.onnx'"):
+    with pytest.raises(SessionError, match=r"needs its text encoder 'text.onnx'"):
         PromptedSession(detector, made)
-    with pytest.raises(SessionError, match="the text tower must take"):
+    with pytest.raises(SessionError, match="the text encoder must take"):
         PromptedSession(detector, made, detector)
     with pytest.raises(SessionError, match="fixed classes"):
         PromptedSession(make_session(fixed_spec()), made)
@@ -348,16 +346,18 @@ def test_closing_closes_both():
     session = make_prompted()
     with Detector(session, prompt="red.") as detector:
         detector([GREEN])
-    assert session.detector.closed and session.tower.closed
+    assert session.detector.closed and session.text_encoder.closed
 
 
 @pytest.mark.parametrize("where", ["tower", "detector", "queries"])
 def test_numbers_that_overflowed(where):
     session = make_prompted()
     if where == "tower":
-        good = session.tower._function
-        session.tower._function = lambda feeds: {n: a * np.nan if n == "text_features" else a for n, a in good(feeds).items()}
-        expected = "text tower returned NaN"
+        good = session.text_encoder._function
+        session.text_encoder._function = lambda feeds: {
+            n: a * np.nan if n == "text_features" else a for n, a in good(feeds).items()
+        }
+        expected = "text encoder returned NaN"
     elif where == "detector":
         good = session.detector._function
         session.detector._function = lambda feeds: {**good(feeds), "logits": good(feeds)["logits"] * np.nan}

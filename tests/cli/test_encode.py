@@ -43,19 +43,19 @@ def test_file_holds_the_feeds_of_a_session(cli, place):
     assert data["tokenizer_sha256"] == files["tokenizer"] and data["tower_sha256"] == files["text"]
     assert (data["kind"], data["prompt"], data["listed"], data["num_classes"]) == ("tokens", "a red cat. blue", False, 2)
     with open_session("gd", backend="onnxruntime") as session:
-        asked = session.ask("a red cat. blue")
-        feeds = session.text_feeds(asked.parts)
+        asked = session.encode("a red cat. blue")
+        feeds = session.text_feeds(asked.chunks)
     (part,) = data["parts"]
     assert [(p["text"], p["class_id"], p["start"], p["end"]) for p in part["phrases"]] == [
         ("a red cat", 0, 0, 9),
         ("blue", 1, 11, 15),
     ]
-    assert part["length"] == asked.parts[0].length and sorted(part["feeds"]) == sorted(feeds)
+    assert part["length"] == asked.chunks[0].length and sorted(part["feeds"]) == sorted(feeds)
     for name, expected in feeds.items():
         got = array(part["feeds"][name])
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
-    assert [np.flatnonzero(row).tolist() for row in asked.parts[0].phrase_mask] == part["phrase_mask"]
+    assert [np.flatnonzero(row).tolist() for row in asked.chunks[0].phrase_mask] == part["phrase_mask"]
 
 
 def test_lists_and_unknown_words(cli, place):

@@ -213,7 +213,7 @@ def test_a_model_of_fixed_classes_takes_no_prompt(cli, place, options):
 @pytest.mark.parametrize("kind", ["tokenizer", "text"])
 def test_a_bundle_without_a_part(cli, place, kind):
     write_text_bundle(place / "gd", without=kind)
-    what = {"tokenizer": "tokenizer 'tokenizer.json'", "text": "text tower 'text.onnx'"}[kind]
+    what = {"tokenizer": "tokenizer 'tokenizer.json'", "text": "text encoder 'text.onnx'"}[kind]
     cli.refused("detect", "gd", "in", "--prompt", "red.", names=f"has no {what}", advice="build it again")
 
 
@@ -231,7 +231,7 @@ def test_damaged_parts(cli, place, name, damage):
 
 
 def test_the_tower_is_no_model(cli, place):
-    cli.refused("detect", "files/text.onnx", "in", "--prompt", "red.", names="text tower", advice="give the model itself")
+    cli.refused("detect", "files/text.onnx", "in", "--prompt", "red.", names="text encoder", advice="give the model itself")
 
 
 def test_sessions_are_closed_when_a_part_is_missing(place, monkeypatch):
@@ -261,7 +261,7 @@ def test_one_graph(place):
     from text_cases import make_prompted
 
     session = make_prompted(spec=spec)
-    assert session.tower is None
+    assert session.text_encoder is None
     (one,) = Detector(session, prompt="a red cat. blue")([picture(*PICTURES["a.png"])])
     (pair,) = Detector.open("gd", prompt="a red cat. blue")([picture(*PICTURES["a.png"])])
     assert one.labels == pair.labels

@@ -208,7 +208,7 @@ def prompt_cases() -> list[dict]:
 def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | None = None, decode: dict | None = None) -> dict:
     import text_cases
 
-    from detrt.backends.prompt_file import encoded
+    from detrt.backends.prompt_file import to_json
     from detrt.bundle import Bundle, BundleFile, Provenance
     from detrt.detector import Detector
 
@@ -220,7 +220,7 @@ def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | N
     images[0][:, :4, 1:] //= 8  # reddish on the left
     images[1][:, 6:, :2] //= 8  # bluish on the right
     session = text_cases.make_prompted(kind, spec=spec)
-    asked = session.ask(prompt)
+    asked = session.encode(prompt)
     runs: list[dict] = []
     original = session.detector.run
 
@@ -235,7 +235,7 @@ def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | N
         "name": name,
         "spec": spec.to_dict(),
         "files": [{"kind": f.kind, "path": f.path, "sha256": f.sha256, "size": f.size} for f in files],
-        "prompt": encoded(session, asked, Bundle(HERE, spec, Provenance("test"), tuple(files))),
+        "prompt": to_json(session, asked, Bundle(HERE, spec, Provenance("test"), tuple(files))),
         "outputs": [{key: tensor(value) for key, value in run.items()} for run in runs],
         "original_sizes_hw": [list(image.shape[:2]) for image in images],
         "threshold": 0.3,

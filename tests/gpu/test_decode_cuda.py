@@ -11,7 +11,7 @@ from PIL import Image
 
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input, load_image
-from detrt.data.raw_image import YuvPicture
+from detrt.data.raw_image import YuvImage
 from detrt.data.scenes.scene import draw_scene
 from detrt.data.video import Frame, raw_frames, read_frames, video_writer
 from detrt.detector import Detector
@@ -32,12 +32,12 @@ class OnGpu(OnnxSession):
     """A model on the CPU whose pictures are made on the GPU."""
 
     @property
-    def pictures(self) -> Any:
-        from detrt.backends.gpu.runner import PictureRunner
+    def image_runner(self) -> Any:
+        from detrt.backends.gpu.runner import GpuRunner
 
-        if not hasattr(self, "_runner"):
-            self._runner = PictureRunner(self.spec, self.inputs, self.outputs, torch.device("cuda", 0), self._prepare)
-        return self._runner
+        if not hasattr(self, "_images"):
+            self._images = GpuRunner(self.spec, self.inputs, self.outputs, torch.device("cuda", 0), self._prepare)
+        return self._images
 
     def _prepare(self, inputs: Any, then: Any) -> Any:
         def step() -> list[Any]:
@@ -75,7 +75,7 @@ def clip(tmp_path_factory: Any) -> Any:
 
 def on_gpu(clip: Any, decoder: Any) -> list[Any]:
     frames = [f if isinstance(f, Frame) else f() for f in raw_frames(clip, planar=True, gpu=decoder)]
-    if not (isinstance(frames[0].image, YuvPicture) and frames[0].image.on_gpu):
+    if not (isinstance(frames[0].image, YuvImage) and frames[0].image.on_gpu):
         pytest.skip("this machine has no video decoder: libnvcuvid.so.1, or the codec of the clip")
     return frames
 
@@ -96,7 +96,7 @@ def test_detections_in_a_video_are_the_same(clip: Any, model: Any, decoder: Any)
             found.append(list(detect_inputs(detector, [Input(clip, "video")])))
             assert options == {} or detector.decoder.counts["videos on the GPU"] == 1
             if isinstance(session, OnGpu):  # what was done to a frame was recorded
-                assert session.pictures._fixed._kept and not session.pictures._fixed.why
+                assert session.image_runner._fixed._kept and not session.image_runner._fixed.why
     assert len(found[0]) == 30 and sum(len(one.record.detections) for one in found[0]) > 30
     for gpu, planar, plain in zip(*found, strict=True):
         assert np.array_equal(gpu.record.detections.boxes_xyxy, planar.record.detections.boxes_xyxy)
@@ -128,7 +128,7 @@ def test_pixels_of_jpeg_files_are_near_pillows(name: str, mode: str, options: An
         options = {**options, "exif": tags}
     files = [jpeg(draw_scene(seed, size_hw=(333 + seed, 479)).image, mode, **options) for seed in range(6)]
     before = decoder.counts["files on the GPU"]
-    pictures = decoder.pictures([decoder.open(data) for data in files])
+    pictures = decoder.decode([decoder.open(data) for data in files])
     assert decoder.counts["files on the GPU"] == before + 6
     for picture, data in zip(pictures, files, strict=True):
         want = load_image(data)

@@ -104,5 +104,5 @@ def test_a_package_on_the_gpu(tmp_path: Any) -> None:
     ]
     assert main(command) == 0
     with open_session(folder, backend="inductor") as session:
-        assert session.backend == "inductor-cuda"
+        assert session.info.name == "inductor-cuda"
         same(session, open_session(folder, backend="onnxruntime"), 0.5, 1e-3)

@@ -13,6 +13,7 @@ from detrt.backends.torch import TorchSession
 from detrt.data.scenes.scene import draw_scene
 from detrt.evaluation.matching import Gate
 from detrt.evaluation.parity import verify
+from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +35,7 @@ def test_detections_on_the_gpu_equal_those_on_the_cpu(reference: str) -> None:
     pictures = [draw_scene(seed).image for seed in range(900_000_100, 900_000_116)]
     on_gpu = TorchSession(load_source(reference), device="cuda:0")
     report = verify(on_cpu, on_gpu, pictures, gate=Gate(), batch_size=4)
-    assert on_gpu.backend == "torch-cuda"
+    assert on_gpu.info.name == "torch-cuda"
     assert report.failures == []
 
 
@@ -111,9 +112,9 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
             with recorded_topk() as selections:
                 results.append(session.run({info.name: feeds[info.name] for info in session.inputs}))
         else:
-            session.selections = selections
-            results.append(session.run({info.name: feeds[info.name] for info in session.inputs}))
-        assert session.note == ""
+            with forced_topk(selections):
+                results.append(session.run({info.name: feeds[info.name] for info in session.inputs}))
+        assert session.info.note == ""
     assert len(launches) == FAMILIES[name]
     for key, expected in results[0].items():
         assert abs(results[1][key] - expected).max() < 2e-3 * max(abs(expected).max(), 1.0), key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detrt.backends.gpu.runner import PictureRunner
+from detrt.backends.gpu.runner import GpuRunner
 from detrt.backends.onnxruntime.session import OnnxSession
 
 torch = pytest.importorskip("torch")
@@ -14,10 +14,10 @@ class OnDevice(OnnxSession):
     """An ONNX session whose pictures go through the runner, with the CPU as the device."""
 
     @property
-    def pictures(self):
-        if not hasattr(self, "_runner"):
-            self._runner = PictureRunner(self.spec, self.inputs, self.outputs, torch.device("cpu"), self._prepare)
-        return self._runner
+    def image_runner(self):
+        if not hasattr(self, "_images"):
+            self._images = GpuRunner(self.spec, self.inputs, self.outputs, torch.device("cpu"), self._prepare)
+        return self._images
 
     def _prepare(self, inputs, then):
         def step():

@@ -29,7 +29,7 @@ TOKENIZER = PromptTokenizer(tokenizer_json(), text_spec())
 
 
 def parts_of(prompt):
-    return TOKENIZER.ask(TOKENIZER.parse(prompt)).parts[0]
+    return TOKENIZER.encode(TOKENIZER.parse(prompt)).chunks[0]
 
 
 def random_outputs(lengths, queries=40, seed=0):

@@ -19,7 +19,7 @@ def tokenizer(kind="tokens", **changes):
 
 def ask(prompt, made=None, **limits):
     made = made or tokenizer()
-    return made.ask(made.parse(prompt), **limits)
+    return made.encode(made.parse(prompt), **limits)
 
 
 def words_of(part):
@@ -42,25 +42,25 @@ def words_of(part):
     ],
 )
 def test_tokens_of_phrases(prompt, expected):
-    (part,) = ask(prompt).parts
+    (part,) = ask(prompt).chunks
     assert words_of(part) == expected
     assert part.ids[0] == 101 and part.ids[-1] == 102 and part.ids[-2] == 1012
     assert not (part.phrase_mask & np.isin(part.ids, SEPARATORS)).any()
 
 
 def test_a_missing_dot_changes_nothing():
-    (a,), (b,) = ask("a cat. a dog.").parts, ask("a cat. a dog").parts
+    (a,), (b,) = ask("a cat. a dog.").chunks, ask("a cat. a dog").chunks
     assert np.array_equal(a.ids, b.ids) and np.array_equal(a.phrase_mask, b.phrase_mask)
 
 
 def test_a_dot_inside_a_class_name_stays_in_it():
     """The model reads "3. inch" as two sub-sentences; the name still has the tokens of both."""
-    (part,) = ask(["3.inch disk", "cat"]).parts
+    (part,) = ask(["3.inch disk", "cat"]).chunks
     assert words_of(part) == [["3", "inch", "disk"], ["cat"]]
 
 
 def test_limits():
-    (part,) = ask("cat dog. red", max_tokens=7).parts
+    (part,) = ask("cat dog. red", max_tokens=7).chunks
     assert len(part.ids) == 7
     with pytest.raises(PromptError, match=r"has 7 tokens \(2 of them frame it\), this model takes at most 6.*--classes-from"):
         ask("cat dog. red", max_tokens=6)
@@ -73,15 +73,15 @@ def test_limits():
 def test_a_long_list_is_asked_for_in_parts():
     names = [f"{a} {b}" for a in ("red", "green", "blue", "striped") for b in ("cat", "dogs", "circle")]
     asked = ask(names, max_tokens=12)
-    assert len(asked.parts) > 3
-    assert all(len(part.ids) <= 12 for part in asked.parts)
-    assert [name for part in asked.parts for name in part.prompt.names.values()] == names
-    assert [i for part in asked.parts for i in part.prompt.class_ids] == list(range(12))
-    for part in asked.parts:
+    assert len(asked.chunks) > 3
+    assert all(len(part.ids) <= 12 for part in asked.chunks)
+    assert [name for part in asked.chunks for name in part.prompt.names.values()] == names
+    assert [i for part in asked.chunks for i in part.prompt.class_ids] == list(range(12))
+    for part in asked.chunks:
         assert [" ".join(w).replace(" ##", "") for w in words_of(part)] == list(part.prompt.names.values())
-    (whole,) = ask(names).parts
+    (whole,) = ask(names).chunks
     assert whole.prompt == class_list(names)
-    assert [len(p.phrase_mask) for p in ask(names, max_phrases=5).parts] == [5, 5, 2]
+    assert [len(p.phrase_mask) for p in ask(names, max_phrases=5).chunks] == [5, 5, 2]
     with pytest.raises(PromptError, match=r"'a remote control striped star' \(number 1\) has 5 tokens.* at most 4 in one"):
         ask(["cat", "a remote control striped star"], max_tokens=7)
 
@@ -102,7 +102,7 @@ def test_phrases_without_a_token(prompt):
 
 def test_classes_and_their_task():
     made = tokenizer("classes", separators=(), max_tokens=8)
-    (part,) = ask("a cat. remote control", made).parts
+    (part,) = ask("a cat. remote control", made).chunks
     assert [ids.tolist() for ids in part.names] == [
         [101, word_id("a"), word_id("cat"), 102],
         [101, word_id("remote"), word_id("control"), 102],
@@ -119,13 +119,13 @@ def test_classes_and_their_task():
         word_id("control"),
         102,
     ]
-    (part,) = made.ask(made.parse("cat", "the cat")).parts
+    (part,) = made.encode(made.parse("cat", "the cat")).chunks
     assert part.task.tolist() == [101, word_id("the"), word_id("cat"), 102]
     with pytest.raises(PromptError, match="task has 10 tokens, this model takes at most 8"):
-        made.ask(made.parse("cat", "cat " * 8))
+        made.encode(made.parse("cat", "cat " * 8))
     with pytest.raises(PromptError, match="'dog dog dog dog dog dog dog' has 9 tokens, this model takes at most 8"):
         ask(["cat", "dog " * 7], made)
-    parts = ask(["cat", "dog", "red"], made, max_phrases=2).parts
+    parts = ask(["cat", "dog", "red"], made, max_phrases=2).chunks
     assert [list(p.prompt.names) for p in parts] == [[0, 1], [2]]
     with pytest.raises(PromptError, match="3 phrases"):
         ask("cat. dog. red.", made, max_phrases=2)
@@ -144,7 +144,7 @@ def test_truncation_and_padding_of_the_file_do_not_count():
     made = Tokenizer.from_str(tokenizer_json().decode())
     made.enable_truncation(4)
     made.enable_padding(length=16)
-    (part,) = ask("a cat. a dog.", PromptTokenizer(made.to_str().encode(), text_spec())).parts
+    (part,) = ask("a cat. a dog.", PromptTokenizer(made.to_str().encode(), text_spec())).chunks
     assert len(part.ids) == 8
 
 

@@ -1,18 +1,26 @@
-"""The one seam of the runtime: a Session runs a model on NumPy arrays.
+"""The interface of the back ends: a `Session` runs a model on NumPy arrays, and its `SessionInfo` describes it.
 
-PyTorch, ONNX Runtime and TensorRT sessions have the same interface, so that detect, verify, bench
-and serve do not know what they run. `FakeSession` ships for tests of anything built on a Session.
+PyTorch, ONNX Runtime, TensorRT and TorchInductor sessions have the same interface, so that detect, verify, bench and
+serve do not depend on what runs the model. `FakeSession` ships for tests of anything built on a Session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SessionError, SpecError
+from ..bundle import EngineFacts
+from ..data.postprocess import Candidates, decode
+from ..data.preprocess import BatchPlan, SizeHW
+from ..data.raw_image import LoadedImage
+from ..detections import Detections
+from ..errors import PromptError, SessionError, SpecError
 from ..spec import (
     BOXES,
     LABELS,
@@ -27,12 +35,113 @@ from ..spec import (
     TOWER_OUTPUTS,
     ModelSpec,
     TensorInfo,
+    TextSpec,
     is_tower,
     text_inputs,
 )
+from ..text.tokenizer import EncodedPrompt
+
+if TYPE_CHECKING:
+    from .gpu.decoder import GpuDecoder
 
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
+Shape = tuple[int, ...]
+NO_PROMPT = (
+    "this model has fixed classes and takes no prompt; choose among them with --classes (Python: classes=[...]), or use a "
+    "model that takes one"
+)
+
+
+class Backend(str, Enum):
+    """What runs a model."""
+
+    TORCH = "torch"
+    ONNXRUNTIME = "onnxruntime"
+    TENSORRT = "tensorrt"
+    INDUCTOR = "inductor"
+    FUNCTION = "function"  # a Python function: `FakeSession`
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """Facts about an open model.
+
+    Attributes:
+        backend: what runs it.
+        name: for people, reports and state files: "torch-cpu", "onnxruntime-cuda", "tensorrt-rtx", ...
+        device: "cpu" or "cuda:N".
+        inputs, outputs: its tensors with their dtypes; an axis is a length, or a name where it is symbolic.
+        path: the file of the model; None where it has none.
+        min_batch, max_batch: batch sizes that it takes; max_batch None: any.
+        sizes: (height, width) of each size that it was compiled for, where these are several.
+        profile: of an engine: input name -> its smallest, optimal and largest shape.
+        facts: what the sidecar of an engine or of a package says; `facts_by_size`: of each of `sizes`.
+        gpu_name, compute_capability: of the GPU of an engine; compute_capability e.g. 89.
+        text: of a model that takes a prompt and has none bound; None: fixed classes.
+        prompts: those that are bound: one for all images, or one for each image of a batch.
+        notes: why this session and not another, and what it cannot do here; for people.
+    """
+
+    backend: Backend
+    name: str
+    device: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    path: Path | None = None
+    min_batch: int = 1
+    max_batch: int | None = None
+    sizes: tuple[SizeHW, ...] = ()
+    profile: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
+    facts: EngineFacts | None = None
+    facts_by_size: Mapping[SizeHW, EngineFacts] = field(default_factory=dict)
+    gpu_name: str = ""
+    compute_capability: int | None = None
+    text: TextSpec | None = None
+    prompts: tuple[EncodedPrompt, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """All notes as one text."""
+        return "; ".join(self.notes)
+
+    @property
+    def precision(self) -> str:
+        """What an engine or a package was built with, e.g. "fp16"; "" where nothing says it."""
+        return "" if self.facts is None else str(self.facts.precision)
+
+    @property
+    def pixel_shape(self) -> tuple[int | str, ...]:
+        """Shape of `pixel_values`, (batch, 3, height, width); () where the model takes none."""
+        return next((info.shape for info in self.inputs if info.name == PIXEL_VALUES), ())
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The only batch size that the graph takes; None where the axis is symbolic."""
+        first = next((info.shape for info in self.inputs), ()) if not self.pixel_shape else self.pixel_shape
+        return first[0] if first and isinstance(first[0], int) and first[0] > 0 else None
+
+
+class PendingOutputs(Protocol):
+    """Outputs of a batch that a device works on."""
+
+    def outputs(self) -> Outputs | Candidates:
+        """Wait for them."""
+
+
+class ImageRunner(Protocol):
+    """Takes images instead of tensors: resizes them, runs the model and selects candidates on its device."""
+
+    def submit(self, images: Sequence[LoadedImage], plan: BatchPlan) -> PendingOutputs:
+        """Begin a batch of images, (H, W, 3) uint8 RGB or raw; `plan`: their sizes.
+
+        Raises:
+            ImageError: an array that is no image.
+        """
+
+    def decoder(self) -> GpuDecoder:
+        """What decodes JPEG files and videos on the same device."""
 
 
 @runtime_checkable
@@ -40,14 +149,90 @@ class Session(Protocol):
     """Runs one model. The arrays that `run` returns belong to the caller."""
 
     spec: ModelSpec
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    backend: str  # "torch", "onnxruntime-cpu", "tensorrt-rtx", ...
-    max_batch: int | None  # largest batch that the model takes, None = any
+
+    @property
+    def info(self) -> SessionInfo: ...
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]: ...
+
+    @property
+    def image_runner(self) -> ImageRunner | None:
+        """What takes images on the model's device; None where they are prepared on the CPU."""
 
     def run(self, feeds: Feeds) -> Outputs: ...
 
+    def bind(self, *prompts: Any, **options: Any) -> Session:
+        """The model with a fixed prompt; see `PromptedSession.bind`. Raises PromptError: it has fixed classes."""
+
+    def postprocess(
+        self,
+        outputs: Outputs | Candidates,
+        sizes_hw: Sequence[SizeHW],
+        *,
+        threshold: float = 0.5,
+        class_ids: Collection[int] | None = None,
+        max_detections: int | None = None,
+    ) -> list[Detections]:
+        """Outputs of `run` -> detections; see `detrt.data.postprocess.decode`."""
+
     def close(self) -> None: ...
+
+
+class BaseSession:
+    """What the sessions of all back ends share; `_info` is set by each."""
+
+    spec: ModelSpec
+    _info: SessionInfo
+
+    @property
+    def info(self) -> SessionInfo:
+        return self._info
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        return self._info.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        return self._info.outputs
+
+    @property
+    def image_runner(self) -> ImageRunner | None:
+        return None
+
+    def add_note(self, text: str) -> None:
+        """Add to `info.notes`."""
+        self._info = replace(self._info, notes=(*self._info.notes, text))
+
+    def run(self, feeds: Feeds) -> Outputs:
+        raise NotImplementedError
+
+    def bind(self, *prompts: Any, **options: Any) -> Session:
+        raise PromptError(NO_PROMPT)
+
+    def postprocess(
+        self,
+        outputs: Outputs | Candidates,
+        sizes_hw: Sequence[SizeHW],
+        *,
+        threshold: float = 0.5,
+        class_ids: Collection[int] | None = None,
+        max_detections: int | None = None,
+    ) -> list[Detections]:
+        return decode(outputs, self.spec, sizes_hw, threshold=threshold, class_ids=class_ids, max_detections=max_detections)
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Feeds) -> None:
@@ -109,10 +294,11 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
             )
 
 
-class FakeSession:
-    """A Session over a function, for tests: `FakeSession(spec, inputs, outputs, lambda feeds: {...})`."""
+class FakeSession(BaseSession):
+    """A Session over a function, for tests: `FakeSession(spec, inputs, outputs, lambda feeds: {...})`.
 
-    backend = "fake"
+    facts: other fields of its `SessionInfo`.
+    """
 
     def __init__(
         self,
@@ -121,9 +307,11 @@ class FakeSession:
         outputs: tuple[TensorInfo, ...],
         function: Callable[[Feeds], Outputs],
         max_batch: int | None = None,
+        **facts: Any,
     ) -> None:
-        self.spec, self.inputs, self.outputs = spec, inputs, outputs
-        self.max_batch = max_batch
+        self.spec = spec
+        given = {"backend": Backend.FUNCTION, "name": "fake", "device": "cpu", **facts}
+        self._info = SessionInfo(inputs=tuple(inputs), outputs=tuple(outputs), max_batch=max_batch, **given)
         self._function = function
         self.closed = False
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..bundle import MANIFEST, Bundle, BundleFile
-from ..errors import DetrtError, EngineError, MissingPackageError, SessionError, SpecError
+from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..spec import ModelSpec, is_tower
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
-from .base import Session
+from .base import BaseSession
 from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.session import OnnxSession
 from .prompted import PromptedSession
@@ -33,10 +34,10 @@ def open_session(
     family: str | None = None,
     labels: str | os.PathLike | None = None,
     tokenizer: str | os.PathLike | None = None,
-) -> Session:
+) -> BaseSession:
     """Open a model for running.
 
-    ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.note`
+    ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.info.note`
         says why), a `.onnx` file, a `.engine` file, a `.pt2` package, or a checkpoint: `hf:org/name`, a folder with
         config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
     backend: one of BACKENDS; anything but "auto" must suit the reference.
@@ -46,8 +47,7 @@ def open_session(
     trust_remote_code: run Python code that comes with a checkpoint.
     family, labels, tokenizer: for checkpoints, see `load_source`.
 
-    A model that takes a prompt comes as a `PromptedSession`, with its text tower and its tokenizer from the
-    same place.
+    A model that takes a prompt comes as a `PromptedSession`, with the text encoder and the tokenizer that lie beside it.
 
     Raises:
         SessionError: nothing there, or a back end that cannot run it.
@@ -67,13 +67,13 @@ def open_session(
             )
     if kind == "onnx":
         onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
-        _say_where(onnx, device, provider)
+        _note_unused_gpu(onnx, device, provider)
         return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     if kind == "engine":
         engine = _open_engine(Path(ref), device)
-        tower = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
-        tower_engine = tower if tower != Path(ref) and tower.is_file() else None
-        return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=tower_engine)
+        encoder = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
+        encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
+        return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
     if kind == "inductor":
         return InductorSession(ref, device=device)
     if kind == "bundle":
@@ -94,7 +94,21 @@ def open_session(
         tokenizer=None if tokenizer is None else os.fspath(tokenizer),
     )
     session = open_torch(source, device=device or "cpu")
-    session.note = "; ".join(source.notes)
+    for note in source.notes:
+        session.add_note(note)
+    return session
+
+
+def open_prompted(ref: str | os.PathLike, **options: Any) -> PromptedSession:
+    """As `open_session`, of a model that takes a prompt.
+
+    Raises:
+        PromptError: the model has fixed classes.
+    """
+    session = open_session(ref, **options)
+    if not isinstance(session, PromptedSession):
+        session.close()
+        raise PromptError(f"'{os.fspath(ref)}' has fixed classes and takes no prompt; choose among them with --classes")
     return session
 
 
@@ -133,11 +147,12 @@ def kind_of(ref: str | os.PathLike) -> str:
     )
 
 
-def _say_where(onnx: OnnxSession, device: str | None, provider: str) -> None:
-    """A GPU that was asked for, and is not used, is named."""
+def _note_unused_gpu(onnx: OnnxSession, device: str | None, provider: str) -> None:
+    """Note a GPU that was requested and is not used."""
     if device is not None and device.startswith("cuda") and provider == "cpu":
-        said = f"--device {device} is for engines, packages and PyTorch; ONNX Runtime runs on the CPU (--provider {device})"
-        onnx.note = f"{onnx.note}; {said}" if onnx.note else said
+        onnx.add_note(
+            f"--device {device} is for engines, packages and PyTorch; ONNX Runtime runs on the CPU (--provider {device})"
+        )
 
 
 def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
@@ -153,7 +168,7 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
         raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
 
 
-def _open_engine(path: Path, device: str | None) -> Session:
+def _open_engine(path: Path, device: str | None) -> BaseSession:
     from .tensorrt import TensorRTSession
 
     return TensorRTSession(path) if device is None else TensorRTSession(path, device=device)
@@ -166,7 +181,7 @@ def _open_bundle(
     device: str | None,
     threads: int | None,
     spec: ModelSpec | None,
-) -> Session:
+) -> BaseSession:
     reasons = []
     engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
     packages = bundle.of_kind("inductor") if backend in ("auto", "inductor") else []
@@ -200,14 +215,14 @@ def _open_bundle(
         raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
     onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
     if reasons:
-        onnx.note = "running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons)
+        onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
     elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
-        onnx.note = "running the ONNX file with ONNX Runtime: the bundle has no engine"
-    _say_where(onnx, device, provider)
+        onnx.add_note("running the ONNX file with ONNX Runtime: the bundle has no engine")
+    _note_unused_gpu(onnx, device, provider)
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
 
 
-def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> Session | None:
+def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> BaseSession | None:
     """The packages of the first kind of device that run here, those of a GPU first; why the others do not is added to
     `reasons`."""
     opened: list[InductorSession] = []
@@ -224,16 +239,16 @@ def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None
 
 def _with_text_of(
     bundle: Bundle,
-    session: Session,
+    session: BaseSession,
     backend: str,
     provider: str,
     device: str | None,
     threads: int | None,
     engine: BundleFile | None = None,
-) -> Session:
-    """The session, or with its tower and tokenizer where the model takes a prompt.
+) -> BaseSession:
+    """The session, or with its text encoder and tokenizer where the model takes a prompt.
 
-    engine: the detector's, whose tower is the engine for the same target and GPUs, else the tower's ONNX file.
+    engine: the detector's; the text encoder is then the engine for the same target and GPUs, else its ONNX file.
     """
     text = bundle.spec.text
     if text is None:
@@ -253,50 +268,51 @@ def _with_text_of(
             except (EngineError, MissingPackageError, SessionError) as error:
                 why = f"{entry.path}: {error}"
         if engine is not None and backend == "tensorrt":
-            raise EngineError(f"no engine of the text tower in '{bundle.folder}' can run here: {why}. Build it with: detrt build")
+            raise EngineError(
+                f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
+            )
         path = _only(bundle, "text", text.tower)
         opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
         prompted = PromptedSession(session, tokenizer, opened[-1])
         if engine is not None:
-            note = f"the text tower runs with ONNX Runtime, because no engine of it can run here: {why}"
-            prompted.note = f"{prompted.note}; {note}" if prompted.note else note
+            prompted.add_note(f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}")
         return prompted
 
 
 def _with_text(
-    session: Session,
+    session: BaseSession,
     folder: Path,
     *,
     provider: str = "cpu",
     threads: int | None = None,
     device: str | None = None,
     engine: Path | None = None,
-) -> Session:
+) -> BaseSession:
     """As `_with_text_of`, with the files beside a model that was opened by its path."""
     text = session.spec.text
     if text is None:
         return session
     with _closing_on_error(session) as opened:
         if is_tower(session.inputs):
-            raise SessionError("this is the text tower of a model; give the model itself, which lies beside it")
+            raise SessionError("this is the text encoder of a model; give the model itself, which lies beside it")
         tokenizer = PromptTokenizer(folder / text.tokenizer, text)
         if not text.tower:
             return PromptedSession(session, tokenizer)
         if engine is not None:
             opened.append(_open_engine(engine, device))
         else:
-            place = folder / text.tower
-            if not place.is_file():
+            path = folder / text.tower
+            if not path.is_file():
                 raise SessionError(
-                    f"there is no text tower '{place}', which this model needs to read a prompt; copy it there from where the "
+                    f"there is no text encoder '{path}', which this model needs to read a prompt; copy it there from where the "
                     "model was exported, or export the model again with detrt export"
                 )
-            opened.append(OnnxSession(place, session.spec, provider=provider, threads=threads))
+            opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
         return PromptedSession(session, tokenizer, opened[-1])
 
 
 @contextlib.contextmanager
-def _closing_on_error(session: Session) -> Iterator[list[Session]]:
+def _closing_on_error(session: BaseSession) -> Iterator[list[BaseSession]]:
     opened = [session]
     try:
         yield opened
@@ -310,7 +326,7 @@ def _only(bundle: Bundle, kind: str, name: str) -> Path:
     """The file of a kind that a text model needs. Raises SpecError where the bundle lacks it."""
     entries = [entry for entry in bundle.of_kind(kind) if entry.path == name] or bundle.of_kind(kind)
     if not entries:
-        what = {"tokenizer": "tokenizer", "text": "text tower"}[kind]
+        what = {"tokenizer": "tokenizer", "text": "text encoder"}[kind]
         raise SpecError(
             f"the bundle '{bundle.folder}' has no {what} '{name}', which its model needs to read a prompt; build it again with "
             "detrt build"
@@ -318,14 +334,16 @@ def _only(bundle: Bundle, kind: str, name: str) -> Path:
     return bundle.checked_path(entries[0])
 
 
-def _same_machine(tower: BundleFile, detector: BundleFile | None) -> bool:
-    a, b = tower.engine, None if detector is None else detector.engine
+def _same_machine(encoder: BundleFile, detector: BundleFile | None) -> bool:
+    a, b = encoder.engine, None if detector is None else detector.engine
     if a is None or b is None:
         return False
     return a.target == b.target and a.compute_capabilities == b.compute_capabilities
 
 
-def open_on(ref: str | os.PathLike, device: str, *, backend: str = "auto", threads: int | None = None, **options: Any) -> Session:
+def open_on(
+    ref: str | os.PathLike, device: str, *, backend: str = "auto", threads: int | None = None, **options: Any
+) -> BaseSession:
     """Open a model on one device; never on the CPU where a GPU was asked for.
 
     device: "cpu" or "cuda:N". ONNX files get it as the provider of ONNX Runtime, engines and checkpoints as
@@ -346,11 +364,37 @@ def open_on(ref: str | os.PathLike, device: str, *, backend: str = "auto", threa
     if kind == "onnx" or backend == "onnxruntime":
         return open_session(ref, backend=backend, provider=device, threads=threads, **options)
     session = open_session(ref, backend=backend, device=device, threads=threads, **options)
-    if not session.backend.endswith("cpu"):
+    if session.info.device != CPU:
         return session
-    why = getattr(session, "note", "")
+    why = session.info.note
     session.close()
     try:
         return open_session(ref, backend="onnxruntime", provider=device, threads=threads, **options)
     except DetrtError as error:
         raise SessionError(f"'{os.fspath(ref)}' cannot run on {device}: {why}; {error}") from None
+
+
+def emulate_low_precision(session: BaseSession) -> BaseSession:
+    """The session, or one that rounds 16-bit values where ONNX Runtime's CPU kernels would compute in FP32.
+
+    The session that was given is closed where another one takes its place; see `graph.emulate_low_precision`.
+    """
+    if isinstance(session, PromptedSession):
+        detector, encoder = session.detector, session.text_encoder
+        return session.with_sessions(emulate_low_precision(detector), None if encoder is None else emulate_low_precision(encoder))
+    path = session.info.path
+    if not isinstance(session, OnnxSession) or session.info.device != CPU or path is None:
+        return session
+    from .. import graph
+    from ..graph.emulate_low_precision import has_low, rounded
+    from ..graph.view import GraphView
+
+    view = GraphView(graph.load(path))
+    if not has_low(view.types):
+        return session
+    emulated = OnnxSession(rounded(view.model, view.types).SerializeToString(), session.spec)
+    note = "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
+    emulated._info = replace(session.info, notes=(*session.info.notes, note))
+    emulated.path = path
+    session.close()
+    return emulated

@@ -1,7 +1,7 @@
-"""A prompt made ready for a runtime without a tokenizer: token ids, masks and text features in one JSON file.
+"""An encoded prompt for a runtime without a tokenizer: token ids, masks and text features in one JSON file.
 
 `detrt encode-prompt` writes it, the C++ runtime reads it. It belongs to one bundle, which it names by the digests of
-the tokenizer and the text tower, and holds for each part of the prompt the text inputs of the detector for one image.
+the tokenizer and the text encoder, and holds for each chunk of the prompt the text inputs of the detector for one image.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from ..bundle import Bundle
 from ..errors import PromptError
 from ..spec import SCHEMA
 from ..text.prompts import Prompt
-from ..text.tokenizer import Asked, Part, TokenPart
-from .open import open_session
+from ..text.tokenizer import Chunk, EncodedPrompt, TokenChunk
+from .open import open_prompted
 from .prompted import PromptedSession
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """What `encode_prompt` wrote. parts: runs of the model for one batch; tokens: of the longest part (or names).
+class PromptFile:
+    """The file that `encode_prompt` wrote.
 
-    unknown: phrases of which the tokenizer knows no part. size: of the file, bytes.
+    Attributes:
+        chunks: runs of the model for one batch. tokens: of the longest chunk; of kind "classes" its names.
+        unknown: phrases whose tokens are all unknown to the tokenizer. size: of the file, in bytes.
     """
 
     path: Path
     prompt: Prompt
-    parts: int
+    chunks: int
     tokens: int
     unknown: tuple[str, ...]
     size: int
@@ -44,8 +46,8 @@ class EncodedPrompt:
 
 def encode_prompt(
     folder: str | os.PathLike, prompt: str | Sequence[str] | Prompt, path: str | os.PathLike, *, task: str = ""
-) -> EncodedPrompt:
-    """Tokenise a prompt for a bundle, run its text tower on the CPU, and write the file for the C++ runtime.
+) -> PromptFile:
+    """Tokenise a prompt for a bundle, run its text encoder on the CPU, and write the file for the C++ runtime.
 
     prompt: phrases with a dot behind each, or a list of class names.
 
@@ -57,17 +59,16 @@ def encode_prompt(
     if bundle.spec.text is None:
         raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with --classes")
     files.check_place(path)
-    with open_session(folder, backend="onnxruntime") as session:
-        assert isinstance(session, PromptedSession)
-        asked = session.ask(prompt, task)
-        data = encoded(session, asked, bundle)
+    with open_prompted(folder, backend="onnxruntime") as session:
+        encoded = session.encode(prompt, task)
+        data = to_json(session, encoded, bundle)
     text = json.dumps(data, ensure_ascii=False) + "\n"
     files.write_text(path, text)
-    longest = max(part.length for part in asked.parts)
-    return EncodedPrompt(Path(path), asked.prompt, len(asked.parts), longest, asked.unknown, len(text.encode("utf-8")))
+    longest = max(chunk.length for chunk in encoded.chunks)
+    return PromptFile(Path(path), encoded.prompt, len(encoded.chunks), longest, encoded.unknown, len(text.encode("utf-8")))
 
 
-def encoded(session: PromptedSession, asked: Asked, bundle: Bundle) -> dict[str, Any]:
+def to_json(session: PromptedSession, encoded: EncodedPrompt, bundle: Bundle) -> dict[str, Any]:
     """The JSON form of a prompt; `feeds` are those of a batch of one image."""
     assert bundle.spec.text is not None
     return {
@@ -75,22 +76,22 @@ def encoded(session: PromptedSession, asked: Asked, bundle: Bundle) -> dict[str,
         "kind": bundle.spec.text.kind,
         "tokenizer_sha256": _digest(bundle, "tokenizer", bundle.spec.text.tokenizer),
         "tower_sha256": _digest(bundle, "text", bundle.spec.text.tower),
-        "prompt": asked.prompt.text,
-        "listed": asked.prompt.listed,
-        "num_classes": asked.prompt.num_classes,
-        "parts": [_part(session, part) for part in asked.parts],
+        "prompt": encoded.prompt.text,
+        "listed": encoded.prompt.listed,
+        "num_classes": encoded.prompt.num_classes,
+        "parts": [_chunk(session, chunk) for chunk in encoded.chunks],
     }
 
 
-def _part(session: PromptedSession, part: Part) -> dict[str, Any]:
+def _chunk(session: PromptedSession, chunk: Chunk) -> dict[str, Any]:
     phrases = [
         {"text": phrase.text, "class_id": class_id, "start": phrase.start, "end": phrase.end}
-        for phrase, class_id in zip(part.prompt.phrases, part.prompt.class_ids, strict=True)
+        for phrase, class_id in zip(chunk.prompt.phrases, chunk.prompt.class_ids, strict=True)
     ]
-    feeds = {name: _tensor(array) for name, array in session.text_feeds([part]).items()}
-    data: dict[str, Any] = {"phrases": phrases, "length": part.length, "feeds": feeds}
-    if isinstance(part, TokenPart):
-        data["phrase_mask"] = [np.flatnonzero(row).tolist() for row in part.phrase_mask]
+    feeds = {name: _tensor(array) for name, array in session.text_feeds([chunk]).items()}
+    data: dict[str, Any] = {"phrases": phrases, "length": chunk.length, "feeds": feeds}
+    if isinstance(chunk, TokenChunk):
+        data["phrase_mask"] = [np.flatnonzero(row).tolist() for row in chunk.phrase_mask]
     return data
 
 

@@ -1,23 +1,32 @@
-"""A model that takes a prompt: its detector, its text tower and its tokenizer behind one Session.
+"""A model that takes a prompt: its detector, its text encoder and its tokenizer behind one Session.
 
-The text tower runs once for each prompt that is new; what it made is kept (`CACHE_SIZE` prompts, `NAMES_SIZE`
-class names of kind "classes"), so that a video, a folder or a server pays for the text once.
-`PromptedSession.bind` gives a session of fixed classes, which everything that runs a detector can use.
+The text encoder runs once for each new prompt; its outputs are cached (`CACHE_SIZE` prompts, `NAMES_SIZE` class names of
+kind "classes"), so that a video, a folder or a server pays for the text once.
+
+A model with a bound prompt is a session of fixed classes, the phrases (`BoundSession`): it feeds the text with every batch
+of images and turns the outputs into those of a model whose classes are the phrases, so that whatever else runs a Session
+need not know about text.
+
+A list of class names that is longer than the model takes runs in chunks, whose boxes are put side by side. A chunk does not
+know the names of the others and names an object by the best of its own. So, for models of which each query has one class,
+cross-chunk NMS drops a box where a better one of another chunk overlaps it (`CROSS_CHUNK_IOU`). No class is in two chunks, so
+there is nothing to merge inside a class.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.postprocess import checked_raw
-from ..data.raw_image import Picture
+from ..data.postprocess import Candidates, checked_raw
+from ..data.preprocess import BatchPlan, SizeHW
+from ..data.raw_image import LoadedImage
 from ..detections import Detections, box_iou, cxcywh_to_xyxy
 from ..errors import PromptError, SessionError
 from ..spec import (
@@ -46,8 +55,8 @@ from ..spec import (
 )
 from ..text.postprocess import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
 from ..text.prompts import Prompt
-from ..text.tokenizer import Asked, ClassPart, Part, PromptTokenizer, TokenPart
-from .base import Feeds, Outputs, Session
+from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, PromptTokenizer, TokenChunk
+from .base import NO_PROMPT, Backend, BaseSession, Feeds, ImageRunner, Outputs, PendingOutputs, Session
 
 CACHE_SIZE = 64  # prompts, and tasks; one of 256 tokens is 0.8 MB, a usual one of 16 tokens 20 kB
 NAMES_SIZE = 4096  # class names, of 2 kB each
@@ -71,88 +80,103 @@ _CLASS_AXES = {CLASS_FEATURES: (1,), CLASS_MASK: (1,)}
 _PHRASE_AXES = {PHRASE_MASK: (1,)}
 
 
-class PromptedSession:
-    """A Session of a model with a text part.
+Prompts = str | Sequence[str] | Prompt  # one prompt: a text, or a list of class names
 
-    detector: takes images and text features (or token ids, where the model is one graph). tower: the text
-    tower, None for a model of one graph. tokenizer: of the model. cache_size: prompts whose features are kept.
-    Closing it closes both sessions.
+
+class PromptedSession(BaseSession):
+    """A Session of a model with a text part. Closing it closes both of its sessions.
+
+    Args:
+        detector: takes images and text features (or token ids, where the model is one graph).
+        tokenizer: of the model.
+        text_encoder: None for a model of one graph.
+        cache_size: prompts whose features are cached.
 
     Raises:
-        SessionError: a tower is missing, or is not one.
+        SessionError: the text encoder is missing, or is not one.
     """
 
     def __init__(
-        self, detector: Session, tokenizer: PromptTokenizer, tower: Session | None = None, *, cache_size: int = CACHE_SIZE
+        self, detector: Session, tokenizer: PromptTokenizer, text_encoder: Session | None = None, *, cache_size: int = CACHE_SIZE
     ) -> None:
-        if detector.spec.text is None:
+        text = detector.spec.text
+        if text is None:
             raise SessionError("this model has fixed classes and takes no prompt; open it without a tokenizer")
         if cache_size < 1:
             raise SessionError(f"cache_size must be at least 1; got {cache_size}")
-        needed = bool(detector.spec.text.tower)
-        if needed != (tower is not None):
-            what = f"needs its text tower '{detector.spec.text.tower}'" if needed else "is one graph and has no text tower"
+        needed = bool(text.tower)
+        if needed != (text_encoder is not None):
+            what = f"needs its text encoder '{text.tower}'" if needed else "is one graph and has no text encoder"
             raise SessionError(f"this model {what}; open the bundle or the ONNX file with detrt.open_session")
-        if tower is not None and {info.name for info in tower.inputs} != set(TOWER_INPUTS):
-            raise SessionError(f"the text tower must take {list(TOWER_INPUTS)}; got {[i.name for i in tower.inputs]}")
-        self.detector, self.tower, self.tokenizer = detector, tower, tokenizer
+        if text_encoder is not None and {info.name for info in text_encoder.inputs} != set(TOWER_INPUTS):
+            raise SessionError(f"the text encoder must take {list(TOWER_INPUTS)}; got {[i.name for i in text_encoder.inputs]}")
+        self.detector, self.text_encoder, self.tokenizer = detector, text_encoder, tokenizer
         self.spec: ModelSpec = detector.spec
-        self.text: TextSpec = detector.spec.text
-        self.inputs: tuple[TensorInfo, ...] = detector.inputs
-        self.outputs: tuple[TensorInfo, ...] = detector.outputs
-        self.backend, self.max_batch = detector.backend, detector.max_batch
-        self.note: str = getattr(detector, "note", "")
-        # What else sessions tell about themselves, where the detector does.
-        for name in ("path", "facts", "profile", "gpu_name"):
-            if hasattr(detector, name):
-                setattr(self, name, getattr(detector, name))
+        self.text: TextSpec = text
+        self._info = replace(detector.info, text=text)
         self._lock = threading.RLock()
-        self._asked: _Kept = _Kept(cache_size)
-        self._features, self._names = _Kept(cache_size), _Kept(NAMES_SIZE)
+        self._encoded = _Cache(cache_size)
+        self._features, self._names = _Cache(cache_size), _Cache(NAMES_SIZE)
         # Two graphs run one after the other, so both must take a length.
-        both = [detector] if tower is None else [detector, tower]
-        self._tokens = _Lengths(both, _TOKEN_AXES, limit=self.text.max_tokens)
-        most = self.spec.decode.num_classes if self.text.kind == "classes" else None
+        both = [detector] if text_encoder is None else [detector, text_encoder]
+        self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
+        most = self.spec.decode.num_classes if text.kind == "classes" else None
         self._classes = _Lengths([detector], _CLASS_AXES, limit=most)
         self._phrases = _Lengths([detector], _PHRASE_AXES)
 
-    def ask(self, prompt: str | Sequence[str] | Prompt, task: str = "") -> Asked:
-        """A prompt made ready: parsed, tokenised, and in parts where a list is longer than the model takes.
+    def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
+        """Parse and tokenize a prompt, in chunks where a list is longer than the model takes.
 
         Raises:
             PromptError: nothing to look for, too many tokens, or a task for a model without one.
         """
         parsed = self.tokenizer.parse(prompt, task)
         with self._lock:
-            if (asked := self._asked.get(parsed)) is None:
+            if (encoded := self._encoded.get(parsed)) is None:
                 most = self._classes.high if self.text.kind == "classes" else self._phrases.high
-                made = self.tokenizer.ask(parsed, max_tokens=self._tokens.high, max_phrases=most)
-                asked = self._asked.put(parsed, made)
-        return asked
+                fresh = self.tokenizer.encode(parsed, max_tokens=self._tokens.high, max_phrases=most)
+                encoded = self._encoded.put(parsed, fresh)
+        return encoded
 
     def bind(
         self,
-        prompts: str | Sequence[str] | Prompt | Asked,
-        *,
+        *prompts: Prompts,
         task: str = "",
         phrases: str = "best",
+        text_threshold: float = TEXT_THRESHOLD,
         every_class: bool = False,
     ) -> BoundSession:
-        """A session of fixed classes, the phrases of one prompt or of a list of class names; see `BoundSession`."""
+        """A session of fixed classes: the phrases of one prompt for all images, or of one prompt for each image of a batch.
 
-        asked = prompts if isinstance(prompts, Asked) else self.ask(prompts, task)
-        return BoundSession(self, [asked], phrases=phrases, every_class=every_class)
+        Args:
+            prompts: texts, or lists of class names.
+            task: for models that take one.
+            phrases: "best" names a box by its best phrase; "tokens" and "tokens-of-best" by its tokens above
+                `text_threshold`, see `TokenLabelSession`.
+            every_class: a query may have several classes, which average precision counts; not with decoding in the graph.
 
-    def with_parts(self, detector: Session, tower: Session | None) -> PromptedSession:
+        Raises:
+            PromptError: a bad prompt, or `phrases` that this model or this prompt cannot have.
+        """
+        if phrases not in PHRASES:
+            raise PromptError(f"phrases must be one of {', '.join(PHRASES)}; got {phrases!r}")
+        encoded = [self.encode(prompt, task) for prompt in prompts]
+        if all(one.prompt == encoded[0].prompt for one in encoded):
+            encoded = encoded[:1]
+        if phrases == "best":
+            return BoundSession(self, encoded, every_class=every_class)
+        return TokenLabelSession(self, encoded, text_threshold=text_threshold, of_best=phrases == "tokens-of-best")
+
+    def with_sessions(self, detector: Session, text_encoder: Session | None) -> PromptedSession:
         """The same model run by other sessions, e.g. ones that round."""
-        made = PromptedSession(detector, self.tokenizer, tower, cache_size=self._asked.size)
-        made.note = "; ".join(dict.fromkeys(note for note in (self.note, made.note) if note))
-        return made
+        other = PromptedSession(detector, self.tokenizer, text_encoder, cache_size=self._encoded.size)
+        other._info = replace(other.info, notes=tuple(dict.fromkeys((*self.info.notes, *other.info.notes))))
+        return other
 
-    def text_feeds(self, parts: Sequence[Part]) -> Feeds:
-        """The text inputs of the detector for a batch, one part of a prompt for each image."""
+    def text_feeds(self, chunks: Sequence[Chunk]) -> Feeds:
+        """The text inputs of the detector for a batch, one chunk of a prompt for each image."""
         names = {info.name for info in self.inputs}
-        feeds = self._class_feeds(parts) if self.text.kind == "classes" else self._token_feeds(parts)
+        feeds = self._class_feeds(chunks) if self.text.kind == "classes" else self._token_feeds(chunks)
         return {name: array for name, array in feeds.items() if name in names}
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -167,89 +191,82 @@ class PromptedSession:
 
     def close(self) -> None:
         self.detector.close()
-        if self.tower is not None:
-            self.tower.close()
+        if self.text_encoder is not None:
+            self.text_encoder.close()
 
-    def __enter__(self) -> PromptedSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _token_feeds(self, parts: Sequence[Part]) -> dict[str, NDArray]:
-        given = [part for part in parts if isinstance(part, TokenPart)]
-        count, length = len(given), self._tokens.fit(max(part.length for part in given))
+    def _token_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
+        given = [chunk for chunk in chunks if isinstance(chunk, TokenChunk)]
+        count, length = len(given), self._tokens.fit(max(chunk.length for chunk in given))
         ids = np.full((count, length), self.text.pad_id, np.int64)
         mask = np.zeros((count, length), np.int64)
-        for row, part in enumerate(given):
-            ids[row, : part.length] = part.ids
-            mask[row, : part.length] = 1
+        for row, chunk in enumerate(given):
+            ids[row, : chunk.length] = chunk.ids
+            mask[row, : chunk.length] = 1
         feeds = {INPUT_IDS: ids, ATTENTION_MASK: mask}
         if self.spec.decode.in_graph:
-            most = self._phrases.fit(max(len(part.phrase_mask) for part in given))
+            most = self._phrases.fit(max(len(chunk.phrase_mask) for chunk in given))
             phrases = np.zeros((count, most, length), np.int64)
-            for row, part in enumerate(given):
-                phrases[row, : len(part.phrase_mask), : part.length] = part.phrase_mask
+            for row, chunk in enumerate(given):
+                phrases[row, : len(chunk.phrase_mask), : chunk.length] = chunk.phrase_mask
             feeds[PHRASE_MASK] = phrases
-        if self.tower is None:
+        if self.text_encoder is None:
             return feeds
-        made = [self._tower_row(part.ids) for part in given]
-        width = made[0][TEXT_FEATURES].shape[-1]
+        rows = [self._encoder_row(chunk.ids) for chunk in given]
+        width = rows[0][TEXT_FEATURES].shape[-1]
         features = np.zeros((count, length, width), np.float32)
         # A token of the padding looks at itself only: without anything to look at, a softmax is not a number.
         self_mask = np.tile(np.eye(length, dtype=np.int64), (count, 1, 1))
         positions = np.zeros((count, length), np.int64)
-        for row, (part, kept) in enumerate(zip(given, made, strict=True)):
-            n = part.length
-            features[row, :n] = kept[TEXT_FEATURES]
-            self_mask[row, :n, :n] = kept[TEXT_SELF_MASK]
-            positions[row, :n] = kept[TEXT_POSITION_IDS]
+        for row, (chunk, encoded) in enumerate(zip(given, rows, strict=True)):
+            n = chunk.length
+            features[row, :n] = encoded[TEXT_FEATURES]
+            self_mask[row, :n, :n] = encoded[TEXT_SELF_MASK]
+            positions[row, :n] = encoded[TEXT_POSITION_IDS]
         return {**feeds, TEXT_FEATURES: features, TEXT_SELF_MASK: self_mask, TEXT_POSITION_IDS: positions}
 
-    def _class_feeds(self, parts: Sequence[Part]) -> dict[str, NDArray]:
-        given = [part for part in parts if isinstance(part, ClassPart)]
+    def _class_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
+        given = [chunk for chunk in chunks if isinstance(chunk, ClassChunk)]
         count = len(given)
-        names = self._kept_rows(self._names, CLASS_FEATURES, [ids for part in given for ids in part.names])
-        sentences = self._kept_rows(self._features, TEXT_FEATURES, [part.task for part in given])
-        most = self._classes.fit(max(len(part.names) for part in given))
-        length = self._tokens.fit(max(len(part.task) for part in given))
+        names = self._cached_rows(self._names, CLASS_FEATURES, [ids for chunk in given for ids in chunk.names])
+        sentences = self._cached_rows(self._features, TEXT_FEATURES, [chunk.task for chunk in given])
+        most = self._classes.fit(max(len(chunk.names) for chunk in given))
+        length = self._tokens.fit(max(len(chunk.task) for chunk in given))
         classes = np.zeros((count, most, names[given[0].names[0].tobytes()].shape[-1]), np.float32)
         class_mask = np.zeros((count, most), np.int64)
         tasks = np.zeros((count, length, sentences[given[0].task.tobytes()].shape[-1]), np.float32)
         task_mask = np.zeros((count, length), np.int64)
-        for row, part in enumerate(given):
-            for column, ids in enumerate(part.names):
+        for row, chunk in enumerate(given):
+            for column, ids in enumerate(chunk.names):
                 classes[row, column] = names[ids.tobytes()]
-            class_mask[row, : len(part.names)] = 1
-            n = len(part.task)
-            tasks[row, :n] = sentences[part.task.tobytes()]
+            class_mask[row, : len(chunk.names)] = 1
+            n = len(chunk.task)
+            tasks[row, :n] = sentences[chunk.task.tobytes()]
             task_mask[row, :n] = 1
         return {CLASS_FEATURES: classes, CLASS_MASK: class_mask, TASK_FEATURES: tasks, TASK_MASK: task_mask}
 
-    def _tower_row(self, ids: NDArray) -> dict[str, NDArray]:
-        # Made one at a time, so that what is kept does not depend on the neighbours in a batch.
+    def _encoder_row(self, ids: NDArray) -> dict[str, NDArray]:
+        # One at a time, so that what is cached does not depend on the neighbours in a batch.
         with self._lock:
-            kept = self._features.get(ids.tobytes())
-            return self._features.put(ids.tobytes(), self._run_tower([ids])[0]) if kept is None else kept
+            row = self._features.get(ids.tobytes())
+            return self._features.put(ids.tobytes(), self._run_text_encoder([ids])[0]) if row is None else row
 
-    def _kept_rows(self, kept: _Kept, output: str, rows: Sequence[NDArray]) -> dict[bytes, NDArray]:
-        """One output of the tower for each row of token ids, in one run for all that are new."""
+    def _cached_rows(self, cache: _Cache, output: str, rows: Sequence[NDArray]) -> dict[bytes, NDArray]:
+        """One output of the text encoder for each row of token ids, in one run for all that are new."""
         with self._lock:
-            found = {ids.tobytes(): kept.get(ids.tobytes()) for ids in rows}
+            found = {ids.tobytes(): cache.get(ids.tobytes()) for ids in rows}
             new = {ids.tobytes(): ids for ids in rows if found[ids.tobytes()] is None}
-            for key, row in zip(new, self._run_tower(list(new.values())), strict=True):
-                found[key] = kept.put(key, row[output])
+            for key, row in zip(new, self._run_text_encoder(list(new.values())), strict=True):
+                found[key] = cache.put(key, row[output])
         return found
 
-    def _run_tower(self, rows: Sequence[NDArray]) -> list[dict[str, NDArray]]:
-        """What the tower makes of each row of token ids, without the padding."""
-        assert self.tower is not None
+    def _run_text_encoder(self, rows: Sequence[NDArray]) -> list[dict[str, NDArray]]:
+        """Outputs of the text encoder for each row of token ids, without the padding."""
+        assert self.text_encoder is not None
         results = []
-        size = min(self.tower.max_batch or len(rows), len(rows)) if rows else 0
-        fixed = next(info.shape[0] for info in self.tower.inputs if info.name == INPUT_IDS)
+        size = min(self.text_encoder.info.max_batch or len(rows), len(rows)) if rows else 0
         for start in range(0, len(rows), size or 1):
             some = rows[start : start + size]
-            count = fixed if isinstance(fixed, int) else len(some)
+            count = self.text_encoder.info.fixed_batch or len(some)
             length = self._tokens.fit(max(len(ids) for ids in some))
             ids = np.full((count, length), self.text.pad_id, np.int64)
             mask = np.zeros((count, length), np.int64)
@@ -257,7 +274,7 @@ class PromptedSession:
                 given = some[min(row, len(some) - 1)]
                 ids[row, : len(given)] = given
                 mask[row, : len(given)] = 1
-            made = self.tower.run({INPUT_IDS: ids, ATTENTION_MASK: mask})
+            made = self.text_encoder.run({INPUT_IDS: ids, ATTENTION_MASK: mask})
             for row, given in enumerate(some):
                 results.append(_row(made, row, len(given)))
         return results
@@ -275,21 +292,21 @@ def _row(made: Outputs, row: int, length: int) -> dict[str, NDArray]:
     for name in (TEXT_FEATURES, CLASS_FEATURES):
         if name in kept and not np.isfinite(kept[name]).all():
             raise SessionError(
-                f"the text tower returned NaN or infinite values in '{name}': numbers overflowed inside it; build it again "
+                f"the text encoder returned NaN or infinite values in '{name}': numbers overflowed inside it; build it again "
                 "with --precision fp32"
             )
     return kept
 
 
 class _Lengths:
-    """Which lengths of an axis some sessions take: from their engines' profiles, and from fixed axes."""
+    """Lengths of an axis that some sessions all take: from their engines' profiles, and from fixed axes."""
 
     def __init__(self, sessions: Sequence[Session], axes: dict[str, tuple[int, ...]], limit: int | None = None) -> None:
         self.low, self.high, self.step = 1, limit, 1
         for session in sessions:
-            if session.backend.startswith("tensorrt"):
+            if session.info.backend is Backend.TENSORRT:
                 self.step = ENGINE_BUCKET
-            profile = getattr(session, "profile", {})
+            profile = session.info.profile
             for info in session.inputs:
                 for axis in axes.get(info.name, ()):
                     length = info.shape[axis]
@@ -306,8 +323,8 @@ class _Lengths:
         return length if self.high is None else min(length, self.high)
 
 
-class _Kept:
-    """The entries that were used last."""
+class _Cache:
+    """The `size` entries that were used last."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -326,69 +343,54 @@ class _Kept:
         return value
 
 
-# A model with a prompt is a detector of fixed classes: the phrases.
-#
-# `BoundSession` feeds the text with every batch of images and turns what comes back into the outputs of a model whose
-# classes are the phrases, so that detect, verify, evaluate and whatever else runs a Session need not know about text.
-# A list of names that is longer than the model takes is run in parts, and the boxes of the parts are put side by side. A
-# part does not know the names of the others and names an object by the best of its own. So, for models of which each
-# query has one class, a box is left out where a better one of another part covers the same place (`SAME_PLACE_IOU`).
-# No class is in two parts, so there is nothing to merge inside a class.
-SAME_PLACE_IOU = 0.9
+CROSS_CHUNK_IOU = 0.9
 
 
-class BoundSession:
-    """A Session of fixed classes: a `PromptedSession` with its prompt.
-
-    asked: one prompt for all images, or one for each image of the batch that `run` gets.
-    phrases: one of PHRASES; anything but "best" is for `found`, which then needs the token logits.
-    every_class: a query may have several classes, which average precision counts; not with decoding in the graph.
+class BoundSession(BaseSession):
+    """A Session of fixed classes: a `PromptedSession` with its prompt; see `PromptedSession.bind`.
 
     `spec` is the model's without its text part, with the phrases as labels. Closing it closes the model.
 
     Raises:
-        PromptError: phrases that this model or this prompt cannot have.
+        PromptError: several prompts, of which one is in chunks.
     """
 
-    def __init__(
-        self, model: PromptedSession, asked: Sequence[Asked], *, phrases: str = "best", every_class: bool = False
-    ) -> None:
-        if phrases not in PHRASES:
-            raise PromptError(f"phrases must be one of {', '.join(PHRASES)}; got {phrases!r}")
-        if phrases != "best":
-            _check_tokens_way(model, asked, phrases)
-        if len(asked) > 1 and any(len(one.parts) > 1 for one in asked):
-            raise PromptError("lists of class names that are asked for in parts cannot share a batch with other prompts")
-        self.model, self.asked, self.phrases = model, tuple(asked), phrases
+    def __init__(self, model: PromptedSession, prompts: Sequence[EncodedPrompt], *, every_class: bool = False) -> None:
+        if len(prompts) > 1 and any(len(one.chunks) > 1 for one in prompts):
+            raise PromptError("lists of class names that run in chunks cannot share a batch with other prompts")
+        self.model = model
         self._texts: dict[int, list[Feeds]] = {}
-        self.spec = _bound_spec(model.spec, self.asked, every_class)
+        self.spec = _bound_spec(model.spec, prompts, every_class)
         texts = text_inputs(model.spec)
-        self.inputs: tuple[TensorInfo, ...] = tuple(info for info in model.inputs if info.name not in texts)
-        self.outputs: tuple[TensorInfo, ...] = _bound_outputs(model.outputs, self.spec)
-        self.backend, self.max_batch, self.note = model.backend, model.max_batch, model.note
-        for name in ("path", "facts", "profile", "gpu_name"):
-            if hasattr(model, name):
-                setattr(self, name, getattr(model, name))
-        if unknown := list(dict.fromkeys(name for one in asked for name in one.unknown)):
+        self._info = replace(
+            model.info,
+            inputs=tuple(info for info in model.inputs if info.name not in texts),
+            outputs=_bound_outputs(model.outputs, self.spec),
+            text=None,
+            prompts=tuple(prompts),
+        )
+        if unknown := list(dict.fromkeys(name for one in prompts for name in one.unknown)):
             shown = ", ".join(repr(name) for name in unknown[:5]) + (" ..." if len(unknown) > 5 else "")
-            text = f"the tokenizer of this model knows no part of {shown}; it cannot tell such phrases apart"
-            self.note = f"{self.note}; {text}" if self.note else text
+            self.add_note(f"the tokenizer of this model knows no part of {shown}; it cannot tell such phrases apart")
+
+    def bind(self, *prompts: Prompts, **options: Any) -> BoundSession:
+        """The same model with another prompt."""
+        return self.model.bind(*prompts, **options)
 
     @property
-    def parts(self) -> int:
+    def chunks(self) -> int:
         """Runs of the detector for one batch."""
-        return len(self.asked[0].parts)
+        return len(self.info.prompts[0].chunks)
 
-    def with_text(self, feeds: Feeds, part: int = 0) -> Feeds:
-        """Feeds of the model itself: images and text. part: of a list that is asked for in parts."""
+    def with_text(self, feeds: Feeds, chunk: int = 0) -> Feeds:
+        """Feeds of the model itself: images and text. chunk: of a list that runs in chunks."""
         count = len(feeds[PIXEL_VALUES])
-        return {**feeds, **self.model.text_feeds(self._parts_of(count, part))}
+        return {**feeds, **self.model.text_feeds(self._chunks_of(count, chunk))}
 
     @property
-    def pictures(self) -> BoundPictures | None:
-        """What resizes and runs on the GPU, where the model's own session can; `detector_of` has the runner."""
-        runner = getattr(self.model.detector, "pictures", None)
-        return None if runner is None or self.phrases != "best" else BoundPictures(self, runner)
+    def image_runner(self) -> ImageRunner | None:
+        runner = self.model.detector.image_runner
+        return None if runner is None else BoundImageRunner(self, runner)
 
     def run(self, feeds: Feeds) -> Outputs:
         """Run one batch of images.
@@ -396,75 +398,53 @@ class BoundSession:
         Raises:
             SessionError: as the model's own `run`; another number of images than of prompts.
         """
-        runs = [self.model.run(self.with_text(feeds, part)) for part in range(self.parts)]
+        runs = [self.model.run(self.with_text(feeds, chunk)) for chunk in range(self.chunks)]
         return self.merged(runs, len(feeds[PIXEL_VALUES]))
 
     def merged(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """The model's outputs for each part of the list, as those of one model; of the first `count` images."""
+        """The model's outputs for each chunk of the list, as those of one model; of the first `count` images."""
         return self._merged_decoded(runs, count) if self.spec.decode.in_graph else self._merged_raw(runs, count)
 
     def texts(self, count: int) -> list[Feeds]:
-        """The text inputs for `count` images with one prompt, one entry for each part; the same objects every time."""
+        """The text inputs for `count` images with one prompt, one entry for each chunk; the same objects every time."""
         if count not in self._texts:
-            self._texts[count] = [self.model.text_feeds(self._parts_of(count, part)) for part in range(self.parts)]
+            self._texts[count] = [self.model.text_feeds(self._chunks_of(count, chunk)) for chunk in range(self.chunks)]
         return self._texts[count]
 
-    def found(
+    def postprocess(
         self,
-        feeds: Feeds,
-        sizes_hw: Sequence[tuple[int, int]],
+        outputs: Outputs | Candidates,
+        sizes_hw: Sequence[SizeHW],
         *,
-        threshold: float,
-        text_threshold: float = TEXT_THRESHOLD,
+        threshold: float = 0.5,
+        class_ids: Collection[int] | None = None,
         max_detections: int | None = None,
     ) -> list[Detections]:
-        """Detections whose labels are made of tokens (`phrases` "tokens" or "tokens-of-best"); see `text_decode`."""
-        parts = [part for part in self._parts_of(len(sizes_hw), 0) if isinstance(part, TokenPart)]
-        tokenizer = self.model.tokenizer
-        return decode_tokens(
-            self.model.run(self.with_text(feeds)),
-            self.model.spec,
-            sizes_hw,
-            [part.ids for part in parts],
-            [part.phrase_mask for part in parts],
-            tokenizer.decode,
-            threshold=threshold,
-            text_threshold=text_threshold,
-            frame_ids=tokenizer.frame_ids if self.phrases == "tokens-of-best" else (),
-            max_detections=max_detections,
-        )
-
-    def named(self, index: int, detections: Detections) -> Detections:
-        """Detections of image `index` of a batch with the phrases of its prompt, and where they stand in it."""
-        prompt = self._asked_for(index).prompt
-        labels = detections.labels
-        if self.phrases == "best":
-            names = prompt.names
-            labels = tuple(names[int(i)] for i in detections.class_ids)
-        if prompt.listed:
-            return replace(detections, labels=labels)
-        spans = tuple((prompt.phrases[i].start, prompt.phrases[i].end) for i in detections.class_ids)
-        return replace(detections, labels=labels, phrase_spans=spans, prompt=prompt.text)
+        """As of any session, with the phrases of each image's prompt and their positions in it."""
+        found = super().postprocess(outputs, sizes_hw, threshold=threshold, class_ids=class_ids, max_detections=max_detections)
+        return [self._labelled(index, detections) for index, detections in enumerate(found)]
 
     def close(self) -> None:
         self.model.close()
 
-    def __enter__(self) -> BoundSession:
-        return self
+    def _labelled(self, index: int, detections: Detections) -> Detections:
+        prompt = self._prompt_of(index).prompt
+        names = prompt.names
+        return _with_spans(prompt, replace(detections, labels=tuple(names[int(i)] for i in detections.class_ids)))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _prompt_of(self, index: int) -> EncodedPrompt:
+        prompts = self.info.prompts
+        return prompts[index if len(prompts) > 1 else 0]
 
-    def _asked_for(self, index: int) -> Asked:
-        return self.asked[index if len(self.asked) > 1 else 0]
-
-    def _parts_of(self, count: int, part: int) -> list[Part]:
-        if len(self.asked) not in (1, count):
-            raise SessionError(f"there are {len(self.asked)} prompts for a batch of {count} images; give one for each image")
-        return [self._asked_for(image).parts[part] for image in range(count)]
+    def _chunks_of(self, count: int, chunk: int) -> list[Chunk]:
+        if len(self.info.prompts) not in (1, count):
+            raise SessionError(
+                f"there are {len(self.info.prompts)} prompts for a batch of {count} images; give one for each image"
+            )
+        return [self._prompt_of(image).chunks[chunk] for image in range(count)]
 
     def _merged_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """Queries of all parts after one another; what a part was not asked for has minus infinity."""
+        """Queries of all chunks after one another; classes that are not in the chunk of a query have minus infinity."""
         queries, classes = self.model.spec.decode.num_queries, self.spec.decode.num_classes
         logits = np.full((count, queries * len(runs), classes), -np.inf, np.float32)
         boxes = np.zeros((count, queries * len(runs), 4), np.float32)
@@ -472,16 +452,16 @@ class BoundSession:
             raw, raw_boxes = checked_raw(outputs, count, queries, columns=None)
             rows = slice(number * queries, (number + 1) * queries)
             boxes[:, rows] = raw_boxes
-            for image, part in enumerate(self._parts_of(count, number)):
-                found = _by_phrase(raw[image], part)
-                logits[image, rows, list(part.prompt.class_ids)] = found.T
+            for image, chunk in enumerate(self._chunks_of(count, number)):
+                found = _by_phrase(raw[image], chunk)
+                logits[image, rows, list(chunk.prompt.class_ids)] = found.T
         if len(runs) > 1 and self.spec.decode.select == "query":
-            part_of = np.repeat(np.arange(len(runs)), queries)
+            chunk_of = np.repeat(np.arange(len(runs)), queries)
             for image in range(count):
                 best = logits[image].max(-1)
                 order = np.argsort(-best, kind="stable")
                 corners = cxcywh_to_xyxy(boxes[image, order])
-                kept = order[_one_a_place(corners, part_of[order], self.spec.decode.max_detections)]
+                kept = order[_cross_chunk_nms(corners, chunk_of[order], self.spec.decode.max_detections)]
                 logits[image, np.setdiff1d(np.arange(len(best)), kept)] = -np.inf
         return {LOGITS: logits, PRED_BOXES: boxes}
 
@@ -498,8 +478,8 @@ class BoundSession:
             boxes, scores, ids = (np.concatenate(column) for column in zip(*rows, strict=True))
             order = np.argsort(-scores, kind="stable")
             if len(runs) > 1 and rule.select == "query":
-                part_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
-                order = order[_one_a_place(boxes[order], part_of[order], len(order))]
+                chunk_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
+                order = order[_cross_chunk_nms(boxes[order], chunk_of[order], len(order))]
             boxes, scores, ids = boxes[order], scores[order], ids[order]
             kept = min(len(scores), rule.max_detections)
             merged[BOXES][image, :kept], merged[SCORES][image, :kept] = boxes[:kept], scores[:kept]
@@ -510,47 +490,106 @@ class BoundSession:
         """(boxes, scores, class ids) of one image in each run."""
         rows = []
         for number, outputs in enumerate(runs):
-            class_ids = np.array(self._parts_of(count, number)[image].prompt.class_ids, np.int64)
+            class_ids = np.array(self._chunks_of(count, number)[image].prompt.class_ids, np.int64)
             taken = int(outputs[NUM_DETECTIONS][image])
             labels = np.asarray(outputs[LABELS][image][:taken], np.int64)
-            real = (labels >= 0) & (labels < len(class_ids))  # a phrase of the padding is no phrase
+            real = (labels >= 0) & (labels < len(class_ids))  # labels of padded phrases
             rows.append((outputs[BOXES][image][:taken][real], outputs[SCORES][image][:taken][real], class_ids[labels[real]]))
         return rows
 
 
-class BoundPictures:
-    """As `on_device.PictureRunner`, for a prompt that is the same for all pictures."""
+class TokenLabelSession(BoundSession):
+    """A bound prompt whose boxes are named by their tokens, as published, and not by their best phrase.
+
+    `run` gives the model's own outputs, a logit for each token; `postprocess` reads them, see `decode_tokens`.
+
+    Args:
+        text_threshold: tokens with scores above it name a box.
+        of_best: only tokens of the sub-sentence around the best one.
+
+    Raises:
+        PromptError: a model or a prompt without token scores.
+    """
+
+    def __init__(self, model: PromptedSession, prompts: Sequence[EncodedPrompt], *, text_threshold: float, of_best: bool) -> None:
+        name = "tokens-of-best" if of_best else "tokens"
+        if model.text.kind != "tokens":
+            raise PromptError(f"phrases {name!r} needs a score for each token, this model has one for each class; use 'best'")
+        if model.spec.decode.in_graph:
+            raise PromptError(
+                f"phrases {name!r} needs the scores of the tokens, which a graph with decoding does not return; use 'best', or "
+                "export the model without --decode graph"
+            )
+        if any(one.prompt.listed for one in prompts):
+            raise PromptError(f"phrases {name!r} is for a prompt, not for a list of class names; use 'best'")
+        super().__init__(model, prompts)
+        self._text_threshold, self._of_best = text_threshold, of_best
+
+    @property
+    def image_runner(self) -> ImageRunner | None:
+        return None
+
+    def run(self, feeds: Feeds) -> Outputs:
+        return self.model.run(self.with_text(feeds))
+
+    def postprocess(
+        self,
+        outputs: Outputs | Candidates,
+        sizes_hw: Sequence[SizeHW],
+        *,
+        threshold: float = 0.5,
+        class_ids: Collection[int] | None = None,
+        max_detections: int | None = None,
+    ) -> list[Detections]:
+        assert isinstance(outputs, dict)  # there is no image runner
+        chunks = [chunk for chunk in self._chunks_of(len(sizes_hw), 0) if isinstance(chunk, TokenChunk)]
+        tokenizer = self.model.tokenizer
+        found = decode_tokens(
+            outputs,
+            self.model.spec,
+            sizes_hw,
+            [chunk.ids for chunk in chunks],
+            [chunk.phrase_mask for chunk in chunks],
+            tokenizer.decode,
+            threshold=threshold,
+            text_threshold=self._text_threshold,
+            frame_ids=tokenizer.frame_ids if self._of_best else (),
+            max_detections=max_detections,
+        )
+        return [_with_spans(self._prompt_of(index).prompt, detections) for index, detections in enumerate(found)]
+
+
+class BoundImageRunner:
+    """An `ImageRunner` for a prompt that is the same for all images: one run for each chunk."""
 
     def __init__(self, bound: BoundSession, runner: Any) -> None:
         self._bound, self._runner = bound, runner
 
-    def submit(
-        self, images: Sequence[NDArray[np.uint8] | Picture], size_hw: Any = None, batch: int | None = None
-    ) -> BoundPending:
-        """Begin a batch, one run for each part of the list of names."""
-        texts = self._bound.texts(max(len(images), batch or 0))
-        return BoundPending(self._bound, [self._runner.submit(images, size_hw, batch, text) for text in texts], len(images))
+    def submit(self, images: Sequence[LoadedImage], plan: BatchPlan) -> _BoundPending:
+        texts = self._bound.texts(len(images))
+        return _BoundPending(self._bound, [self._runner.submit(images, plan, text) for text in texts], len(images))
 
     def decoder(self) -> Any:
-        """As `PictureRunner.decoder`."""
         return self._runner.decoder()
 
 
-class BoundPending:
-    """A batch on its way through all parts."""
-
-    def __init__(self, bound: BoundSession, runs: Sequence[Any], count: int) -> None:
+class _BoundPending:
+    def __init__(self, bound: BoundSession, runs: Sequence[PendingOutputs], count: int) -> None:
         self._bound, self._runs, self._count = bound, runs, count
 
     def outputs(self) -> Outputs:
-        return self._bound.merged([run.outputs() for run in self._runs], self._count)
+        return self._bound.merged([run.outputs() for run in self._runs], self._count)  # type: ignore[misc]  # no candidates
 
 
 def detector_of(session: Session) -> Session:
     """The session that runs the graph of images: of a model that takes a prompt, its detector."""
-    if isinstance(session, BoundSession):
-        session = session.model
-    return session.detector if isinstance(session, PromptedSession) else session
+    model = unbound(session)
+    return model.detector if isinstance(model, PromptedSession) else model
+
+
+def unbound(session: Session) -> Session:
+    """The session, or the model itself where a prompt is bound."""
+    return session.model if isinstance(session, BoundSession) else session
 
 
 def model_spec(session: Session) -> ModelSpec:
@@ -559,32 +598,55 @@ def model_spec(session: Session) -> ModelSpec:
 
 
 def with_text(session: Session, feeds: Feeds) -> Feeds:
-    """Feeds of `detector_of(session)`: with the text where a prompt is bound (of a list in parts, the first)."""
+    """Feeds of `detector_of(session)`: with the text where a prompt is bound (of a list in chunks, the first)."""
     return session.with_text(feeds) if isinstance(session, BoundSession) else feeds
 
 
-def _check_tokens_way(model: PromptedSession, asked: Sequence[Asked], phrases: str) -> None:
-    if model.text.kind != "tokens":
-        raise PromptError(f"phrases {phrases!r} needs a score for each token, this model has one for each class; use 'best'")
-    if model.spec.decode.in_graph:
+def prompt_groups(session: Session, prompts: Sequence[Prompts], task: str = "") -> list[list[int]]:
+    """Indices of prompts that may share a batch: all, unless a list of class names runs in chunks.
+
+    Raises:
+        PromptError: fixed classes, or a bad prompt.
+    """
+    model = unbound(session)
+    if not isinstance(model, PromptedSession):
+        raise PromptError(NO_PROMPT)
+    encoded = [model.encode(prompt, task) for prompt in prompts]
+    if all(len(one.chunks) == 1 for one in encoded):
+        return [list(range(len(encoded)))]
+    groups: dict[Prompt, list[int]] = {}
+    for index, one in enumerate(encoded):
+        groups.setdefault(one.prompt, []).append(index)
+    return list(groups.values())
+
+
+def require_prompt(session: Session) -> None:
+    """Raise PromptError where the model takes a prompt and none is bound."""
+    if session.info.text is not None:
         raise PromptError(
-            f"phrases {phrases!r} needs the scores of the tokens, which a graph with decoding keeps to itself; use 'best', or "
-            "export the model without --decode graph"
+            "this model finds what a prompt names, and there is none; give --prompt 'a cat. a dog.', --prompt-file or "
+            "--classes-from (Python: prompt=... or detector(images, prompts=[...]))"
         )
-    if any(one.prompt.listed for one in asked):
-        raise PromptError(f"phrases {phrases!r} is for a prompt, not for a list of class names; use 'best'")
 
 
-def _bound_spec(spec: ModelSpec, asked: Sequence[Asked], every_class: bool) -> ModelSpec:
-    rule, parts = spec.decode, len(asked[0].parts)
-    classes = max(one.prompt.num_classes for one in asked)
+def _with_spans(prompt: Prompt, detections: Detections) -> Detections:
+    """Detections with the positions of their phrases in the text of a prompt."""
+    if prompt.listed:
+        return detections
+    spans = tuple((prompt.phrases[i].start, prompt.phrases[i].end) for i in detections.class_ids)
+    return replace(detections, phrase_spans=spans, prompt=prompt.text)
+
+
+def _bound_spec(spec: ModelSpec, prompts: Sequence[EncodedPrompt], every_class: bool) -> ModelSpec:
+    rule, chunks = spec.decode, len(prompts[0].chunks)
+    classes = max(one.prompt.num_classes for one in prompts)
     rule = replace(rule, num_classes=classes)
-    if parts > 1 and not rule.in_graph:
-        rule = replace(rule, num_queries=rule.num_queries * parts)
+    if chunks > 1 and not rule.in_graph:
+        rule = replace(rule, num_queries=rule.num_queries * chunks)
     if every_class and not rule.in_graph:
         rule = replace(rule, select="topk")
-    # Labels belong to one prompt; with several, `named` gives them.
-    labels = asked[0].prompt.names if len(asked) == 1 else {}
+    # Labels belong to one prompt; with several, `postprocess` gives them.
+    labels = prompts[0].prompt.names if len(prompts) == 1 else {}
     return replace(spec, decode=rule, labels=labels, text=None)
 
 
@@ -599,25 +661,25 @@ def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[Te
     )
 
 
-def _one_a_place(boxes: NDArray, part_of: NDArray, most: int) -> list[int]:
-    """Indices of the first `most` xyxy boxes, best first, that no better one of another part lies on."""
+def _cross_chunk_nms(boxes: NDArray, chunk_of: NDArray, most: int) -> list[int]:
+    """Indices of the first `most` xyxy boxes, best first, without those that a better one of another chunk overlaps."""
     kept: list[int] = []
     for i in range(len(boxes)):
-        others = [j for j in kept if part_of[j] != part_of[i]]
-        if not (box_iou(boxes[i : i + 1], boxes[others]) > SAME_PLACE_IOU).any():
+        others = [j for j in kept if chunk_of[j] != chunk_of[i]]
+        if not (box_iou(boxes[i : i + 1], boxes[others]) > CROSS_CHUNK_IOU).any():
             kept.append(i)
             if len(kept) == most:
                 break
     return kept
 
 
-def _by_phrase(logits: NDArray, part: Part) -> NDArray[np.float32]:
+def _by_phrase(logits: NDArray, chunk: Chunk) -> NDArray[np.float32]:
     """(queries, columns) -> (queries, phrases), without the columns of the padding."""
-    if part.length > logits.shape[-1]:
+    if chunk.length > logits.shape[-1]:
         raise SessionError(
-            f"the model returned {logits.shape[-1]} columns of '{LOGITS}' for {part.length} tokens or classes; "
+            f"the model returned {logits.shape[-1]} columns of '{LOGITS}' for {chunk.length} tokens or classes; "
             "the spec does not belong to this file: export it again"
         )
-    if isinstance(part, TokenPart):
-        return phrase_logits(logits[:, : part.length], part.phrase_mask)
-    return np.asarray(logits[:, : part.length], np.float32)
+    if isinstance(chunk, TokenChunk):
+        return phrase_logits(logits[:, : chunk.length], chunk.phrase_mask)
+    return np.asarray(logits[:, : chunk.length], np.float32)

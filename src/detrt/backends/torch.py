@@ -10,11 +10,10 @@ import torch
 
 from ..errors import SessionError, SourceError
 from ..models.contract import ExportConfig, contract, exported_spec
-from ..models.hooks import forced_topk
 from ..models.wrapper import ExportModule
 from ..spec import CLASS_FEATURES, TEXT_FEATURES, TOWER_INPUTS, ModelSpec, TensorInfo, TextSpec
 from ..text.tokenizer import PromptTokenizer
-from .base import Feeds, Outputs, Session, check_feeds
+from .base import Backend, BaseSession, Feeds, Outputs, Session, SessionInfo, check_feeds
 from .prompted import PromptedSession
 
 if TYPE_CHECKING:
@@ -35,23 +34,23 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
     tokenizer = PromptTokenizer(source.tokenizer, text)
-    # The plain model has no tower to be called by itself, except for class names; and no decoding in it.
+    # The plain model has no text encoder to be called by itself, except for class names; and no decoding in it.
     spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
-    spec = replace(spec, text=replace(text, tower=_tower_of(text)))
-    tower = TorchSession(source, device=device, spec=spec, part="tower") if _tower_of(text) else None
-    return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, tower)
+    spec = replace(spec, text=replace(text, tower=_text_encoder_of(text)))
+    encoder = TorchSession(source, device=device, spec=spec, part="text encoder") if _text_encoder_of(text) else None
+    return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, encoder)
 
 
-def _tower_of(text: TextSpec) -> str:
+def _text_encoder_of(text: TextSpec) -> str:
     return (text.tower or "text.onnx") if text.kind == "classes" else ""
 
 
-class TorchSession:
+class TorchSession(BaseSession):
     """A Session over the plain model, without rewrites; on a GPU, deformable attention runs as detrt's kernel.
 
     source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
-    outputs; the default takes raw uint8 pixels and gives logits and boxes. part: "tower" for the text tower
-    of a model that takes a prompt; `open_torch` puts both together.
+    outputs; the default takes raw uint8 pixels and gives logits and boxes. part: "detector", or
+    "text encoder" of a model that takes a prompt; `open_torch` puts both together.
 
     Raises:
         SessionError: a device that is not there.
@@ -63,35 +62,36 @@ class TorchSession:
             if self._device.type == "cuda" and not torch.cuda.is_available():
                 raise SessionError(f"device {device!r}: PyTorch sees no CUDA device here; use --device cpu")
             self.spec = spec or exported_spec(source, ExportConfig())
-            self._module = _module(source, self.spec, part).eval().to(self._device)
+            self.module = _module(source, self.spec, part).eval().to(self._device)
         except (RuntimeError, ValueError) as error:
             raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-        self.backend = f"torch-{self._device.type}"
-        self.max_batch: int | None = None
-        self.note = _use_kernel(source.module) if self._device.type == "cuda" else ""
-        self.inputs, self.outputs = contract(self.spec) if part == "detector" else _tower_contract(self.spec)
-        self.selections: list[np.ndarray] | None = None
+        note = _use_kernel(source.module) if self._device.type == "cuda" else ""
+        inputs, outputs = contract(self.spec) if part == "detector" else _text_encoder_contract(self.spec)
+        where = str(self._device) if self._device.index is not None or self._device.type == "cpu" else "cuda:0"
+        self._info = SessionInfo(
+            Backend.TORCH, f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ()
+        )
 
     def run(self, feeds: Feeds) -> Outputs:
-        """Run the model. With `selections` set, its top-k calls return those indices (see `forced_topk`)."""
+        """Run the model.
+
+        Raises:
+            SessionError: feeds that do not fit, or PyTorch failed.
+        """
         check_feeds(self.inputs, feeds)
         tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
         try:
             # PyTorch lets convolutions on a GPU round to TF32, which a reference must not.
             exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
             with torch.inference_mode(), exact:
-                if self.selections is None:
-                    results = self._module(*tensors)
-                else:
-                    with forced_topk([torch.from_numpy(s).to(self._device) for s in self.selections]):
-                        results = self._module(*tensors)
+                results = self.module(*tensors)
         except RuntimeError as error:
             raise SessionError(f"PyTorch failed: {' '.join(str(error).split())[:400]}") from error
         arrays = (r.float().cpu().numpy() if r.is_floating_point() else r.cpu().numpy() for r in results)
         return dict(zip((info.name for info in self.outputs), arrays, strict=True))
 
     def close(self) -> None:
-        self._module = torch.nn.Identity()  # type: ignore[assignment]
+        self.module = torch.nn.Identity()  # type: ignore[assignment]
 
 
 def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
@@ -112,7 +112,7 @@ def _use_kernel(model: torch.nn.Module) -> str:
     )
 
 
-def _tower_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+def _text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     assert spec.text is not None
     shapes: dict[str, tuple[int | str, ...]] = {
         TEXT_FEATURES: ("batch", "tokens", spec.text.features),

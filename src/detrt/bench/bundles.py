@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backends.base import Session
 from ..backends.open import kind_of, open_session
-from ..backends.prompted import PromptedSession
+from ..backends.prompted import unbound
 from ..bundle import Bundle, EngineFacts
 from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
@@ -100,10 +100,8 @@ def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float
 
     None where it is not recorded.
     """
-    facts = getattr(session, "facts", None)
-    if hasattr(session, "of"):  # several packages, one for each size
-        facts = session.of(size_hw).facts
-    if isinstance(facts, EngineFacts):
+    facts = session.info.facts_by_size.get(size_hw, session.info.facts)
+    if facts is not None:
         return round(facts.build_seconds, 3)
     if kind_of(ref) != "bundle":
         return None
@@ -123,7 +121,7 @@ def _measure_target(ref: str, target: RunTarget, meter: Meter, say: Callable[[st
     try:
         more: Row = {"open_s": round(time.perf_counter() - start, 3)}
         session = _bound(ref, opened, config)
-        if not getattr(session, "sizes", ()):  # a session of several sizes checks by itself
+        if not session.info.sizes:  # a session of several sizes checks by itself
             check_size(session.spec.input, config.size_hw)
         size = config.size_hw or _own_size(session)
         more["build_s"] = build_seconds(ref, session, size)
@@ -135,15 +133,15 @@ def _measure_target(ref: str, target: RunTarget, meter: Meter, say: Callable[[st
             say(f"{ref} {target} parts")
             forward = next(row for row in rows if row["scope"] == "forward")
             meter.parts.append(_parts(ref, session, forward, feeds, config))
-        if session.note:
-            meter.notes.append({"model": ref, "backend": session.backend, "note": session.note})
+        if session.info.notes:
+            meter.notes.append({"model": ref, "backend": session.info.name, "note": session.info.note})
     finally:
         opened.close()
     meter.rows += [row | more for row in rows]
 
 
 def _bound(ref: str, session: Session, config: BenchConfig) -> Session:
-    if isinstance(session, PromptedSession):
+    if session.info.text is not None:
         if not config.prompt:
             raise SessionError(f"'{ref}' takes a prompt; say what to look for, e.g. --prompt 'a cat. a remote control.'")
         return session.bind(config.prompt)
@@ -160,10 +158,10 @@ def _latencies(ref: str, session: Session, size: tuple[int, int], gpu_before: in
     rows: list[Row] = []
     first: Any = None
     for batch in meter.config.batches:
-        least, most = getattr(session, "min_batch", 1), session.max_batch
+        least, most = session.info.min_batch, session.info.max_batch
         if batch < least or (most is not None and batch > most):
             limits = f"{least}" if least == most else f"{least} to {most}"
-            meter.skip(ref, session.backend, f"batch {batch}: it takes {limits}", "all")
+            meter.skip(ref, session.info.name, f"batch {batch}: it takes {limits}", "all")
             continue
         images = drawn_images(size, batch)
         files = [jpeg_of(image) for image in images]
@@ -179,7 +177,7 @@ def _latencies(ref: str, session: Session, size: tuple[int, int], gpu_before: in
             return detector(files)
 
         calls = {"kernel": forward, "forward": forward, "end_to_end": end_to_end}
-        rows += meter.measure(ref, session.backend, calls, batch, size, gpu_before)
+        rows += meter.measure(ref, session.info.name, calls, batch, size, gpu_before)
     return rows, first
 
 
@@ -213,9 +211,9 @@ def _average_precision(session: Session, config: BenchConfig) -> float | None:
 
     assert config.ground_truth is not None and config.images is not None
     # A prompt of the user's own does not stand for the categories of a data set.
-    model = getattr(session, "model", None)
-    size = config.size_hw if model is None and session.spec.input.dynamic else None
-    return evaluate_coco(model or session, config.ground_truth, config.images, size_hw=size).metrics["AP"]
+    model = unbound(session)
+    size = config.size_hw if model.info.text is None and session.spec.input.dynamic else None
+    return evaluate_coco(model, config.ground_truth, config.images, size_hw=size).metrics["AP"]
 
 
 def _parts(ref: str, session: Session, row: Row, feeds: Any, config: BenchConfig) -> Row:
@@ -223,7 +221,7 @@ def _parts(ref: str, session: Session, row: Row, feeds: Any, config: BenchConfig
     from .profile import measure_parts
 
     parts = measure_parts(detector_of(session), _onnx_of(ref), with_text(session, feeds), config.threads, row["p50_ms"])
-    return {"model": ref, "backend": session.backend, "batch": row["batch"], **parts}
+    return {"model": ref, "backend": session.info.name, "batch": row["batch"], **parts}
 
 
 def _onnx_of(ref: str) -> Path | None:

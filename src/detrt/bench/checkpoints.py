@@ -94,7 +94,7 @@ def _latencies(source: Any, onnx: Path, size: tuple[int, int], batch: int, confi
         feeds = preprocess(images, session.spec, size_hw=size_hw).feeds
         detector = Detector(session, batch_size=batch, size_hw=size_hw)
         calls = {"forward": lambda: session.run(feeds), "end_to_end": lambda: detector(images)}
-        rows = meter.measure(model, session.backend, calls, batch, size, None)
+        rows = meter.measure(model, session.info.name, calls, batch, size, None)
     if config.torch is not False:
         for backend, both in library_calls(source, threads=config.threads)(size, images).items():
             rows += meter.measure(model, backend, {name: both[name] for name in calls}, batch, size, None)

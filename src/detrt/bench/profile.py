@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Feeds, Session
+from ..backends.base import Backend, Feeds, Session
 from ..errors import SessionError
+from ..system import CPU
 
 MSDA = "msda"  # part of the names of detrt's kernels of deformable attention
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
@@ -137,8 +138,8 @@ def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: in
 
     onnx: the graph of the session's model, None where there is none. forward_ms: median latency at these feeds.
     """
-    on_gpu = "cuda" in session.backend or "tensorrt" in session.backend
-    if session.backend == "onnxruntime-cpu" and onnx is not None:
+    on_gpu = session.info.device != CPU
+    if session.info.backend is Backend.ONNXRUNTIME and not on_gpu and onnx is not None:
         modules, kinds = _by_onnxruntime(onnx, feeds, threads)
     else:
         modules, kinds = {}, _by_profiler(lambda: session.run(feeds), on_gpu)

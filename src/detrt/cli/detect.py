@@ -213,8 +213,8 @@ def detect(
         stack.enter_context(pool or detector)
         if detector is not None:
             detector.check_prompt()
-        if getattr(runner, "note", ""):
-            _say(console, f"note: {runner.note}", "yellow")
+        if runner.info.notes:
+            _say(console, f"note: {runner.info.note}", "yellow")
         writers = [stack.enter_context(outputs.jsonl_writer(path)) for path in (jsonl, json_file) if path is not None]
         if csv_file is not None:
             writers.append(stack.enter_context(outputs.csv_writer(csv_file)))
@@ -242,7 +242,7 @@ def detect(
             images += 1
             counts.update(item.record.detections.labels)
     decoder = None if detector is None else detector.decoder
-    _summary(console, runner.backend, images, len(bad), counts, time.perf_counter() - started, str(decoder or ""))
+    _summary(console, runner.info.name, images, len(bad), counts, time.perf_counter() - started, str(decoder or ""))
     if bad:
         raise ImageError(
             f"{len(bad)} of {len(found_inputs)} inputs could not be read: {', '.join(map(str, bad[:3]))}"

@@ -34,7 +34,7 @@ def encode_prompt(
     console = Console(stderr=True)
     for name in made.unknown:
         console.print(f"note: the tokenizer of this model knows no part of {name!r}", markup=False, soft_wrap=True)
-    runs = f", asked for in {made.parts} runs" if made.parts > 1 else ""
+    runs = f", in {made.chunks} chunks" if made.chunks > 1 else ""
     console.print(
         f"{made.path}: {len(made.prompt.phrases)} phrases{runs}, {made.size / 1e3:.1f} kB",
         markup=False,

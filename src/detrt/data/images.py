@@ -16,7 +16,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import ImageError
-from .raw_image import EncodedPicture
+from .raw_image import EncodedImage, LoadedImage
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
 MAX_PIXELS = 178_956_970
@@ -53,9 +53,13 @@ class Input:
     path: Path
     kind: str = "image"
 
-    def load(self) -> NDArray[np.uint8]:
-        """Decode the image; raises ImageError."""
-        return load_image(self.path)
+    def load(self, load: Callable[[ImageSource], LoadedImage] | None = None) -> LoadedImage:
+        """Read the image. load: what reads a path or bytes; None: `load_image`.
+
+        Raises:
+            ImageError: as `load_image`.
+        """
+        return (load or load_image)(self.path)
 
 
 def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -87,11 +91,11 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[
         raise ImageError(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
-def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedPicture:
+def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedImage:
     """As `load_image`, but a JPEG file that a GPU can decode stays as it is.
 
-    That is one of 8 bits in grey or YCbCr whose end is there; all others are decoded here, so that what is damaged is told
-    in the same way.
+    That is one of 8 bits in grey or YCbCr whose end is there; all others are decoded here, so that damaged files give the
+    same errors.
     """
     if isinstance(source, (np.ndarray, Image.Image)):
         return load_image(source, max_pixels=max_pixels)
@@ -105,7 +109,7 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
         except (OSError, ValueError):
             data = b""
         if not data:
-            return load_image(source, max_pixels=max_pixels)  # which looks what is wrong, and says it
+            return load_image(source, max_pixels=max_pixels)  # which says what is wrong
     else:
         return load_image(source, max_pixels=max_pixels)
 
@@ -116,9 +120,9 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
     if header is None or header[0] * header[1] > max_pixels:
         return decode()
     width, height, orientation = header
-    if orientation > 4:  # the sides change places
+    if orientation > 4:  # height and width are swapped
         height, width = width, height
-    return EncodedPicture(data, height, width, orientation, decode)
+    return EncodedImage(data, height, width, orientation, decode)
 
 
 def _existing_file(source: str | os.PathLike) -> Path:
@@ -190,7 +194,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         values = np.asarray(image)
-        # Some formats hand 16-bit grey over as 32-bit whole numbers; beyond that there is no agreed range.
+        # Some formats hand 16-bit grey over as 32-bit integers; beyond that there is no agreed range.
         if image.mode == "F" or values.min() < 0 or values.max() > 65535:
             kind = "floating point" if image.mode == "F" else "32-bit"
             raise ImageError(f"{name} has {kind} pixels, which have no agreed range; save it with 8 or 16 bits")
@@ -288,7 +292,7 @@ def natural_key(path: Path) -> tuple:
     return [int(p) if i % 2 else p for i, p in enumerate(parts)], path.as_posix()
 
 
-# What the header of a JPEG file says, where it is of the kind that every decoder turns to the same picture.
+# The header of a JPEG file of the kind that every decoder turns to the same image.
 # The first and last bytes of a file, and how far from its end the last may be: some cameras append data.
 _START, _END, _TAIL = b"\xff\xd8\xff", b"\xff\xd9", 4096
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive, all with Huffman codes
@@ -303,13 +307,13 @@ def common_jpeg(data: bytes) -> tuple[int, int, int] | None:
     if not data.startswith(_START) or _END not in data[-_TAIL:]:
         return None
     size = None
-    place, adobe, exif = 2, 1, False
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
+    at, adobe, exif = 2, 1, False
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
         if marker == 0xFF:  # a fill byte
-            place += 1
+            at += 1
             continue
-        body = place + 4
+        body = at + 4
         if marker == _SCAN:
             if size is None or adobe != 1:
                 return None
@@ -321,7 +325,7 @@ def common_jpeg(data: bytes) -> tuple[int, int, int] | None:
         if marker == _ADOBE and data.startswith(b"Adobe", body):
             adobe = data[body + 11] if body + 11 < len(data) else 0
         exif |= marker == _EXIF
-        place += 2 + int.from_bytes(data[place + 2 : body], "big")
+        at += 2 + int.from_bytes(data[at + 2 : body], "big")
     return None
 
 

@@ -1,101 +1,188 @@
-"""Images and frames of many inputs, in order, decoded ahead of the one who asks by several threads."""
+"""Prefetch: images are decoded ahead in threads, frames of videos are read by one more, in the order of the inputs."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import ImageError
-from .images import Input
+from .images import load_image
+from .raw_image import LoadedImage, RawImage
 from .video import Frame, raw_frames
 
 if TYPE_CHECKING:
     from ..backends.gpu.decoder import GpuDecoder
 
-Item = tuple[Input, Frame | ImageError]
-# Files that a GPU decodes at a time at most, and their pixels; a file beyond is decoded alone.
-TOGETHER, PIXELS_TOGETHER = 16, 64_000_000
+Load = Callable[[Any], LoadedImage]  # of a path or of bytes
+T = TypeVar("T")
+# Files that a GPU decodes together at most, and their pixels; a larger file is decoded alone.
+GPU_BATCH, GPU_BATCH_PIXELS = 16, 64_000_000
 
 
-def read_ahead(
-    inputs: Sequence[Input],
-    *,
-    every: int = 1,
-    threads: int = 1,
-    ahead: int = 2,
-    planar: bool = False,
-    decoder: GpuDecoder | None = None,
-) -> Iterator[Item]:
-    """The images and frames of `inputs`, or what was wrong with them.
+class Source(Protocol):
+    """An input: an image that `load` reads, or a video. path: its name."""
 
-    every: take every n-th frame of a video. threads: that decode image files and turn frames to RGB; the frames of one
-    video are read by one more. ahead: how many images may wait. planar: leave frames in 4:2:0, see `raw_frames`.
-    decoder: decodes JPEG files and videos instead, the files that have been read meanwhile together.
+    @property
+    def path(self) -> Any: ...
 
-    Raises:
-        MissingPackageError: a video, and PyAV is not installed; or what `decoder` needs is not.
+    @property
+    def kind(self) -> str: ...
+
+    def load(self, load: Load | None = None) -> LoadedImage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An image or a frame of an input, or the error of reading it.
+
+    frame, time_s: of a video: index from 0, and seconds from the start of the file; None of an image file.
     """
-    with ThreadPoolExecutor(threads, "detrt-decode") as pool:
-        steps = [_Step("detrt-read", max(1, ahead)), _Step("detrt-gpu-decode", TOGETHER)][: 1 if decoder is None else 2]
+
+    input: Source
+    image: LoadedImage | ImageError
+    frame: int | None = None
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An image that is being decoded."""
+
+    input: Source
+    image: Future[LoadedImage]
+
+
+class Prefetcher:
+    """Threads that decode images ahead. Closing it drops what has not begun.
+
+    Args:
+        threads: that decode image files, and convert frames to RGB.
+        decoder: decodes JPEG files and videos on a GPU: threads only read the files, which are decoded in groups.
+        load: what reads one image; None: `decoder.open`, or `load_image`.
+    """
+
+    def __init__(self, threads: int = 1, *, decoder: GpuDecoder | None = None, load: Load | None = None) -> None:
+        self._load = load or (load_image if decoder is None else decoder.open)
+        self._decoder = decoder
+        self._pool = ThreadPoolExecutor(threads, "detrt-decode")
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call something in one of the threads."""
+        return self._pool.submit(work, *arguments)
+
+    def begin(self, source: Source) -> Begun:
+        """Begin to decode an image file."""
+        return Begun(source, self._pool.submit(source.load, self._load))
+
+    def load_batch(self, images: Sequence[Any]) -> list[LoadedImage]:
+        """Images of a batch, side by side, and on a GPU together.
+
+        Raises:
+            ImageError: one of them cannot be read.
+        """
+        loaded = list(self._pool.map(self._open, images)) if len(images) > 1 else [self._open(image) for image in images]
+        if self._decoder is None:
+            return loaded
+        decoded = self._decoder.decode(loaded)
+        for image in decoded:
+            if isinstance(image, ImageError):
+                raise image
+        return decoded
+
+    def _open(self, image: Any) -> LoadedImage:
+        return image if isinstance(image, RawImage) else self._load(image)
+
+    def items(self, inputs: Iterable[Source | Begun], *, ahead: int = 2, every: int = 1, planar: bool = False) -> Iterator[Item]:
+        """The images and frames of `inputs` in order, decoded ahead.
+
+        Args:
+            inputs: or images that have begun already.
+            ahead: how many images may wait.
+            every: take every n-th frame of a video.
+            planar: leave frames in 4:2:0, see `raw_frames`.
+
+        Raises:
+            MissingPackageError: a video, and PyAV is not installed; or what `decoder` needs is not.
+        """
+        steps: list[_ReadAhead[Any]] = []
         try:
-            jobs = _jobs(inputs, every, planar, decoder)
-            read = ((source, work if isinstance(work, Frame) else pool.submit(work)) for source, work in jobs)
-            steps[0].start(read)
-            if decoder is None:
-                for source, future in steps[0]:
-                    yield source, _result(future)
-            else:
-                steps[1].start(_decoded(steps[0], decoder))
-                yield from steps[1]
+            steps.append(_ReadAhead("detrt-read", max(1, ahead), self._submitted(inputs, every, planar)))
+            read: Iterator[Item] = map(_finished, steps[0])
+            if self._decoder is not None:
+                steps.append(_ReadAhead("detrt-gpu-decode", GPU_BATCH, _in_groups(read, steps[0], self._decoder)))
+                read = iter(steps[1])
+            yield from read
         finally:
             for step in steps:
                 step.stop()
-            pool.shutdown(cancel_futures=True)
+
+    def _submitted(
+        self, inputs: Iterable[Source | Begun], every: int, planar: bool
+    ) -> Iterator[Item | tuple[Source, Future[Any]]]:
+        for source in inputs:
+            if isinstance(source, Begun):
+                yield source.input, source.image
+            elif source.kind != "video":
+                yield source, self._pool.submit(source.load, self._load)
+            else:
+                try:
+                    for frame in raw_frames(source.path, every=every, planar=planar, gpu=self._decoder):
+                        yield _frame_item(source, frame) if isinstance(frame, Frame) else (source, self._pool.submit(frame))
+                except ImageError as error:
+                    yield Item(source, error)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class _Step:
-    """What an iterator gives, taken from it by a thread ahead of the one who asks.
+class _ReadAhead(Generic[T]):
+    """Items of an iterator, produced by a thread of its own.
 
-    When `ahead` items wait, the thread sleeps until half of them are gone: two threads that hand over every item one by one
+    When `ahead` items wait, the thread sleeps until half of them are taken: two threads that hand over items one by one
     spend more time on waking each other than on the items.
     """
 
-    def __init__(self, name: str, ahead: int) -> None:
-        self._name, self._ahead, self._gone = name, ahead, False
+    def __init__(self, name: str, ahead: int, items: Iterator[T]) -> None:
+        self._ahead, self._stopped = ahead, False
         self._waiting: deque[tuple[Any, BaseException | None]] = deque()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
 
-    def start(self, items: Iterator[Any]) -> None:
         def produce() -> None:
             try:
                 for item in items:
                     if not self._put(item, None):
                         return
                 self._put(None, None)
-            except BaseException as error:  # raised again where the results are asked for
+            except BaseException as error:  # raised again in the consumer
                 self._put(None, error)
 
-        self._thread = threading.Thread(target=produce, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=produce, name=name, daemon=True)
         self._thread.start()
 
     def _put(self, item: Any, error: BaseException | None) -> bool:
         with self._changed:
             if len(self._waiting) >= self._ahead:
-                self._changed.wait_for(lambda: self._gone or len(self._waiting) <= self._ahead // 2)
+                self._changed.wait_for(lambda: self._stopped or len(self._waiting) <= self._ahead // 2)
             self._waiting.append((item, error))
             if len(self._waiting) == 1:
                 self._changed.notify_all()
-            return not self._gone
+            return not self._stopped
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._gone or self._waiting)
-                if self._gone:
+                self._changed.wait_for(lambda: self._stopped or self._waiting)
+                if self._stopped:
                     return
                 item, error = self._waiting.popleft()
                 if len(self._waiting) == self._ahead // 2:
@@ -112,64 +199,43 @@ class _Step:
 
     def stop(self) -> None:
         with self._changed:
-            self._gone = True
+            self._stopped = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
 
-def _decoded(step: _Step, decoder: GpuDecoder) -> Iterator[Item]:
-    """Items whose files are decoded in groups: as many as are there, so that nobody waits for a group to fill."""
+def _finished(read: Item | tuple[Source, Future[Any]]) -> Item:
+    if isinstance(read, Item):
+        return read
+    source, future = read
+    try:
+        image = future.result()
+    except ImageError as error:
+        return Item(source, error)
+    return _frame_item(source, image) if isinstance(image, Frame) else Item(source, image)
+
+
+def _frame_item(source: Source, frame: Frame) -> Item:
+    return Item(source, frame.image, frame.index, frame.time_s)
+
+
+def _in_groups(items: Iterator[Item], step: _ReadAhead[Any], decoder: GpuDecoder) -> Iterator[Item]:
+    """Items whose files a GPU decoded in groups: as many as have been read, so that nothing waits for a group to fill."""
     group: list[Item] = []
     pixels = 0
-    for source, future in step:
-        one = _result(future)
-        size = 0 if isinstance(one, ImageError) else one.image.shape[0] * one.image.shape[1]
-        if group and pixels + size > PIXELS_TOGETHER:
-            yield from _decode(group, decoder)
+    for item in items:
+        size = 0 if isinstance(item.image, ImageError) else item.image.shape[0] * item.image.shape[1]
+        if group and pixels + size > GPU_BATCH_PIXELS:
+            yield from _decoded(group, decoder)
             group, pixels = [], 0
-        group.append((source, one))
+        group.append(item)
         pixels += size
-        if len(group) == TOGETHER or step.empty:
-            yield from _decode(group, decoder)
+        if len(group) == GPU_BATCH or step.empty:
+            yield from _decoded(group, decoder)
             group, pixels = [], 0
-    yield from _decode(group, decoder)
+    yield from _decoded(group, decoder)
 
 
-def _decode(group: list[Item], decoder: GpuDecoder) -> Iterator[Item]:
-    pictures = decoder.pictures([one if isinstance(one, ImageError) else one.image for _, one in group])
-    for (source, one), picture in zip(group, pictures, strict=True):
-        if isinstance(one, ImageError) or isinstance(picture, ImageError):
-            yield source, picture if isinstance(picture, ImageError) else one
-        else:
-            yield source, Frame(one.index, one.time_s, picture)
-
-
-def _result(future: Frame | Future[Frame]) -> Frame | ImageError:
-    try:
-        return future if isinstance(future, Frame) else future.result()
-    except ImageError as error:
-        return error
-
-
-def _jobs(
-    inputs: Sequence[Input], every: int, planar: bool, decoder: GpuDecoder | None
-) -> Iterator[tuple[Input, Frame | Callable[[], Frame]]]:
-    for source in inputs:
-        if source.kind != "video":
-            yield source, lambda source=source: Frame(0, 0.0, _opened(source, decoder))
-            continue
-        try:
-            for frame in raw_frames(source.path, every=every, planar=planar, gpu=decoder):
-                yield source, frame
-        except ImageError as error:
-            yield source, lambda error=error: _raise(error)
-
-
-def _opened(source: Input, decoder: GpuDecoder | None) -> Any:
-    # What a worker process gives has its own way of loading, and has begun already.
-    return source.load() if decoder is None or not isinstance(source, Input) else decoder.open(source.path)
-
-
-def _raise(error: ImageError) -> Frame:
-    raise error
+def _decoded(group: list[Item], decoder: GpuDecoder) -> Iterator[Item]:
+    for item, image in zip(group, decoder.decode([item.image for item in group]), strict=True):
+        yield item if image is item.image else replace(item, image=image)

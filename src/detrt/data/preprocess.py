@@ -8,7 +8,7 @@ How an image gets its size:
     stretch        exactly (height, width); the aspect ratio changes
     shortest_edge  the short side becomes `shortest_edge`, the long side at most `longest_edge`.
                    With a mask, the batch is padded right and bottom to its largest sides, rounded up
-                   to `multiple_of`. Without one a model cannot tell padding from picture, so the
+                   to `multiple_of`. Without one a model cannot tell padding from image, so the
                    sides are rounded down to `multiple_of` instead and only images of equal size
                    share a batch (`group_by_size`).
     fit            the largest size of the same aspect ratio inside (height, width), then padded
@@ -21,7 +21,7 @@ normalises, padding comes after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -36,13 +36,30 @@ SizeHW = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Which images share a batch, and their sizes, (height, width) each.
+
+    Attributes:
+        indices: of the images; the last one repeated where the model takes a fixed number.
+        count: how many of them are not repeated.
+        originals_hw: sizes before resizing. resized_hw: inside the tensor; the rest is padding. tensor_hw: of the tensor.
+    """
+
+    indices: tuple[int, ...]
+    count: int
+    originals_hw: tuple[SizeHW, ...]
+    resized_hw: tuple[SizeHW, ...]
+    tensor_hw: SizeHW
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """What a session is fed, and what decoding must know.
+    """Feeds of a session, and the sizes that post-processing needs.
 
     feeds: pixel_values (n, 3, H, W) uint8 or float32; pixel_mask (n, H, W) int64 where the model has
         a mask; target_sizes (n, 2) int64 where decoding is in the graph.
     original_sizes_hw: size of every image before resizing.
-    resized_sizes_hw: size of the picture inside the tensor; the rest is padding.
+    resized_sizes_hw: size of the image inside the tensor; the rest is padding.
     """
 
     feeds: dict[str, NDArray]
@@ -56,13 +73,15 @@ def preprocess(
     *,
     size_hw: SizeHW | None = None,
     pool: Executor | None = None,
+    plan: BatchPlan | None = None,
 ) -> PreparedBatch:
     """Resize, normalise and pad a batch of (H, W, 3) uint8 RGB images.
 
-    pool: threads that share the images of the batch; Pillow and NumPy let them run at the same time.
-
-    size_hw: another input size than the spec's, for models with symbolic height and width. A model
-    that resizes by its shortest edge then fits images inside it and pads to exactly that size.
+    Args:
+        size_hw: another input size than the spec's, for models with symbolic height and width. A model that resizes by its
+            shortest edge then fits images inside it and pads to exactly that size.
+        pool: threads that share the images of the batch; Pillow and NumPy let them run at the same time.
+        plan: their sizes, where `plan_batches` has computed them already.
 
     Raises:
         ImageError: no image, or one that is not (H, W, 3) uint8 with pixels in it.
@@ -70,7 +89,11 @@ def preprocess(
             batch of a model without a mask (see `group_by_size`).
     """
     given = spec.input
-    originals, resized, (height, width) = plan(images, given, size_hw)
+    for index, image in enumerate(images):
+        _check_image(index, image)
+    if plan is None:
+        plan = plan_batch([(int(image.shape[0]), int(image.shape[1])) for image in images], given, size_hw)
+    (height, width), resized = plan.tensor_hw, plan.resized_hw
 
     batch = np.zeros((len(images), 3, height, width), given.dtype)
 
@@ -87,33 +110,61 @@ def preprocess(
             row[:h, :w] = 1
         feeds[PIXEL_MASK] = mask
     if spec.decode.in_graph:
-        feeds[TARGET_SIZES] = np.array(originals, np.int64)
-    return PreparedBatch(feeds, originals, resized)
+        feeds[TARGET_SIZES] = np.array(plan.originals_hw, np.int64)
+    return PreparedBatch(feeds, plan.originals_hw, resized)
 
 
-def plan(
-    images: Sequence[NDArray[np.uint8]], given: InputSpec, size_hw: SizeHW | None = None
-) -> tuple[tuple[SizeHW, ...], tuple[SizeHW, ...], SizeHW]:
-    """(original sizes, sizes of the pictures inside the tensor, size of the tensor), each (height, width).
+def plan_batch(sizes_hw: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None = None) -> BatchPlan:
+    """The sizes of images that share a batch.
 
     Raises:
-        ImageError, SpecError: as `preprocess`.
+        ImageError: no image. SpecError: as `preprocess`.
     """
-    for index, image in enumerate(images):
-        _check_image(index, image)
-    return plan_sizes([(int(image.shape[0]), int(image.shape[1])) for image in images], given, size_hw)
-
-
-def plan_sizes(
-    sizes_hw: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None = None
-) -> tuple[tuple[SizeHW, ...], tuple[SizeHW, ...], SizeHW]:
-    """As `plan`, from the sizes alone."""
     if not len(sizes_hw):
         raise ImageError("preprocess needs at least one image; got an empty list")
     check_size(given, size_hw)
-    originals = tuple(sizes_hw)
-    resized = tuple(resized_size(size, given, size_hw) for size in originals)
-    return originals, resized, _canvas(resized, given, size_hw)
+    resized = tuple(resized_size(size, given, size_hw) for size in sizes_hw)
+    indices = tuple(range(len(sizes_hw)))
+    return BatchPlan(indices, len(indices), tuple(sizes_hw), resized, _canvas(resized, given, size_hw))
+
+
+def plan_batches(
+    sizes_hw: Sequence[SizeHW],
+    given: InputSpec,
+    *,
+    size_hw: SizeHW | None = None,
+    sizes: Sequence[SizeHW] = (),
+    split: Callable[[list[int]], list[list[int]]] | None = None,
+    fill: int | None = None,
+) -> list[BatchPlan]:
+    """Split images into batches: by their sizes, as `group_by_size`, then by `split`.
+
+    Args:
+        sizes_hw: of the images.
+        size_hw: as `preprocess` takes it.
+        sizes: input sizes that the model was built for, instead of `size_hw`; an image gets the `nearest_size`.
+        split: divides the indices of images of one size further, e.g. by prompt.
+        fill: repeat the last image of a batch up to so many.
+
+    Raises:
+        SpecError: as `preprocess`.
+    """
+    inputs = [nearest_size(size, sizes) if sizes else size_hw for size in sizes_hw]
+    for size in set(inputs):
+        check_size(given, size)
+    resized = [resized_size(size, given, wanted) for size, wanted in zip(sizes_hw, inputs, strict=True)]
+    keys = inputs if sizes else resized if needs_equal_sizes(given) else [None] * len(resized)
+    groups: dict[SizeHW | None, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    plans = []
+    for group in groups.values():
+        for some in [group] if split is None else split(group):
+            indices = (*some, *[some[-1]] * ((fill or 0) - len(some)))
+            inside = tuple(resized[i] for i in indices)
+            tensor_hw = _canvas(inside, given, inputs[some[0]])
+            plans.append(BatchPlan(indices, len(some), tuple(sizes_hw[i] for i in indices), inside, tensor_hw))
+    return plans
 
 
 def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> list[list[int]]:
@@ -152,7 +203,7 @@ def check_size(given: InputSpec, size_hw: SizeHW | None) -> None:
 
 
 def resized_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None = None) -> SizeHW:
-    """Size of the picture inside the tensor, without padding."""
+    """Size of the image inside the tensor, without padding."""
     target = size_hw or given.size_hw
     if given.resize == "stretch":
         return target
@@ -183,7 +234,7 @@ def size_words(sizes: Sequence[SizeHW]) -> str:
 def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:
     """The rule of transformers' `get_size_with_aspect_ratio`, number for number.
 
-    Double precision, `round` to even, products from left to right and truncation are part of the
+    Double precision, `round` to even, multiplications from left to right and truncation are part of the
     rule: another order changes some sizes by a pixel. The one difference is that a side is never 0.
     tall_first: YOLOS asks whether the image is tall before it asks whether its size is right already,
     which differs where rounding the short side hides that the long side is not.
@@ -204,7 +255,7 @@ def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, 
 
 
 def fit_size(original_hw: SizeHW, target_hw: SizeHW) -> SizeHW:
-    """Largest size of the same aspect ratio inside `target_hw`; whole numbers only, halves round up."""
+    """Largest size of the same aspect ratio inside `target_hw`; integers only, halves round up."""
     height, width = original_hw
     target_height, target_width = target_hw
     if target_width * height <= target_height * width:
@@ -219,8 +270,8 @@ def resize(image: NDArray[np.uint8], size_hw: SizeHW, resample: str) -> NDArray[
     height, width = size_hw
     if image.shape[:2] == (height, width):
         return image
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    return np.asarray(picture.resize((width, height), Image.Resampling(RESAMPLES.index(resample))))
+    pillow = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(pillow.resize((width, height), Image.Resampling(RESAMPLES.index(resample))))
 
 
 def normalize(pixels: NDArray[np.uint8], given: InputSpec) -> NDArray[np.float32]:

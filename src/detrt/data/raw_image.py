@@ -1,7 +1,7 @@
-"""Pictures that are not RGB arrays yet: frames as a codec leaves them, and files whose bytes were only read.
+"""Raw images, whose pixels are not RGB arrays yet: planar frames of a codec, and encoded files.
 
-Both have the `shape` (height, width, 3) of the upright picture and become an array by `rgb()`, which costs what it would
-have cost at once. A GPU takes them as they are.
+Both have the `shape` (height, width, 3) of the upright image and become an array by `rgb()`, which costs as much as decoding
+at once. A GPU takes them as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627,
 
 @dataclass(frozen=True, slots=True)
 class Colours:
-    """How Y, U and V become R, G and B: FFmpeg's arithmetic on x86, in 16-bit whole numbers.
+    """How Y, U and V become R, G and B: FFmpeg's arithmetic on x86, in 16-bit integers.
 
     With y = 8 Y - offset, u = 8 U - 1024, v = 8 V - 1024, every product shifted right by 16 bits on its own:
     R = luma y + red_v v; G = luma y + green_u u + green_v v; B = luma y + blue_u u; each cut off to 0..255.
@@ -51,23 +51,23 @@ class Colours:
         return cls(offset, *((v * 8192 + 32768) >> 16 for v in (luma, red_v, -green_u, -green_v, blue_u)))
 
 
-class Picture(ABC):
-    """What `Detector` takes besides arrays."""
+class RawImage(ABC):
+    """An image that `Detector` takes besides arrays."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, 3) of the upright picture."""
+        """(height, width, 3) of the upright image."""
 
     @abstractmethod
     def rgb(self) -> NDArray[np.uint8]:
-        """The upright picture, (height, width, 3). Raises ImageError: a file that is damaged after all."""
+        """The upright image, (height, width, 3). Raises ImageError: a file that is damaged after all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class YuvPicture(Picture):
+class YuvImage(RawImage):
     """A frame in 4:2:0 with 8 bits.
 
     planes: in memory Y (height, width), U and V (half of that, rounded up) uint8; on a GPU what DLPack reads: Y, and U and V
@@ -98,8 +98,8 @@ class YuvPicture(Picture):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedPicture(Picture):
-    """A JPEG file that a GPU may decode. height, width: of the upright picture. orientation: 1 to 8, of EXIF. decode: makes
+class EncodedImage(RawImage):
+    """A JPEG file that a GPU may decode. height, width: of the upright image. orientation: 1 to 8, of EXIF. decode: makes
     the upright RGB array on the CPU, or raises ImageError."""
 
     data: bytes
@@ -116,13 +116,16 @@ class EncodedPicture(Picture):
         return self.decode()
 
 
-def as_array(picture: NDArray[np.uint8] | Picture) -> NDArray[np.uint8]:
+LoadedImage = NDArray[np.uint8] | RawImage
+
+
+def as_array(image: LoadedImage) -> NDArray[np.uint8]:
     """(H, W, 3) uint8 RGB. Raises ImageError: a file that is damaged after all."""
-    return picture if isinstance(picture, np.ndarray) else picture.rgb()
+    return image if isinstance(image, np.ndarray) else image.rgb()
 
 
 def yuv_to_rgb(y: NDArray, u: NDArray, v: NDArray, colours: Colours, fields: bool = False) -> NDArray[np.uint8]:
-    """Reference of `Colours`: planes and `fields` as in `YuvPicture` -> (height, width, 3) uint8."""
+    """Reference of `Colours`: planes and `fields` as in `YuvImage` -> (height, width, 3) uint8."""
     height, width = y.shape
     rows = np.arange(height)
     half = rows // 4 * 2 + rows % 2 if fields else rows // 2

@@ -19,7 +19,7 @@ from ..errors import ImageError, MissingPackageError, OutputError
 from ..files import writing
 from ..system import usable_cores
 from .images import MAX_PIXELS
-from .raw_image import Colours, Picture, YuvPicture
+from .raw_image import Colours, RawImage, YuvImage
 
 _thread = threading.local()
 # On a GPU one thread waits for every frame; with more, the next frames are on their way meanwhile. On a CPU more threads than
@@ -34,7 +34,7 @@ class Frame:
 
     index: int
     time_s: float
-    image: NDArray[np.uint8] | Picture
+    image: NDArray[np.uint8] | RawImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +229,12 @@ def _suits(frame: Any) -> bool:
     return frame.height % (4 if frame.interlaced_frame else 2) == 0 and int(frame.colorspace) in _MATRICES
 
 
-def _planar(frame: Any, ready: Any) -> YuvPicture:
+def _planar(frame: Any, ready: Any) -> YuvImage:
     full = frame.format.name == "yuvj420p" or int(frame.color_range) == _FULL_RANGE
     planes: tuple[Any, ...] = tuple(frame.planes)
     if ready is None:
         planes = tuple(np.frombuffer(p, np.uint8).reshape(p.height, p.line_size)[:, : p.width] for p in planes)
-    return YuvPicture(
+    return YuvImage(
         planes,
         frame.height,
         frame.width,

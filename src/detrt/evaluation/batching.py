@@ -26,8 +26,8 @@ def shapes_to_run(session: Session, batches: Sequence[int] | None = None) -> lis
     batch 3 at one that is not its usual one. batches: other batches, bounded by what the model takes.
     """
     facts, usual = session.spec.input, session.spec.input.size_hw
-    pixels = next(info.shape for info in session.inputs if info.name == PIXEL_VALUES)
-    profile = getattr(session, "profile", {}).get(PIXEL_VALUES)
+    pixels = session.info.pixel_shape
+    profile = session.info.profile.get(PIXEL_VALUES)
     if profile is not None:
         points = [(shape[0], (shape[2], shape[3])) for shape in profile]
         if batches:
@@ -38,7 +38,7 @@ def shapes_to_run(session: Session, batches: Sequence[int] | None = None) -> lis
     else:
         counts = batches or _BATCHES
     sides = tuple(side if isinstance(side, int) else usual[i] for i, side in enumerate(pixels[2:]))
-    points = [(b, (sides[0], sides[1])) for b in counts if b <= (session.max_batch or b)]
+    points = [(b, (sides[0], sides[1])) for b in counts if b <= (session.info.max_batch or b)]
     if facts.dynamic and not any(isinstance(side, int) for side in pixels[2:]):
         points.append((min(3, max(counts)), another_size(session)))
     return list(dict.fromkeys(points))
@@ -90,7 +90,7 @@ def padding_rows(
     """Rows of height, width, slot, error, passed: another content of the padding must change nothing."""
     if not session.spec.input.mask:
         return
-    count = _fixed_batch(session) or 1
+    count = session.info.fixed_batch or 1
     pictures = _different(images, count, session)
     given = preprocess(pictures, session.spec, size_hw=_size(session, size_hw or _square(session)))
     mask = given.feeds[PIXEL_MASK]
@@ -157,10 +157,5 @@ def _square(session: Session) -> SizeHW:
     return side, side
 
 
-def _fixed_batch(session: Session) -> int | None:
-    batch = next(info.shape for info in session.inputs if info.name == PIXEL_VALUES)[0]
-    return batch if isinstance(batch, int) else None
-
-
 def _smallest_matters(session: Session) -> bool:
-    return hasattr(session, "profile") or _fixed_batch(session) is not None
+    return bool(session.info.profile) or session.info.fixed_batch is not None

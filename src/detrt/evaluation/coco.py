@@ -15,7 +15,6 @@ import numpy as np
 
 from .. import files
 from ..backends.base import Session
-from ..backends.prompted import PromptedSession
 from ..bundle import Bundle
 from ..data.coco import CocoDataset, Entry, load_coco
 from ..data.preprocess import SizeHW
@@ -200,7 +199,7 @@ def bind_categories(session: Session, categories: Iterable[Entry]) -> Session:
 
     All pairs of a box and a name count, as in the published evaluation of Grounding DINO on COCO.
     """
-    if not isinstance(session, PromptedSession):
+    if session.info.text is None:
         return session
     return session.bind([str(category["name"]).replace("_", " ") for category in categories], every_class=True)
 
@@ -237,12 +236,12 @@ def without_class(dataset: CocoDataset, matched: Collection[Any]) -> tuple[str, 
 
 def identity(ref: str, session: Session) -> str:
     """What a resume file is bound to: the digest of the model's file, or its name where it has none."""
-    path = getattr(session, "path", None)
-    if path is not None and Path(path).is_file():
-        return files.sha256_of(Path(path))
+    path = session.info.path
+    if path is not None and path.is_file():
+        return files.sha256_of(path)
     if Path(ref).is_dir() and (Path(ref) / "detrt.json").is_file():
         return Bundle.open(ref).provenance.checkpoint_sha256
-    return f"{session.backend} {ref}"
+    return f"{session.info.name} {ref}"
 
 
 def _index(coco_class: Any, dataset: CocoDataset, entries: Sequence[Entry]) -> Any:

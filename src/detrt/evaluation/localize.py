@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Feeds, Session
-from ..backends.onnxruntime.session import OnnxSession
+from ..backends.base import Backend, Feeds, Session
 from ..backends.prompted import detector_of, with_text
 from ..backends.tensorrt import EngineConfig, TensorRTSession, build_engine
 from ..bundle import EngineFacts
@@ -79,12 +78,12 @@ def _search(
     precision = report.precision
     share = len(comparable(view, reference)) / max(1, len(view.tensors()))
     if share < _ENOUGH_NAMES:
-        if ref.source is None or not isinstance(cand.session, OnnxSession):
+        if ref.source is None or cand.session.info.backend is not Backend.ONNXRUNTIME:
             return None, [f"no divergence search: only {share:.0%} of the tensors have a name that the reference has"]
 
         return search_modules(view, cand.session, ref.session, spec, feeds, precision=precision), notes
     found = search(view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph))
-    if isinstance(cand.session, OnnxSession):
+    if cand.session.info.backend is Backend.ONNXRUNTIME:
         return found, notes
     if found.first is not None and found.first.error > report.gate.tensor:
         return found, ["found in the graph that the engine was built from, so TensorRT is not the cause"]
@@ -101,8 +100,8 @@ def _search_engine(
         view,
         session.spec,
         feeds,
-        session.facts,  # type: ignore[attr-defined]
-        compute_capability=getattr(session, "compute_capability", None),
+        session.info.facts,  # type: ignore[arg-type]  # an engine has them
+        compute_capability=session.info.compute_capability,
     )
     found = search(view, reference, session.spec, feeds, precision=report.precision, fetch=fetch, against=against)
     return found, ["the graph agrees with the reference, so the engine itself differs", CAVEAT]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..backends.base import Session
-from ..backends.onnxruntime.session import OnnxSession
-from ..backends.open import kind_of, open_session
-from ..backends.prompted import BoundSession, PromptedSession, detector_of
+from ..backends.base import Backend, Session
+from ..backends.open import emulate_low_precision, kind_of, open_session
+from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
 from ..errors import DetrtError, PromptError, SessionError
 from ..models.contract import OPSETS, ExportConfig
 from ..spec import DecodeSpec, ModelSpec
+from ..system import CPU
 from ..text.prompts import Prompt
 from ..text.tokenizer import same_tokens
 from .matching import GATES
@@ -84,9 +84,9 @@ def open_side(
     like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
     """
     if isinstance(model, Session):
-        return Side(model, str(getattr(model, "path", None) or model.backend), graph=_graph_of(model))
+        return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
-        session = _rounding(open_session(model, **(opening or {})))
+        session = emulate_low_precision(open_session(model, **(opening or {})))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch
@@ -112,31 +112,17 @@ def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "")
     Raises:
         PromptError: a model that takes a prompt and none, the reverse, or a bad prompt.
     """
-    if isinstance(side.session, PromptedSession):
+    if side.session.info.text is not None:
         if prompt is None:
             raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with --prompt 'a cat. a dog.'")
         side.session = side.session.bind(prompt, task=task)
-    elif (prompt is not None or task) and not isinstance(side.session, BoundSession):
+    elif (prompt is not None or task) and not side.session.info.prompts:
         raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave --prompt out")
 
 
-def _rounding(session: Session) -> Session:
-    """The session, or one that rounds where ONNX Runtime's CPU kernels would not; see `graph.rounded`."""
-    if isinstance(session, PromptedSession):
-        detector, tower = session.detector, session.tower
-        return session.with_parts(_rounding(detector), None if tower is None else _rounding(tower))
-    if not isinstance(session, OnnxSession) or session.backend != "onnxruntime-cpu" or session.path is None:
-        return session
-    from ..graph.emulate_low_precision import has_low, rounded
-
-    view = view_of(session.path)
-    if not has_low(view.types):
-        return session
-    emulated = OnnxSession(rounded(view.model, view.types).SerializeToString(), session.spec)
-    emulated.path, note = session.path, "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
-    emulated.note = f"{session.note}; {note}" if session.note else note
-    session.close()
-    return emulated
+def is_onnx_on_cpu(session: Session) -> bool:
+    """Whether ONNX Runtime runs a model on the CPU, where it may compute 16-bit values in FP32."""
+    return session.info.backend is Backend.ONNXRUNTIME and session.info.device == CPU
 
 
 def run_view(side: Side) -> GraphView:
@@ -146,7 +132,7 @@ def run_view(side: Side) -> GraphView:
 
     assert side.graph is not None
     view = view_of(side.graph)
-    if side.session.backend == "onnxruntime-cpu" and has_low(view.types):
+    if is_onnx_on_cpu(side.session) and has_low(view.types):
         return GraphView(rounded(view.model, view.types))
     return view
 
@@ -188,22 +174,22 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
 
 def text_differences(reference: Session, candidate: Session) -> list[str]:
     """What two models that take a prompt read differently, in words."""
-    if not (isinstance(reference, BoundSession) and isinstance(candidate, BoundSession)):
+    a, b = model_spec(reference).text, model_spec(candidate).text
+    if a is None or b is None:
         return []
-    a, b = reference.model.text, candidate.model.text
     found = [
         f"spec.text.{name} is {getattr(b, name)}, the reference has {getattr(a, name)}"
         for name in ("kind", "max_tokens", "pad_id", "separators")
         if getattr(a, name) != getattr(b, name)
     ]
-    if a.kind == b.kind and not same_tokens(reference.asked, candidate.asked):
+    if a.kind == b.kind and not same_tokens(reference.info.prompts, candidate.info.prompts):
         found.append("the tokenizers differ: they give other tokens for this prompt")
     return found
 
 
 def precision_of(side: Side) -> str:
     """The lowest type that a model was made for: what its bundle or engine records, else what its graph shows."""
-    facts = getattr(side.session, "facts", None)
+    facts = side.session.info.facts
     if facts is not None:
         present = set(str(facts.precision).lower().replace("float8", "fp8").split("+"))
         if low := next((kind for kind in ("fp8", "int8", "bf16", "fp16", "tf32") if kind in present), ""):
@@ -283,13 +269,12 @@ def _nms_like(decode: DecodeSpec) -> str:
 
 
 def _graph_of(session: Session) -> Path | None:
-    session = detector_of(session)
-    path = getattr(session, "path", None)
+    info = detector_of(session).info
+    path, facts = info.path, info.facts
     if path is None:
         return None
-    if isinstance(session, OnnxSession):
+    if info.backend is Backend.ONNXRUNTIME:
         return path
-    facts = getattr(session, "facts", None)
     if facts is None or not (path.parent / MANIFEST).is_file():
         return None
     # The graph beside an engine is of use only if the engine was built from it.

@@ -98,7 +98,7 @@ def verify(
         facts = spec_differences(ref.session.spec, cand.session.spec) + text_differences(ref.session, cand.session)
         precision = precision_of(cand)
         gate = replace(gate or gate_for(precision), **(gate_changes or {}))
-        notes = [note for note in (getattr(s.session, "note", "") for s in (ref, cand)) if note]
+        notes = [side.session.info.note for side in (ref, cand) if side.session.info.notes]
         broken: list[str] = []
         found = list(_detections(ref.session, cand.session, images, batch_size, progress, broken))
         matches = tuple(match(a, b, gate) for a, b in found)
@@ -116,8 +116,8 @@ def verify(
             say("average precision")
             ap = _average_precision(Path(ground_truth), names, found, (ref.session.spec, cand.session.spec), notes)
         report = VerifyReport(
-            ref.session.backend,
-            cand.session.backend,
+            ref.session.info.name,
+            cand.session.info.name,
             gate,
             matches,
             tuple(rows),
@@ -159,7 +159,7 @@ def _tensor_rows(ref: Session, cand: Session, images: list[NDArray], notes: list
         notes.append("no tensor level: one side decodes in its graph, the plain model of a prompted checkpoint does not")
         return []
     if not can_force(ref, cand):
-        notes.append(f"no tensor level: the selections of {cand.backend} and {ref.backend} cannot be read and forced")
+        notes.append(f"no tensor level: the selections of {cand.info.name} and {ref.info.name} cannot be read and forced")
         return []
     sizes: list[SizeHW | None] = [None]
     pixels = next(info.shape for info in cand.inputs if info.name == PIXEL_VALUES)
@@ -177,7 +177,7 @@ def _detections(
     broken: list[str],
 ) -> Iterable[tuple[Detections, Detections]]:
     """(reference's, candidate's) of each image; where the candidate fails, why goes into `broken`."""
-    size, done = min(size, cand.max_batch or size), 0
+    size, done = min(size, cand.info.max_batch or size), 0
     for start in range(0, len(images), size):
         loaded = [load_image(image) for image in images[start : start + size]]
         # A low threshold on both sides: the gate cuts by itself, after the pairing.

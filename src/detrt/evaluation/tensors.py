@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Feeds, Outputs, Session, relative_error
+from ..backends.base import Backend, Feeds, Outputs, Session, relative_error
 from ..backends.onnxruntime.session import OnnxSession
 from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
@@ -49,7 +49,7 @@ def forced_rows(
 def can_force(ref: Session, cand: Session) -> bool:
     """Whether the candidate's selections can be read and given to the reference."""
     both = [detector_of(s) for s in (ref, cand)]
-    known = all(_is_torch(s) or (isinstance(s, OnnxSession) and s.path is not None) for s in both)
+    known = all(_is_torch(s) or (s.info.backend is Backend.ONNXRUNTIME and s.info.path is not None) for s in both)
     return known and not decodes_alone(ref, cand)
 
 
@@ -71,9 +71,11 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
     from ..graph.clean import topk_outputs, with_outputs
     from ..graph.emulate_low_precision import has_low, rounded
     from ..graph.view import GraphView
+    from .models import is_onnx_on_cpu
 
-    model = graph.load(session.path)  # type: ignore[attr-defined]
-    if session.backend == "onnxruntime-cpu" and has_low((view := GraphView(model)).types):
+    assert session.info.path is not None  # `can_force` looked
+    model = graph.load(session.info.path)
+    if is_onnx_on_cpu(session) and has_low((view := GraphView(model)).types):
         model = rounded(model, view.types)
     names = topk_outputs(model)
     with OnnxSession(with_outputs(model, names).SerializeToString(), session.spec) as probe:
@@ -88,18 +90,19 @@ def run_forced(session: Session, feeds: Feeds, chosen: Sequence[NDArray]) -> Out
         SessionError: it makes another number of selections.
     """
     if _is_torch(session):
-        session.selections = list(chosen)  # type: ignore[attr-defined]
+        from ..models.hooks import forced_topk
+
         try:
-            return session.run(feeds)
+            with forced_topk(chosen):
+                return session.run(feeds)
         except DetrtError as error:
             raise SessionError(str(error)) from error
-        finally:
-            session.selections = None  # type: ignore[attr-defined]
     from ..graph.clean import topk_outputs
     from ..graph.probe import probe
     from .models import view_of
 
-    view = view_of(session.path)  # type: ignore[attr-defined]
+    assert session.info.path is not None
+    view = view_of(session.info.path)
     names = topk_outputs(view.model)
     if len(names) != len(chosen):
         raise SessionError(f"the reference makes {len(names)} top-k selections, the candidate {len(chosen)}")
@@ -118,4 +121,4 @@ def _error(name: str, expected: NDArray, actual: NDArray) -> float:
 
 
 def _is_torch(session: Session) -> bool:
-    return session.backend.startswith("torch") and hasattr(session, "selections")
+    return session.info.backend is Backend.TORCH

@@ -52,9 +52,7 @@ class AnnotatedCopies:
 
     def save(self, found: Found) -> None:
         """Draw and save one image, or the next frame of a video."""
-        image = found.image
-        assert image is not None
-        picture = draw_detections(image, found.record.detections, font=self.font)
+        picture = draw_detections(found.rgb(), found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:

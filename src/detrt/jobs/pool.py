@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from ..backends.base import SessionInfo
 from ..backends.worker_process import Worker, after_death
 from ..data.images import Input
 from ..data.sinks import Record
@@ -111,12 +112,11 @@ class DevicePool:
         self.devices = tuple(devices)
         self.spec = facts["spec"]
         self.batch_size: int = facts["batch_size"]
-        self.backend = f"{facts['backend']} on {', '.join(devices)}"
-        self.note: str = facts["note"]
-        self.path = Path(facts["path"]) if facts["path"] else None
+        info: SessionInfo = facts["info"]
+        self.info = replace(info, name=f"{info.name} on {', '.join(devices)}")
 
     def detect_inputs(self, inputs: Sequence[Input]) -> Iterator[Found | Bad]:
-        """As `detect.detect_inputs`; the images of what is found stay in the workers (`Found.image` is None)."""
+        """As `detect.detect_inputs`; the images stay in the workers (`Found.image` is None)."""
         for task, answers in self._run(_tasks(inputs, self.task_size)):
             for index, answer in answers:
                 if isinstance(answer, str):

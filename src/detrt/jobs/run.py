@@ -6,80 +6,101 @@ import contextlib
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..data.images import Input
-from ..data.prefetch import Item, read_ahead
-from ..data.raw_image import Picture, as_array
+from ..data.prefetch import Begun, Item, Prefetcher, Source
+from ..data.raw_image import LoadedImage, as_array
 from ..data.sinks import Record
-from ..data.video import Frame
-from ..detections import Detections
-from ..detector import MOST_DECODERS, MOST_READERS, Detector
+from ..detector import MAX_DECODERS, MAX_READERS, Detector, PendingDetections
 from ..errors import ImageError
-from ..system import usable_cores
+from ..system import CPU, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One image or frame and its detections. picture: None where a worker process of `DevicePool` has it."""
+    """One image or frame and its detections. image: None where a worker process of `DevicePool` has it."""
 
-    input: Input
+    input: Any  # an `Input`, or another source of images
     record: Record
-    picture: NDArray[np.uint8] | Picture | None
+    image: LoadedImage | None
 
-    @property
-    def image(self) -> NDArray[np.uint8] | None:
-        """(H, W, 3) uint8 RGB; made now where the model took the picture in another form."""
-        return None if self.picture is None else as_array(self.picture)
+    def rgb(self) -> NDArray[np.uint8]:
+        """(H, W, 3) uint8; converted now where the model took the image in another form."""
+        assert self.image is not None
+        return as_array(self.image)
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
     """An input that could not be read, or a video that broke off."""
 
-    input: Input
+    input: Any
     error: ImageError
 
 
-def detect_inputs(detector: Detector, inputs: Sequence[Input], *, every: int = 1) -> Iterator[Found | Bad]:
-    """Detect in images and videos, in order, decoding ahead in other threads: one beside a model that runs on the CPU,
-    several where a GPU would wait for them.
+def detect_inputs(
+    detector: Detector, inputs: Iterable[Source], *, every: int = 1, threads: int | None = None
+) -> Iterator[Found | Bad]:
+    """Detect in images and videos, in order, with images decoded ahead in threads.
 
-    every: take every n-th frame of a video.
+    Args:
+        detector: what detects.
+        inputs: images and videos.
+        every: take every n-th frame of a video.
+        threads: that decode; None: one beside a model that runs on the CPU, several where a GPU would wait for them.
 
     Raises:
         SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
     """
-    on_cpu = detector.session.backend.endswith("cpu")
-    most = MOST_DECODERS if detector.decoder is None else MOST_READERS
-    threads = 1 if on_cpu else max(1, min(most, usable_cores() - 1))
-    ahead = 2 * detector.batch_size + (0 if on_cpu else threads)
-    items = read_ahead(inputs, every=every, threads=threads, ahead=ahead, planar=detector.planar, decoder=detector.decoder)
-    waiting: deque[tuple[list[Item], Callable[[], list[Detections]]]] = deque()
+    with Prefetcher(threads or decoding_threads(detector), decoder=detector.decoder) as prefetcher:
+        yield from detect_prefetched(detector, prefetcher, inputs, every=every, ahead=images_ahead(detector, threads))
+
+
+def detect_prefetched(
+    detector: Detector, prefetcher: Prefetcher, inputs: Iterable[Source | Begun], *, ahead: int, every: int = 1
+) -> Iterator[Found | Bad]:
+    """As `detect_inputs`, with a prefetcher that may have begun with some inputs."""
+    items = prefetcher.items(inputs, every=every, ahead=ahead, planar=detector.planar)
+    waiting: deque[tuple[list[Item], PendingDetections]] = deque()
     with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator
-        while chunk := list(itertools.islice(items, detector.batch_size)):
-            images = [frame.image for _, frame in chunk if isinstance(frame, Frame)]
-            waiting.append((chunk, detector.submit(images) if images else list))
+        while some := list(itertools.islice(items, detector.batch_size)):
+            images = [item.image for item in some if not isinstance(item.image, ImageError)]
+            waiting.append((some, detector.submit(images)))
             if len(waiting) > detector.ahead:
-                yield from _records(*waiting.popleft())
-        for chunk, finish in waiting:
-            yield from _records(chunk, finish)
+                yield from _results(*waiting.popleft())
+        for some, pending in waiting:
+            yield from _results(some, pending)
 
 
-def _records(chunk: list[Item], finish: Callable[[], list[Detections]]) -> Iterator[Found | Bad]:
-    found = iter(finish())
-    for source, frame in chunk:
-        if isinstance(frame, ImageError):
-            yield Bad(source, frame)
-            continue
-        moving = source.kind == "video"
-        record = Record(str(source.path), next(found), frame.index if moving else None, frame.time_s if moving else None)
-        yield Found(source, record, frame.image)
+def decoding_threads(detector: Detector) -> int:
+    """Threads that decode images for a detector by default."""
+    if detector.session.info.device == CPU:
+        return 1
+    most = MAX_DECODERS if detector.decoder is None else MAX_READERS
+    return max(1, min(most, usable_cores() - 1))
+
+
+def images_ahead(detector: Detector, threads: int | None = None) -> int:
+    """Images that wait for a detector at most."""
+    on_cpu = detector.session.info.device == CPU
+    return 2 * detector.batch_size + (threads or (0 if on_cpu else decoding_threads(detector)))
+
+
+def _results(items: list[Item], pending: PendingDetections) -> Iterator[Found | Bad]:
+    detections = iter(pending.result())
+    for item in items:
+        if isinstance(item.image, ImageError):
+            yield Bad(item.input, item.image)
+        else:
+            record = Record(str(item.input.path), next(detections), item.frame, item.time_s)
+            yield Found(item.input, record, item.image)
 
 
 def outside_of(folder: Path | str, inputs: Sequence[Input], named: Sequence[str]) -> list[Input]:

@@ -10,17 +10,17 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from ..backends.open import open_on
 from ..backends.worker_process import Channel, ParentGone, receive_ahead, work_for_parent
-from ..data.images import Input, load_image
+from ..data.images import Input
+from ..data.prefetch import Begun, Prefetcher
 from ..data.sinks import Record
 from ..detector import Detector
 from .annotate import AnnotatedCopies
-from .run import Bad, Found, detect_inputs
+from .run import Bad, detect_prefetched, images_ahead
 
 # What is sent back for one image or frame: the index of its input, and its record or what was wrong with it.
 Answer = tuple[int, Record | str]
@@ -59,24 +59,16 @@ def detect_for_parent(channel: Channel, opening: Opening) -> None:
         detector = stack.enter_context(Detector(session, resize_threads=opening.threads, **opening.detector))
         detector.check_prompt()
         copies = stack.enter_context(AnnotatedCopies(**opening.copies)) if opening.copies is not None else None
-        decoders = stack.enter_context(ThreadPoolExecutor(opening.threads, "detrt-decode"))
-        load = load_image if detector.decoder is None else detector.decoder.open
+        prefetcher = stack.enter_context(Prefetcher(opening.threads, decoder=detector.decoder))
 
-        def decode(inputs: list[Input]) -> dict[Input, Future[Any]]:
-            return {source: decoders.submit(load, source.path) for source in inputs if source.kind == "image"}
+        def begin(inputs: list[Input]) -> list[Input | Begun]:
+            return [prefetcher.begin(source) if source.kind == "image" else source for source in inputs]
 
-        facts = {
-            "batch_size": detector.batch_size,
-            "backend": detector.session.backend,
-            "note": getattr(session, "note", ""),
-            "spec": detector.spec,
-            "path": str(getattr(session, "path", None) or ""),
-        }
-        channel.send(facts)
+        channel.send({"batch_size": detector.batch_size, "spec": detector.spec, "info": detector.session.info})
         gone = threading.Event()
-        for inputs, loads in receive_ahead(channel, decode, gone.set):
+        for _, inputs in receive_ahead(channel, begin, gone.set):
             answers = []
-            for answer in _answers(detector, inputs, loads, copies, opening.every):
+            for answer in _answers(detector, prefetcher, inputs, copies, opening.every):
                 if gone.is_set():
                     raise ParentGone
                 answers.append(answer)
@@ -85,29 +77,18 @@ def detect_for_parent(channel: Channel, opening: Opening) -> None:
             channel.send(answers)
 
 
-class _Decoded:
-    """An Input whose image is on its way from a thread."""
-
-    kind = "image"
-
-    def __init__(self, source: Input, load: Future[Any]) -> None:
-        self.path, self.load = source.path, load.result
-
-
 def _answers(
-    detector: Detector, inputs: list[Input], loads: dict[Input, Future[Any]], copies: AnnotatedCopies | None, every: int
+    detector: Detector, prefetcher: Prefetcher, inputs: list[Input | Begun], copies: AnnotatedCopies | None, every: int
 ) -> Iterator[Answer]:
-    """(index of the input, its record or what was wrong) for each image and frame, in order."""
-    sources = [_Decoded(source, loads[source]) if source in loads else source for source in inputs]
-    index_of = {id(source): index for index, source in enumerate(sources)}
-    for item in detect_inputs(detector, sources, every=every):  # type: ignore[arg-type]  # what it uses of an Input is there
-        index = index_of[id(item.input)]
+    """(index of the input, its record or error) for each image and frame, in order."""
+    index_of = {id(one.input if isinstance(one, Begun) else one): index for index, one in enumerate(inputs)}
+    for item in detect_prefetched(detector, prefetcher, inputs, ahead=images_ahead(detector), every=every):
         if isinstance(item, Bad):
-            yield index, str(item.error)
+            yield index_of[id(item.input)], str(item.error)
             continue
         if copies is not None:
-            copies.save(Found(inputs[index], item.record, item.picture))
-        yield index, item.record
+            copies.save(item)
+        yield index_of[id(item.input)], item.record
 
 
 if __name__ == "__main__":

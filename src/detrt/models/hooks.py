@@ -65,7 +65,7 @@ def module_paths(session: Any) -> list[str]:
 
     Convolutions are left out: a graph folds the normalisation behind them into their weights.
     """
-    modules = session._module.model.named_modules()
+    modules = session.module.model.named_modules()
     return [path for path, module in modules if path and not isinstance(module, nn.modules.conv._ConvNd)]
 
 
@@ -74,12 +74,9 @@ def run_modules(session: Any, feeds: Any, chosen: Sequence[Any] | None, only: Co
 
     chosen: top-k selections to force, or None.
     """
-    session.selections = None if chosen is None else list(chosen)
-    try:
-        with module_outputs(session._module.model, only) as found:
-            session.run(feeds)
-    finally:
-        session.selections = None
+    forced = contextlib.nullcontext() if chosen is None else forced_topk(chosen)
+    with forced, module_outputs(session.module.model, only) as found:
+        session.run(feeds)
     return [(path, tensor.float().cpu().numpy()) for path, tensor in found]
 
 
@@ -100,8 +97,10 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 @contextlib.contextmanager
-def forced_topk(indices: Sequence[torch.Tensor]) -> Iterator[None]:
+def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
     """Make the calls of `torch.topk` in the block return the values at the given indices, in call order.
+
+    indices: integer arrays or tensors, on any device.
 
     Two runtimes order ties, and near-ties within rounding, differently; everything after the selection
     then belongs to other queries. Forcing one's selection on the other makes their tensors comparable.
@@ -115,7 +114,7 @@ def forced_topk(indices: Sequence[torch.Tensor]) -> Iterator[None]:
     def forced(values: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
         if not remaining:
             raise ExportError("the graph has fewer top-k selections than the PyTorch model")
-        index = remaining.pop(0)
+        index = torch.as_tensor(remaining.pop(0), device=values.device)
         expected = original(values, k, dim, *args, **kwargs)
         if index.shape != expected.indices.shape:
             raise ExportError(f"a top-k selection has shape {tuple(index.shape)}, PyTorch's {tuple(expected.indices.shape)}")

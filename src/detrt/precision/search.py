@@ -191,13 +191,13 @@ class Search:
 
     def _detect(self, session: OnnxSession) -> list[Detections]:
         bound = self._asked(session)
-        if isinstance(bound, PromptedSession):
+        if bound.info.text is not None:
             bound = bound.bind(self.config.prompt or "")
         return list(Detector(bound, threshold=0.0, batch_size=1).stream(self.images))
 
     def _asked(self, session: OnnxSession) -> Session:
         """The detector with the text part that belongs to it."""
-        return session if self.prompted is None else self.prompted.with_parts(session, self.prompted.tower)
+        return session if self.prompted is None else self.prompted.with_sessions(session, self.prompted.text_encoder)
 
     def _drift(self, session: OnnxSession) -> float:
         if self._reference is None:

@@ -12,7 +12,7 @@ import onnx
 
 from .. import files, graph
 from ..backends.base import Feeds
-from ..backends.prompted import PromptedSession
+from ..backends.open import open_prompted
 from ..data.images import ImageSource
 from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
@@ -81,16 +81,8 @@ def text_feeds(path: Path, prompt: str) -> list[Feeds]:
     Raises:
         PromptError: nothing to look for, or too many tokens.
     """
-    with _prompted(path) as session:
-        return [session.text_feeds([part]) for part in session.ask(prompt).parts]
-
-
-def _prompted(path: Path) -> PromptedSession:
-    from ..backends.open import open_session
-
-    session = open_session(path)
-    assert isinstance(session, PromptedSession)
-    return session
+    with open_prompted(path) as session:
+        return [session.text_feeds([chunk]) for chunk in session.encode(prompt).chunks]
 
 
 def _search(
@@ -113,7 +105,7 @@ def _search(
         names = [str(image["file_name"]) for image in load_coco(coco).images]
         truth = (coco, images_of(coco, names))
     with contextlib.ExitStack() as held:
-        prompted = held.enter_context(_prompted(path)) if spec.text is not None else None
+        prompted = held.enter_context(open_prompted(path)) if spec.text is not None else None
         result = Search(model, spec, replace(config, state=state), images, calibration, truth, say, prompted).run()
     chosen = replace(low, keep_fp32=(*config.keep_fp32, *result.kept), min_share=config.min_share or 0.0)
     typed, report = apply_precision(model, spec, chosen, images, progress=say, known=calibration)

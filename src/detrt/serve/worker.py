@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_on
-from ..backends.prompted import BoundSession, PromptedSession
 from ..data.images import load_encoded, load_image
-from ..data.raw_image import EncodedPicture, Picture
+from ..data.prefetch import Prefetcher
+from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
 from ..detector import Detector
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
@@ -71,21 +71,21 @@ def _serve(sock: socket.socket, setup: Setup) -> None:
         models[served.name] = Model(served, setup)
         models[served.name].warm_up()
     wire.send(sock, Ready(tuple(model.facts for model in models.values())))
-    with ThreadPoolExecutor(setup.threads, "detrt-decode") as pool:
+    with Prefetcher(setup.threads) as prefetcher:
         coming: queue.Queue[Work] = queue.Queue()
-        threading.Thread(target=_read, args=(sock, setup, pool, coming), daemon=True).start()
+        threading.Thread(target=_read, args=(sock, setup, prefetcher, coming), daemon=True).start()
         while True:
             work = coming.get()
-            wire.send(sock, _done(work, models, pool, setup))
+            wire.send(sock, _done(work, models, prefetcher, setup))
 
 
-def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: queue.Queue[Work]) -> None:
+def _read(sock: socket.socket, setup: Setup, prefetcher: Prefetcher, coming: queue.Queue[Work]) -> None:
     """Take batches from the socket, and start decoding their images. The front process sends at most two ahead."""
     try:
         while True:
             batch = wire.receive(sock)
             parts, ahead = parts_of(batch)
-            coming.put((batch, parts, _start(batch, parts[0], pool, setup) if ahead else None))
+            coming.put((batch, parts, _start(batch, parts[0], prefetcher, setup) if ahead else None))
     except (EOFError, OSError):
         os._exit(0)  # the front process has gone; the model may be running, and nobody waits for it
     except Exception:
@@ -93,12 +93,14 @@ def _read(sock: socket.socket, setup: Setup, pool: ThreadPoolExecutor, coming: q
         os._exit(1)  # without this thread the worker would sit there for ever; it is replaced
 
 
-def _start(batch: Batch, indices: list[int], pool: ThreadPoolExecutor, setup: Setup) -> list[Future[Decoded]]:
+def _start(batch: Batch, indices: list[int], prefetcher: Prefetcher, setup: Setup) -> list[Future[Decoded]]:
     tasks = [batch.tasks[i] for i in indices]
-    return [pool.submit(decoded, task, setup.max_pixels, setup.image_decoder) for task in tasks if isinstance(task, ImageTask)]
+    return [
+        prefetcher.submit(decoded, task, setup.max_pixels, setup.image_decoder) for task in tasks if isinstance(task, ImageTask)
+    ]
 
 
-def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, setup: Setup) -> Done:
+def _done(work: Work, models: dict[str, Model], prefetcher: Prefetcher, setup: Setup) -> Done:
     batch, parts, started = work
     model = models[batch.model]
     runs: list[int] = []
@@ -108,7 +110,7 @@ def _done(work: Work, models: dict[str, Model], pool: ThreadPoolExecutor, setup:
             return Done(batch.number, tuple(model.infer(tensors, runs.append)), tuple(runs))
         results = []
         for number, part in enumerate(parts):
-            futures = started if number == 0 and started is not None else _start(batch, part, pool, setup)
+            futures = started if number == 0 and started is not None else _start(batch, part, prefetcher, setup)
             images = [future.result() for future in futures]
             tasks = [task for i in part if isinstance(task := batch.tasks[i], ImageTask)]
             results += model.detect(tasks, images, runs.append)
@@ -129,7 +131,7 @@ PIXELS_AT_ONCE = 16_000_000
 Result = Answer | Refusal
 
 # The image, which is still a file where the GPU decodes it, and milliseconds.
-Decoded = tuple[NDArray[np.uint8] | Picture | Refusal, float]
+Decoded = tuple[LoadedImage | Refusal, float]
 
 
 def declared_pixels(data: bytes) -> int:
@@ -143,7 +145,7 @@ def declared_pixels(data: bytes) -> int:
 
 def decoded(task: ImageTask, max_pixels: int, image_decoder: str = "cpu") -> Decoded:
     start = time.perf_counter()
-    image: NDArray[np.uint8] | Picture | Refusal
+    image: LoadedImage | Refusal
     try:
         image = (load_encoded if image_decoder == "gpu" else load_image)(task.data, max_pixels=max_pixels)
     except DetrtError as error:
@@ -164,7 +166,7 @@ class Model:
         threads = setup.threads if setup.device == "cpu" else None
         session = open_on(served.ref, setup.device, backend=setup.backend, threads=threads)
         try:
-            limit = min(setup.max_batch, session.max_batch or setup.max_batch)
+            limit = min(setup.max_batch, session.info.max_batch or setup.max_batch)
             resizers = 1 if setup.device == "cpu" else setup.threads
             self.detector = Detector(
                 session,
@@ -180,19 +182,19 @@ class Model:
             session.close()
             raise
         self.session, self.spec = session, session.spec
-        self.prompted = session if isinstance(session, PromptedSession) else None
-        text = self.spec.text
+        text = session.info.text
+        self.takes_prompt = text is not None
         self.facts = ModelFacts(
             name=served.name,
             spec=self.spec,
             inputs=tuple(session.inputs),
             outputs=tuple(session.outputs),
-            backend=session.backend,
+            backend=session.info.name,
             max_batch=self.detector.batch_size,
             size_hw=self.detector.size_hw or self.spec.input.size_hw,
-            takes_prompt=text is not None,
+            takes_prompt=self.takes_prompt,
             takes_task=text is not None and text.kind == "classes",
-            note=getattr(session, "note", ""),
+            note=session.info.note,
         )
 
     def warm_up(self) -> None:
@@ -207,7 +209,7 @@ class Model:
             Image.fromarray(picture).save(buffer, "JPEG")
             picture = buffer.getvalue()
         for count in sorted({1, self.facts.max_batch}):
-            self.detector([picture] * count, None if self.prompted is None else ["object"] * count)
+            self.detector([picture] * count, ["object"] * count if self.takes_prompt else None)
 
     def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
         """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
@@ -225,11 +227,11 @@ class Model:
         ready = [index for index, result in enumerate(results) if result is None]
 
         def run(indices: list[int]) -> None:
-            self.detector.threshold = min(tasks[i].threshold for i in indices)
             start = time.perf_counter()
             found = self.detector(
                 [images[i][0] for i in indices],  # type: ignore[misc]  # a refusal is not ready
-                None if self.prompted is None else [prompts[i] for i in indices],  # type: ignore[misc]
+                [prompts[i] for i in indices] if self.takes_prompt else None,  # type: ignore[misc]
+                threshold=min(tasks[i].threshold for i in indices),
             )
             took = (time.perf_counter() - start) * 1e3
             ran(len(indices))
@@ -242,11 +244,11 @@ class Model:
     def _decoded(self, images: Sequence[Decoded]) -> Sequence[Decoded]:
         """What is still a file is decoded by the GPU, all together, each for its share of the time."""
         decoder = self.detector.decoder
-        files = [i for i, (image, _) in enumerate(images) if isinstance(image, EncodedPicture)]
+        files = [i for i, (image, _) in enumerate(images) if isinstance(image, EncodedImage)]
         if decoder is None or not files:
             return images
         start = time.perf_counter()
-        pictures = decoder.pictures([images[i][0] for i in files])  # type: ignore[misc]  # these are no refusals
+        pictures = decoder.decode([images[i][0] for i in files])  # type: ignore[misc]  # these are no refusals
         took = (time.perf_counter() - start) * 1e3 / len(files)
         done = list(images)
         for i, picture in zip(files, pictures, strict=True):
@@ -289,7 +291,7 @@ class Model:
         return outputs
 
     def _wanted(self, task: ImageTask) -> tuple[frozenset[int] | None, Prompt | None]:
-        if self.prompted is None:
+        if not self.takes_prompt:
             if task.prompt is not None or task.task:
                 raise PromptError("this model has fixed classes and takes no prompt; choose among them with 'classes'")
             return None if task.classes is None else frozenset(self.spec.class_ids(list(task.classes))), None
@@ -299,10 +301,9 @@ class Model:
             )
         if task.prompt is None:
             raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
-        prompt = self.prompted.tokenizer.parse(task.prompt if isinstance(task.prompt, str) else list(task.prompt), task.task)
-        # Now, so that one that is too long is refused by itself; what is asked is kept, so it costs nothing twice.
-        BoundSession(self.prompted, [self.prompted.ask(prompt)])
-        return None, prompt
+        # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
+        bound = self.session.bind(task.prompt if isinstance(task.prompt, str) else list(task.prompt), task=task.task)
+        return None, bound.info.prompts[0].prompt
 
     def close(self) -> None:
         self.detector.close()

@@ -23,10 +23,10 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPart:
+class TokenChunk:
     """One run of a model of kind "tokens".
 
-    prompt: what is asked for in this run. ids: (tokens,) int64, with the framing tokens.
+    prompt: the phrases of this run. ids: (tokens,) int64, with the framing tokens.
     phrase_mask: (phrases, tokens) bool, which tokens belong to which phrase; separators belong to none.
     """
 
@@ -40,7 +40,7 @@ class TokenPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassPart:
+class ClassChunk:
     """One run of a model of kind "classes". names: the ids of each class name; task: of the task; framed."""
 
     prompt: Prompt
@@ -52,18 +52,18 @@ class ClassPart:
         return len(self.names)
 
 
-Part = TokenPart | ClassPart
+Chunk = TokenChunk | ClassChunk
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt that is ready for a model: one part, or several for a list that is longer than the model takes.
+class EncodedPrompt:
+    """A tokenized prompt: one chunk, or several for a list that is longer than the model takes.
 
-    unknown: phrases of which the tokenizer knows no part; the model cannot know what they mean.
+    unknown: phrases whose tokens are all unknown to the tokenizer; the model cannot tell them apart.
     """
 
     prompt: Prompt
-    parts: tuple[Part, ...]
+    chunks: tuple[Chunk, ...]
     unknown: tuple[str, ...] = ()
 
 
@@ -120,8 +120,8 @@ class PromptTokenizer:
             raise PromptError(f"a prompt is a text or a list of class names; got {type(prompt).__name__}")
         return class_list(prompt, task=task)
 
-    def ask(self, prompt: Prompt, *, max_tokens: int | None = None, max_phrases: int | None = None) -> Asked:
-        """Tokenise a prompt; a list of names that is too long becomes several parts.
+    def encode(self, prompt: Prompt, *, max_tokens: int | None = None, max_phrases: int | None = None) -> EncodedPrompt:
+        """Tokenize a prompt; a list of names that is too long is split into chunks.
 
         max_tokens, max_phrases: what the model takes in one run; at most `text.max_tokens` tokens.
 
@@ -130,19 +130,19 @@ class PromptTokenizer:
         """
         limit = min(self.text.max_tokens, max_tokens or self.text.max_tokens)
         if self.text.kind == "classes":
-            return self._ask_classes(prompt, limit, max_phrases)
+            return self._encode_classes(prompt, limit, max_phrases)
         encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
         frame = self._tokenizer.num_special_tokens_to_add(False)
         unknown = self._check_words(prompt, encodings)
         if not prompt.listed:
-            part = self._token_part(prompt)
-            if part.length > limit:
+            chunk = self._token_chunk(prompt)
+            if chunk.length > limit:
                 raise PromptError(
-                    f"the prompt has {part.length} tokens ({frame} of them frame it), this model takes at most {limit}; make "
-                    "it shorter, or give class names one a line with --classes-from FILE, which are asked for in parts"
+                    f"the prompt has {chunk.length} tokens ({frame} of them frame it), this model takes at most {limit}; make "
+                    "it shorter, or give class names one a line with --classes-from FILE, which run in chunks"
                 )
             self._check_count(prompt, max_phrases)
-            return Asked(prompt, (part,), unknown)
+            return EncodedPrompt(prompt, (chunk,), unknown)
         lengths = [len(encoding.ids) + 1 for encoding in encodings]  # and the dot behind it
         room = limit - frame
         if too_long := [i for i, length in enumerate(lengths) if length > room]:
@@ -153,13 +153,13 @@ class PromptTokenizer:
             )
         split = chunks(lengths, room, max_phrases)
         whole = [prompt] if len(split) == 1 else [prompt.part(indices) for indices in split]
-        return Asked(prompt, tuple(self._token_part(part) for part in whole), unknown)
+        return EncodedPrompt(prompt, tuple(self._token_chunk(some) for some in whole), unknown)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def _token_part(self, prompt: Prompt) -> TokenPart:
+    def _token_chunk(self, prompt: Prompt) -> TokenChunk:
         # Without a separator at its end, the published sub-sentence masks of the last phrase depend on the
         # padding of the batch; the authors' code adds the dot, too. It lies behind every span.
         text = prompt.text if prompt.text.rstrip().endswith(".") else prompt.text + "."
@@ -169,9 +169,9 @@ class PromptTokenizer:
         word = (spans[:, 1] > spans[:, 0]) & ~np.isin(ids, self.text.separators)
         bounds = np.array([(p.start, p.end) for p in prompt.phrases], np.int64)
         inside = (spans[None, :, 0] >= bounds[:, :1]) & (spans[None, :, 1] <= bounds[:, 1:])
-        return TokenPart(prompt, ids, inside & word[None])
+        return TokenChunk(prompt, ids, inside & word[None])
 
-    def _ask_classes(self, prompt: Prompt, limit: int, max_phrases: int | None) -> Asked:
+    def _encode_classes(self, prompt: Prompt, limit: int, max_phrases: int | None) -> EncodedPrompt:
         encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases])
         plain = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
         unknown = self._check_words(prompt, plain)
@@ -194,16 +194,16 @@ class PromptTokenizer:
             self._check_count(prompt, max_phrases)
         split = chunks([0] * len(names), 0, max_phrases)
         if len(split) == 1:
-            return Asked(prompt, (ClassPart(prompt, names, task),), unknown)
-        parts = (ClassPart(prompt.part(indices), tuple(names[i] for i in indices), task) for indices in split)
-        return Asked(prompt, tuple(parts), unknown)
+            return EncodedPrompt(prompt, (ClassChunk(prompt, names, task),), unknown)
+        several = (ClassChunk(prompt.part(indices), tuple(names[i] for i in indices), task) for indices in split)
+        return EncodedPrompt(prompt, tuple(several), unknown)
 
     @staticmethod
     def _check_count(prompt: Prompt, most: int | None) -> None:
         if most is not None and len(prompt.phrases) > most:
             raise PromptError(
                 f"the prompt has {len(prompt.phrases)} phrases, this model takes at most {most} in a run; make it shorter, or "
-                "give class names one a line with --classes-from FILE, which are asked for in parts"
+                "give class names one a line with --classes-from FILE, which run in chunks"
             )
 
     def _check_words(self, prompt: Prompt, encodings: Sequence[Any]) -> tuple[str, ...]:
@@ -221,14 +221,12 @@ class PromptTokenizer:
         return tuple(unknown)
 
 
-def same_tokens(a: Sequence[Asked], b: Sequence[Asked]) -> bool:
-    """Whether two tokenizers made the same of the same prompts."""
+def same_tokens(a: Sequence[EncodedPrompt], b: Sequence[EncodedPrompt]) -> bool:
+    """Whether two tokenizers gave the same tokens for the same prompts."""
 
-    def rows(asked: Sequence[Asked]) -> list[list[int]]:
-        parts = [part for one in asked for part in one.parts]
-        return [
-            ids.tolist() for part in parts for ids in ((part.ids,) if isinstance(part, TokenPart) else (*part.names, part.task))
-        ]
+    def rows(prompts: Sequence[EncodedPrompt]) -> list[list[int]]:
+        chunks = [chunk for prompt in prompts for chunk in prompt.chunks]
+        return [ids.tolist() for c in chunks for ids in ((c.ids,) if isinstance(c, TokenChunk) else (*c.names, c.task))]
 
     return rows(a) == rows(b)
 

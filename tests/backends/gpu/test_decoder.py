@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 from on_device import OnDevice
 
 from detrt.backends.gpu.decoder import GpuDecoder, upright
-from detrt.backends.gpu.yuv import GpuPicture
+from detrt.backends.gpu.yuv import GpuImage
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input, common_jpeg, load_encoded, load_image
-from detrt.data.raw_image import EncodedPicture
+from detrt.data.raw_image import EncodedImage
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
 from detrt.jobs.run import Bad, detect_inputs
@@ -50,8 +50,8 @@ class Decoding(OnDevice):
     """A session whose pictures are decoded by `Jpegs`."""
 
     @property
-    def pictures(self):
-        runner = super().pictures
+    def image_runner(self):
+        runner = super().image_runner
         if not hasattr(self, "jpegs"):
             self.jpegs = Jpegs()
             runner.decoder = lambda: GpuDecoder(torch.device("cpu"), jpegs=self.jpegs)
@@ -77,7 +77,7 @@ def test_pictures_stand_upright(orientation):
     data = jpeg(exif=exif(orientation))
     want = load_image(data)
     encoded = load_encoded(data)
-    assert isinstance(encoded, EncodedPicture) and encoded.shape == want.shape
+    assert isinstance(encoded, EncodedImage) and encoded.shape == want.shape
     stored = torch.from_numpy(np.array(Image.open(io.BytesIO(data))))
     assert np.array_equal(upright(stored, encoded.orientation).numpy(), want)
     assert np.array_equal(encoded.rgb(), want)
@@ -85,7 +85,7 @@ def test_pictures_stand_upright(orientation):
 
 def test_what_stays_encoded(tmp_path):
     for data in (jpeg(), jpeg(mode="L"), jpeg(progressive=True), jpeg(subsampling=0), jpeg() + b"\0" * 100):
-        assert isinstance(load_encoded(data), EncodedPicture)
+        assert isinstance(load_encoded(data), EncodedImage)
     for data in (jpeg(mode="CMYK"), jpeg(subsampling=0, keep_rgb=True)):
         assert np.array_equal(load_encoded(data), load_image(data))
     png = tmp_path / "a.png"
@@ -118,11 +118,11 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
         found = list(detect_inputs(detector, inputs))
         assert [type(one) is Bad for one in found] == [False, False, False, True, False]
         assert "d.jpg" in str(found[3].error)
-        assert [isinstance(one.picture, GpuPicture) for one in found if not isinstance(one, Bad)] == [True, True, False, False]
+        assert [isinstance(one.image, GpuImage) for one in found if not isinstance(one, Bad)] == [True, True, False, False]
         bright = [np.minimum(load_image(files[name]), 254) + 1 for name in ("a.jpg", "b.jpg")]
         with Detector(OnnxSession(exported("detr").path), threshold=0.0, batch_size=2) as plain:
             for one, image, want in zip(found[:2], bright, plain(bright), strict=True):
-                assert np.array_equal(one.image, image)
+                assert np.array_equal(one.rgb(), image)
                 assert np.allclose(one.record.detections.boxes_xyxy, want.boxes_xyxy, atol=1e-3)
         counts = detector.decoder.counts
         assert counts["files on the GPU"] == 2 and counts["files on the CPU"] == 2
@@ -138,8 +138,8 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
 def test_one_file_does_not_spoil_the_others():
     decoder = GpuDecoder(torch.device("cpu"), jpegs=Jpegs())
     files = [jpeg(), jpeg(72, 72), jpeg()]
-    pictures = decoder.pictures([decoder.open(data) for data in files])
-    assert [isinstance(one, GpuPicture) for one in pictures] == [True, False, True]
+    pictures = decoder.decode([decoder.open(data) for data in files])
+    assert [isinstance(one, GpuImage) for one in pictures] == [True, False, True]
     assert np.array_equal(pictures[1], load_image(files[1])) and str(decoder) == "2 files on the GPU, 1 files on the CPU"
 
 

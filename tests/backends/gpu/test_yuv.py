@@ -14,7 +14,7 @@ from detrt.backends.gpu.resize import fill_pictures
 from detrt.backends.gpu.staging import layout
 from detrt.backends.gpu.yuv import fill_rgb, make
 from detrt.data.preprocess import resize
-from detrt.data.raw_image import Colours, YuvPicture, as_array, yuv_to_rgb
+from detrt.data.raw_image import Colours, YuvImage, as_array, yuv_to_rgb
 from detrt.data.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer
 from detrt.spec import InputSpec
 
@@ -83,7 +83,7 @@ def clip(tmp_path_factory):
 def test_frames_of_a_video_stay_planar(clip):
     whole = [f.image for f in read_frames(clip)]
     left = [one.image for one in raw_frames(clip, planar=True)]
-    assert len(left) == len(whole) == 5 and all(isinstance(one, YuvPicture) for one in left)
+    assert len(left) == len(whole) == 5 and all(isinstance(one, YuvImage) for one in left)
     for one, want in zip(left, whole, strict=True):
         assert one.shape == want.shape
         assert np.array_equal(one.rgb(), want) and np.array_equal(yuv_to_rgb(*one.planes, one.colours), want)
@@ -103,7 +103,7 @@ def test_interlaced_frames(tmp_path):
     assert len(frames) == 3
     for one, want in zip(frames, read_frames(path), strict=True):
         picture = one.image
-        assert isinstance(picture, YuvPicture) and picture.fields
+        assert isinstance(picture, YuvImage) and picture.fields
         made = torch.zeros(want.image.size, dtype=torch.uint8)
         fill_rgb(made, *(torch.from_numpy(plane.copy()) for plane in picture.planes), picture.colours, 0, True)
         assert np.array_equal(made.numpy(), want.image.reshape(-1)) and np.array_equal(picture.rgb(), want.image)

@@ -205,7 +205,7 @@ def bundle(tmp_path_factory):
 
 def test_a_package_equals_onnx_runtime(bundle):
     with open_session(bundle) as session, OnnxSession(bundle / "model.onnx") as onnx:
-        assert session.backend == "inductor-cpu" and session.max_batch == 2
+        assert session.info.name == "inductor-cpu" and session.info.max_batch == 2
         for batch in (1, 2):
             feeds = example_feeds(session.spec, batch, session.inputs[0].shape[2:], seed=batch)
             got, want = session.run(feeds), onnx.run(feeds)
@@ -234,7 +234,7 @@ def test_a_package_of_another_version_is_not_opened(bundle, tmp_path, monkeypatc
     with pytest.raises(EngineError, match=r"compiled by PyTorch .*build it again"):
         InductorSession(copy / entry.path)
     session = open_session(copy)
-    assert session.backend == "onnxruntime-cpu" and "compiled by PyTorch" in session.note
+    assert session.info.name == "onnxruntime-cpu" and "compiled by PyTorch" in session.info.note
     session.close()
     with pytest.raises(EngineError, match="--target inductor"):
         open_session(copy, backend="inductor")

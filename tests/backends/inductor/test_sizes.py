@@ -45,7 +45,9 @@ def test_the_nearest_aspect_ratio_wins_and_the_first_of_equals():
 class OneSize(OnnxSession):
     """An ONNX graph of one size in the place of a package."""
 
-    min_batch, max_batch, facts = 1, 2, None
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._info = replace(self._info, max_batch=2)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def sessions(exported):
 
 def test_every_picture_gets_its_size(sessions):
     sized = SizedSession(sessions)
-    assert sized.sizes == (WIDE, TALL) and sized.max_batch == 2
+    assert sized.info.sizes == (WIDE, TALL) and sized.info.max_batch == 2
     rng = np.random.default_rng(3)
     pictures = [rng.integers(0, 256, (*size, 3), np.uint8) for size in ((60, 90), (90, 50), (50, 90), (80, 60), (70, 70))]
     found = Detector(sized, threshold=0.0, batch_size=2)(pictures)

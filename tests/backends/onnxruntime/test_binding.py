@@ -103,11 +103,11 @@ def test_a_graph_that_cannot_be_captured_is_said(model):
         session._ort, session._graphs = Fake, Graphs(True)
         session._open(str(model), onnxruntime.SessionOptions(), [("CUDAExecutionProvider", {"device_id": "0"})])
         assert len(opened) == 2 and not session._graphs.enabled
-        assert session.note == "", "a session of one shape may still capture it"
+        assert session.info.note == "", "a session of one shape may still capture it"
         assert session._graphs.fixed(session.inputs, {"pixel_values": (1, 3, 64, 64), "pixel_mask": (1, 64, 64)}) is None
-        assert "without a CUDA graph: control flow cannot be captured" in session.note
-        session.note = "chosen because"
-        assert session.note.startswith("chosen because; ONNX Runtime runs")
+        assert "without a CUDA graph: control flow cannot be captured" in session.info.note
+        session.add_note("chosen because")
+        assert session.info.note.startswith("chosen because; ONNX Runtime runs")
 
         class Refusing:
             """Refuses the run that would be captured."""
@@ -129,7 +129,7 @@ def test_a_graph_that_cannot_be_captured_is_said(model):
         for _ in range(4):
             for name, array in session.run(feeds).items():
                 np.testing.assert_array_equal(array, want[name])
-        assert "without a CUDA graph: capture failed" in session.note
+        assert "without a CUDA graph: capture failed" in session.info.note
 
 
 def test_detection_is_the_same_through_a_binding(model):

@@ -40,7 +40,7 @@ def test_runs_from_path_and_bytes(path):
     for source in (path, str(path), MODEL):
         with OnnxSession(source) as session:
             assert isinstance(session, Session)
-            assert session.spec == SPEC and session.backend == "onnxruntime-cpu" and session.max_batch is None
+            assert session.spec == SPEC and session.info.name == "onnxruntime-cpu" and session.info.max_batch is None
             assert session.inputs[0].shape == ("batch", 3, 8, 12) and session.inputs[0].dtype == "uint8"
             found = session.run(feeds(3))
             assert list(found) == ["logits", "pred_boxes"]
@@ -245,8 +245,8 @@ def no_gpu(path, device):
 
 def test_bundle_without_an_engine(bundle):
     session = open_session(bundle("onnx"))
-    assert session.backend == "onnxruntime-cpu" and "no engine" in session.note
-    assert open_session(bundle("onnx"), backend="onnxruntime").note == ""
+    assert session.info.name == "onnxruntime-cpu" and "no engine" in session.info.note
+    assert open_session(bundle("onnx"), backend="onnxruntime").info.note == ""
     with pytest.raises(EngineError, match="holds no engine"):
         open_session(bundle("onnx"), backend="tensorrt")
 
@@ -254,15 +254,15 @@ def test_bundle_without_an_engine(bundle):
 def test_a_gpu_that_is_not_used_is_named(bundle):
     folder = bundle("onnx")
     for ref in (folder, folder / "model.onnx"):
-        assert "ONNX Runtime runs on the CPU (--provider cuda:0)" in open_session(ref, device="cuda:0").note
-        assert "--device" not in open_session(ref, device="cpu").note
+        assert "ONNX Runtime runs on the CPU (--provider cuda:0)" in open_session(ref, device="cuda:0").info.note
+        assert "--device" not in open_session(ref, device="cpu").info.note
 
 
 def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):
     monkeypatch.setattr(sessions, "_open_engine", no_gpu)
     folder = bundle("onnx", "engine")
     session = open_session(folder)
-    assert session.backend == "onnxruntime-cpu" and "model.engine: no GPU in this test" in session.note
+    assert session.info.name == "onnxruntime-cpu" and "model.engine: no GPU in this test" in session.info.note
     with pytest.raises(EngineError, match="no GPU in this test"):
         open_session(folder, backend="tensorrt")
 
@@ -271,7 +271,7 @@ def test_bundle_prefers_the_engine(bundle, monkeypatch):
     monkeypatch.setattr(sessions, "_open_engine", lambda path, device: (path.name, device))
     folder = bundle("onnx", "engine")
     assert open_session(folder, device="cuda:1") == ("model.engine", "cuda:1")
-    assert open_session(folder, backend="onnxruntime").backend == "onnxruntime-cpu"
+    assert open_session(folder, backend="onnxruntime").info.name == "onnxruntime-cpu"
 
 
 def test_damaged_bundle_is_no_reason_to_fall_back(bundle):

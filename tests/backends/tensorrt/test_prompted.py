@@ -107,8 +107,8 @@ def folder(tmp_path):
 
 def test_both_engines_are_taken(folder, shapes):
     session = open_session(folder())
-    assert isinstance(session, PromptedSession) and session.backend == "tensorrt-rtx" and session.note == ""
-    assert session.tower.backend == "tensorrt-rtx" and session.max_batch == 4
+    assert isinstance(session, PromptedSession) and session.info.name == "tensorrt-rtx" and session.info.note == ""
+    assert session.text_encoder.info.name == "tensorrt-rtx" and session.info.max_batch == 4
     prompts = ["red. a remote control.", "a green cat"]
     found = Detector(session)(IMAGES, prompts=prompts)
     plain = Detector(make_prompted())(IMAGES, prompts=prompts)
@@ -127,7 +127,7 @@ def test_the_limit_is_that_of_the_profile(folder, shapes):
         detector(IMAGES[:1], prompts=["cat " * 50])
     names = [f"{a} {b}" for a in ("red", "green", "blue", "cat", "dog") for b in ("star", "circle", "square", "disk")]
     listed = Detector(detector.session, prompt=names)
-    assert listed.session.parts == 2
+    assert listed.session.chunks == 2
     (found,) = listed([picture("red", "black", "black")])
     assert found.labels[0].startswith("red ")
     assert all(s["attention_mask"][1] <= 48 for _, s in shapes)
@@ -135,14 +135,14 @@ def test_the_limit_is_that_of_the_profile(folder, shapes):
 
 def test_without_an_engine_of_the_tower(folder, shapes):
     session = open_session(folder("text-engine"))
-    assert session.backend == "tensorrt-rtx" and session.tower.backend == "onnxruntime-cpu"
-    assert "the text tower runs with ONNX Runtime" in session.note
+    assert session.info.name == "tensorrt-rtx" and session.text_encoder.info.name == "onnxruntime-cpu"
+    assert "the text encoder runs with ONNX Runtime" in session.info.note
     (found,) = Detector(session, prompt="red. blue.")(IMAGES[:1])
     assert sorted(found.labels) == ["blue", "red"]
-    with pytest.raises(EngineError, match="no engine of the text tower"):
+    with pytest.raises(EngineError, match="no engine of the text encoder"):
         open_session(folder("text-engine"), backend="tensorrt")
     # One for another GPU is none for this one.
-    assert "none for the same target and GPUs" in open_session(folder(capabilities=(75,))).note
+    assert "none for the same target and GPUs" in open_session(folder(capabilities=(75,))).info.note
 
 
 def test_an_engine_of_the_tower_that_does_not_open(folder, shapes, monkeypatch):
@@ -154,17 +154,17 @@ def test_an_engine_of_the_tower_that_does_not_open(folder, shapes, monkeypatch):
         return opened(path, device)
 
     monkeypatch.setattr(sessions, "_open_engine", only_detectors)
-    assert "text.sm89.engine: no memory for it" in open_session(folder()).note
+    assert "text.sm89.engine: no memory for it" in open_session(folder()).info.note
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "text"])
 def test_parts_that_are_missing(folder, shapes, kind):
     if kind == "text":
-        assert open_session(folder("text")).tower.backend == "tensorrt-rtx"  # not needed beside its engine
+        assert open_session(folder("text")).text_encoder.info.name == "tensorrt-rtx"  # not needed beside its engine
         kinds = ("text", "text-engine")
     else:
         kinds = (kind,)
-    with pytest.raises(SpecError, match=f"has no {'tokenizer' if kind == 'tokenizer' else 'text tower'}"):
+    with pytest.raises(SpecError, match=f"has no {'tokenizer' if kind == 'tokenizer' else 'text encoder'}"):
         open_session(folder(*kinds))
 
 
@@ -178,10 +178,10 @@ def test_a_damaged_engine_of_the_tower_is_an_error(folder, shapes):
 def test_an_engine_by_its_path(folder, shapes):
     place = folder()
     session = open_session(place / "model.sm89.engine")
-    assert session.tower.backend == "tensorrt-rtx"
+    assert session.text_encoder.info.name == "tensorrt-rtx"
     (place / "text.sm89.engine").unlink()
     session = open_session(place / "model.sm89.engine")
-    assert session.tower.backend == "onnxruntime-cpu"
+    assert session.text_encoder.info.name == "onnxruntime-cpu"
     (found,) = Detector(session, prompt="red. blue.")(IMAGES[:1])
     assert sorted(found.labels) == ["blue", "red"]
     (place / "tokenizer.json").write_bytes(tokenizer_json()[:100])
@@ -191,6 +191,6 @@ def test_an_engine_by_its_path(folder, shapes):
 
 def test_onnx_files_of_the_same_bundle(folder):
     session = open_session(folder(), backend="onnxruntime")
-    assert session.backend == session.tower.backend == "onnxruntime-cpu"
+    assert session.info.name == session.text_encoder.info.name == "onnxruntime-cpu"
     (found,) = Detector(session, prompt="red. blue.")(IMAGES[:1])
     np.testing.assert_allclose(found.scores, Detector(make_prompted(), prompt="red. blue.")(IMAGES[:1])[0].scores, atol=1e-5)

@@ -78,7 +78,7 @@ def open_fake(path, target="tensorrt-rtx", function=model, cuda=None, version=VE
 def test_run_equals_the_function_for_changing_shapes(tmp_path, target):
     session, cuda = open_fake(write(tmp_path, target=target), target)
     assert isinstance(session, Session)
-    assert session.backend == target and session.max_batch == 4
+    assert session.info.name == target and session.info.max_batch == 4
     assert session.inputs == INPUTS
     for step, shape in enumerate([(1, 64, 96), (4, 128, 128), (1, 64, 96), (2, 32, 128), (1, 64, 96), (1, 64, 96)]):
         given = feeds(*shape, seed=step)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.images import ImageSource, load_encoded
-from ...data.raw_image import EncodedPicture, Picture
+from ...data.raw_image import EncodedImage, RawImage
 from ...errors import ImageError, MissingPackageError, SessionError
-from .yuv import GpuPicture
+from .yuv import GpuImage
 
-Opened = NDArray[np.uint8] | Picture
+Opened = NDArray[np.uint8] | RawImage
 
 
 class Jpegs(Protocol):
@@ -47,16 +47,16 @@ class GpuDecoder:
             if self._jpegs is None:
                 self._jpegs = JpegDecoder(self.index, self._threads)
 
-    def open(self, source: ImageSource | Picture) -> Opened:
+    def open(self, source: ImageSource | RawImage) -> Opened:
         """Read an image; a JPEG file stays encoded. Raises ImageError."""
-        if isinstance(source, Picture):
+        if isinstance(source, RawImage):
             return source
         opened = load_encoded(source)
         if isinstance(opened, np.ndarray) and not isinstance(source, np.ndarray):
             self._count("files on the CPU", 1)
         return opened
 
-    def pictures(self, opened: Sequence[Opened | ImageError]) -> list[Opened | ImageError]:
+    def decode(self, opened: Sequence[Opened | ImageError]) -> list[Opened | ImageError]:
         """Decode what is still encoded, together. A file that the GPU cannot decode goes to the CPU; where that fails too,
         its place has the error.
 
@@ -64,11 +64,11 @@ class GpuDecoder:
             MissingPackageError: nvImageCodec is not installed.
         """
         results = list(opened)
-        places = [i for i, one in enumerate(results) if isinstance(one, EncodedPicture)]
+        places = [i for i, one in enumerate(results) if isinstance(one, EncodedImage)]
         if not places:
             return results
         self.check()
-        encoded: list[EncodedPicture] = [results[i] for i in places]  # type: ignore[misc]
+        encoded: list[EncodedImage] = [results[i] for i in places]  # type: ignore[misc]
         for place, one, made in zip(places, encoded, self._decoded(encoded), strict=True):
             self._count("files on the GPU" if made is not None else "files on the CPU", 1)
             try:
@@ -77,13 +77,13 @@ class GpuDecoder:
                 results[place] = error
         return results
 
-    def _decoded(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
+    def _decoded(self, files: Sequence[EncodedImage]) -> list[GpuImage | None]:
         try:
             return self._together(files)
         except RuntimeError:  # no memory left there, or a file that the library takes offence at: each by itself
             return [None] if len(files) == 1 else [made for one in files for made in self._decoded([one])]
 
-    def _together(self, files: Sequence[EncodedPicture]) -> list[GpuPicture | None]:
+    def _together(self, files: Sequence[EncodedImage]) -> list[GpuImage | None]:
         with self._lock, torch.inference_mode():
             if self._stream is None:
                 made, ready = self._upright(files), None
@@ -94,11 +94,11 @@ class GpuDecoder:
                     ready.record()
         # Another size than the header's would be another picture.
         return [
-            GpuPicture(t, ready) if t is not None and tuple(t.shape) == one.shape else None
+            GpuImage(t, ready) if t is not None and tuple(t.shape) == one.shape else None
             for t, one in zip(made, files, strict=True)
         ]
 
-    def _upright(self, files: Sequence[EncodedPicture]) -> list[Tensor | None]:
+    def _upright(self, files: Sequence[EncodedImage]) -> list[Tensor | None]:
         """Copies in PyTorch's memory, as the library's goes back to it with its picture."""
         assert self._jpegs is not None
         tensors = self._jpegs.decode([one.data for one in files])

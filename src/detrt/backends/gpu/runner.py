@@ -1,6 +1,6 @@
-"""Pictures in, candidates out, without waiting: upload, resize, forward and selection on one device, in order.
+"""Images in, candidates out, asynchronously: upload, resize, forward and selection on one device, in order.
 
-`PictureRunner.submit` puts the work of one batch on a stream and returns at once, so that the next batch is decoded and
+`GpuRunner.submit` puts the work of one batch on a stream and returns at once, so that the next batch is decoded and
 packed while the device works. All memory is kept: pinned on the host, fixed on the device, as CUDA graphs need.
 """
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.postprocess import Candidates
-from ...data.preprocess import SizeHW, plan_sizes
-from ...data.raw_image import Picture
+from ...data.preprocess import BatchPlan, SizeHW
+from ...data.raw_image import LoadedImage, RawImage
 from ...errors import ImageError
 from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
 from ...system import usable_cores
@@ -33,7 +33,7 @@ from .yuv import bring, make
 # Input shapes whose memory and graphs are kept; batches on their way at once.
 SLOTS = 8
 DEPTH = 3
-COPIERS = 4  # threads that pack large pictures, and that help to decode files on the device
+COPIERS = 4  # threads that pack large images, and that help to decode files on the device
 Tensors = Mapping[str, Tensor]
 # prepare(inputs, then): what runs the model on these very tensors and `then` on its outputs, and the results of `then`,
 # which stay where they are.
@@ -41,21 +41,21 @@ Prepare = Callable[[Tensors, Callable[[Tensors], list[Tensor]]], tuple[Callable[
 
 
 class Pending:
-    """A batch on its way."""
+    """A batch that the device works on."""
 
-    def __init__(self, way: _Way, count: int, names: Sequence[str] | None) -> None:
-        self._way, self._count, self._names = way, count, names
+    def __init__(self, download: _Download, count: int, names: Sequence[str] | None) -> None:
+        self._download, self._count, self._names = download, count, names
 
     def outputs(self) -> Outputs | Candidates:
-        """Wait, and give what `decode` takes."""
-        arrays = self._way.arrays()
+        """Wait for the outputs, as `decode` takes them."""
+        arrays = self._download.arrays()
         if self._names is None:
             return unpacked(arrays[0], self._count)
         return {name: array[: self._count] for name, array in zip(self._names, arrays, strict=True)}
 
 
-class PictureRunner:
-    """Runs a model on pictures. Not for several threads at once.
+class GpuRunner:
+    """Runs a model on images. Not for several threads at once.
 
     spec, inputs, outputs: of the session. device: a CUDA device; the CPU works too, without overlap. prepare: see above.
     stream: the CUDA stream that `prepare`'s model runs on; None makes one.
@@ -83,45 +83,41 @@ class PictureRunner:
         self._pool = ThreadPoolExecutor(COPIERS, "detrt-copy")
         self._turn = 0
 
-    def submit(
-        self,
-        images: Sequence[NDArray[np.uint8] | Picture],
-        size_hw: SizeHW | None = None,
-        batch: int | None = None,
-        text: Feeds | None = None,
-    ) -> Pending:
-        """Begin a batch. images: (H, W, 3) uint8 RGB, frames, or what `GpuDecoder` made on this device. size_hw: as
-        `preprocess` takes it. batch: fill up to so many. text: the inputs of a prompted model that are not the picture's;
-        the same object again is not copied again.
+    def submit(self, images: Sequence[LoadedImage], plan: BatchPlan, text: Feeds | None = None) -> Pending:
+        """Begin a batch. At most DEPTH batches may be on their way: waits for the oldest otherwise.
 
-        At most DEPTH batches may be on their way: waits for the oldest otherwise.
+        Args:
+            images: (H, W, 3) uint8 RGB, raw images, or images that `GpuDecoder` decoded on this device.
+            plan: their sizes.
+            text: the text inputs of a prompted model; the same object again is not copied again.
 
         Raises:
-            ImageError, SpecError: as `preprocess`.
+            ImageError: an array that is no image.
         """
-        filled = [*images, *[images[-1]] * ((batch or 0) - len(images))] if len(images) else []
-        sizes = [_size(index, image) for index, image in enumerate(filled)]
-        _, resized, canvas = plan_sizes(sizes, self.spec.input, size_hw)
-        plan, times = self._layouts.get(filled, resized)
+        for index, image in enumerate(images):
+            _check_image(index, image)
+        layout, times = self._layouts.get(images, plan.resized_hw)
         host = self._hosts[self._turn]
         self._turn = (self._turn + 1) % DEPTH
         with torch.inference_mode(), self._on_stream():
-            slot = self._slot(len(filled), canvas)
-            fixed = self._fixed.get(plan, times, slot, lambda: self._record(plan, filled, slot)) if recordable(filled) else None
-            block, start = (self._room(plan), 0) if fixed is None else (fixed.block, plan.head)
-            plan.write(host.block(plan.size), filled, self._pool, start=start)
-            if start < plan.size:
-                block[start : plan.size].copy_(host.bytes[start : plan.size], non_blocking=True)
-            kept = bring(block, plan, filled)
+            slot = self._slot(len(images), plan.tensor_hw)
+            fixed = (
+                self._fixed.get(layout, times, slot, lambda: self._record(layout, images, slot)) if recordable(images) else None
+            )
+            block, start = (self._room(layout), 0) if fixed is None else (fixed.block, layout.head)
+            layout.write(host.block(layout.size), images, self._pool, start=start)
+            if start < layout.size:
+                block[start : layout.size].copy_(host.bytes[start : layout.size], non_blocking=True)
+            on_device = bring(block, layout, images)
             if fixed is not None:
                 fixed.fill()
             else:
-                make(block, plan, filled)
-                slot.fill(block, plan.rows, self.spec)
-            slot.tell(text)
+                make(block, layout, images)
+                slot.fill(block, layout.rows, self.spec)
+            slot.set_text(text)
             slot.run()
-            way = host.take(slot.results, kept)
-        return Pending(way, len(images), None if slot.selects else self._outputs)
+            download = host.download(slot.results, on_device)
+        return Pending(download, len(images), None if slot.selects else self._outputs)
 
     def _room(self, plan: Layout) -> Tensor:
         """The block that all layouts share."""
@@ -152,13 +148,11 @@ class PictureRunner:
         return self._slots[key]
 
 
-def _size(index: int, image: NDArray[np.uint8] | Picture) -> SizeHW:
-    array = isinstance(image, np.ndarray)
-    if array and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape):
+def _check_image(index: int, image: LoadedImage) -> None:
+    if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape):
         raise ImageError(
             f"image {index} of the batch must be an array (height, width, 3) of uint8 RGB; got {image.dtype} {image.shape}"
         )
-    return int(image.shape[0]), int(image.shape[1])
 
 
 class _Slot:
@@ -184,7 +178,7 @@ class _Slot:
             info = inputs[name]
             shape = [count if isinstance(axis, str) else axis for axis in info.shape]
             self.tensors[name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=device)
-        self._told: Feeds | None = None
+        self._text: Feeds | None = None
         self.selects = can_select(spec)
 
         def then(found: Tensors) -> list[Tensor]:
@@ -199,11 +193,11 @@ class _Slot:
             sizes = block[: rows.nbytes].view(torch.int64).view(count, -1)[:, 1:3]
             self.tensors[TARGET_SIZES].copy_(sizes)
 
-    def tell(self, text: Feeds | None) -> None:
-        if text is not None and text is not self._told:
+    def set_text(self, text: Feeds | None) -> None:
+        if text is not None and text is not self._text:
             for name, array in text.items():
                 self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
-            self._told = text
+            self._text = text
 
 
 class _Host:
@@ -213,7 +207,7 @@ class _Host:
         self._pinned = pinned
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self._results: list[Tensor] = []
-        self._last: _Way | None = None
+        self._last: _Download | None = None
 
     def block(self, size: int) -> NDArray[np.uint8]:
         """Room for `size` bytes, once the batch that used it has come back."""
@@ -223,21 +217,21 @@ class _Host:
             self.bytes = torch.empty(size * 5 // 4, dtype=torch.uint8, pin_memory=self._pinned)
         return self.bytes.numpy()
 
-    def take(self, results: Sequence[Tensor], pictures: Sequence[Picture]) -> _Way:
-        """Begin to copy results of the current stream. pictures: kept until these are there."""
+    def download(self, results: Sequence[Tensor], images: Sequence[RawImage]) -> _Download:
+        """Begin to copy results of the current stream. images: referenced until these are there."""
         if [t.shape for t in self._results] != [t.shape for t in results]:
             self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=self._pinned) for t in results]
         for mine, theirs in zip(self._results, results, strict=True):
             mine.copy_(theirs, non_blocking=True)
-        self._last = _Way(self._results, self._pinned, pictures)
+        self._last = _Download(self._results, self._pinned, images)
         return self._last
 
 
-class _Way:
-    """Results on their way down."""
+class _Download:
+    """An asynchronous download of results."""
 
-    def __init__(self, results: Sequence[Tensor], cuda: bool, pictures: Sequence[Picture]) -> None:
-        self._results, self._pictures = results, pictures
+    def __init__(self, results: Sequence[Tensor], cuda: bool, images: Sequence[RawImage]) -> None:
+        self._results, self._images = results, images
         self._event: Any = torch.cuda.Event() if cuda else None
         if self._event is not None:
             self._event.record()
@@ -249,5 +243,5 @@ class _Way:
             if self._event is not None:
                 self._event.synchronize()
             self._arrays = [t.numpy().copy() for t in self._results]
-            self._pictures = ()
+            self._images = ()
         return self._arrays

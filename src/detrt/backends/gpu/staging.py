@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.raw_image import Picture, YuvPicture
+from ...data.raw_image import RawImage, YuvImage
 from ...data.resample import AxisTable, axis_table, down_first
 
 SizeHW = tuple[int, int]
-Image = NDArray[np.uint8] | Picture
+Image = NDArray[np.uint8] | RawImage
 # Whole numbers that describe one picture to the kernel, in this order; sizes in pixels, `source` in bytes from the start
 # of the block, the places of tables in int32 from there. Rows have a fixed length, so that a program finds its own.
 FIELDS = (
@@ -91,7 +91,7 @@ class Layout:
             if isinstance(image, np.ndarray):
                 yield source.rgb, image
             elif source.here:
-                assert isinstance(image, YuvPicture)
+                assert isinstance(image, YuvImage)
                 yield from zip((place for place, _ in source.planes), image.planes, strict=True)
 
 
@@ -133,7 +133,7 @@ def layout(images: Sequence[Image], sizes: Sequence[SizeHW], resample: str) -> L
                 places[id(table)] = end
                 tables.append((end, table))
                 end = _aligned(end + table.first.nbytes + table.weights.nbytes)
-        here = isinstance(image, np.ndarray) or (isinstance(image, YuvPicture) and not image.on_gpu)
+        here = isinstance(image, np.ndarray) or (isinstance(image, YuvImage) and not image.on_gpu)
         sources.setdefault(id(image), Source(index, _shapes(image), here))
         across, down = (places[id(table)] // 4 for table in both)
         row[: len(FIELDS)] = (
@@ -171,7 +171,7 @@ def _place_planes(source: Source, end: int) -> int:
 
 def _shapes(image: Image) -> tuple[tuple[int, ...], ...]:
     """Of the planes of a picture that becomes RGB on the device."""
-    if not isinstance(image, YuvPicture):
+    if not isinstance(image, YuvImage):
         return ()
     if not image.on_gpu:
         return tuple(plane.shape for plane in image.planes)
@@ -180,7 +180,7 @@ def _shapes(image: Image) -> tuple[tuple[int, ...], ...]:
 
 def _form(image: Image) -> Hashable:
     """What a layout depends on, and what is made of it on the device."""
-    if isinstance(image, YuvPicture):
+    if isinstance(image, YuvImage):
         return image.on_gpu, image.height, image.width, image.colours, image.turns, image.fields
     return type(image), image.shape
 

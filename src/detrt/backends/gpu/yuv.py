@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.raw_image import Colours, Picture, YuvPicture, yuv_to_rgb
+from ...data.raw_image import Colours, RawImage, YuvImage, yuv_to_rgb
 from ...models.ops.msda import triton_available
 from .staging import Image, Layout
 
@@ -32,7 +32,7 @@ def fill_rgb(
     """Write a frame as RGB.
 
     rgb: (pixels * 3,) uint8, contiguous. y: (height, width) uint8; u, v: half of that, rounded up; rows and, for u and v,
-    columns may have strides. turns, fields: as in `YuvPicture`. All on one device. kernel: use the Triton kernel;
+    columns may have strides. turns, fields: as in `YuvImage`. All on one device. kernel: use the Triton kernel;
     None: where Triton can run it.
     """
     height, width = y.shape
@@ -72,7 +72,7 @@ def fill_rgb(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GpuPicture(Picture):
+class GpuImage(RawImage):
     """An upright picture on a GPU. pixels: (height, width, 3) uint8 RGB, any strides. ready: a CUDA event after which it
     is written, or None."""
 
@@ -90,16 +90,16 @@ class GpuPicture(Picture):
         return np.ascontiguousarray(self.pixels.cpu().numpy())
 
 
-def bring(block: Tensor, plan: Layout, images: Sequence[Image]) -> list[Picture]:
+def bring(block: Tensor, plan: Layout, images: Sequence[Image]) -> list[RawImage]:
     """Copy what lies on the device already into its place, on the current stream; the pictures that must stay until then."""
-    kept: list[Picture] = []
+    kept: list[RawImage] = []
     for source in plan.sources:
         image = images[source.index]
-        if isinstance(image, GpuPicture):
+        if isinstance(image, GpuImage):
             _wait(image.ready, image.pixels)
             height, width, _ = image.shape
             block[source.rgb : source.rgb + height * width * 3].view(height, width, 3).copy_(image.pixels)
-        elif isinstance(image, YuvPicture) and image.on_gpu:
+        elif isinstance(image, YuvImage) and image.on_gpu:
             _wait(image.ready, None)
             for (place, shape), plane in zip(source.planes, image.planes, strict=True):
                 # The capsule itself: PyAV knows no stream that it could wait for.
@@ -115,7 +115,7 @@ def make(block: Tensor, plan: Layout, images: Sequence[Image]) -> None:
     """Make RGB of frames, on the current stream, from their planes in the block."""
     for source in plan.sources:
         image = images[source.index]
-        if not isinstance(image, YuvPicture):
+        if not isinstance(image, YuvImage):
             continue
         planes = [block[place : place + int(np.prod(shape))].view(shape) for place, shape in source.planes]
         y, u, v = planes if len(planes) == 3 else (planes[0], planes[1][..., 0], planes[1][..., 1])

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...bundle import EngineFacts, read_sidecar
-from ...data.preprocess import SizeHW, size_words
-from ...data.raw_image import Picture
+from ...data.preprocess import BatchPlan, SizeHW, size_words
+from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
-from ..base import Feeds, Outputs, check_feeds
+from ..base import Backend, BaseSession, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
 
 if TYPE_CHECKING:
     from ..gpu.decoder import GpuDecoder
-    from ..gpu.runner import Pending, PictureRunner
+    from ..gpu.runner import GpuRunner
 
 
 # CUDA graphs of so many input shapes are kept; each holds the memory of a run.
@@ -26,7 +26,7 @@ GRAPHS = 8
 _CPU_LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
 
 
-class InductorSession:
+class InductorSession(BaseSession):
     """A Session over a compiled package.
 
     path: the `.pt2` file. spec, facts: from the bundle; None: from the sidecar beside the file. device: "cuda:N" for
@@ -36,8 +36,6 @@ class InductorSession:
         EngineError: made by another version of PyTorch, for another GPU or a better CPU, or damaged.
         MissingPackageError: no torch. SessionError: a device that the package is not for.
     """
-
-    note: str = ""
 
     def __init__(
         self,
@@ -61,11 +59,20 @@ class InductorSession:
         kind = facts.target.removeprefix("inductor-")
         self._device = _device(torch, kind, device, path.name)
         _check_versions(torch, facts, path.name, self._device)
-        self.inputs = tuple(TensorInfo(i["name"], i["dtype"], tuple(i["shape"])) for i in facts.inputs)
-        self.outputs = tuple(TensorInfo(o["name"], o["dtype"], tuple(o["shape"])) for o in facts.outputs)
-        first = facts.profile[self.inputs[0].name]
-        self.min_batch, self.max_batch = first["min"][0], first["max"][0]
-        self.backend = f"inductor-{self._device.type}"
+        inputs = tuple(TensorInfo(i["name"], i["dtype"], tuple(i["shape"])) for i in facts.inputs)
+        outputs = tuple(TensorInfo(o["name"], o["dtype"], tuple(o["shape"])) for o in facts.outputs)
+        first = facts.profile[inputs[0].name]
+        self._info = SessionInfo(
+            Backend.INDUCTOR,
+            f"inductor-{self._device.type}",
+            str(self._device),
+            inputs,
+            outputs,
+            path=path,
+            min_batch=first["min"][0],
+            max_batch=first["max"][0],
+            facts=facts,
+        )
         graphs = graphs and self._device.type == "cuda"
         try:
             self._run: Any = load_package(path, str(self._device), threads=not graphs)
@@ -76,7 +83,7 @@ class InductorSession:
                 f"'{path.name}' cannot be loaded by PyTorch {torch.__version__}: {_short(error)}; build it again with: detrt build"
             ) from None
         self._replays: dict[tuple[tuple[int, ...], ...], _Replay] | None = {} if graphs else None
-        self._pictures: PictureRunner | None = None
+        self._runner: GpuRunner | None = None
 
     def run(self, feeds: Feeds) -> Outputs:
         """Run one batch.
@@ -89,9 +96,10 @@ class InductorSession:
         check_feeds(self.inputs, feeds)
         arrays = [np.ascontiguousarray(feeds[info.name]) for info in self.inputs]
         count = arrays[0].shape[0]
-        if not self.min_batch <= count <= self.max_batch:
+        least, most = self._info.min_batch, self._info.max_batch
+        if not least <= count <= (most or count):
             raise SessionError(
-                f"the package '{self.path.name}' takes batches from {self.min_batch} to {self.max_batch}; got {count}; give "
+                f"the package '{self.path.name}' takes batches from {least} to {most}; got {count}; give "
                 "--batch to detrt build for others"
             )
         try:
@@ -118,15 +126,15 @@ class InductorSession:
                 return self._replays[key](arrays)
 
     @property
-    def pictures(self) -> PictureRunner | None:
-        """What resizes, runs and chooses on the GPU; None on a CPU."""
+    def image_runner(self) -> GpuRunner | None:
+        """None on a CPU."""
         if self._replays is None or self._run is None:
             return None
-        if self._pictures is None:
-            from ..gpu.runner import PictureRunner
+        if self._runner is None:
+            from ..gpu.runner import GpuRunner
 
             stream = self._torch.cuda.Stream(self._device)
-            self._pictures = PictureRunner(
+            self._runner = GpuRunner(
                 self.spec,
                 self.inputs,
                 self.outputs,
@@ -134,7 +142,7 @@ class InductorSession:
                 lambda inputs, then: self._captured(stream, inputs, then),
                 stream,
             )
-        return self._pictures
+        return self._runner
 
     def _captured(self, stream: Any, inputs: Mapping[str, Any], then: Any) -> tuple[Any, list[Any]]:
         """A CUDA graph of the model on these tensors and of `then` on its outputs."""
@@ -156,13 +164,7 @@ class InductorSession:
 
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
-        self._run, self._replays, self._pictures = None, None, None
-
-    def __enter__(self) -> InductorSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._run, self._replays, self._runner = None, None, None
 
 
 class _Replay:
@@ -234,69 +236,63 @@ def _short(error: Exception) -> str:
 # Several packages of one model, each for one size, as one session.
 
 
-class SizedSession:
+class SizedSession(BaseSession):
     """Runs each batch with the session of its size; what is not about size is that of the first session.
 
-    sessions: of one model and device, in the order of preference. sizes: (height, width) of each; a `Detector` gives
-    every picture the size whose aspect ratio is nearest to its own, the first of equal ones.
+    sessions: of one model and device, in the order of preference. A `Detector` gives every image the size of `info.sizes`
+    whose aspect ratio is nearest to its own, the first of equal ones.
     """
 
-    def __init__(self, sessions: Sequence[InductorSession]) -> None:
+    def __init__(self, sessions: Sequence[BaseSession]) -> None:
         first = sessions[0]
         self._sessions = {_size(session): session for session in sessions}
-        self.sizes = tuple(self._sessions)
-        self.spec, self.inputs, self.outputs = first.spec, first.inputs, first.outputs
-        self.backend, self.path, self.facts = first.backend, Path(first.path), first.facts
-        self.min_batch = max(session.min_batch for session in sessions)
-        self.max_batch = min(session.max_batch for session in sessions)
-        self.note = ""
+        self.spec = first.spec
+        self._info = replace(
+            first.info,
+            min_batch=max(session.info.min_batch for session in sessions),
+            max_batch=min((session.info.max_batch for session in sessions if session.info.max_batch), default=None),
+            sizes=tuple(self._sessions),
+            facts_by_size={size: one.info.facts for size, one in self._sessions.items() if one.info.facts is not None},
+        )
 
     def run(self, feeds: Feeds) -> Outputs:
         """Run one batch.
 
         Raises:
-            SessionError: as `InductorSession.run`; a size that is none of `sizes`.
+            SessionError: as `InductorSession.run`; a size that is none of `info.sizes`.
         """
         return self.of(tuple(feeds[PIXEL_VALUES].shape[2:]) if PIXEL_VALUES in feeds else None).run(feeds)
 
     @property
-    def pictures(self) -> SizedSession | None:
+    def image_runner(self) -> ImageRunner | None:
         """Itself, where the sessions resize on their device."""
-        return self if next(iter(self._sessions.values())).pictures is not None else None
+        return self if next(iter(self._sessions.values())).image_runner is not None else None
 
-    def submit(
-        self, images: Sequence[NDArray[np.uint8] | Picture], size_hw: SizeHW | None = None, batch: int | None = None
-    ) -> Pending:
-        """As `PictureRunner.submit`."""
-        runner = self.of(size_hw).pictures
+    def submit(self, images: Sequence[LoadedImage], plan: BatchPlan) -> PendingOutputs:
+        """As `ImageRunner.submit`."""
+        runner = self.of(plan.tensor_hw).image_runner
         assert runner is not None
-        return runner.submit(images, size_hw, batch)
+        return runner.submit(images, plan)
 
     def decoder(self) -> GpuDecoder:
-        """As `PictureRunner.decoder`."""
-        runner = self.of(None).pictures
+        """As `ImageRunner.decoder`."""
+        runner = self.of(None).image_runner
         assert runner is not None
         return runner.decoder()
 
-    def of(self, size_hw: SizeHW | None) -> InductorSession:
+    def of(self, size_hw: SizeHW | None) -> BaseSession:
         """The session of a size, or of the first. Raises SessionError: none is for that size."""
         if size_hw is None:
-            size_hw = self.sizes[0]
+            size_hw = self.info.sizes[0]
         if size_hw not in self._sessions:
-            raise SessionError(f"no package is for {size_hw[0]}x{size_hw[1]}; there are {size_words(self.sizes)}")
+            raise SessionError(f"no package is for {size_hw[0]}x{size_hw[1]}; there are {size_words(self.info.sizes)}")
         return self._sessions[size_hw]
 
     def close(self) -> None:
         for session in self._sessions.values():
             session.close()
 
-    def __enter__(self) -> SizedSession:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _size(session: InductorSession) -> SizeHW:
-    shape = next(info.shape for info in session.inputs if info.name == PIXEL_VALUES)
+def _size(session: BaseSession) -> SizeHW:
+    shape = session.info.pixel_shape
     return int(shape[2]), int(shape[3])

@@ -11,6 +11,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ from ...bundle import MANIFEST, Bundle
 from ...errors import MissingPackageError, SessionError, SpecError
 from ...spec import ModelSpec, TensorInfo
 from ...system import usable_cores
-from ..base import Feeds, Outputs, check_feeds, check_spec
+from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
 
 if TYPE_CHECKING:
-    from ..gpu.runner import PictureRunner
+    from ..gpu.runner import GpuRunner
 
 SPEC_KEY = "detrt.spec"  # key of the spec in the file's metadata_props
 
@@ -50,7 +51,7 @@ _OPEN: weakref.WeakSet[OnnxSession] = weakref.WeakSet()
 atexit.register(lambda: [session.close() for session in list(_OPEN)])
 
 
-class OnnxSession:
+class OnnxSession(BaseSession):
     """A Session over an ONNX file.
 
     model: path of the file, or its bytes (without external data).
@@ -68,9 +69,6 @@ class OnnxSession:
         MissingPackageError: onnxruntime is not installed.
     """
 
-    max_batch: int | None = None
-    _note = ""
-
     def __init__(
         self,
         model: str | os.PathLike | bytes,
@@ -82,8 +80,9 @@ class OnnxSession:
         onnxruntime = _package("running ONNX files")
         self.path = None if isinstance(model, bytes) else Path(model)
         self.name = f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
-        providers, self.backend = _providers(provider, onnxruntime.get_available_providers())
-        self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(self.backend == "onnxruntime-cuda")
+        providers, backend = _providers(provider, onnxruntime.get_available_providers())
+        on_cuda = backend == "onnxruntime-cuda"
+        self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(on_cuda)
         if self._graphs.enabled:
             self._stream = _shared_stream(onnxruntime, providers)
         options = _options(onnxruntime, _threads(threads))
@@ -96,13 +95,19 @@ class OnnxSession:
                 "needs, or use --provider cpu"
             )
         self._session = session
-        self.inputs = tuple(map(_tensor_info, session.get_inputs()))
-        self.outputs = tuple(map(_tensor_info, session.get_outputs()))
+        self._info = SessionInfo(
+            Backend.ONNXRUNTIME,
+            backend,
+            "cpu" if backend == "onnxruntime-cpu" else f"cuda:{providers[0][1]['device_id']}",
+            tuple(map(_tensor_info, session.get_inputs())),
+            tuple(map(_tensor_info, session.get_outputs())),
+            path=self.path,
+        )
         self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))
         check_spec(self.name, self.spec, self.inputs, self.outputs)
         self._binding: Binding | None = None
-        self._pictures: PictureRunner | None = None
-        if self.backend == "onnxruntime-cuda":
+        self._runner: GpuRunner | None = None
+        if on_cuda:
             _OPEN.add(self)
             index = int(providers[0][1]["device_id"])
             self._binding = Binding(session, onnxruntime, "cuda", index, self.inputs, self.outputs, self._graphs)
@@ -130,26 +135,24 @@ class OnnxSession:
             raise _load_error(self.name, error) from None
 
     @property
-    def note(self) -> str:
-        """Why this session and not another, where open_session had a choice, and what it cannot do here."""
-        why = f"ONNX Runtime runs this graph without a CUDA graph: {self._graphs.why}" if self._graphs.why else ""
-        return "; ".join(text for text in (self._note, why) if text)
-
-    @note.setter
-    def note(self, text: str) -> None:
-        self._note = text
+    def info(self) -> SessionInfo:
+        """With what this session cannot do here, which may show only when it runs."""
+        if not self._graphs.why:
+            return self._info
+        why = f"ONNX Runtime runs this graph without a CUDA graph: {self._graphs.why}"
+        return replace(self._info, notes=(*self._info.notes, why))
 
     @property
-    def pictures(self) -> PictureRunner | None:
-        """What resizes, runs and chooses on the GPU; None on a CPU, and where PyTorch is not there to do it."""
+    def image_runner(self) -> GpuRunner | None:
+        """None on a CPU, and without PyTorch, which resizes and selects."""
         if self._stream is None or self._session is None or self.spec.text is not None:
             return None
-        if self._pictures is None:
-            from ..gpu.runner import PictureRunner
+        if self._runner is None:
+            from ..gpu.runner import GpuRunner
             from .gpu import prepare
 
             stream, session = self._stream, self._session
-            self._pictures = PictureRunner(
+            self._runner = GpuRunner(
                 self.spec,
                 self.inputs,
                 self.outputs,
@@ -159,7 +162,7 @@ class OnnxSession:
                 ),
                 stream,
             )
-        return self._pictures
+        return self._runner
 
     def _find_spec(self, path: Path | None) -> ModelSpec:
         text = self._session.get_modelmeta().custom_metadata_map.get(SPEC_KEY)
@@ -203,13 +206,7 @@ class OnnxSession:
             self._stream.synchronize()
         elif self._binding is not None:
             self._binding.wait()
-        self._session = self._binding = self._pictures = None
-
-    def __enter__(self) -> OnnxSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._session = self._binding = self._runner = None
 
 
 def _package(purpose: str) -> Any:

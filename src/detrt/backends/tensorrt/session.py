@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ... import files
 from ...bundle import EngineFacts, read_sidecar
 from ...errors import EngineError, SessionError
 from ...spec import TensorInfo
-from ..base import Feeds, Outputs, check_feeds, check_spec
+from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from . import diagnose as explain
 from .bindings import Trt, load_trt, version_tuple
 from .config import RTX_SMS, TARGETS
@@ -49,7 +49,7 @@ class _Plan:
     runs: int = 0
 
 
-class TensorRTSession:
+class TensorRTSession(BaseSession):
     """A Session over an engine file and its sidecar.
 
     engine: the file; `<engine>.json` must lie beside it.
@@ -70,8 +70,6 @@ class TensorRTSession:
         MissingPackageError: the bindings or cuda-python are not installed.
         SpecError: the tensors of the engine are not those of its spec.
     """
-
-    note: str = ""  # why this session and not another, where open_session had a choice
 
     def __init__(
         self,
@@ -101,10 +99,20 @@ class TensorRTSession:
         check_version(self.path, self.facts, self._trt)
         self._cuda: Any = cuda or Cuda()
         self._cuda.check_device(self._device)
-        self.compute_capability: int = self._cuda.compute_capability(self._device)
-        self.gpu_name: str = self._cuda.device_name(self._device)
-        check_gpu(self.path, self.facts, self.compute_capability, self.gpu_name)
-        self.backend = target
+        capability: int = self._cuda.compute_capability(self._device)
+        gpu_name: str = self._cuda.device_name(self._device)
+        check_gpu(self.path, self.facts, capability, gpu_name)
+        self._info = SessionInfo(
+            Backend.TENSORRT,
+            target,
+            f"cuda:{self._device}",
+            inputs=(),  # these, the profile and the largest batch come from the engine
+            outputs=(),
+            path=self.path,
+            facts=self.facts,
+            gpu_name=gpu_name,
+            compute_capability=capability,
+        )
         self.graph_note = "" if cuda_graph else "switched off"
         self._cache_path = None if runtime_cache is None else Path(runtime_cache)
         self._runtime_cache: Any = None
@@ -137,11 +145,11 @@ class TensorRTSession:
         self._open = True
 
     def _read_tensors(self) -> None:
-        """Fill inputs, outputs, max_batch and the profile from the engine itself, not from the sidecar."""
+        """Fill the tensors, the largest batch and the profile of `info` from the engine itself, not from the sidecar."""
         module, engine = self._trt.module, self._engine
         inputs: list[TensorInfo] = []
         outputs: list[TensorInfo] = []
-        self.profile: dict[str, tuple[tuple[int, ...], ...]] = {}
+        profile: dict[str, Shapes] = {}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) == module.TensorLocation.HOST:
@@ -156,7 +164,7 @@ class TensorRTSession:
             ]
             if engine.get_tensor_mode(name) == module.TensorIOMode.INPUT:
                 shapes = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, 0))
-                self.profile[name] = shapes
+                profile[name] = shapes
                 # An axis whose profile has one length is a fixed one to a caller.
                 for axis, (low, high) in enumerate(zip(shapes[0], shapes[2], strict=True)):
                     if low == high:
@@ -164,8 +172,8 @@ class TensorRTSession:
                 inputs.append(TensorInfo(name, dtype, tuple(shape)))
             else:
                 outputs.append(TensorInfo(name, dtype, tuple(shape)))
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.max_batch: int | None = min((int(shapes[2][0]) for shapes in self.profile.values() if shapes[2]), default=None)
+        largest = min((int(shapes[2][0]) for shapes in profile.values() if shapes[2]), default=None)
+        self._info = replace(self._info, inputs=tuple(inputs), outputs=tuple(outputs), profile=profile, max_batch=largest)
 
     def _rtx_context(self, specialization: str) -> Any:
         """TensorRT-RTX compiles kernels on the device; how is decided before the context is made."""
@@ -217,7 +225,7 @@ class TensorRTSession:
             if not self._open:
                 raise SessionError(f"the session of '{self.path}' is closed")
             check_feeds(self._takes(), feeds)
-            check_shapes({info.name: feeds[info.name].shape for info in self.inputs}, self.profile)
+            check_shapes({info.name: feeds[info.name].shape for info in self.inputs}, self._info.profile)
             self._cuda.use_device(self._device)
             shapes: Shapes = tuple(tuple(feeds[info.name].shape) for info in self.inputs)
             plan = self._plan(shapes)
@@ -368,12 +376,6 @@ class TensorRTSession:
         self._shared = self._runtime_cache = None
         self._engine = self._runtime = None
         self._closing.close()
-
-    def __enter__(self) -> TensorRTSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # What must be true before an engine is handed to TensorRT, and the reason when it is not.

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ... import files
 from ...backends.open import open_on
 from ...data.images import load_image
-from ...data.raw_image import Picture
+from ...data.prefetch import Load
+from ...data.raw_image import LoadedImage
 from ...detections import Detections
 from ...detector import Detector
 from ...errors import ImageError, SessionError
@@ -30,8 +25,6 @@ from .parquet import result_row, results_to_bytes
 from .storage import Place, fetch, is_address
 
 PARTS = "detections"
-Opened = NDArray[np.uint8] | Picture
-Load = Callable[[Any], Opened]  # of a path or of bytes
 
 
 def part_name(shard: int) -> str:
@@ -105,9 +98,6 @@ class ShardDetector:
         session = open_on(ref, job.device, **job.session)
         self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
         self.detector.check_prompt()
-        decoder = self.detector.decoder
-        self._load = load_image if decoder is None else decoder.open
-        self._pool = ThreadPoolExecutor(job.decoders, "detrt-decode")
 
     def __call__(self, shard: Shard) -> ShardReport:
         """Detect in a shard and write its file. An image on which the model fails is noted like one that cannot be read.
@@ -132,9 +122,8 @@ class ShardDetector:
 
     def _answers(self, refs: Sequence[ImageRef]) -> Iterator[Detections | str]:
         """Detections, or why an image was not read, for each of `refs`."""
-        ahead = 2 * self.detector.batch_size + self.job.decoders
-        sources = _decoded(refs, self._pool, ahead, self._load)
-        for item in detect_inputs(self.detector, sources):  # type: ignore[arg-type]  # what it uses of an Input is there
+        images = (_ShardImage(ref.image, ref.address) for ref in refs)
+        for item in detect_inputs(self.detector, images, threads=self.job.decoders):
             yield str(item.error) if isinstance(item, Bad) else item.record.detections
 
     def _alone(self, ref: ImageRef) -> Detections | str:
@@ -144,34 +133,22 @@ class ShardDetector:
             return f"'{ref.image}': the model failed: {error}"
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
         self.detector.close()
 
 
-class _Decoded:
-    """What `detect_inputs` uses of an Input, with the image on its way from a thread."""
+@dataclass(frozen=True, slots=True)
+class _ShardImage:
+    """An image of a shard as an input of `detect_inputs`. path: its name; address: where it is read."""
 
-    kind = "image"
+    path: str
+    address: str
+    kind: str = "image"
 
-    def __init__(self, ref: ImageRef, opened: Future[Opened]) -> None:
-        self.path, self.load = ref.image, opened.result
-
-
-def _decoded(refs: Sequence[ImageRef], pool: ThreadPoolExecutor, ahead: int, load: Load) -> Iterator[_Decoded]:
-    rest = iter(refs)
-    coming: deque[tuple[ImageRef, Future[Opened]]] = deque()
-
-    def submit(count: int) -> None:
-        coming.extend((ref, pool.submit(read_image, ref.address, load)) for ref in itertools.islice(rest, count))
-
-    submit(ahead)
-    while coming:
-        ref, opened = coming.popleft()
-        submit(1)
-        yield _Decoded(ref, opened)
+    def load(self, load: Load | None = None) -> LoadedImage:
+        return read_image(self.address, load or load_image)
 
 
-def read_image(address: str, load: Load = load_image) -> Opened:
+def read_image(address: str, load: Load = load_image) -> LoadedImage:
     """The image at a local path or an address, as `load` gives it. Raises ImageError."""
     if not is_address(address):
         return load(address)
