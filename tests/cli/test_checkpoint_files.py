@@ -70,7 +70,7 @@ def bundle(files):
 
 def test_a_build_says_and_keeps_how_the_file_was_read(bundle, files):
     folder, done = bundle
-    assert done.err.count("note: seven.pth: weights; layout co_dino") == 1
+    assert done.err.count("note: seven.pth: Sense-X Co-DETR or mmdetection CO-DETR (weights): classes 7") == 1
     assert "class names of" in done.err and "classes=7, queries=20" in done.err
     options = json.loads((folder / "detrt.json").read_text("utf-8"))["provenance"]["options"]
     assert options["labels"] == str(files / "names.txt") and options["export"]["nms"] == "hard"

@@ -264,11 +264,11 @@ def test_every_key_of_the_published_files_has_its_place(name):
         shapes, report = Shapes(state, name), LoadReport()
         module = original._build(BY_NAME["grounding_dino"], "", grounding_dino.settings(shapes, {}, "", report), name)
     extra = grounding_dino.values(shapes)
-    renamed = rename({**state, **extra}, grounding_dino.TABLE, grounding_dino.TRAINING_ONLY, report)
-    assert set(report.used) - set(extra) | set(report.training_only) == set(state)
+    renamed = rename({**state, **extra}, grounding_dino.TABLE, grounding_dino.SKIPPED, report)
+    assert set(report.used) - set(extra) | set(report.skipped) == set(state)
     wanted = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     assert {key: tuple(tensor.shape) for key, tensor in renamed.items()} == wanted
-    assert report.training_only["label_enc.weight"] == "labels of the denoising queries"
+    assert report.skipped["label_enc.weight"] == "labels of the denoising queries"
 
 
 def under_timms_names(module):

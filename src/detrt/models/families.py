@@ -26,8 +26,8 @@ class Family:
     shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.
-    text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms_iou: the authors' post-processing
-    suppresses boxes of one class above it; None for none.
+    text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms, nms_iou: the authors' suppression of
+    overlapping boxes, see `DecodeSpec`.
     """
 
     name: str
@@ -48,7 +48,8 @@ class Family:
     deformable: bool = False
     rewrites: tuple[str, ...] = field(default_factory=tuple)
     text: str = ""
-    nms_iou: float | None = None
+    nms: str = "none"
+    nms_iou: float = 0.8
 
 
 def _resnet_detr(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
@@ -173,6 +174,7 @@ FAMILIES: tuple[Family, ...] = (
         deformable=True,
         rewrites=("msda", "tensors_only"),
         text="classes",
+        nms="nms",
         nms_iou=0.5,
     ),
 )
@@ -188,7 +190,7 @@ _DINO_FACTS = {
 }
 OWN_FAMILIES: tuple[Family, ...] = (
     Family(name="dino", model_type="", title="DINO", example="", **_DINO_FACTS),  # type: ignore[arg-type]
-    Family(name="co_dino", model_type="", title="Co-DINO", example="", **_DINO_FACTS),  # type: ignore[arg-type]
+    Family(name="co_dino", model_type="", title="Co-DINO", example="", nms="soft_nms", **_DINO_FACTS),  # type: ignore[arg-type]
 )
 
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}

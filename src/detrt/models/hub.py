@@ -17,8 +17,9 @@ from ..bundle import Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, Family
+from .labels import read_labels
 from .preprocessor import read_input_spec
-from .source import _check_finite, make_spec, versions
+from .source import check_finite, make_spec, versions
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Pat
     Raises:
         SourceError: no such model or revision, no access, or no network.
     """
-    _transformers()
+    require_transformers()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -94,12 +95,13 @@ def load_folder(
     refuse_text_choices(row, labels, tokenizer)
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading, not after them
     module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
-    _check_finite(module, ref)
+    check_finite(module, ref)
     entry = read_input_spec(folder, row, module.config)
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
-        spec = make_spec(row, module.config, entry, labels)
+        names = read_labels(labels, int(module.config.num_labels)) if labels else None
+        spec = make_spec(row, module.config, entry, names)
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     provenance = Provenance(
         source=ref,
@@ -154,7 +156,7 @@ def family_of(config: dict[str, Any], ref: str) -> Family:
     return BY_MODEL_TYPE[model_type]
 
 
-def _transformers() -> Any:
+def require_transformers() -> Any:
     try:
         import torch  # noqa: F401
         import transformers
@@ -179,7 +181,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False) -> nn.Module:
-    transformers = _transformers()
+    transformers = require_transformers()
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError

@@ -20,10 +20,10 @@ import torch
 from ..bundle import Provenance
 from ..errors import SourceError
 from .arch.dino import CoDino, Dino, DinoConfig
-from .checkpoints.dino import make_spec as make_dino_spec
+from .checkpoints import dino
 from .families import BY_NAME, Family
 from .hub import refuse_text_choices
-from .labels import labels_for
+from .labels import labels_for, read_labels
 from .preprocessor import read_input_spec
 from .source import Source, make_spec, versions
 from .text import bert_tokenizer, library, read_tokenizer, text_spec, with_boolean_masks
@@ -238,7 +238,8 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     if size == "tiny":
         settings |= {**deepcopy(tiny), "num_labels": 7}
     module = build(family, settings, settle=size != "tiny")
-    spec = make_spec(family, module.config, read_input_spec(None, family, module.config), labels)
+    names = read_labels(labels, int(module.config.num_labels)) if labels else None
+    spec = make_spec(family, module.config, read_input_spec(None, family, module.config), names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 
@@ -550,8 +551,8 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
 # Sizes of the full ones are those of the published configs: DINO 4scale R50 and Swin-L (91 classes, as
 # IDEA-Research trains COCO), Co-DINO 5scale R50 and Swin-L (80 classes).
 _R50 = DinoConfig(
-    classes=91,
-    queries=900,
+    num_labels=91,
+    num_queries=900,
     backbone="resnet",
     depths=(3, 4, 6, 3),
     width=64,
@@ -560,7 +561,7 @@ _R50 = DinoConfig(
     conv_bias=True,
 )
 _SWIN_L = replace(_R50, backbone="swin", depths=(2, 2, 18, 2), width=192, heads=(6, 12, 24, 48), window=12)
-_CO = {"classes": 80, "levels": 5, "out_stages": (0, 1, 2, 3), "conv_bias": False}
+_CO = {"num_labels": 80, "levels": 5, "out_stages": (0, 1, 2, 3), "conv_bias": False}
 _VIT_L = {
     "backbone": "vit",
     "depths": (24,),
@@ -572,7 +573,7 @@ _VIT_L = {
     "window": 24,
     "windowed": tuple(i for i in range(24) if i % 4 != 3),
     "out_stages": (0,),
-    "queries": 1500,
+    "num_queries": 1500,
 }
 DINO_MODELS: dict[str, tuple[str, DinoConfig]] = {
     "dino": ("dino", _R50),
@@ -582,8 +583,8 @@ DINO_MODELS: dict[str, tuple[str, DinoConfig]] = {
     "co_dino-swin-l": ("co_dino", replace(_SWIN_L, **_CO)),  # type: ignore[arg-type]
 }
 _TINY = {
-    "classes": 7,
-    "queries": 20,
+    "num_labels": 7,
+    "num_queries": 20,
     "dim": 32,
     "ffn": 48,
     "encoder_layers": 2,
@@ -618,12 +619,12 @@ def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
     name, _, size = ref.removeprefix("random:").partition("/")
     family_name, config = DINO_MODELS[name]
     module = build_dino(family_name, tiny_config(name) if size == "tiny" else config)
-    family = BY_NAME[family_name]
-    title = ref.removeprefix("random:").replace("/", "-")
-    numbers = () if labels_for(module.config.classes) else tuple(map(str, range(module.config.classes)))
-    spec, _note = make_dino_spec(family, module.config, labels=labels, stored=numbers, name=title)
+    family = replace(BY_NAME[family_name], **dino.family_facts(config.backbone))
+    classes = module.config.num_labels
+    names = read_labels(labels, classes) if labels else labels_for(classes) or {i: str(i) for i in range(classes)}
+    spec = make_spec(family, module.config, dino.input_spec(module.config), names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
-    return Source(module, spec, family, provenance)
+    return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 
 
 def build_dino(family: str, config: DinoConfig, *, attend_padding: bool = False) -> Dino:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bundle import Provenance
 from ..errors import SourceError
 from ..spec import DecodeSpec, InputSpec, ModelSpec
 from .families import Family
-from .labels import read_labels
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from ..spec import ModelSpec
@@ -32,8 +32,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Path | str | None = None) -> ModelSpec:
-    """ModelSpec from a family row, a transformers config and the preprocessor's InputSpec."""
+def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:
+    """ModelSpec of a model with fixed classes. labels: class names by column of the head; None for the config's own."""
     counts = [getattr(config, name, None) for name in family.queries]
     if family.name == "deformable_detr" and not config.two_stage:
         counts = [config.num_queries]
@@ -43,12 +43,12 @@ def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Path |
         keep = queries
     else:
         keep = min(family.max_detections, queries * classes)
-    names = read_labels(labels, classes) if labels else dict(config.id2label or {})
-    decode = DecodeSpec(family.activation, family.select, queries, classes, keep)
+    names = dict(config.id2label or {}) if labels is None else dict(labels)
+    decode = DecodeSpec(family.activation, family.select, queries, classes, keep, nms=family.nms, nms_iou=family.nms_iou)
     return ModelSpec(family.name, input_spec, decode, names)
 
 
-def _check_finite(module: nn.Module, ref: str) -> None:
+def check_finite(module: nn.Module, ref: str) -> None:
     import torch
 
     # The state dict, not the parameters: the running statistics of BatchNorm are buffers.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +67,7 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
             pad,
         )
         classes = MOST_CLASSES
-    rule = DecodeSpec(family.activation, family.select, queries, classes, queries)
-    if family.nms_iou is not None:
-        rule = replace(rule, nms="nms", nms_iou=family.nms_iou)
+    rule = DecodeSpec(family.activation, family.select, queries, classes, queries, nms=family.nms, nms_iou=family.nms_iou)
     return ModelSpec(family.name, input_spec, rule, {}, text=text)
 
 

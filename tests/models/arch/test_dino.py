@@ -6,13 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
+from dino_files import load_dino
 from dino_reference import keys as key_lists
 from dino_reference.detector import Reference
 from dino_reference.weights import fill
 
 from detrt.models.arch.dino import CoDino
-from detrt.models.checkpoints.dino import load as load_state
-from detrt.models.checkpoints.dino import recognise
+from detrt.models.checkpoints.dino import layout_of
 
 TOLERANCE = 1e-4
 RESNET = {"kind": "resnet", "depths": (1, 2, 1, 1), "width": 8}
@@ -32,11 +32,6 @@ CASES = {
 }
 # Odd sides: no level, window or patch fits; and one picture fills the canvas.
 SIZES = ((97, 131), (61, 131), (97, 70))
-
-
-def load(state, **options):
-    """The small models have seven classes, which no label set has."""
-    return load_state(state, **{"stored": tuple("abcdefg"), **options})
 
 
 def state_of(layout, facts, stages, levels):
@@ -65,7 +60,7 @@ def close(actual, expected, where):
 def test_every_stage_equals_the_reference(name):
     layout, facts, stages, levels = CASES[name]
     state = state_of(layout, facts, stages, levels)
-    model, _spec, _family, _report = load(state, variant=recognise(state), name=name)
+    model, _spec, _family, _report = load_dino(state, name=name)
     reference = Reference(
         state,
         layout,
@@ -115,8 +110,8 @@ def test_every_stage_equals_the_reference(name):
 def test_lsj_attends_to_grey_padding_and_returns_boxes_of_the_image():
     layout, facts, stages, levels = CASES["co_dino-resnet"]
     state = state_of(layout, facts, stages, levels)
-    model = load(state, variant=layout, name="co_dino_5scale_lsj_r50_3x_coco")[0]
-    plain = load(state, variant=layout, name="co_dino_5scale_r50")[0]
+    model = load_dino(state, name="co_dino_5scale_lsj_r50_3x_coco")[0]
+    plain = load_dino(state, name="co_dino_5scale_r50")[0]
     assert isinstance(model, CoDino) and model.attend_padding and not plain.attend_padding
     pixels, mask = pictures()
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)))
@@ -132,7 +127,7 @@ def test_lsj_attends_to_grey_padding_and_returns_boxes_of_the_image():
 
 def test_no_mask_is_a_full_mask():
     layout, facts, stages, levels = CASES["dino-resnet"]
-    model = load(state_of(layout, facts, stages, levels), variant=layout)[0]
+    model = load_dino(state_of(layout, facts, stages, levels))[0]
     pixels, mask = pictures()
     with torch.no_grad():
         got, want = model(pixel_values=pixels), model(pixel_values=pixels, pixel_mask=torch.ones_like(mask))
@@ -186,13 +181,13 @@ def test_mmdetection_names_hold_the_same_model():
     """One set of weights under three sets of names loads to the same module."""
     layout, facts, stages, levels = CASES["co_dino-swin"]
     state = state_of(layout, facts, stages, levels)
-    expected = load(state, variant=layout)[0].state_dict()
+    expected = load_dino(state)[0].state_dict()
     backbone = {k: unfold_order(v) if "downsample" in k and k.startswith("backbone") else v for k, v in state.items()}
     backbone = {
         **{k: v for k, v in backbone.items() if not k.startswith("backbone.")},
         **renamed({k: v for k, v in backbone.items() if k.startswith("backbone.")}, MMDET_SWIN),
     }
-    swin = load(backbone, variant=recognise(backbone))[0].state_dict()
+    swin = load_dino(backbone)[0].state_dict()
     drop = (
         "rpn_head",
         "roi_head",
@@ -207,9 +202,11 @@ def test_mmdetection_names_hold_the_same_model():
         dino = renamed(dino, ((f"decoder.layers.{i}.attentions.0", f"decoder.layers.{i}.self_attn"),))
         dino = renamed(dino, ((f"decoder.layers.{i}.attentions.1", f"decoder.layers.{i}.cross_attn"),))
     dino["dn_query_generator.label_embedding.weight"] = torch.zeros(7, 32)
-    assert recognise(dino) == "dino-mmdet"
-    mmdet, _spec, _family, report = load(dino, variant="dino-mmdet")
-    assert report.training_only == ("dn_query_generator.label_embedding.weight",)
+    assert layout_of(set(dino)) == "dino-mmdet"
+    mmdet, _spec, _family, report = load_dino(dino)
+    assert [key for key in report.skipped if "relative_position_index" not in key] == [
+        "dn_query_generator.label_embedding.weight"
+    ]
     assert mmdet.config.head_eps == 1e-5
     for other in (swin, mmdet.state_dict()):
         assert other.keys() == expected.keys()

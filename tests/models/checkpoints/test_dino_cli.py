@@ -24,7 +24,7 @@ def test_a_co_dino_file(tmp_path):
     assert source.family.name == "co_dino" and source.spec.decode.nms == "soft_nms"
     assert source.spec.label(0) == "person" and source.spec.name == "co_dino_5scale_r50"
     words = " ".join(source.notes)
-    assert "classes=80, queries=20" in words and "rpn_head" in words and "backbone.bn1" not in words
+    assert "classes 80, queries 20" in words and "rpn_head" in words and "backbone.bn1" not in words
 
 
 def test_a_dino_file_with_ids_of_coco(tmp_path):

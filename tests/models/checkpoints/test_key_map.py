@@ -53,8 +53,8 @@ def test_every_key_is_used_once_or_named(name):
     assert recognise(state) == family
     module, row, report = load(state, family, {}, name)
     assert row.name == FORMATS[family][1]
-    assert set(report.used) | set(report.training_only) == set(state)
-    assert not set(report.used) & set(report.training_only)
+    assert set(report.used) | set(report.skipped) == set(state)
+    assert not set(report.used) & set(report.skipped)
     targets = Counter(target for names in report.used.values() for target in names)
     assert max(targets.values()) == 1
     assert report.inferred["queries"] == queries and report.inferred["classes"] == classes
@@ -93,7 +93,7 @@ def test_r50_m_is_evaluated_at_its_third_decoder_layer():
     module, _, report = load(random_state("rtdetrv2_r50vd_m_7x_coco"), "rt_detr_v2", {}, "x")
     assert len(module.model.decoder.layers) == 3
     assert "result of decoder layer 3 of 6" in report.line()
-    skipped = {k for k, why in report.training_only.items() if "behind the one that is evaluated" in why}
+    skipped = {k for k, why in report.skipped.items() if "behind the one that is evaluated" in why}
     assert {".".join(key.split(".")[:4]) for key in skipped if "layers" in key and "head" not in key} == {
         f"decoder.decoder.layers.{i}" for i in (3, 4, 5)
     }

@@ -6,7 +6,7 @@ Denoising queries and auxiliary losses exist in training only and are not built.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,8 +46,8 @@ class DinoConfig:
     1e-3 in DINO and Co-DINO, 1e-5 in mmdetection's DINO.
     """
 
-    classes: int
-    queries: int
+    num_labels: int
+    num_queries: int
     backbone: str
     depths: tuple[int, ...]
     width: int
@@ -67,10 +67,6 @@ class DinoConfig:
     patch: int = 0
     positions: int = 0
     windowed: tuple[int, ...] = ()
-
-    def describe(self) -> str:
-        """The sizes as one line, for logs."""
-        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if value not in ((), 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +152,11 @@ class Dino(nn.Module):
         self.encoder = Encoder(config)
         self.enc_output = nn.Linear(dim, dim)
         self.enc_output_norm = nn.LayerNorm(dim)
-        self.query_embed = nn.Parameter(torch.zeros(config.queries, dim))
+        self.query_embed = nn.Parameter(torch.zeros(config.num_queries, dim))
         self.decoder = Decoder(config)
         # One head a decoder layer, and the last one for the encoder's proposals.
         count = config.decoder_layers + 1
-        self.class_heads = nn.ModuleList(nn.Linear(dim, config.classes) for _ in range(count))
+        self.class_heads = nn.ModuleList(nn.Linear(dim, config.num_labels) for _ in range(count))
         self.box_heads = nn.ModuleList(MLP([dim, dim, dim, 4]) for _ in range(count))
         self.eval()
 
@@ -201,7 +197,7 @@ class Dino(nn.Module):
         """
         tokens = self.enc_output_norm(self.enc_output(encoded.memory * encoded.usable.to(encoded.memory.dtype)))
         best = self.class_heads[-1](tokens).amax(-1)
-        chosen = torch.topk(best, self.config.queries, dim=1).indices
+        chosen = torch.topk(best, self.config.num_queries, dim=1).indices
         index = chosen.unsqueeze(-1)
         picked = tokens.gather(1, index.expand(-1, -1, self.config.dim))
         proposals = encoded.proposals.gather(1, index.expand(-1, -1, 4))

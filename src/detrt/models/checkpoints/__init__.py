@@ -1,111 +1,181 @@
-"""Original checkpoints by family: which one a state dict is, its config, and its name map."""
+"""Original checkpoints: which model a state dict is, its sizes, its key map, and the module with its weights.
+
+A format is a module of this package. It has
+
+    recognise(keys)       the variant that the keys belong to, or None
+    settings(shapes, args, variant, report)
+                          what `build` takes, from tensor shapes and the file's args; "family" may hold fields of the
+                          family's row that differ in this file
+    TABLE, table(shapes)  its key map, see `key_map`
+    SKIPPED, skipped(shapes)
+                          key pattern -> why the module does not need it
+
+and, where it needs them: RELATIVES (key pattern -> the related model that it tells, which is refused),
+build(settings, variant), facts(settings), values(shapes) (tensors in the module's form instead of the file's),
+prepare(module, shapes) before the weights are copied, finish(module) and check(module, shapes) after it, and
+input_spec(config, attend_padding=...).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import SourceError
+from ...spec import ModelSpec
 from ..families import BY_NAME, Family
-from . import d_fine, deimv2, detr, grounding_dino, rf_detr, rt_detr
-from . import deformable_detr as deformable
-from .key_map import LoadReport, fit, rename
+from ..labels import choose
+from ..preprocessor import read_input_spec
+from ..source import make_spec
+from . import d_fine, deformable_detr, deimv2, detr, dino, grounding_dino, rf_detr, rt_detr
+from .key_map import LoadReport, Table, first_match, fit, rename
 from .shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# variant -> (module of its map, name in the family table, whose code it is)
-FORMATS: dict[str, tuple[ModuleType, str, str]] = {
-    "detr": (detr, "detr", "facebookresearch DETR"),
-    "detr-dc5": (detr, "detr", "facebookresearch DETR, DC5"),
-    "deformable_detr": (deformable, "deformable_detr", "fundamentalvision Deformable DETR"),
-    "deformable_detr-dc5": (deformable, "deformable_detr", "fundamentalvision Deformable DETR, DC5"),
-    "rt_detr": (rt_detr, "rt_detr", "lyuwenyu RT-DETR"),
-    "rt_detr_v2": (rt_detr, "rt_detr_v2", "lyuwenyu RT-DETRv2"),
-    "rt_detr_v2-discrete": (rt_detr, "rt_detr_v2", "lyuwenyu RT-DETRv2, discrete sampling"),
-    "deim-rt_detr_v2": (rt_detr, "rt_detr_v2", "DEIM on RT-DETRv2"),
-    "d_fine": (d_fine, "d_fine", "Peterande D-FINE"),
-    "deim": (d_fine, "d_fine", "DEIM on D-FINE"),
-    "deimv2": (deimv2, "deimv2", "Intellindust DEIMv2"),
-    "rf_detr": (rf_detr, "rf_detr", "Roboflow RF-DETR"),
-    "grounding_dino": (grounding_dino, "grounding_dino", "IDEA-Research Grounding DINO"),
+
+class Format(NamedTuple):
+    """module: of the format. family: name of the family's row. titles: whose checkpoints they are."""
+
+    module: ModuleType
+    family: str
+    titles: tuple[str, ...]
+
+
+# variant, as `--family` names it -> its format
+FORMATS: dict[str, Format] = {
+    "detr": Format(detr, "detr", ("facebookresearch DETR",)),
+    "detr-dc5": Format(detr, "detr", ("facebookresearch DETR, DC5",)),
+    "deformable_detr": Format(deformable_detr, "deformable_detr", ("fundamentalvision Deformable DETR",)),
+    "deformable_detr-dc5": Format(deformable_detr, "deformable_detr", ("fundamentalvision Deformable DETR, DC5",)),
+    "rt_detr": Format(rt_detr, "rt_detr", ("lyuwenyu RT-DETR",)),
+    "rt_detr_v2": Format(rt_detr, "rt_detr_v2", ("lyuwenyu RT-DETRv2",)),
+    "rt_detr_v2-discrete": Format(rt_detr, "rt_detr_v2", ("lyuwenyu RT-DETRv2, discrete sampling",)),
+    "deim-rt_detr_v2": Format(rt_detr, "rt_detr_v2", ("DEIM on RT-DETRv2",)),
+    "d_fine": Format(d_fine, "d_fine", ("Peterande D-FINE",)),
+    "deim": Format(d_fine, "d_fine", ("DEIM on D-FINE",)),
+    "deimv2": Format(deimv2, "deimv2", ("Intellindust DEIMv2",)),
+    "rf_detr": Format(rf_detr, "rf_detr", ("Roboflow RF-DETR",)),
+    "grounding_dino": Format(grounding_dino, "grounding_dino", ("IDEA-Research Grounding DINO",)),
+    "co_dino": Format(dino, "co_dino", ("Sense-X Co-DETR", "mmdetection CO-DETR")),
+    "dino": Format(dino, "dino", ("IDEA-Research DINO", "mmdetection DINO")),
 }
+
+# Models whose keys are like those of a format and that are not read.
+RELATIVES = (
+    ("detr.transformer.**", "a facebookresearch DETR for panoptic segmentation; detrt reads the detectors"),
+    (
+        "transformer.decoder.layers.0.sa_qcontent_proj.**",
+        "a Conditional DETR or DAB-DETR under its authors' names; detrt reads them in transformers' format, e.g. "
+        "hf:microsoft/conditional-detr-resnet-50",
+    ),
+)
 
 
 def recognise(keys: Iterable[str]) -> str | None:
     """The variant that the keys belong to; None for other models. "d_fine" may also be DEIM on D-FINE."""
     known = set(keys)
-    for name, module in (
-        ("grounding_dino", grounding_dino),
-        ("detr", detr),
-        ("deformable_detr", deformable),
-        ("rf_detr", rf_detr),
-        ("deimv2", deimv2),
-        ("d_fine", d_fine),
-    ):
-        if module.recognise(known):
-            return name
-    return rt_detr.recognise(known)
+    for format_ in (grounding_dino, detr, deformable_detr, rf_detr, deimv2, d_fine, rt_detr, dino):
+        if variant := format_.recognise(known):
+            return variant
+    return None
+
+
+def refuse_relatives(state: Mapping[str, Tensor], ref: str, of_format: Table = ()) -> None:
+    """Raise SourceError for a model of `RELATIVES`. of_format: such a table of one format."""
+    found = first_match(state, (*RELATIVES, *of_format))
+    if found is not None:
+        raise SourceError(f"'{ref}' is {found[1]} (it has the key '{found[0]}')")
 
 
 def load(state: Mapping[str, Tensor], variant: str, args: Mapping[str, Any], ref: str) -> tuple[nn.Module, Family, LoadReport]:
-    """The transformers module of a state dict, with every key used or named.
+    """The module of a state dict, with every key used or named. args: of the training script, as the file has them.
 
     Raises:
-        SourceError: keys that are missing, unexpected or misshapen, or a related model that is out of reach.
+        SourceError: keys that are missing, unexpected or misshapen, or a related model that is not read.
     """
-    format_, family_name, title = FORMATS[variant]
+    format_, family_name, titles = FORMATS[variant]
+    refuse_relatives(state, ref, getattr(format_, "RELATIVES", ()))
     told = recognise(state)
-    if told is not None and FORMATS[told][0] is not format_:
+    if told is not None and FORMATS[told].module is not format_:
         raise SourceError(
-            f"'{ref}' has the keys of {FORMATS[told][2]}, not of {title}: it is another family; leave --family out or "
-            f"give --family {told}"
+            f"'{ref}' has the keys of {FORMATS[told].titles[0]}, not of {titles[0]}: it is another family; leave --family "
+            f"out or give --family {told}"
         )
-    family = BY_NAME[family_name]
-    report = LoadReport(format=title)
     shapes = Shapes(state, ref)
-    found = format_.settings(shapes, dict(args), variant, report)
-    dilated = bool(found.pop("dilation", False))
-    normalize = bool(found.pop("normalize", family.normalize))
-    side = report.inferred.pop("size", None)
-    report.inferred = {**_facts(found, dilated), **({"size": side} if side else {})}
-    module = _build(family, variant, found, ref)
+    report = LoadReport(format=" or ".join(titles))
+    settings = format_.settings(shapes, dict(args), variant, report)
+    changes = settings.pop("family", {})
+    family = replace(BY_NAME[family_name], **changes)
+    dilated = bool(settings.pop("dilation", False))
+    report.inferred = format_.facts(settings) if hasattr(format_, "facts") else _facts(settings, dilated)
+    if "size" in changes:
+        report.inferred["size"] = family.size
+    module = format_.build(settings, variant) if hasattr(format_, "build") else _build(family, variant, settings, ref)
     if hasattr(format_, "prepare"):
         format_.prepare(module, shapes)
     table = format_.table(shapes) if hasattr(format_, "table") else format_.TABLE
+    skipped = format_.skipped(shapes) if hasattr(format_, "skipped") else format_.SKIPPED
     stored = {**state, **format_.values(shapes)} if hasattr(format_, "values") else state
-    skipped = {**format_.TRAINING_ONLY, **(format_.not_run(shapes) if hasattr(format_, "not_run") else {})}
     fit(module, rename(stored, table, skipped, report), state, report, ref)
     if hasattr(format_, "finish"):
         format_.finish(module)
+    if hasattr(format_, "check"):
+        format_.check(module, shapes)
     if dilated:
         from .timm import dilate_last_stage
 
         dilate_last_stage(module.model.backbone.model)  # type: ignore[union-attr,arg-type]
-    if side:
-        family = replace(family, size=int(side))
-    if normalize != family.normalize:
-        family = replace(family, normalize=normalize)
     return module.eval().requires_grad_(False), family, report
 
 
-def _facts(found: Mapping[str, Any], dilated: bool) -> dict[str, object]:
-    """The settings that people know a model by."""
-    backbone = found["backbone_config"]
-    levels = found.get("num_feature_levels", 1)
-    facts: dict[str, object] = {"classes": found["num_labels"]} if "num_labels" in found else {}
+def spec_of(
+    variant: str,
+    module: nn.Module,
+    family: Family,
+    report: LoadReport,
+    *,
+    labels: Path | str | None,
+    stored: Mapping[int, str] | Sequence[str],
+    ref: str,
+) -> ModelSpec:
+    """ModelSpec of a model with fixed classes that `load` gave. No preprocessor file lies beside an original
+    checkpoint: the authors' settings are in the family's row or in the format.
+
+    Args:
+        labels: a file of class names. stored: class names in the checkpoint, see `labels.choose`.
+
+    Raises:
+        SourceError: no class names. SpecError: labels that do not fit the head.
+    """
+    config: Any = module.config
+    names, note = choose(int(config.num_labels), file=labels, stored=stored, ref=ref)
+    report.notes.append(note)
+    format_ = FORMATS[variant].module
+    if hasattr(format_, "input_spec"):
+        entry = format_.input_spec(config, attend_padding=getattr(module, "attend_padding", False))
+    else:
+        entry = read_input_spec(None, family, config)
+    return make_spec(family, config, entry, names)
+
+
+def _facts(settings: Mapping[str, Any], dilated: bool) -> dict[str, object]:
+    """The sizes that people know a model by."""
+    backbone = settings["backbone_config"]
+    facts: dict[str, object] = {"classes": settings["num_labels"]} if "num_labels" in settings else {}
     facts |= {
-        "queries": found.get("two_stage_num_proposals") if found.get("two_stage") else found["num_queries"],
-        "width": found["d_model"],
-        "encoder layers": found.get("encoder_layers", 0),
-        "decoder layers": found["decoder_layers"],
-        "levels": levels,
+        "queries": settings.get("two_stage_num_proposals") if settings.get("two_stage") else settings["num_queries"],
+        "width": settings["d_model"],
+        "encoder layers": settings.get("encoder_layers", 0),
+        "decoder layers": settings["decoder_layers"],
+        "levels": settings.get("num_feature_levels", 1),
     }
-    if "decoder_n_points" in found:
-        facts["points"] = found["decoder_n_points"]
+    if "decoder_n_points" in settings:
+        facts["points"] = settings["decoder_n_points"]
     depth = backbone.get("stage_num_blocks") or backbone.get("depths") or backbone.get("num_hidden_layers")
     facts["backbone"] = (
         f"{backbone['model_type']} {depth} x "
@@ -113,13 +183,14 @@ def _facts(found: Mapping[str, Any], dilated: bool) -> dict[str, object]:
     )
     if dilated:
         facts["dilation"] = "yes"
-    if "two_stage" in found:
-        facts["two-stage"] = "yes" if found["two_stage"] else "no"
-        facts["box refinement"] = "yes" if found["with_box_refine"] else "no"
+    if "two_stage" in settings:
+        facts["two-stage"] = "yes" if settings["two_stage"] else "no"
+        facts["box refinement"] = "yes" if settings["with_box_refine"] else "no"
     return facts
 
 
 def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> nn.Module:
+    """The transformers class of a family, or detrt's of DEIM and DEIMv2, with weights that are not set yet."""
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForObjectDetection, AutoModelForZeroShotObjectDetection
@@ -133,14 +204,11 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
         config = CONFIG_MAPPING[family.model_type](backbone_config=inner, **settings)
         config._attn_implementation = "eager"
         with torch.random.fork_rng(devices=[]):
-            if variant == "deimv2":
-                from ..arch.deimv2 import PublishedDeimv2
-
-                return PublishedDeimv2(config)
             if variant.startswith("deim"):
-                from ..arch import deimv2 as deim
+                from ..arch import deimv2 as arch
 
-                return (deim.DeimDFine if variant == "deim" else deim.DeimRtDetrV2)(config)
+                own = {"deimv2": arch.PublishedDeimv2, "deim": arch.DeimDFine, "deim-rt_detr_v2": arch.DeimRtDetrV2}
+                return own[variant](config)
             auto = AutoModelForZeroShotObjectDetection if family.text else AutoModelForObjectDetection
             return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except (

@@ -8,9 +8,7 @@ from .key_map import LoadReport
 from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hgnet_table, hybrid, prepare
 from .shapes import Shapes, hgnet, levels_of, points_of
 
-__all__ = ["TABLE", "TRAINING_ONLY", "VARIANTS", "prepare", "recognise", "settings"]
-
-VARIANTS = ("d_fine", "deim")
+__all__ = ["SKIPPED", "TABLE", "prepare", "recognise", "settings"]
 
 
 def block_table(name: str, inner: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -56,7 +54,7 @@ TABLE = (
     ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
-TRAINING_ONLY = {
+SKIPPED = {
     "decoder.anchors": "a table for one input size, computed anew",
     "decoder.valid_mask": "a table for one input size, computed anew",
     "decoder.up": "the same number as decoder.decoder.up",
@@ -65,8 +63,10 @@ TRAINING_ONLY = {
 }
 
 
-def recognise(keys: set[str]) -> bool:
-    return {"decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.layers.0.linear1.weight"} <= keys
+def recognise(keys: set[str]) -> str | None:
+    """May also be DEIM on D-FINE, which has the same keys."""
+    marks = {"decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.layers.0.linear1.weight"}
+    return "d_fine" if marks <= keys else None
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:

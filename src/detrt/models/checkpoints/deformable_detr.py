@@ -9,10 +9,6 @@ from .detr import RESNET
 from .key_map import LoadReport
 from .shapes import Shapes, levels_of, resnet
 
-FAMILY = "deformable_detr"
-TITLE = "fundamentalvision Deformable DETR"
-VARIANTS = ("deformable_detr", "deformable_detr-dc5")
-
 _LAYER = (("linear1", "mlp.fc1"), ("linear2", "mlp.fc2"))
 
 TABLE = (
@@ -45,17 +41,18 @@ TABLE = (
     ("class_embed.#.@", "class_embed.#.@"),
     ("bbox_embed.#.layers.#.@", "bbox_embed.#.layers.#.@"),
 )
-TRAINING_ONLY: dict[str, str] = {}
+SKIPPED: dict[str, str] = {}
 
 
-def recognise(keys: set[str]) -> bool:
+def recognise(keys: set[str]) -> str | None:
     # DINO has the same transformer, and embeds labels for its denoising.
-    mine = {
+    marks = {
         "transformer.level_embed",
         "transformer.encoder.layers.0.self_attn.sampling_offsets.weight",
         "class_embed.0.weight",
     }
-    return mine <= keys and "label_enc.weight" not in keys and "transformer.tgt_embed.weight" not in keys
+    others = {"label_enc.weight", "transformer.tgt_embed.weight"}
+    return "deformable_detr" if marks <= keys and not others & keys else None
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:

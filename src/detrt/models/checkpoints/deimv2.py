@@ -16,7 +16,6 @@ from .shapes import Shapes, hgnet, levels_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-VARIANTS = ("deimv2",)
 # Width of the light encoder -> queries of the published model; no tensor has the number.
 LITE_QUERIES = {64: 100, 96: 150, 112: 200}
 
@@ -85,7 +84,7 @@ def dinov3_table(prefix: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-TRAINING_ONLY = {
+SKIPPED = {
     "decoder.anchors": "a table for one input size, computed anew",
     "decoder.valid_mask": "a table for one input size, computed anew",
     "decoder.up": "the same number as decoder.decoder.up",
@@ -98,8 +97,8 @@ TRAINING_ONLY = {
 READ_LAYERS = {True: (3, 7, 11), False: (5, 8, 11)}
 
 
-def recognise(keys: set[str]) -> bool:
-    return "decoder.decoder.layers.0.swish_ffn.w12.weight" in keys
+def recognise(keys: set[str]) -> str | None:
+    return "deimv2" if "decoder.decoder.layers.0.swish_ffn.w12.weight" in keys else None
 
 
 def is_lite(keys: Any) -> bool:
@@ -187,7 +186,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     width = shapes.size("decoder.enc_score_head.weight", 1)
     if lite and width not in LITE_QUERIES:
         report.notes.append(f"no published light model is {width} wide")
-    found = {**hybrid(shapes, report, LITE_QUERIES.get(width, 300) if lite else 300), **refinement(shapes)}
+    found = {**hybrid(shapes, report, LITE_QUERIES.get(width, 300) if lite else 300), **refinement(shapes), "family": {}}
     neck = found["encoder_hidden_dim"]
     levels = len(found["decoder_n_points"])
     block = "encoder.fpn_block" if lite else "encoder.fpn_blocks.0"
@@ -195,7 +194,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     if prefix is not None:
         backbone, strides = dinov3(shapes, prefix, report), [8, 16, 32]
         found["spatial_tuning_adapter_inplanes"] = shapes.size("backbone.sta.stem.0.weight")
-        found["normalize"] = True  # of all DEIMv2, these alone take normalised pixels
+        found["family"]["normalize"] = True  # of all DEIMv2, these alone take normalised pixels
     else:
         backbone = hgnet(shapes)
         backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
@@ -220,7 +219,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     }
     side = trained_side(shapes, strides)
     if side:
-        report.inferred["size"] = side
+        found["family"]["size"] = side
     return found
 
 

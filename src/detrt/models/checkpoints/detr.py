@@ -7,10 +7,6 @@ from typing import Any
 from .key_map import LoadReport
 from .shapes import Shapes, resnet
 
-FAMILY = "detr"
-TITLE = "facebookresearch DETR"
-VARIANTS = ("detr", "detr-dc5")
-
 RESNET = (
     ("backbone.0.body.conv1.@", "model.backbone.model.embedder.embedder.convolution.@"),
     ("backbone.0.body.bn1.@", "model.backbone.model.embedder.embedder.normalization.@"),
@@ -67,15 +63,16 @@ TABLE = (
     ("class_embed.@", "class_labels_classifier.@"),
     ("bbox_embed.layers.#.@", "bbox_predictor.layers.#.@"),
 )
-TRAINING_ONLY: dict[str, str] = {}
+SKIPPED: dict[str, str] = {}
 
 
-def recognise(keys: set[str]) -> bool:
-    return {
+def recognise(keys: set[str]) -> str | None:
+    marks = {
         "query_embed.weight",
         "transformer.encoder.layers.0.self_attn.in_proj_weight",
         "class_embed.weight",
-    } <= keys
+    }
+    return "detr" if marks <= keys else None
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from .shapes import Shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
-VARIANTS = ("grounding_dino",)
 # No tensor has this number; every published model has it.
 HEADS = 8
 _SWIN = "model.backbone.conv_encoder.model.swin."
@@ -104,7 +103,7 @@ TABLE = (
     ("transformer.decoder.bbox_embed.**", "model.decoder.bbox_embed.**"),
     ("bbox_embed.**", "bbox_embed.**"),
 )
-TRAINING_ONLY = {
+SKIPPED = {
     "backbone.0.layers.#.blocks.#.attn.relative_position_index": "a table, computed anew",
     "bert.embeddings.position_ids": "the numbers 0, 1, 2, ...",
     "bert.pooler.dense.@": "the detector reads all tokens, not the pooled one",
@@ -112,8 +111,9 @@ TRAINING_ONLY = {
 }
 
 
-def recognise(keys: set[str]) -> bool:
-    return {"transformer.encoder.fusion_layers.0.gamma_v", "feat_map.weight"} <= keys
+def recognise(keys: set[str]) -> str | None:
+    marks = {"transformer.encoder.fusion_layers.0.gamma_v", "feat_map.weight"}
+    return "grounding_dino" if marks <= keys else None
 
 
 def values(shapes: Shapes) -> dict[str, Tensor]:

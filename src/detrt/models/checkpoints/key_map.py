@@ -1,4 +1,4 @@
-"""Name maps: from the keys of a published checkpoint to the names of the module that runs it.
+"""Key maps: from the keys of a published checkpoint to the names of the module that runs it.
 
 A map is a table of (original, target) lines, so that it can be read next to the authors' code:
 
@@ -34,10 +34,10 @@ COUNTERS = "num_batches_tracked"
 
 @dataclass(slots=True)
 class LoadReport:
-    """What a checkpoint file was, and what became of each of its keys.
+    """Whose format a checkpoint file has, and what became of each of its keys.
 
     inferred: fact -> value, as read from tensor shapes. notes: decisions a user should know of.
-    used: original key -> target names. training_only: original key -> why it is not needed.
+    used: original key -> target names. skipped: original key -> why the module does not need it.
     """
 
     format: str = ""
@@ -45,19 +45,39 @@ class LoadReport:
     inferred: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     used: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    training_only: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     def line(self) -> str:
         """The report as one line of text."""
-        facts = ", ".join(f"{name} {value}" for name, value in self.inferred.items())
-        head = f"{self.format} ({self.weights}): {facts}; {len(self.used)} keys used"
-        if self.training_only:
-            head += f", {len(self.training_only)} of training only skipped"
-        return "; ".join([head, *self.notes])
+        head = f"{self.format} ({self.weights}): {self.sizes()}; {len(self.used)} keys used"
+        if self.skipped:
+            head += f", {len(self.skipped)} not needed at inference"
+        parts = sorted({_part(key) for key in self.skipped if not key.endswith(COUNTERS)})
+        return "; ".join([f"{head} ({', '.join(parts)})" if parts else head, *self.notes])
+
+    def sizes(self) -> str:
+        """`inferred` as text."""
+        return ", ".join(f"{name} {value}" for name, value in self.inferred.items())
+
+
+def _part(key: str) -> str:
+    """The part of a model that a key belongs to: its first two words, three under a "transformer"."""
+    words = key.split(".")
+    return ".".join(words[: 3 if "transformer" in words[:2] else 2])
 
 
 def compile_table(table: Table) -> list[tuple[re.Pattern[str], str]]:
     return [(_pattern(original), target) for original, target in table]
+
+
+def first_match(keys: Iterable[str], table: Table) -> tuple[str, str] | None:
+    """The first line of a table that any key fits: (key, second part of the line); None where none does."""
+    keys = list(keys)
+    for pattern, what in compile_table(table):
+        found = next((key for key in keys if pattern.fullmatch(key)), None)
+        if found is not None:
+            return found, what
+    return None
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -73,18 +93,18 @@ def _fill(target: str, values: Iterable[str]) -> str:
     return _TOKEN.sub(lambda _: next(found), target)
 
 
-def rename(state: Mapping[str, Tensor], table: Table, training_only: Mapping[str, str], report: LoadReport) -> dict[str, Tensor]:
+def rename(state: Mapping[str, Tensor], table: Table, skipped: Mapping[str, str], report: LoadReport) -> dict[str, Tensor]:
     """Target names and tensors of every key of `state`; unknown keys are left out and not reported as used."""
     rules = compile_table(table)
-    skipped = [(_pattern(text), why) for text, why in training_only.items()]
+    reasons = [(_pattern(text), why) for text, why in skipped.items()]
     renamed: dict[str, Tensor] = {}
     for key, tensor in state.items():
         if key.endswith("." + COUNTERS):
-            report.training_only[key] = "step counter of BatchNorm"
+            report.skipped[key] = "step counter of BatchNorm"
             continue
-        why = next((why for pattern, why in skipped if pattern.fullmatch(key)), None)
+        why = next((why for pattern, why in reasons if pattern.fullmatch(key)), None)
         if why is not None:
-            report.training_only[key] = why
+            report.skipped[key] = why
             continue
         for pattern, target in rules:
             match = pattern.fullmatch(key)
@@ -129,7 +149,7 @@ def fit(
     origin = {name: key for key, names in report.used.items() for name in names}
     unexpected = sorted(
         {
-            *(set(state) - set(report.used) - set(report.training_only)),
+            *(set(state) - set(report.used) - set(report.skipped)),
             *(origin[n] for n in renamed if n not in wanted),
         }
     )
@@ -145,8 +165,8 @@ def fit(
     ]
     if problems:
         raise SourceError(
-            f"'{ref}' does not fit {report.format}: {'; '.join(problems)}. The file is incomplete or of another "
-            "model; name the right one with --family"
+            f"'{ref}' does not fit {report.format} of {report.sizes()}: {'; '.join(problems)}. The file is incomplete or of "
+            "another model; name the right one with --family"
         )
     _untie(module, groups, renamed)
     module.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in renamed.items()}, strict=False)

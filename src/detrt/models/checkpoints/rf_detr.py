@@ -12,7 +12,6 @@ from .shapes import Shapes
 if TYPE_CHECKING:
     from torch import nn
 
-VARIANTS = ("rf_detr",)
 
 _ENCODER, _LAYER = "backbone.0.encoder.encoder", "model.backbone.backbone.encoder.layer.#"
 _ATTENTION = (
@@ -54,11 +53,12 @@ TABLE = (
     ("class_embed.@", "class_embed.@"),
     ("bbox_embed.**", "bbox_embed.**"),
 )
-TRAINING_ONLY: dict[str, str] = {}
+SKIPPED: dict[str, str] = {}
 
 
-def recognise(keys: set[str]) -> bool:
-    return f"{_ENCODER}.embeddings.cls_token" in keys and "refpoint_embed.weight" in keys
+def recognise(keys: set[str]) -> str | None:
+    marks = {f"{_ENCODER}.embeddings.cls_token", "refpoint_embed.weight"}
+    return "rf_detr" if marks <= keys else None
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
@@ -83,7 +83,6 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     resolution = int(args.get("resolution") or (560 if first else side * patch))
     windows = int(args.get("num_windows") or (4 if first else 2))
     cross_heads = int(args.get("ca_nheads") or 16)
-    report.inferred["size"] = resolution
     if not args:
         report.notes.append(f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}")
     return {
@@ -109,6 +108,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_cross_attention_heads": cross_heads,
         "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight") // cross_heads,
         "num_feature_levels": 1,
+        "family": {"size": resolution},
     }
 
 

@@ -15,7 +15,6 @@ from .shapes import Shapes, hgnet, levels_of, points_of
 if TYPE_CHECKING:
     from torch import nn
 
-VARIANTS = ("rt_detr", "rt_detr_v2", "rt_detr_v2-discrete", "deim-rt_detr_v2")
 
 _STAGE, _TO = "backbone.res_layers.#", "model.backbone.model.encoder.stages.#.layers"
 _BLOCK = tuple(
@@ -136,7 +135,7 @@ TABLE = (
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
 _TABLE_OF_SIZE = "a table for one input size, computed anew"
-TRAINING_ONLY = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
+SKIPPED = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
 
 
 def recognise(keys: set[str]) -> str | None:
@@ -158,12 +157,13 @@ def last_layer(shapes: Shapes) -> int | None:
     return 2 if bottleneck and narrow and layers == 6 else None
 
 
-def not_run(shapes: Shapes) -> dict[str, str]:
+def skipped(shapes: Shapes) -> dict[str, str]:
     last = last_layer(shapes)
     if last is None:
-        return {}
+        return SKIPPED
     names = ("decoder.decoder.layers.{}.**", "decoder.dec_score_head.{}.@", "decoder.dec_bbox_head.{}.**")
-    return {name.format(i): "a decoder layer behind the one that is evaluated" for name in names for i in range(last + 1, 6)}
+    behind = [name.format(i) for name in names for i in range(last + 1, 6)]
+    return {**SKIPPED, **dict.fromkeys(behind, "a decoder layer behind the one that is evaluated")}
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
