@@ -50,4 +50,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["detrt"]
-CMD ["serve", "/models/default", "--host", "0.0.0.0", "--port", "8000", "--devices", "all"]
+CMD ["serve", "/models/default", "--host", "0.0.0.0", "--port", "8000", "--device", "cuda:all"]

@@ -6,7 +6,7 @@ import pytest
 from runtime_cases import make_spec
 
 from detrt.errors import SpecError
-from detrt.spec import ModelSpec
+from detrt.spec import ModelSpec, parse_size
 
 
 def test_json_round_trip():
@@ -119,3 +119,10 @@ def test_bad_json(text, words):
     with pytest.raises(SpecError) as caught:
         ModelSpec.from_json(text)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_parse_size():
+    assert parse_size("480x640") == (480, 640) and parse_size("640") == (640, 640)
+    for text in ("", "x", "-5", "1x2x3", "12.5", "0x5", "480,640"):
+        with pytest.raises(SpecError, match="--size"):
+            parse_size(text)

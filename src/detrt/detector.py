@@ -21,14 +21,13 @@ from .data.raw_image import LoadedImage, as_array
 from .detections import Detections
 from .errors import PromptError, SessionError, SpecError
 from .spec import ModelSpec
-from .system import usable_cores
+from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
 from .text.prompts import Prompt
 
 if TYPE_CHECKING:
     from .backends.gpu.decoder import GpuDecoder
 
-IMAGE_DECODERS = ("cpu", "gpu")
 MAX_DECODERS, MAX_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
 AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,6 +24,8 @@ from .data.preprocess import preprocess
 from .data.scenes.scene import draw_scene
 from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
 from .models.contract import ExportConfig
+from .models.families import Family
+from .models.load import LoadOptions
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
 from .spec import ModelSpec
@@ -63,29 +65,68 @@ def build(
     engines: Sequence[EngineConfig] = (EngineConfig(),),
     packages: Sequence[InductorConfig] = (),
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
-    provider: str | None = None,
-    trust_remote_code: bool = False,
-    labels: Path | str | None = None,
-    family: str | None = None,
-    tokenizer: Path | str | None = None,
+    try_devices: Sequence[str] = (),
+    load: LoadOptions | None = None,
     progress: Progress | None = None,
+    **changes: Any,
 ) -> BuildReport:
     """Build a bundle in `output`.
 
-    model: a checkpoint reference (see `load_source`) or an ONNX file with its spec. engines: one
-    engine file for each; empty for a bundle with the ONNX file alone. packages: the checkpoint compiled by PyTorch, a
-    file for each. precision: the types of the graph; anything but fp32 turns `model.onnx` itself, and adds `ranges.json`
-    where images were given. provider: of ONNX Runtime ("cuda"), with which the finished graph is tried. tokenizer: see
-    `load_source`. A model that takes a prompt brings its text tower and its tokenizer, and an engine of the
-    tower beside each engine; the tower stays FP32. An existing bundle in `output` is replaced when everything is done, and stays as it was if anything fails.
+    A model that takes a prompt brings its text encoder and its tokenizer, and an engine of the encoder beside each engine; the
+    encoder stays FP32. An existing bundle in `output` is replaced when everything is done, and stays as it was if anything fails.
+
+    Args:
+        model: a checkpoint reference (see `load_source`), or an ONNX file with its spec.
+        output: folder of the bundle.
+        export: how the checkpoint becomes an ONNX graph.
+        engines: one engine file for each; empty for a bundle without engines.
+        packages: one package compiled by PyTorch for each.
+        precision: precision of the graph; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
+            images are given.
+        try_devices: devices ("cuda", "cpu") on which ONNX Runtime runs the finished graph once.
+        load: how the checkpoint is read.
+        progress: called with (stage, fraction from 0 to 1 or None where it is not known, text).
+        changes: fields of `LoadOptions` by name, e.g. `labels="names.txt"`.
 
     Raises:
-        SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError;
+        SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError: as the stages.
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was asked for.
     """
+    load = replace(load or LoadOptions(), **changes)
+    engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
+    _check_engines(engines, export, precision)
+    check_packages(packages, str(model), export, precision.precision)
+    warnings = check_before(precision, engines)
+    is_onnx = str(model).lower().endswith(".onnx")
+    if is_onnx:
+        _refuse_export_choices(model, export, load)
+    elif (Path(model) / MANIFEST).is_file():
+        raise SourceError(f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'")
+    with _new_folder(Path(output)) as folder:
+        work = _Builder(folder, precision, progress or (lambda stage, fraction, text: None), warnings)
+        if is_onnx:
+            work.adopt(Path(model))
+        else:
+            work.export(str(model), export, engines, load)
+        if precision.precision != "fp32":
+            work.convert()
+        work.add_files()
+        for config in engines:
+            # An ONNX file may be in a low precision already.
+            work.build_engine(config, check=precision.precision != "fp32" or not is_onnx)
+        if packages:
+            work.build_packages(str(model), packages, load)
+        for device in try_devices:
+            work.try_device(device)
+        work.save()
+    notes = tuple(work.provenance.options.get("loading", ()))
+    return BuildReport(Bundle.open(output), tuple(work.stages), tuple(work.warnings), notes)
+
+
+def _check_engines(engines: Sequence[EngineConfig], export: ExportConfig, precision: PrecisionConfig) -> None:
+    """Refuse engines that cannot be built, before minutes of export."""
     from .backends.tensorrt.bindings import check_installed
 
-    engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     names = [engine_name(config, precision.target) for config in engines]
     if len(set(names)) != len(names):
         raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
@@ -96,58 +137,127 @@ def build(
                 "--msda gather"
             )
         if export.msda == "plugin" and not config.plugins:
-            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/guide/plugin.md)")
-        check_installed(config.target)  # before minutes of export, not after them
-    check_packages(packages, str(model), export, precision.precision)
-    warnings = check_before(precision, engines)
-    say = progress or (lambda stage, fraction, text: None)
-    stages: list[Stage] = []
-    is_onnx = str(model).lower().endswith(".onnx")
-    if is_onnx:
-        _refuse_export_choices(model, export, labels, family, tokenizer)
-    elif (Path(model) / MANIFEST).is_file():
-        raise SourceError(f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'")
-    with _new_folder(Path(output)) as folder:
-        if is_onnx:
-            spec, provenance = _adopt(Path(model), folder, stages)
-            check_prompt(spec, precision)
-        else:
-            spec, provenance = _export(
-                str(model), folder, export, engines, precision, trust_remote_code, (labels, family, tokenizer), stages, say
-            )
-        if precision.precision != "fp32":
-            provenance = _convert(folder, spec, provenance, precision, stages, warnings, say)
-        entries = _model_entries(folder, spec)
-        for config, name in zip(engines, names, strict=True):
-            start = time.perf_counter()
-            built = build_engine(
-                folder / MODEL,
-                folder / name,
-                config,
-                spec,
-                progress=lambda fraction, text, name=name: say(f"engine {name}", fraction, text),
-            )
-            warnings.extend(built.warnings)
-            if precision.precision != "fp32" or not is_onnx:  # an ONNX file may come typed already
-                check_engine(built.facts, precision)
-            entries.append(_entry(folder, name, "engine", built.facts))
-            verdict = f"{built.facts.layers} layers, {built.facts.precision}"
-            stages.append(Stage(f"engine {config.label}", time.perf_counter() - start, built.size, verdict))
-            if spec.text is not None and spec.text.tower:
-                entries.append(_tower_engine(folder, name, spec, spec.text.tower, config, stages, warnings, say))
-        if packages:
-            loading = {"trust_remote_code": trust_remote_code, "labels": labels, "family": family, "tokenizer": tokenizer}
-            for one in build_packages(str(model), folder, MODEL, packages, spec, precision.precision, loading, say):
-                stages.append(Stage(one.name, one.seconds, one.built.size, one.verdict))
-                entries.append(_entry(folder, one.built.path.name, "inductor", one.built.facts))
-        if provider is not None:
-            say("onnxruntime", None, f"trying the provider {provider}")
-            stages.append(Stage(*try_provider(folder / MODEL, spec, provider)))
-        seconds = {stage.name: round(stage.seconds, 3) for stage in stages}
-        provenance = replace(provenance, options={**provenance.options, "seconds": seconds})
-        Bundle(folder, spec, provenance, tuple(entries)).save()
-    notes = tuple(provenance.options.get("loading", ()))
-    return BuildReport(Bundle.open(output), tuple(stages), tuple(warnings), notes)
+            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/plugin.md)")
+        check_installed(config.target)
+
+
+class _Builder:
+    """The stages of one build, in a folder that is not the bundle yet.
+
+    Attributes:
+        stages: the finished stages.
+        warnings: of all stages.
+        entries: the files of the bundle.
+        spec, provenance: of the graph, set by `adopt` or `export`.
+    """
+
+    spec: ModelSpec
+    provenance: Provenance
+
+    def __init__(self, folder: Path, precision: PrecisionConfig, say: Progress, warnings: Iterable[str]) -> None:
+        self._folder = folder
+        self._precision = precision
+        self._say = say
+        self.stages: list[Stage] = []
+        self.warnings = list(warnings)
+        self.entries: list[BundleFile] = []
+
+    def adopt(self, path: Path) -> None:
+        """Copy an ONNX file and what belongs to it."""
+        start = time.perf_counter()
+        self.spec, self.provenance = _adopt(path, self._folder)
+        self._done("copy", start, path.stat().st_size, f"spec of {self.spec.family}")
+        check_prompt(self.spec, self._precision)
+
+    def export(self, ref: str, config: ExportConfig, engines: Sequence[EngineConfig], load: LoadOptions) -> None:
+        """Load the checkpoint, export it, and compare the graph with it."""
+        from .export import export_onnx
+        from .export.trace import options_of
+        from .models.load import load_source
+
+        start = time.perf_counter()
+        self._say("load", None, ref)
+        source = load_source(ref, load)
+        check_prompt(source.spec, self._precision)  # before minutes of export
+        _check_sizes(source.family, engines)
+        loaded = time.perf_counter()
+        self._done("load", start, 0, f"{source.family.title}, {source.provenance.parameters / 1e6:.1f} M parameters")
+        report = export_onnx(source, self._folder / MODEL, config, progress=lambda text: self._say("export", None, text))
+        size = sum(path.stat().st_size for path in self._folder.iterdir())
+        verdict = f"{report.summary.nodes} nodes, opset {report.summary.opset}"
+        self.stages.append(Stage("export", report.seconds, size, verdict))
+        if report.errors:
+            cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
+            verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
+            self._done("check", loaded + report.seconds, 0, verdict)
+        origin: dict[str, Any] = {"family": load.family, "loading": list(source.notes)}
+        origin |= {key: str(path) for key, path in (("labels", load.labels), ("tokenizer", load.tokenizer)) if path is not None}
+        options = {"export": options_of(config), **{key: value for key, value in origin.items() if value}}
+        self.spec, self.provenance = report.spec, replace(source.provenance, options=options)
+
+    def convert(self) -> None:
+        """The precision stage; its options and its report go into the provenance."""
+        from .precision.stage import convert_file
+
+        start = time.perf_counter()
+        say = self._say
+        report = convert_file(
+            self._folder / MODEL, self.spec, self._precision, lambda done, text: say("precision", done, text), self._folder
+        )
+        size = sum(path.stat().st_size for path in self._folder.glob(MODEL + "*"))
+        self._done(f"precision {report.precision}", start, size, report.verdict)
+        self.warnings.extend(report.warnings)
+        facts = {**self._precision.to_dict(), **report.to_dict()}
+        self.provenance = replace(self.provenance, options={**self.provenance.options, "precision": facts})
+
+    def add_files(self) -> None:
+        """Enter what the graph consists of."""
+        self.entries += _model_entries(self._folder, self.spec)
+
+    def build_engine(self, config: EngineConfig, *, check: bool) -> None:
+        """The engine of the detector, and the one of its text encoder. check: compare its precision with the requested one."""
+        name = engine_name(config, self._precision.target)
+        facts = self._engine(MODEL, name, config, "engine")
+        if check:
+            check_engine(facts, self._precision)
+        if self.spec.text is not None and self.spec.text.tower:
+            self._engine(self.spec.text.tower, text_engine_name(name), config, "text-engine")
+
+    def _engine(self, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
+        start = time.perf_counter()
+        built = build_engine(
+            self._folder / graph,
+            self._folder / name,
+            config,
+            self.spec,
+            progress=lambda fraction, text: self._say(f"engine {name}", fraction, text),
+        )
+        self.warnings.extend(built.warnings)
+        self.entries.append(_entry(self._folder, name, kind, built.facts))
+        title = kind.replace("-", " ")
+        self._done(f"{title} {config.label}", start, built.size, f"{built.facts.layers} layers, {built.facts.precision}")
+        return built.facts
+
+    def build_packages(self, model: str, packages: Sequence[InductorConfig], load: LoadOptions) -> None:
+        """The checkpoint compiled by PyTorch."""
+        precision = self._precision.precision
+        for one in build_packages(model, self._folder, MODEL, packages, self.spec, precision, load.to_dict(), self._say):
+            self.stages.append(Stage(one.name, one.seconds, one.built.size, one.verdict))
+            self.entries.append(_entry(self._folder, one.built.path.name, "inductor", one.built.facts))
+
+    def try_device(self, device: str) -> None:
+        """Run the finished graph once with ONNX Runtime."""
+        self._say("onnxruntime", None, f"trying {device}")
+        self.stages.append(_try_device(self._folder / MODEL, self.spec, device))
+
+    def save(self) -> None:
+        """Write the manifest of the bundle."""
+        seconds = {stage.name: round(stage.seconds, 3) for stage in self.stages}
+        self.provenance = replace(self.provenance, options={**self.provenance.options, "seconds": seconds})
+        Bundle(self._folder, self.spec, self.provenance, tuple(self.entries)).save()
+
+    def _done(self, name: str, start: float, size: int, verdict: str) -> None:
+        self.stages.append(Stage(name, time.perf_counter() - start, size, verdict))
 
 
 def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
@@ -165,33 +275,8 @@ def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
         )
 
 
-def _tower_engine(
-    folder: Path,
-    engine: str,
-    spec: ModelSpec,
-    tower: str,
-    config: EngineConfig,
-    stages: list[Stage],
-    warnings: list[str],
-    say: Progress,
-) -> BundleFile:
-    """The engine of the text tower that belongs to the detector's `engine`."""
-    name, start = tower_engine_name(engine), time.perf_counter()
-    built = build_engine(
-        folder / tower,
-        folder / name,
-        config,
-        spec,
-        progress=lambda fraction, text: say(f"engine {name}", fraction, text),
-    )
-    warnings.extend(built.warnings)
-    verdict = f"{built.facts.layers} layers, {built.facts.precision}"
-    stages.append(Stage(f"text engine {config.label}", time.perf_counter() - start, built.size, verdict))
-    return _entry(folder, name, "text-engine", built.facts)
-
-
-def tower_engine_name(engine: str) -> str:
-    """The file of the text tower's engine: `text.` for `model.` of the detector's."""
+def text_engine_name(engine: str) -> str:
+    """The file of the text encoder's engine: `text.` for `model.` of the detector's."""
     return "text." + engine.removeprefix("model.")
 
 
@@ -200,92 +285,36 @@ def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
     return f"model.{config.label}{'' if precision == 'fp32' else '.' + precision}.engine"
 
 
-def _convert(
-    folder: Path,
-    spec: ModelSpec,
-    provenance: Provenance,
-    config: PrecisionConfig,
-    stages: list[Stage],
-    warnings: list[str],
-    say: Progress,
-) -> Provenance:
-    """The precision stage; its choices and its report go into the provenance."""
-    from .precision.stage import convert_file
-
-    start = time.perf_counter()
-    report = convert_file(folder / MODEL, spec, config, lambda done, text: say("precision", done, text), folder)
-    size = sum(path.stat().st_size for path in folder.glob(MODEL + "*"))
-    stages.append(Stage(f"precision {report.precision}", time.perf_counter() - start, size, report.verdict))
-    warnings.extend(report.warnings)
-    return replace(provenance, options={**provenance.options, "precision": {**config.to_dict(), **report.to_dict()}})
-
-
-def _export(
-    ref: str,
-    folder: Path,
-    config: ExportConfig,
-    engines: Sequence[EngineConfig],
-    precision: PrecisionConfig,
-    trust_remote_code: bool,
-    names: tuple[Path | str | None, str | None, Path | str | None],
-    stages: list[Stage],
-    say: Progress,
-) -> tuple[ModelSpec, Provenance]:
-    """names: the file of class names, the family and the tokenizer that the caller gave."""
-    from .export import export_onnx
-    from .export.trace import options_of
-    from .models.load import load_source
-
-    start = time.perf_counter()
-    say("load", None, ref)
-    labels, family, tokenizer = names
-    source = load_source(ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
-    check_prompt(source.spec, precision)  # before minutes of export
+def _check_sizes(family: Family, engines: Sequence[EngineConfig]) -> None:
+    """Refuse a range of sizes for a family that takes one."""
     for engine in engines:
         for name in ("height", "width"):
             sides = getattr(engine, name)
-            if sides is not None and sides[0] != sides[2] and not source.family.dynamic:
+            if sides is not None and sides[0] != sides[2] and not family.dynamic:
                 raise ExportError(
-                    f"{source.family.title} takes one fixed {name}, because {source.family.fixed_reason}; "
+                    f"{family.title} takes one fixed {name}, because {family.fixed_reason}; "
                     f"got --{name} {','.join(map(str, sides))}; give one number, or leave it out"
                 )
-    loaded = time.perf_counter()
-    parameters = f"{source.family.title}, {source.provenance.parameters / 1e6:.1f} M parameters"
-    stages.append(Stage("load", loaded - start, 0, parameters))
-    report = export_onnx(source, folder / MODEL, config, progress=lambda text: say("export", None, text))
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    stages.append(Stage("export", report.seconds, size, f"{report.summary.nodes} nodes, opset {report.summary.opset}"))
-    if report.errors:
-        seconds = time.perf_counter() - loaded - report.seconds
-        cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
-        verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
-        stages.append(Stage("check", seconds, 0, verdict))
-    told: dict[str, Any] = {"family": family, "loading": list(source.notes)}
-    told |= {key: str(path) for key, path in (("labels", labels), ("tokenizer", tokenizer)) if path is not None}
-    options = {"export": options_of(config), **{key: value for key, value in told.items() if value}}
-    return report.spec, replace(source.provenance, options=options)
 
 
-def _refuse_export_choices(
-    model: Path | str,
-    export: ExportConfig,
-    labels: Path | str | None,
-    family: str | None,
-    tokenizer: Path | str | None,
-) -> None:
+def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOptions) -> None:
     """A finished graph cannot be exported otherwise; leaving a choice out silently would hide that.
 
     Height and width are not refused: they also choose the engine's profile.
     """
-    if labels is not None:
+    if load.labels is not None:
         raise SpecError(
-            f"--labels '{labels}' cannot be given with '{model}': the labels of an ONNX file are part of its spec; "
+            f"--labels '{load.labels}' cannot be given with '{model}': the labels of an ONNX file are part of its spec; "
             "give them to detrt export"
         )
-    if family is not None:
-        raise SpecError(f"--family {family} says how a checkpoint is read, and '{model}' is exported already; leave it out")
-    if tokenizer is not None:
-        raise SpecError(f"--tokenizer '{tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out")
+    if load.family is not None:
+        raise SpecError(f"--family {load.family} says how a checkpoint is read, and '{model}' is exported already; leave it out")
+    if load.tokenizer is not None:
+        raise SpecError(
+            f"--tokenizer '{load.tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out"
+        )
+    if load.trust_remote_code:
+        raise SpecError(f"--trust-remote-code has no effect on '{model}', which is exported already; leave it out")
     usual = ExportConfig()
     for field in fields(ExportConfig):
         given = getattr(export, field.name)
@@ -298,12 +327,11 @@ def _refuse_export_choices(
             )
 
 
-def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Provenance]:
+def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
     """Copy an ONNX file and its external weights into the bundle."""
     from . import graph
     from .models.source import versions
 
-    start = time.perf_counter()
     check_model_file(path)
     spec = graph.read_spec(path)
     for name in graph.data_files(path):
@@ -316,7 +344,6 @@ def _adopt(path: Path, folder: Path, stages: list[Stage]) -> tuple[ModelSpec, Pr
             shutil.copyfile(path.parent / name, folder / name)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     provenance = Provenance(path.name, files.sha256_of(path), versions=versions(), created=created)
-    stages.append(Stage("copy", time.perf_counter() - start, path.stat().st_size, f"spec of {spec.family}"))
     return spec, provenance
 
 
@@ -391,17 +418,21 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
     }
 
 
-# `detrt build --target onnxruntime --provider cuda`: the finished graph run once with a provider of ONNX Runtime.
-def try_provider(path: Path, spec: ModelSpec, provider: str) -> tuple[str, float, int, str]:
-    """(back end, seconds, 0 bytes written, verdict): opened and, for a model of fixed classes, run on a drawn scene.
+def _try_device(path: Path, spec: ModelSpec, device: str) -> Stage:
+    """Open a graph with ONNX Runtime and, for a model of fixed classes, run it on a drawn scene.
 
     Raises:
         SessionError: it cannot run there.
     """
     start = time.perf_counter()
-    with OnnxSession(path, spec, provider=provider) as session:
+    with OnnxSession(path, spec, provider=device) as session:
         verdict = "opened"
         if spec.text is None:
             session.run(preprocess([draw_scene(0, size_hw=spec.input.size_hw).image], spec).feeds)
+<<<<<<< HEAD
             verdict = "runs as a CUDA graph" if provider.startswith("cuda") else "runs"
         return session.info.name, time.perf_counter() - start, 0, session.info.note or verdict
+=======
+            verdict = "runs as a CUDA graph" if session.backend == "onnxruntime-cuda" else "runs"
+        return Stage(session.backend, time.perf_counter() - start, 0, session.note or verdict)
+>>>>>>> 3993082 (Declare each option once, in the config dataclass that it sets)

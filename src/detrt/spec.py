@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
@@ -379,3 +380,11 @@ def text_inputs(spec: ModelSpec) -> list[str]:
 def is_tower(inputs: tuple[TensorInfo, ...]) -> bool:
     """Whether a model with these inputs is a text tower."""
     return {info.name for info in inputs} == set(TOWER_INPUTS)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """ "480x640" -> (480, 640), (height, width) in pixels; "640" -> (640, 640). Raises SpecError."""
+    match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
+    if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
+        raise SpecError(f"--size must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {text!r}")
+    return int(match[1]), int(match[2] or match[1])

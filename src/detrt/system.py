@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata, util
 from typing import Any
 
 from .errors import SessionError
@@ -74,6 +73,8 @@ def diagnose() -> Diagnosis:
 
 
 def _package(name: str) -> Package:
+    from importlib import metadata, util  # slow to load, which help need not wait for
+
     module, extra, purpose = PACKAGES[name]
     version: str | None = None
     try:
@@ -176,18 +177,18 @@ def peak_memory_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-# `--devices 0,1`: which processors to run on, and opening a model on exactly one of them.
 CPU = "cpu"
-_FORM = "numbers of GPUs and 'cpu' with commas, or all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu"
+IMAGE_DECODERS = ("cpu", "gpu")
+_FORM = "comma-separated numbers of GPUs and 'cpu', or cuda:all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu"
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """ "0,1" -> ("cuda:0", "cuda:1"); also "cuda:1", "cpu", and "all" for every GPU.
+    """ "0,1" -> ("cuda:0", "cuda:1"); also "cuda:1", "cpu", and "cuda:all" for every GPU.
 
     A device may be named several times: that many processes then share it.
 
     Raises:
-        SessionError: another form, or "all" where there is no GPU.
+        SessionError: another form, or "cuda:all" where there is no GPU.
     """
     found = []
     for part in (piece.strip().lower() for piece in text.split(",")):
@@ -198,10 +199,10 @@ def parse_devices(text: str) -> tuple[str, ...]:
             found.append(CPU)
         elif part in ("cuda", "gpu"):
             found.append("cuda:0")
-        elif part == "all":
+        elif part in ("all", "cuda:all"):
             found += _every_gpu()
         else:
-            raise SessionError(f"--devices takes {_FORM}; got {text!r}")
+            raise SessionError(f"--device takes {_FORM}; got {text!r}")
     return tuple(found)
 
 
@@ -214,11 +215,11 @@ def _every_gpu() -> list[str]:
             done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SessionError(
-                f"--devices all: nvidia-smi, which lists the GPUs, cannot be run ({error}); name them: 0,1"
+                f"--device cuda:all: nvidia-smi, which lists the GPUs, cannot be run ({error}); name them: 0,1"
             ) from None
         count = len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
     if not count:
-        raise SessionError("--devices all: there is no NVIDIA GPU here; name the devices, e.g. --devices cpu,cpu")
+        raise SessionError("--device cuda:all: there is no NVIDIA GPU here; name the devices, e.g. --device cpu,cpu")
     return [f"cuda:{index}" for index in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""--devices: worker processes on this machine's CPU; the same results as one process, also when a worker is killed."""
+"""Several devices: worker processes on this machine's CPU; the same results as one process, also when a worker is killed."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_other_forms_are_refused(text):
 
 def test_all_is_every_visible_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
-    assert parse_devices("all") == ("cuda:0", "cuda:1", "cuda:2")
+    assert parse_devices("cuda:all") == ("cuda:0", "cuda:1", "cuda:2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SessionError, match="no NVIDIA GPU"):
-        parse_devices("all")
+        parse_devices("cuda:all")
 
 
 def test_cores_are_shared():
@@ -89,7 +89,7 @@ def test_the_same_in_the_same_order(cli, place):
     outputs = ["-t", 0.1, "--batch", 3, "--coco", "o.json", "--csv", "o.csv", "--json", "-", "-q"]
     one = cli("detect", "bundle", "many", *outputs, code=2)
     files = [(place / name).read_text() for name in ("o.json", "o.csv")]
-    three = cli("detect", "bundle", "many", *outputs, "--devices", "cpu,cpu,cpu", code=2)
+    three = cli("detect", "bundle", "many", *outputs, "--device", "cpu,cpu,cpu", code=2)
     assert one.lines == three.lines and len(one.lines) == 39 + 12
     assert files == [(place / name).read_text() for name in ("o.json", "o.csv")]
     assert "007.png" in three.err and "1 of 41 inputs" in three.err
@@ -98,13 +98,13 @@ def test_the_same_in_the_same_order(cli, place):
 def test_annotated_copies_are_the_same(cli, place):
     shades(place / "many", 12)
     cli("detect", "bundle", "many", "-q", "--save-dir", "one")
-    cli("detect", "bundle", "many", "-q", "--save-dir", "two", "--devices", "cpu,cpu")
+    cli("detect", "bundle", "many", "-q", "--save-dir", "two", "--device", "cpu,cpu")
     one, two = snapshot(place / "one"), snapshot(place / "two")
     assert one == two and len(one) == 13
 
 
 def test_standard_output_and_summary(place):
-    result = run_process("detect", "bundle", "in", "--devices", "cpu,cpu", "--json", "-", cwd=place)
+    result = run_process("detect", "bundle", "in", "--device", "cpu,cpu", "--json", "-", cwd=place)
     assert result.code == 0 and len(result.lines) == 2
     assert "onnxruntime-cpu on cpu, cpu" in result.err and "Traceback" not in result.err
 
@@ -171,13 +171,13 @@ def test_nothing_is_left_running(place):
 
 
 def test_refusals(cli, place):
-    cli.refused("detect", "bundle", "in", "--devices", "0,x", names="'0,x'", advice="0,1")
-    cli.refused("detect", "bundle", "in", "--devices", "cpu", "--device", "cuda:1", names="cuda:1", advice="leave out")
-    cli.refused("detect", "bundle", "in", "--devices", "cpu", "--provider", "cuda", names="--provider", advice="leave out")
-    cli.refused("detect", "nothing", "in", "--devices", "cpu,cpu", names="'nothing'", advice="give a bundle")
-    message = cli.refused("detect", "bundle", "in", "--devices", "0", names="cuda:0", advice="onnxruntime-gpu|cpu")
+    cli.refused("detect", "bundle", "in", "--device", "0,x", names="'0,x'", advice="0,1")
+    cli.refused("detect", "bundle", "in", "--device", "cpu", "--device", "cuda:1", names="cuda:1", advice="leave out")
+    cli.refused("detect", "bundle", "in", "--device", "cpu", "--provider", "cuda", names="--provider", advice="leave out")
+    cli.refused("detect", "nothing", "in", "--device", "cpu,cpu", names="'nothing'", advice="give a bundle")
+    message = cli.refused("detect", "bundle", "in", "--device", "0", names="cuda:0", advice="onnxruntime-gpu|cpu")
     assert "Traceback" not in message
-    cli.refused("detect", "bundle", "in", "--devices", "cpu", "--classes", "purple", names="'purple'", advice="it has")
+    cli.refused("detect", "bundle", "in", "--device", "cpu", "--classes", "purple", names="'purple'", advice="it has")
 
 
 def test_evaluation_is_the_same(cli, place):
@@ -191,7 +191,7 @@ def test_evaluation_is_the_same(cli, place):
     (place / "truth.json").write_text(json.dumps(truth))
     common = ["eval", "bundle", "--ground-truth", "truth.json", "--images", "many", "--batch", 2]
     one = cli(*common, "--save", "one.json", "--json", "-").json
-    two = cli(*common, "--save", "two.json", "--json", "-", "--devices", "cpu,cpu", "--resume", "state").json
+    two = cli(*common, "--save", "two.json", "--json", "-", "--device", "cpu,cpu", "--resume", "state").json
     assert (place / "one.json").read_text() == (place / "two.json").read_text()
     assert {**one, "seconds": 0} == {**two, "seconds": 0} and one["AP"] > 0
     # Goes on from the state of several devices on one.

@@ -19,11 +19,11 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from onnx_models import make_model, make_spec
 
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.cli.detect import detect, parse_size
+from detrt.cli.detect import detect
 from detrt.data.images import Input, expand_inputs
 from detrt.data.video import read_frames, video_facts, video_writer
 from detrt.detector import Detector
-from detrt.errors import DetrtError, ImageError, MissingPackageError, OutputError, SpecError
+from detrt.errors import DetrtError, ImageError, MissingPackageError, OutputError
 from detrt.jobs.annotate import AnnotatedCopies
 from detrt.jobs.run import detect_inputs, outside_of
 
@@ -186,7 +186,7 @@ def test_spec_file_and_size(folder):
         (["in", "--coco", "c.json", "--coco-images", "x.json"], "x.json"),
         (["missing.jpg"], "missing.jpg"),
         (["in", "--backend", "cuda"], "'cuda'"),
-        (["in", "--provider", "tpu"], "'tpu'"),
+        (["in", "--device", "tpu"], "'tpu'"),
         (["in", "--spec", "no.json"], "no.json"),
         (["in/img2.png", "--save-dir", "in"], "replace the input 'in/img2.png'"),
         (["in", "--json", "model.onnx/x.json"], "model.onnx/x.json"),
@@ -204,13 +204,6 @@ def test_bad_arguments(folder, arguments, word):
 def test_bad_model(folder):
     _, error = run("gone.onnx", "in", code=2)
     assert "gone.onnx" in error
-
-
-def test_parse_size():
-    assert parse_size("480x640") == (480, 640) and parse_size("640") == (640, 640) and parse_size(None) is None
-    for text in ("", "x", "-5", "1x2x3", "12.5", "999999"):
-        with pytest.raises(SpecError, match="--size"):
-            parse_size(text)
 
 
 def test_outside_of(folder):

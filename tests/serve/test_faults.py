@@ -320,7 +320,7 @@ def test_api_key(model):
         (["toy.onnx", "--max-batch", "0"], "0", "--max-batch must be from 1"),
         (["toy.onnx", "a/toy.onnx"], "toy", "give one of them another"),
         (["toy.onnx", "--host", "not an address"], "not an address", "127.0.0.1"),
-        (["toy.onnx", "--devices", "tpu"], "tpu", "numbers of GPUs"),
+        (["toy.onnx", "--device", "tpu"], "tpu", "numbers of GPUs"),
         (["toy.onnx", "--max-body-mib", "900"], "900", "--max-held-mib"),
         (["a b=toy.onnx"], "a b", "give another one"),
         (["toy.onnx", "--api-key-file", "none.txt"], "none.txt", "write the key"),

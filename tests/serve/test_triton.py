@@ -224,16 +224,14 @@ def test_the_configuration_says_what_the_model_has(place):
 
 def test_choices(cli, place):
     options = ["--name", "net.v1", "--max-batch", 8, "--max-delay-ms", 0.5, "--preferred-batch", "4,8", "--queue", 100]
-    out = cli(
-        "triton-repo", "bundle", "-o", "repo", *options, "--instances", 2, "--devices", "0,1", "--model-only", "--json", "-"
-    )
+    out = cli("triton-repo", "bundle", "-o", "repo", *options, "--instances", 2, "--device", "0,1", "--model-only", "--json", "-")
     assert out.json["models"] == ["net.v1_model"] and out.json["command"] == "tritonserver --model-repository=repo"
     config = read("repo/net.v1_model/config.pbtxt")
     batching, (group,) = config.dynamic_batching, config.instance_group
     assert list(batching.preferred_batch_size) == [4, 8] and batching.max_queue_delay_microseconds == 500
     assert batching.default_queue_policy.max_queue_size == 100
     assert (group.count, list(group.gpus), group.kind) == (2, [0, 1], group.KIND_GPU)
-    cli("triton-repo", "bundle", "-o", "repo", "--devices", "cpu", "--no-warmup", "--plugin", "/lib/x.so", "-t", 0.25)
+    cli("triton-repo", "bundle", "-o", "repo", "--device", "cpu", "--no-warmup", "--plugin", "/lib/x.so", "-t", 0.25)
     config = read("repo/bundle_model/config.pbtxt")
     assert config.instance_group[0].kind == config.instance_group[0].KIND_CPU and not config.model_warmup
     assert read("repo/bundle_postprocess/config.pbtxt").parameters["threshold"].string_value == "0.25"
@@ -320,7 +318,7 @@ def test_refusals(cli, place):
         (["--max-delay-ms", -1], "-1", "0 to 10000"),
         (["--preferred-batch", "4,x"], "'4,x'", "4,8"),
         (["--preferred-batch", "32"], "32", "--max-batch"),
-        (["--devices", "0,cpu"], "'0,cpu'", "not on both"),
+        (["--device", "0,cpu"], "'0,cpu'", "not on both"),
         (["--threshold", 2], "2", "0 to 1"),
         (["--instances", 0], "0", "at least 1"),
     ):

@@ -18,7 +18,12 @@ from ..errors import DetrtError
 
 _INTERRUPTED = 130
 # Options of earlier versions -> what to write now.
-_RENAMED = {"--decode": "--image-decoder cpu or --image-decoder gpu"}
+_RENAMED = {
+    "--decode": "--image-decoder cpu or --image-decoder gpu",
+    "--devices": "--device, which takes several: --device 0,1",
+    "--pictures": "--report-images",
+    "--provider": "--device, e.g. --device cuda:0, with --backend onnxruntime where a bundle has an engine or package as well",
+}
 
 app = typer.Typer(
     name="detrt",

@@ -76,14 +76,13 @@ def bench(
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
     from ..bench.config import BenchConfig
     from ..bench.run import bench as run
-    from . import options as choices
+    from ..spec import parse_size
     from . import show
 
     show.check_json(json_file)
-    tall, wide = choices.sizes(size, None, None)
     config = BenchConfig(
         batches=_batches(batch),
-        size_hw=(tall[0], wide[0]) if tall and wide else None,
+        size_hw=None if size is None else parse_size(size),
         repeats=repeats,
         warmup=warmup,
         threads=threads,

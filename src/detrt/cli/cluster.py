@@ -1,42 +1,118 @@
-"""`detrt detect --cluster ray`: what the options mean, and what is said at the end."""
+"""`detrt detect --cluster ray`: its options, and what is printed at the end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data.coco import load_coco
 from ..errors import DetrtError, ImageError
+from .options import Given
 
 CLUSTERS = ("ray",)
+_NEEDED = {"cluster": CLUSTERS}
 
 
-def check_options(cluster: str | None, output: str | None, alone: Mapping[str, object], with_it: Mapping[str, object]) -> None:
-    """Refuse options that do nothing. alone: those without a use on a cluster; with_it: those with a use there only."""
-    if cluster is None:
-        given = [name for name, value in {"--output": output, **with_it}.items() if value]
-        if given:
-            raise DetrtError(f"{given[0]} does nothing without --cluster ray; give both, or leave it out")
-        return
-    if cluster not in CLUSTERS:
-        raise DetrtError(f"--cluster must be {' or '.join(CLUSTERS)}; got {cluster!r}")
-    if output is None:
-        raise DetrtError("--cluster ray needs --output DIR, where the results go; DIR may be an address such as s3://bucket/run1")
-    given = [name for name, value in alone.items() if value]
-    if given:
-        raise DetrtError(
-            f"{given[0]} has no use with --cluster ray, which writes Parquet and COCO files to --output; leave it out"
-        )
+def _cluster(text: str) -> str:
+    if text not in CLUSTERS:
+        raise DetrtError(f"--cluster must be {' or '.join(CLUSTERS)}; got {text!r}")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How a run over many images is spread over a cluster; see `detrt.jobs.ray.job.ClusterConfig`.
+
+    Raises:
+        DetrtError: a cluster without an output folder.
+    """
+
+    cluster: str | None = field(
+        default=None,
+        metadata={"help": "Run on a cluster: ray (docs/guide/cluster.md).", "panel": "Cluster", "parse": _cluster},
+    )
+    output: str | None = field(
+        default=None,
+        metadata={"help": "Folder or address for Parquet and COCO results.", "panel": "Cluster", "needs": _NEEDED},
+    )
+    ray_address: str | None = field(
+        default=None,
+        metadata={
+            "help": "auto, HOST:6379 or ray://HOST:10001; default: this machine.",
+            "panel": "Cluster",
+            "needs": _NEEDED,
+        },
+    )
+    actors: int | None = field(
+        default=None, metadata={"help": "Number of workers; default: as many as fit.", "panel": "Cluster", "needs": _NEEDED}
+    )
+    gpus_per_actor: float | None = field(
+        default=None,
+        metadata={"help": "0 to 1, e.g. 0.5; default: 1 where there are GPUs.", "panel": "Cluster", "needs": _NEEDED},
+    )
+    cpus_per_actor: float | None = field(
+        default=None,
+        metadata={"help": "CPUs of a worker, which decode its images too (1).", "panel": "Cluster", "needs": _NEEDED},
+    )
+    shard: int | None = field(
+        default=None,
+        metadata={"help": "Images per task, and rows per result file (256).", "panel": "Cluster", "needs": _NEEDED},
+    )
+    retry_bad: bool = field(
+        default=False, metadata={"help": "Try files with unreadable images again.", "panel": "Cluster", "needs": _NEEDED}
+    )
+    merge: bool = field(
+        default=True,
+        metadata={
+            "help": "Write one coco.json of all results at the end.",
+            "panel": "Cluster",
+            "flag": "--merge/--no-merge",
+            "needs": _NEEDED,
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None and self.output is None:
+            raise DetrtError(
+                "--cluster ray needs --output DIR, where the results go; DIR may be an address such as s3://bucket/run1"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """Keywords of `ClusterConfig`."""
+        found = {
+            "workers": self.actors,
+            "gpus": self.gpus_per_actor,
+            "cpus": self.cpus_per_actor,
+            "shard": self.shard,
+            "address": self.ray_address,
+        }
+        return {name: value for name, value in found.items() if value is not None} | {
+            "retry_bad": self.retry_bad,
+            "merge": self.merge,
+        }
+
+
+def check_alone(*groups: Given[Any]) -> None:
+    """Refuse the options that have no use on a cluster: all of `groups` but the backend and the ids of COCO images.
+
+    Raises:
+        DetrtError: one of them is given.
+    """
+    for group in groups:
+        for flag, name in group.flags():
+            if name not in ("backend", "coco_images"):
+                raise DetrtError(
+                    f"{flag} has no use with --cluster ray, which writes Parquet and COCO files to --output; leave it out"
+                )
 
 
 def detect_on_cluster(
     model: str,
     inputs: Sequence[str],
-    output: str,
+    options: ClusterOptions,
     *,
-    config: Mapping[str, Any],
     session: Mapping[str, Any],
     detector: Mapping[str, Any],
     coco_images: Path | None,
@@ -46,12 +122,14 @@ def detect_on_cluster(
     from rich.table import Table
     from rich.text import Text
 
+    from ..data.coco import load_coco
     from ..jobs.ray.actors import RayRunner
     from ..jobs.ray.job import ClusterConfig, run_job
     from . import show
 
     truth = None if coco_images is None else load_coco(coco_images, annotations=False)
-    given = ClusterConfig(**config)
+    assert options.output is not None
+    output, given = options.output, ClusterConfig(**options.arguments())
     started = time.perf_counter()
 
     def text(done: int, total: int) -> str:

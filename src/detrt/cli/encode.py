@@ -8,29 +8,27 @@ from typing import Annotated
 import typer
 
 from ..errors import PromptError
+from .options import PromptOptions, command
 
 
+@command
 def encode_prompt(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder of a model that takes a prompt.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. prompt.json.")],
-    prompt: Annotated[str | None, typer.Option(help="What to find: 'a cat. a remote control.'")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Text file with the prompt.")] = None,
-    classes_from: Annotated[Path | None, typer.Option(help="Text file of class names, one a line, as the prompt.")] = None,
-    task: Annotated[str, typer.Option(help="Sentence for models that take one; default: 'Detect NAMES.'")] = "",
+    prompt: PromptOptions,
 ) -> None:
-    """Tokenise a prompt and run the text tower, for `detrt-run --prompt FILE`.
+    """Tokenise a prompt and run the text encoder, for `detrt-run --prompt FILE`.
 
     Exit code 0: written; 2: something was wrong.
     """
     from rich.console import Console
 
     from ..backends.prompt_file import encode_prompt as work
-    from ..text.prompts import chosen_prompt
 
-    asked = chosen_prompt(prompt, prompt_file, classes_from)
-    if asked is None:
+    text = prompt.read()
+    if text is None:
         raise PromptError("there is no prompt; give --prompt 'a cat. a dog.', --prompt-file or --classes-from")
-    made = work(bundle, asked, output, task=task)
+    made = work(bundle, text, output, task=prompt.task)
     console = Console(stderr=True)
     for name in made.unknown:
         console.print(f"note: the tokenizer of this model knows no part of {name!r}", markup=False, soft_wrap=True)

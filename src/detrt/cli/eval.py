@@ -2,83 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import DetrtError
+from ..models.load import LoadOptions
+from ..system import IMAGE_DECODERS
+from .options import Given, RunOptions, command, load_arguments
 
+if TYPE_CHECKING:
+    from ..evaluation.coco import EvalReport
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """How a model is evaluated.
+
+    Raises:
+        DetrtError: an unknown decoder.
+    """
+
+    images: Path | None = field(default=None, metadata={"help": "Folder of the annotated images."})
+    batch: int = field(default=4, metadata={"help": "Batch size.", "panel": "Size", "min": 1})
+    resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch."})
+    image_decoder: str = field(
+        default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.image_decoder not in IMAGE_DECODERS:
+            raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+
+
+@command
 def evaluate(
     model: Annotated[str | None, typer.Argument(help="Bundle, .onnx, .engine or checkpoint; leave out with --results.")] = None,
     ground_truth: Annotated[Path | None, typer.Option(help="Annotations in COCO's format.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder of the annotated images.")] = None,
     results: Annotated[Path | None, typer.Option(help="Evaluate these saved results instead of running a model.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images a run.")] = 4,
-    resume: Annotated[Path | None, typer.Option(help="State file: written batch by batch, and gone on from.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file.")] = None,
-    backend: Annotated[str, typer.Option(help="auto, onnxruntime, tensorrt, inductor or torch.")] = "auto",
-    provider: Annotated[str, typer.Option(help="Of ONNX Runtime: cpu or cuda.")] = "cpu",
-    device: Annotated[str | None, typer.Option(help="Of TensorRT and PyTorch: cuda:0, cpu.")] = None,
-    devices: Annotated[
-        str | None, typer.Option(help="Several devices, a worker process for each: 0,1 or all or cpu,cpu.")
-    ] = None,
-    image_decoder: Annotated[str, typer.Option(help="Decode JPEG files on the cpu, or on the gpu that runs the model.")] = "cpu",
-    labels: Annotated[Path | None, typer.Option(help="Class names of a checkpoint: a text file, one a line, or JSON.")] = None,
-    family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
-    ] = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="Figures to this file; - is stdout.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout.")] = None,
+    *,
+    options: Given[EvalOptions],
+    run: Given[RunOptions],
+    load: Given[LoadOptions],
 ) -> None:
-    """COCO average precision: all twelve figures and one for each class."""
-    from ..backends.open import open_session
-    from ..data.coco import load_coco
-    from ..errors import DetrtError
-    from ..evaluation.coco import evaluate_coco, evaluate_results, identity
+    """COCO average precision: all twelve metrics and one for each class."""
+    from ..evaluation.coco import evaluate_results
     from ..evaluation.results import write_results
-    from ..jobs.pool import DevicePool
     from . import show
-    from .detect import devices_alone
-    from .options import image_decoder_choice
 
     if ground_truth is None:
         raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")
     if results is not None:
-        if model is not None or images is not None or resume is not None:
-            raise DetrtError("--results evaluates what was saved, without a model; leave out MODEL, --images and --resume")
-        report = evaluate_results(results, ground_truth, limit=limit)
-        name = str(results)
+        given = ["MODEL"] * (model is not None) + [flag for group in (options, run, load) for flag, _ in group.flags()]
+        if given:
+            raise DetrtError(f"--results evaluates what was saved, without a model; leave out {' and '.join(given)}")
+        report, name = evaluate_results(results, ground_truth, limit=limit), str(results)
     else:
-        if model is None or images is None:
+        if model is None or options.images is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        name = model
-        opening = {"backend": backend, "trust_remote_code": trust_remote_code, "family": family, "labels": labels}
-        if devices is not None:
-            places = devices_alone(devices, device, provider)
-            categories = load_coco(ground_truth).categories
-            choices = {"threshold": 0.0, "batch_size": batch, "image_decoder": image_decoder_choice(image_decoder)}
-            session = DevicePool(model, places, session=opening, detector=choices, categories=categories)
-            detect_batches = session.detect_batches
-        else:
-            detect_batches = None
-            session = open_session(model, provider=provider, device=device, **opening)
-        try:
-            with show.progress() as step:
-                report = evaluate_coco(
-                    session,
-                    ground_truth,
-                    images,
-                    batch_size=batch,
-                    image_decoder=image_decoder_choice(image_decoder),
-                    detect_batches=detect_batches,
-                    resume=resume,
-                    limit=limit,
-                    model=identity(model, session),
-                    progress=lambda count, total: step("eval", count / total, f"{count} of {total} images"),
-                )
-        finally:
-            session.close()
+        report, name = _run(model, ground_truth, options.make(), run.make(), load.make(), limit), model
     if save is not None:
         write_results(report.rows, save)
     data = {"model": name, **report.to_dict()}
@@ -93,6 +81,41 @@ def evaluate(
     show.table("AP by class", ("class", "AP"), [(key, _text(value)) for key, value in classes], right=(1,))
     if report.without_class:
         print(f"annotated, but not found by this model: {', '.join(report.without_class)}")
+
+
+def _run(
+    model: str, ground_truth: Path, options: EvalOptions, run: RunOptions, load: LoadOptions, limit: int | None
+) -> EvalReport:
+    """Evaluate a model: in this process, or with several devices in one for each."""
+    from ..data.coco import load_coco
+    from ..evaluation.coco import evaluate_coco, identity
+    from ..jobs.pool import DevicePool
+    from . import show
+    from .detect import open_model
+
+    assert options.images is not None
+    more: dict[str, Any] = {}
+    if len(run.device) > 1:
+        detector = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
+        opening = {"backend": run.backend, **load_arguments(load)}
+        categories = load_coco(ground_truth).categories
+        session: Any = DevicePool(model, run.device, session=opening, detector=detector, categories=categories)
+        more = {"detect_batches": session.detect_batches}
+    else:
+        session = open_model(model, run, **load_arguments(load))
+    with contextlib.closing(session), show.progress() as step:
+        return evaluate_coco(
+            session,
+            ground_truth,
+            options.images,
+            batch_size=options.batch,
+            image_decoder=options.image_decoder,
+            resume=options.resume,
+            limit=limit,
+            model=identity(model, session),
+            progress=lambda count, total: step("eval", count / total, f"{count} of {total} images"),
+            **more,
+        )
 
 
 def _text(value: float | None) -> str:

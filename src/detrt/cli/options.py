@@ -1,251 +1,290 @@
-"""Text of command line options -> the configs of export and engine; shared by several commands."""
+"""Command line options, generated from config dataclasses.
+
+A field becomes an option through its metadata, a dictionary that the dataclass carries without knowing the command line:
+
+    help: text of `--help`; fields without it are no options.
+    panel: panel of `--help`; without it the first, unnamed one.
+    flag: names of the option, e.g. "--check/--no-check"; default: the name of the field.
+    parse: text -> value; the option then takes text.
+    many: whether the option may be repeated; the field is a tuple, and `parse` gives a tuple for each.
+    min: smallest number.
+    needs: {field: values}; the option is refused unless one of these fields has one of the values, or is given where there
+        are no values. A comma-separated field has several.
+
+A command takes a config class, or `Given[config class]` where it makes the config itself, and `command` replaces both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from ..backends.inductor.config import TARGET as INDUCTOR
-from ..backends.inductor.config import InductorConfig
-from ..backends.tensorrt import EngineConfig
-from ..backends.tensorrt.config import Triple, parse_sms, parse_triple
-from ..detector import IMAGE_DECODERS
-from ..errors import DetrtError, EngineError
-from ..models.contract import ExportConfig
-from ..precision import PrecisionConfig, parse_budget
+import typer
 
-NO_ENGINES = ("onnx", "onnxruntime")  # the ONNX file alone, which ONNX Runtime runs
+from ..backends.tensorrt.config import Triple, parse_triple
+from ..errors import DetrtError
+from ..models.load import LoadOptions
+from ..spec import parse_size
 
+Config = TypeVar("Config")
 
-def image_decoder_choice(text: str) -> str:
-    """--image-decoder as `Detector` takes it. Raises DetrtError."""
-    if text not in IMAGE_DECODERS:
-        raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {text!r}")
-    return text
+# Panels of `--help`, in their order.
+PANELS = (None, "Size", "Precision", "Engine", "Checkpoint", "Prompt", "Cluster", "Advanced")
 
 
-def several_sizes(size: str | None, target: str) -> list[tuple[int, int]]:
-    """(height, width) of each of several sizes in --size, such as "640,800" or "800x1066,1066x800"; none for one size."""
-    parts = [part.strip() for part in (size or "").split(",")]
-    if len(parts) < 2:
-        return []
-    found = []
-    for part in parts:
-        tall, wide = sizes(part, None, None)
-        assert tall is not None and wide is not None
-        found.append((tall[0], wide[0]))
-    names = {name.strip() for name in target.split(",")}
-    if INDUCTOR not in names or names - {INDUCTOR, *NO_ENGINES}:
-        raise EngineError(
-            f"--size {size} names several sizes, which --target inductor compiles a package for each; got --target {target}; "
-            "give one size, or a range with --height and --width"
-        )
-    return found
+class Given(Generic[Config]):
+    """The options of a config class, as they were given on the command line."""
+
+    def __init__(self, config: type[Config], values: Mapping[str, Any], named: frozenset[str] = frozenset()) -> None:
+        self._config = config
+        self._values = dict(values)
+        self._named = named
+
+    def __getattr__(self, name: str) -> Any:
+        """The value of an option, by the name of its field."""
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the command line names the option of this field."""
+        return name in self._named
+
+    def flags(self) -> list[tuple[str, str]]:
+        """(option, field) of each option that the command line names."""
+        return [(flag_of(one), one.name) for one in fields(self._config) if one.name in self._named]  # type: ignore[arg-type]
+
+    def make(self, **changes: Any) -> Config:
+        """The config; `changes` are values of further fields."""
+        return self._config(**{**self._values, **changes})
 
 
-def sizes(size: str | None, height: str | None, width: str | None) -> tuple[Triple | None, Triple | None]:
-    """(height, width) as (min, opt, max) in pixels, from --size or --height and --width.
-
-    --size takes "640" or "480x640"; --height and --width take "640", or "480,640,800" for a range.
-    """
-    if size is not None:
-        if height is not None or width is not None:
-            raise DetrtError("give --size, or --height and --width, not both")
-        parts = size.lower().split("x")
-        if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise DetrtError(f"--size must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {size!r}")
-        sides = [int(part) for part in parts] * (2 if len(parts) == 1 else 1)
-        return (sides[0],) * 3, (sides[1],) * 3
-    if (height is None) != (width is None):
-        raise DetrtError("give both --height and --width (or --size), or neither")
-    return (None, None) if height is None or width is None else (parse_triple(height), parse_triple(width))
-
-
-def fixed(triple: Triple | None) -> int | None:
-    """The length of an axis that does not vary, else None."""
-    return triple[0] if triple is not None and triple[0] == triple[2] else None
-
-
-def export_config(
-    *,
-    opset: int,
-    msda: str,
-    height: Triple | None,
-    width: Triple | None,
-    decode: str,
-    max_detections: int | None,
-    score_threshold: float,
-    normalize: bool,
-    input_dtype: str,
-    mask: bool,
-    check: bool,
-    nms: str = "checkpoint",
-    single_graph: bool = False,
-) -> ExportConfig:
-    """ExportConfig; a side that is one number is fixed in the graph, a range leaves both symbolic."""
-    both = fixed(height) is not None and fixed(width) is not None
-    return ExportConfig(
-        opset=opset,
-        msda=msda,
-        height=fixed(height) if both else None,
-        width=fixed(width) if both else None,
-        decode=decode,
-        max_detections=max_detections,
-        score_threshold=score_threshold,
-        normalize=normalize,
-        input_dtype=input_dtype,
-        mask=mask,
-        check=check,
-        nms=nms,
-        single_graph=single_graph,
-    )
-
-
-def precision_config(
-    *,
-    precision: str,
-    calibration: Path | None,
-    calibration_images: int,
-    prompt: str | None,
-    method: str,
-    keep_fp32: list[str] | None,
-    budget: str | None,
-    low: str,
-    min_share: float | None,
-    quantize_share: float,
-    state: Path | None,
-) -> PrecisionConfig:
-    """PrecisionConfig; --keep-fp32 may be repeated and takes several patterns with commas."""
-    patterns = [part.strip() for entry in keep_fp32 or [] for part in entry.split(",") if part.strip()]
-    return PrecisionConfig(
-        precision=precision,
-        calibration=calibration,
-        calibration_images=calibration_images,
-        prompt=prompt,
-        method=method,
-        keep_fp32=tuple(patterns),
-        budget=parse_budget(budget) if budget else None,
-        low=low,
-        min_share=min_share,
-        quantize_share=quantize_share,
-        state=state,
-    )
-
-
-def engine_configs(
-    target: str,
-    sm: str | None,
-    batch: str | None,
-    height: Triple | None,
-    width: Triple | None,
-    *,
-    optimization_level: int,
-    workspace_mib: int | None,
-    timeout_seconds: float | None,
-    timing_cache: Path | None,
-    tf32: bool,
-    plugins: Sequence[Path] = (),
-) -> list[EngineConfig]:
-    """One EngineConfig for each target of a comma-separated list; none for "onnx" and "onnxruntime"."""
-    targets = [name.strip() for name in target.split(",") if name.strip()]
-    if not targets:
-        raise EngineError("--target must be tensorrt-rtx, tensorrt, inductor or onnxruntime (no engine); got nothing")
-    configs = []
-    for name in targets:
-        if name in (*NO_ENGINES, INDUCTOR):
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A function that takes config classes, as typer takes it: with one option for each of their fields."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    options: dict[str, Field[Any]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        config = get_args(hint)[0] if get_origin(hint) is Given else hint
+        if not hasattr(config, "__dataclass_fields__"):
+            parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        if name not in ("tensorrt-rtx", "tensorrt"):
-            raise EngineError(
-                f"--target must be tensorrt-rtx, tensorrt, inductor or onnxruntime (no engine), or several with commas; got {name!r}"
-            )
-        configs.append(
-            EngineConfig(
-                target=name,
-                sms=parse_sms(sm) if sm and name == "tensorrt-rtx" else (),
-                batch=parse_triple(batch) if batch else None,
-                height=height,
-                width=width,
-                optimization_level=optimization_level,
-                workspace_mib=workspace_mib,
-                timeout_seconds=timeout_seconds,
-                timing_cache=timing_cache if name == "tensorrt" else None,
-                tf32=tf32,
-                plugins=tuple(plugins) if name == "tensorrt" else (),
-            )
-        )
-    if plugins and "tensorrt" not in targets:
-        raise EngineError(f"--plugin '{plugins[0]}' has a use with --target tensorrt only; TensorRT-RTX has no plugin layers")
-    if sm and "tensorrt-rtx" not in targets:
-        raise EngineError("--sm chooses GPUs for --target tensorrt-rtx; tensorrt builds for the GPU that it runs on")
-    if timing_cache is not None and "tensorrt" not in targets:
-        raise EngineError(f"--timing-cache '{timing_cache}' has a use with --target tensorrt only; leave it out")
-    if not configs:
-        given = {"--workspace-mib": workspace_mib, "--tf32": tf32 or None}
-        if INDUCTOR not in targets:
-            given |= {
-                "--batch": batch,
-                "--height": height if fixed(height) is None else None,
-                "--width": width if fixed(width) is None else None,
-                "--timeout": timeout_seconds,
-            }
-        for name, value in given.items():
-            if value is not None:
-                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-                raise EngineError(
-                    f"{name} ({shown}) is a choice for an engine, and --target {target} builds none; leave it out, or name a "
-                    "target with an engine"
-                )
-    return configs
+        groups[parameter.name] = config
+        types = get_type_hints(config)
+        for one in fields(config):
+            if "help" in one.metadata:
+                assert one.name not in options, f"two options {one.name}"
+                options[one.name] = one
+                parameters.append(_parameter(one, types[one.name]))
+    parameters.sort(key=lambda one: PANELS.index(options[one.name].metadata.get("panel") if one.name in options else None))
+
+    @functools.wraps(function)
+    def run(context: typer.Context, **values: Any) -> None:
+        named = frozenset(name for name in values if _is_named(context, name))
+        parsed = {name: _value(options[name], value) for name, value in values.items() if name in options}
+        _refuse_idle(options, values, named)
+        arguments = {name: value for name, value in values.items() if name not in options}
+        for name, config in groups.items():
+            own = {o.name for o in fields(config) if o.name in options}
+            given = Given(config, {key: parsed[key] for key in own}, named & own)
+            arguments[name] = given if get_origin(hints[name]) is Given else given.make()
+        function(**arguments)
+
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
+    return run
 
 
-def package_configs(
-    target: str,
-    device: str | None,
-    batch: str | None,
-    height: Triple | None,
-    width: Triple | None,
-    *,
-    tune: str | None,
-    form: str | None,
-    tokens: int | None = None,
-    timeout_seconds: float | None,
-    several: Sequence[tuple[int, int]] = (),
-) -> list[InductorConfig]:
-    """One InductorConfig for each device of a comma-separated list and each of `several` sizes, where the target is asked
-    for."""
-    if INDUCTOR not in [name.strip() for name in target.split(",")]:
-        for name, value in (("--device", device), ("--tune", tune), ("--form", form), ("--tokens", tokens)):
-            if value is not None:
-                raise EngineError(f"{name} {value} is a choice for --target inductor; leave it out, or add that target")
-        return []
-    one = [(height, width)] if height is not None and width is not None else [(None, None)]
-    triples = [((tall,) * 3, (wide,) * 3) for tall, wide in several] or one
-    return [
-        InductorConfig(
-            device=name.strip(),
-            batch=parse_triple(batch) if batch else None,
-            height=tall,
-            width=wide,
-            tune=tune or "default",
-            form=form or "auto",
-            tokens=tokens,
-            timeout_seconds=timeout_seconds,
-        )
-        for name in (device or "cpu").split(",")
-        for tall, wide in triples
-    ]
+def flag_of(option: Field[Any]) -> str:
+    """The name by which messages call an option."""
+    return option.metadata.get("flag", "--" + option.name.replace("_", "-")).partition(" ")[0].partition("/")[0]
 
 
-def check_provider(provider: str | None, target: str) -> None:
-    """Refuse a provider of ONNX Runtime that is not here, or not asked for, before minutes of export.
+def _flag(options: Mapping[str, Field[Any]], name: str) -> str:
+    return flag_of(options[name]) if name in options else "--" + name.replace("_", "-")
+
+
+def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
+    """The parameter that typer reads."""
+    data = option.metadata
+    names = data["flag"].split(" ") if "flag" in data else []
+    default = option.default_factory() if option.default_factory is not MISSING else option.default
+    if data.get("many"):
+        hint, default = (list[str] if "parse" in data else list[get_args(hint)[0]]) | None, None  # type: ignore[misc]
+    elif "parse" in data:
+        hint, default = (str, default) if isinstance(default, str) else (str | None, None)  # type: ignore[assignment]
+    elif hint is bool and not names:
+        names = ["--" + option.name.replace("_", "-")]
+    info = typer.Option(*names, help=data["help"], rich_help_panel=data.get("panel"), min=data.get("min"))
+    annotation = Annotated[hint, info]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _value(option: Field[Any], value: Any) -> Any:
+    """A value of the command line as the config takes it."""
+    parse = option.metadata.get("parse")
+    if isinstance(value, list):
+        return tuple(value) if parse is None else tuple(part for text in value for part in parse(text))
+    if value is None:
+        return option.default if option.default is not MISSING else option.default_factory()  # type: ignore[misc]
+    return value if parse is None or not isinstance(value, str) else parse(value)
+
+
+def _is_named(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_idle(options: Mapping[str, Field[Any]], values: Mapping[str, Any], named: frozenset[str]) -> None:
+    """Raise DetrtError where an option is given that would have no effect."""
+    for name in values:
+        needs = options[name].metadata.get("needs", {}) if name in named and name in options else {}
+        if not needs or any(_fits(values.get(other), allowed) for other, allowed in needs.items()):
+            continue
+        shown = "" if isinstance(values[name], (bool, list)) else f" {values[name]}"
+        wanted = [f"{_flag(options, other)} {' or '.join(allowed)}".strip() for other, allowed in needs.items()]
+        flag = flag_of(options[name])
+        if values[name] is False:
+            flag = options[name].metadata["flag"].partition("/")[2]
+        raise DetrtError(f"{flag}{shown} has no effect without {' or '.join(wanted)}; add that, or leave it out")
+
+
+def _fits(value: Any, allowed: tuple[str, ...]) -> bool:
+    if not allowed:
+        return value not in (None, False, "")
+    return isinstance(value, str) and bool({part.strip() for part in value.split(",")} & set(allowed))
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list that are not empty."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbers(flag: str) -> Callable[[str], tuple[int, ...]]:
+    """A parser of comma-separated positive integers for the option `flag`. It raises DetrtError."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise DetrtError(f"{flag} must be comma-separated numbers such as 1,4,8; got {text!r}")
+        return tuple(int(part) for part in parts)
+
+    return parse
+
+
+def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Comma-separated sizes; see `parse_size`."""
+    return tuple(parse_size(part) for part in text.split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class SizeOptions:
+    """Input size of a graph and of what is built from it.
+
+    size: (height, width) of each size, in pixels. height, width: (min, opt, max) in pixels. Empty and None: the model's own.
 
     Raises:
-        EngineError: no target that runs with it. SessionError, MissingPackageError: it cannot run here.
+        DetrtError: both forms, or one side alone.
     """
-    if provider is None:
-        return
-    if not {name.strip() for name in target.split(",")} & set(NO_ENGINES):
-        raise EngineError(f"--provider {provider} is a choice for --target onnxruntime; leave it out, or add that target")
-    from ..backends.onnxruntime.session import require_provider
 
-    require_provider(provider)
+    size: tuple[tuple[int, int], ...] | None = field(
+        default=None,
+        metadata={
+            "help": "Fixed input size: 640 or HEIGHTxWIDTH; comma-separated sizes with --target inductor.",
+            "panel": "Size",
+            "parse": parse_sizes,
+        },
+    )
+    height: Triple | None = field(
+        default=None,
+        metadata={"help": "Input height: 640, or MIN,OPT,MAX for a range.", "panel": "Size", "parse": parse_triple},
+    )
+    width: Triple | None = field(
+        default=None,
+        metadata={"help": "Input width: 640, or MIN,OPT,MAX for a range.", "panel": "Size", "parse": parse_triple},
+    )
+
+    def __post_init__(self) -> None:
+        if self.size and (self.height is not None or self.width is not None):
+            raise DetrtError("give --size, or --height and --width, not both")
+        if (self.height is None) != (self.width is None):
+            raise DetrtError("give both --height and --width (or --size), or neither")
+
+    @property
+    def ranges(self) -> tuple[Triple | None, Triple | None]:
+        """(height, width) as (min, opt, max); None where several sizes or none are given."""
+        if self.size and len(self.size) == 1:
+            height, width = self.size[0]
+            return (height,) * 3, (width,) * 3
+        return self.height, self.width
+
+    @property
+    def fixed(self) -> tuple[int, int] | None:
+        """(height, width) of a graph of one size; None: symbolic."""
+        height, width = self.ranges
+        if height is None or width is None or height[0] != height[2] or width[0] != width[2]:
+            return None
+        return height[0], width[0]
+
+
+def load_arguments(load: LoadOptions) -> dict[str, Any]:
+    """How a checkpoint is read, as keywords of `open_session`."""
+    return {name: getattr(load, name) for name in ("family", "labels", "tokenizer", "trust_remote_code")}
+
+
+def parse_device(text: str) -> tuple[str, ...]:
+    """Comma-separated devices; see `detrt.system.parse_devices`."""
+    from ..system import parse_devices
+
+    return parse_devices(text)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What runs a model, and on which devices: none is the backend's own, several are a worker process each."""
+
+    backend: str = field(default="auto", metadata={"help": "auto, onnxruntime, tensorrt, inductor or torch."})
+    device: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "cpu, cuda:0, or comma-separated devices with a worker process each: 0,1 or cuda:all or cpu,cpu.",
+            "parse": parse_device,
+        },
+    )
+
+    def one_device(self) -> str | None:
+        """The device, or None. Raises DetrtError for several."""
+        if len(self.device) > 1:
+            raise DetrtError(f"--device takes one device here; got {','.join(self.device)}")
+        return self.device[0] if self.device else None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What to find, of a model that takes a prompt."""
+
+    prompt: str | None = field(
+        default=None, metadata={"help": "What to find, for prompted models: 'a cat. a remote control.'", "panel": "Prompt"}
+    )
+    prompt_file: Path | None = field(default=None, metadata={"help": "Text file with the prompt.", "panel": "Prompt"})
+    classes_from: Path | None = field(
+        default=None, metadata={"help": "Text file of class names, one per line, as the prompt.", "panel": "Prompt"}
+    )
+    task: str = field(
+        default="",
+        metadata={"help": "Task sentence, for models that take one; default: 'Detect NAMES.'", "panel": "Prompt"},
+    )
+
+    def read(self) -> str | list[str] | None:
+        """The prompt; None where none is given. Raises PromptError."""
+        from ..text.prompts import chosen_prompt
+
+        return chosen_prompt(self.prompt, self.prompt_file, self.classes_from)

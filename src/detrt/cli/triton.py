@@ -13,13 +13,13 @@ def triton_repo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Model repository; its other models stay.")],
     name: Annotated[str | None, typer.Option(help="Name of the model; default: the bundle's folder.")] = None,
     backend: Annotated[str, typer.Option(help="auto, onnxruntime or tensorrt.")] = "auto",
-    max_batch: Annotated[int | None, typer.Option(help="Images that run together; default: the engine's largest, or 16.")] = None,
-    max_delay_ms: Annotated[float, typer.Option(help="How long a request may wait for others.")] = 2.0,
-    preferred_batch: Annotated[str | None, typer.Option(help="Batches to aim at, with commas: 4,8.")] = None,
-    queue: Annotated[int, typer.Option(help="Requests that may wait; more are refused; 0: any number.")] = 0,
-    instances: Annotated[int, typer.Option(help="Copies on each device.")] = 1,
-    devices: Annotated[str | None, typer.Option(help="GPUs 0,1 or cpu; default: Triton chooses.")] = None,
-    threshold: Annotated[float, typer.Option("--threshold", "-t", help="Of the ensemble: keep scores above it.")] = 0.5,
+    max_batch: Annotated[int | None, typer.Option(help="Largest batch size; default: the engine's, or 16.")] = None,
+    max_delay_ms: Annotated[float, typer.Option(help="Max queue delay of a request, milliseconds.")] = 2.0,
+    preferred_batch: Annotated[str | None, typer.Option(help="Preferred batch sizes, comma-separated: 4,8.")] = None,
+    queue: Annotated[int, typer.Option(help="Longest queue, requests; more are refused; 0: no limit.")] = 0,
+    instances: Annotated[int, typer.Option(help="Model instances on each device.")] = 1,
+    device: Annotated[str | None, typer.Option(help="GPUs 0,1 or cpu; default: Triton chooses.")] = None,
+    threshold: Annotated[float, typer.Option("--threshold", "-t", help="Lowest score that the ensemble keeps.")] = 0.5,
     ensemble: Annotated[
         bool, typer.Option("--ensemble/--model-only", help="Encoded images in and boxes out, or the detector alone.")
     ] = True,
@@ -32,15 +32,12 @@ def triton_repo(
     """Write a model repository for Triton Inference Server."""
     from dataclasses import asdict
 
-    from ..errors import SpecError
     from ..serve.triton import Placement, TritonConfig, write_triton_repo
     from . import show
+    from .options import numbers
 
     show.check_json(json_file)
-    try:
-        preferred = tuple(int(part) for part in (preferred_batch or "").split(",") if part.strip())
-    except ValueError:
-        raise SpecError(f"--preferred-batch takes numbers with commas, e.g. 4,8; got {preferred_batch!r}") from None
+    preferred = () if preferred_batch is None else numbers("--preferred-batch")(preferred_batch)
     config = TritonConfig(
         name=name,
         backend=backend,
@@ -48,7 +45,7 @@ def triton_repo(
         delay_us=round(max_delay_ms * 1000),
         preferred=preferred,
         queue=queue,
-        placement=Placement(instances, *_places(devices)),
+        placement=Placement(instances, *_devices(device)),
         threshold=threshold,
         ensemble=ensemble,
         warmup=warmup,
@@ -63,16 +60,16 @@ def triton_repo(
         show.table(f"{output}", ("", ""), [*rows, ("start with", done.command)])
 
 
-def _places(devices: str | None) -> tuple[bool, tuple[int, ...] | None]:
-    """(whether on the CPU, GPU numbers) of --devices. Raises SpecError where both are named."""
+def _devices(device: str | None) -> tuple[bool, tuple[int, ...] | None]:
+    """(whether on the CPU, GPU numbers) of --device. Raises SpecError where both are named."""
     from ..errors import SpecError
     from ..system import CPU, parse_devices
 
-    if devices is None:
+    if device is None:
         return False, None
-    found = parse_devices(devices)
+    found = parse_devices(device)
     if CPU not in found:
         return False, tuple(dict.fromkeys(int(one.partition(":")[2]) for one in found))
     if set(found) != {CPU}:
-        raise SpecError(f"--devices: a model of Triton runs on GPUs or on the CPU, not on both; got {devices!r}")
+        raise SpecError(f"--device: a model of Triton runs on GPUs or on the CPU, not on both; got {device!r}")
     return True, None

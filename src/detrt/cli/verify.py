@@ -2,73 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import DetrtError
+from ..models.load import LoadOptions
+from .options import PromptOptions, RunOptions, command, load_arguments, numbers
 
+if TYPE_CHECKING:
+    from ..evaluation.report import VerifyReport
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """Tolerances that replace those of the candidate's precision."""
+
+    threshold: float | None = field(default=None, metadata={"help": "Compare detections with at least this score (0.3)."})
+    box_px: float | None = field(default=None, metadata={"help": "Largest allowed difference of a box side, pixels."})
+    score: float | None = field(default=None, metadata={"help": "Largest allowed difference of a score."})
+    tensor: float | None = field(default=None, metadata={"help": "Largest allowed relative difference of an output."})
+    ap: float | None = field(default=None, metadata={"help": "Largest allowed loss of AP (0..1).", "needs": {"ground_truth": ()}})
+    unmatched: float | None = field(default=None, metadata={"help": "Largest allowed fraction of unmatched detections."})
+
+    def changes(self) -> dict[str, float]:
+        """The tolerances that are given."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@command
 def verify(
     candidate: Annotated[str, typer.Argument(help="Bundle, .onnx, .engine or checkpoint to check.")],
     images: Annotated[list[str], typer.Option(help="Images or folders; repeat for several.")],
+    gates: GateOptions,
+    run: RunOptions,
+    prompt: PromptOptions,
+    load: LoadOptions,
     against: Annotated[
         str | None, typer.Option(help="The reference; default: the checkpoint that the bundle was made from.")
     ] = None,
     ground_truth: Annotated[Path | None, typer.Option(help="COCO annotations of the images: compare the AP as well.")] = None,
-    backend: Annotated[
-        str, typer.Option(help="Of the candidate, a bundle or file: auto, onnxruntime, tensorrt or inductor.")
-    ] = "auto",
-    provider: Annotated[str, typer.Option(help="Of the candidate, for ONNX Runtime: cpu or cuda.")] = "cpu",
-    device: Annotated[str | None, typer.Option(help="Of the candidate, for TensorRT and packages: cuda:0.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Take the gates of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own.")
+        str | None, typer.Option(help="Gate of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own precision.")
     ] = None,
-    threshold: Annotated[float | None, typer.Option(help="Compare detections with at least this score (0.3).")] = None,
-    box_px: Annotated[float | None, typer.Option(help="Largest allowed difference of a box side, pixels.")] = None,
-    score: Annotated[float | None, typer.Option(help="Largest allowed difference of a score.")] = None,
-    tensor: Annotated[float | None, typer.Option(help="Largest allowed relative difference of an output.")] = None,
-    ap: Annotated[float | None, typer.Option(help="Largest allowed loss of AP (0..1).")] = None,
-    unmatched: Annotated[float | None, typer.Option(help="Share of detections that may have no partner.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images a run.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.", rich_help_panel="Size")] = 2,
     batches: Annotated[
-        str | None, typer.Option(help="Batches whose slots are checked, e.g. 1,4,8; default: the profile's.")
+        str | None,
+        typer.Option(
+            help="Batch sizes to check for batch invariance, e.g. 1,4,8; default: the profile's.", rich_help_panel="Size"
+        ),
     ] = None,
-    divergence: Annotated[str, typer.Option(help="Search where the graphs part: auto (on failure), always or never.")] = "auto",
+    divergence: Annotated[
+        str, typer.Option(help="Locate the first diverging node: auto (on failure), always or never.")
+    ] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
-    pictures: Annotated[int, typer.Option(min=0, max=50, help="Pictures in the report, the worst first.")] = 6,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Of a checkpoint that takes a prompt: tokenizer.json or vocab.txt.")
+    pictures: Annotated[
+        int | None, typer.Option("--report-images", min=0, max=50, help="Images in the report, the worst first (6).")
     ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Class names that the bundle was built with, if not the checkpoint's.")
-    ] = None,
-    family: Annotated[str | None, typer.Option(help="Family of ckpt:FILE, where its keys do not tell.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="What to find, for models that take a prompt: 'a cat. a dog.'")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Text file with the prompt.")] = None,
-    classes_from: Annotated[Path | None, typer.Option(help="Text file of class names, one a line, as the prompt.")] = None,
-    task: Annotated[str, typer.Option(help="Sentence for models that take one; default: 'Detect NAMES.'")] = "",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
-    ] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
 ) -> None:
-    """Compare two models on real images: tensors, batch slots, detections, AP. Exit code 3 if they differ."""
+    """Compare two models on real images: tensors, batch invariance, detections, AP. Exit code 3 if they differ."""
     from ..data.images import expand_inputs
     from ..evaluation import parity
-    from ..evaluation.html import figures
     from ..evaluation.matching import Gate, gate_for
-    from ..text.prompts import chosen_prompt
     from . import show
 
     show.check_json(json_file)
-    changes = {
-        "threshold": threshold, "box_px": box_px, "score": score, "tensor": tensor, "ap": ap, "unmatched": unmatched
-    }  # fmt: skip
-    changes = {name: value for name, value in changes.items() if value is not None}
+    if pictures is not None and report is None:
+        raise DetrtError(f"--report-images {pictures} has no effect without --report FILE; add that, or leave it out")
+    changes = gates.changes()
     gate: Gate | None = None if precision is None else replace(gate_for(precision), **changes)
     paths: list[Path] = [found.path for found in expand_inputs(images)][:limit]
+    opening = {"backend": run.backend, "device": run.one_device()}
     with show.progress() as step:
         done = parity.verify(
             against,
@@ -77,17 +86,14 @@ def verify(
             gate=gate,
             gate_changes=changes,
             batch_size=batch,
-            trust_remote_code=trust_remote_code,
             ground_truth=ground_truth,
-            batches=_numbers(batches),
+            batches=None if batches is None else list(numbers("--batches")(batches)),
             divergence="always" if report is not None and divergence == "auto" else divergence,
-            pictures=pictures if report is not None else 0,
-            labels=labels,
-            tokenizer=tokenizer,
-            prompt=chosen_prompt(prompt, prompt_file, classes_from),
-            task=task,
-            family=family,
-            opening={"backend": backend, "provider": provider, "device": device},
+            pictures=(6 if pictures is None else pictures) if report is not None else 0,
+            **load_arguments(load),
+            prompt=prompt.read(),
+            task=prompt.task,
+            opening=opening,
             progress=lambda count, total: step("verify", count / total, f"{count} of {total} images"),
             say=lambda text: step(text, None, ""),
         )
@@ -98,25 +104,21 @@ def verify(
 
         write_report(done, report, candidate=candidate, reference=against or "the checkpoint it was made from")
     if json_file != "-":
-        title = f"{done.candidate} ({done.precision}) against {done.reference}, {len(done.images)} images"
-        lines = [(f.name, f.measured, f.allowed + ("" if f.judged else " (AP decides)")) for f in figures(done)]
-        show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
-        for note in done.notes:
-            print(f"note: {note}")
-        if done.divergence is not None:
-            print(done.divergence.sentence())
-        for failure in done.failures:
-            print(f"failed: {failure}")
-        print("verdict: the same detections" if done.passed else "verdict: DIFFERENT")
+        _show(done)
     parity.require(done)
 
 
-def _numbers(text: str | None) -> list[int] | None:
-    from ..errors import DetrtError
+def _show(done: VerifyReport) -> None:
+    from ..evaluation.html import figures
+    from . import show
 
-    if text is None:
-        return None
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise DetrtError(f"--batches must be numbers such as 1,4,8; got {text!r}")
-    return [int(part) for part in parts]
+    title = f"{done.candidate} ({done.precision}) against {done.reference}, {len(done.images)} images"
+    lines = [(f.name, f.measured, f.allowed + ("" if f.judged else " (AP decides)")) for f in figures(done)]
+    show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
+    for note in done.notes:
+        print(f"note: {note}")
+    if done.divergence is not None:
+        print(done.divergence.sentence())
+    for failure in done.failures:
+        print(f"failed: {failure}")
+    print("verdict: the same detections" if done.passed else "verdict: DIFFERENT")

@@ -67,7 +67,7 @@ def verify(
     tokenizer: of a checkpoint that takes a prompt and has none.
         For the checkpoint that a bundle was made from, both are by default those that the bundle records.
     prompt, task: what models that take a prompt are asked for: a text, or a list of class names.
-    opening: of a bundle or file as the candidate: backend, provider, device, as `open_session` takes them.
+    opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
 
     Raises:
         PromptError: no prompt for a model that takes one, the reverse, or a bad prompt.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..errors import ExportError
 from ..spec import (
@@ -224,19 +224,60 @@ class ExportConfig:
     check: run the result at a batch and a size that were not traced and compare with PyTorch.
     """
 
-    opset: int = 17
-    msda: str = "auto"
+    opset: int = field(
+        default=17,
+        metadata={"help": "ONNX opset, 17 to 20."},
+    )
+    msda: str = field(
+        default="auto",
+        metadata={"help": "Lowering of deformable attention: auto, gather, gridsample, plugin, nvidia-plugin."},
+    )
     height: int | None = None
     width: int | None = None
-    decode: str = "raw"
-    max_detections: int | None = None
-    score_threshold: float = 0.0
-    nms: str = "checkpoint"
-    normalize: bool = True
-    input_dtype: str = "uint8"
-    mask: bool = True
-    check: bool = True
-    single_graph: bool = False
+    decode: str = field(
+        default="raw",
+        metadata={"help": "raw: logits and pred_boxes; graph: decoded boxes, scores and labels."},
+    )
+    max_detections: int | None = field(
+        default=None,
+        metadata={"help": "Boxes per image; default: the checkpoint's rule."},
+    )
+    score_threshold: float = field(
+        default=0.0,
+        metadata={"help": "Lowest score that num_detections counts, with --decode graph."},
+    )
+    nms: str = field(
+        default="checkpoint",
+        metadata={"help": "NMS: checkpoint (its own rule), none, hard; in the graph: graph, graph-hard."},
+    )
+    normalize: bool = field(
+        default=True,
+        metadata={"help": "Rescale and normalize inside the graph.", "flag": "--normalize/--no-normalize", "panel": "Advanced"},
+    )
+    input_dtype: str = field(
+        default="uint8",
+        metadata={"help": "Type of the raw pixels: uint8 or float32.", "panel": "Advanced"},
+    )
+    mask: bool = field(
+        default=True,
+        metadata={
+            "help": "Keep the padding mask input; --no-mask needs a fixed size.",
+            "flag": "--mask/--no-mask",
+            "panel": "Advanced",
+        },
+    )
+    check: bool = field(
+        default=True,
+        metadata={
+            "help": "Compare with PyTorch at shapes that were not traced.",
+            "flag": "--check/--no-check",
+            "panel": "Advanced",
+        },
+    )
+    single_graph: bool = field(
+        default=False,
+        metadata={"help": "One graph that takes token ids, for a prompted model.", "panel": "Prompt"},
+    )
 
     def __post_init__(self) -> None:
         _one_of("--opset", self.opset, OPSETS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["BY_MODEL_TYPE", "BY_NAME", "FAMILIES", "Family", "Source", "is_checkpoint_reference", "load_source"]
+__all__ = ["BY_MODEL_TYPE", "BY_NAME", "FAMILIES", "Family", "LoadOptions", "Source", "is_checkpoint_reference", "load_source"]
 _EMBEDDED = Path(__file__).with_name("embedded")
 EMBEDDED = {"embedded:shapes": _EMBEDDED / "shapes", "embedded:phrases": _EMBEDDED / "phrases"}
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -30,25 +30,62 @@ def is_checkpoint_reference(ref: str) -> bool:
     return ref.startswith(("hf:", "embedded:", "ckpt:", "random:")) or (Path(ref) / "config.json").is_file()
 
 
-def load_source(
-    ref: str,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    labels: Path | str | None = None,
-    family: str | None = None,
-    tokenizer: Path | str | None = None,
-) -> Source:
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a checkpoint is read.
+
+    Args:
+        family: of ckpt:FILE, the family instead of the one that its keys tell; of the folder of a DEIMv2 with its own code,
+            "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
+        labels: file with one class name per line, or JSON {"0": "name", ...}, instead of the checkpoint's names.
+        tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the checkpoint's own.
+        trust_remote_code: run Python code that comes with the checkpoint.
+        revision: branch, tag or commit of a Hugging Face repository.
+    """
+
+    family: str | None = field(
+        default=None,
+        metadata={
+            "help": "Model family of ckpt:FILE, if its keys do not tell; deimv2-upstream for a DEIMv2 folder.",
+            "panel": "Checkpoint",
+        },
+    )
+    labels: Path | None = field(
+        default=None,
+        metadata={"help": "Class names of a checkpoint: a text file with one per line, or JSON.", "panel": "Checkpoint"},
+    )
+    tokenizer: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Tokenizer of a prompted checkpoint: tokenizer.json, vocab.txt, or a folder with one.",
+            "panel": "Checkpoint",
+        },
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run Python code that comes with a checkpoint.", "panel": "Checkpoint"}
+    )
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "tokenizer"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else Path(value))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON holds, for another process; `LoadOptions(**data)` reads them."""
+        return {one.name: str(value) if isinstance(value := getattr(self, one.name), Path) else value for one in fields(self)}
+
+
+def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) -> Source:
     """Load a checkpoint.
 
-    ref: "hf:org/name" or "hf:org/name@revision" (Hugging Face hub), a folder in transformers format
-    (config.json and weights), "embedded:shapes" and "embedded:phrases" (the small detectors that ship with detrt;
-    the second takes a prompt), or "random:<family>" (full-size random weights, for measuring).
-    labels: a file with one class name a line, or JSON {"0": "name", ...}, instead of the checkpoint's.
-    family: for ckpt:FILE, the family instead of the one that its keys tell; for a folder of a DEIMv2 with
-    its own code, "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
-    tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the
-    checkpoint's own.
+    Args:
+        ref: "hf:org/name" or "hf:org/name@revision" (Hugging Face hub), a folder in transformers format (config.json and
+            weights), "embedded:shapes" and "embedded:phrases" (the small detectors that ship with detrt; the second takes a
+            prompt), "ckpt:FILE" (a checkpoint file of the authors), or "random:<family>" (full-size random weights, for
+            measuring).
+        options: how it is read.
+        changes: fields of `LoadOptions` by name, e.g. `family="deim"`.
 
     Raises:
         SourceError: unknown reference or family, missing or damaged files, NaN weights, code that is
@@ -56,6 +93,10 @@ def load_source(
     """
     from .hub import download, load_folder
 
+    options = replace(options or LoadOptions(), **changes)
+    trust_remote_code, labels, family, tokenizer = (
+        options.trust_remote_code, options.labels, options.family, options.tokenizer
+    )  # fmt: skip
     if ref.startswith("random:"):
         from .random import load_random
 
@@ -68,7 +109,7 @@ def load_source(
         name, _, tag = ref[3:].partition("@")
         if not _HUB_ID.match(name):
             raise SourceError(f"{ref!r} is not a hub reference; write hf:<organisation>/<model>, e.g. hf:{FAMILIES[0].example}")
-        folder = download(name, revision or tag or None, trust_remote_code=trust_remote_code)
+        folder = download(name, options.revision or tag or None, trust_remote_code=trust_remote_code)
     elif ref.startswith("ckpt:"):
         return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..bundle import Provenance
@@ -25,6 +24,8 @@ VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim"
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that shape a result."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to load, which help need not wait for
+
     found = {}
     for package in VERSIONED:
         with contextlib.suppress(PackageNotFoundError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,30 @@ from ..errors import GraphError
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
 BUDGETS = ("ap", "drift")
+EIGHT_BITS = ("int8", "fp8")
+LOWERED = ("fp16", "bf16", *EIGHT_BITS, "auto")
 # A precision that stores tensors in eight bits leaves the rest of the graph in this one.
 REST = {"int8": "fp16", "fp8": "fp16"}
 # The smallest share of MatMul and Conv operations in the low type that is not called a downgrade.
 MIN_SHARE = {"fp16": 0.9, "bf16": 0.9, "int8": 0.5, "fp8": 0.5}
+
+
+def parse_budget(text: str) -> tuple[str, float]:
+    """ "ap=0.1" -> ("ap", 0.1), in AP points of 100; "drift=0.01" -> ("drift", 0.01).
+
+    Raises:
+        GraphError: another form.
+    """
+    kind, _, number = text.partition("=")
+    try:
+        return kind.strip(), float(number)
+    except ValueError:
+        raise GraphError(f"--budget must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}") from None
+
+
+def parse_patterns(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list of module paths or patterns."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +67,90 @@ class PrecisionConfig:
         GraphError: a value that is not allowed; says what is.
     """
 
-    precision: str = "fp32"
-    calibration: Path | None = None
-    calibration_images: int = 128
-    prompt: str | None = None
+    precision: str = field(
+        default="fp32",
+        metadata={"help": "Precision: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs --budget).", "panel": "Precision"},
+    )
+    calibration: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Calibration images: a folder or a COCO file; for fp16 ranges, for int8 and fp8 scales.",
+            "panel": "Precision",
+        },
+    )
+    calibration_images: int = field(
+        default=128,
+        metadata={"help": "Largest number of calibration images.", "panel": "Precision", "needs": {"calibration": ()}},
+    )
+    prompt: str | None = field(
+        default=None,
+        metadata={"help": "Prompt of a prompted model on the calibration images.", "panel": "Prompt"},
+    )
     batch_size: int = 1
-    method: str = "auto"
+    method: str = field(
+        default="auto",
+        metadata={
+            "help": "Calibration method: auto, entropy, percentile, mse or minmax.",
+            "panel": "Precision",
+            "flag": "--calibration-method",
+            "needs": {"calibration": ()},
+        },
+    )
     percentile: float = 99.99
-    keep_fp32: tuple[str, ...] = ()
+    keep_fp32: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Comma-separated module paths or patterns that stay FP32: decoder.layers.5,*bbox*.",
+            "panel": "Precision",
+            "many": True,
+            "parse": parse_patterns,
+            "needs": {"precision": LOWERED},
+        },
+    )
     margin: float = 4.0
-    budget: tuple[str, float] | None = None
-    low: str = "fp16"
-    quantize_share: float = 0.7
-    min_share: float | None = None
-    state: Path | None = None
+    budget: tuple[str, float] | None = field(
+        default=None,
+        metadata={
+            "help": "Allowed loss with --precision auto: ap=POINTS of 100, or drift=NUMBER.",
+            "panel": "Precision",
+            "parse": parse_budget,
+        },
+    )
+    low: str = field(
+        default="fp16",
+        metadata={
+            "help": "Preferred low precision, with --precision auto: fp16, bf16, int8 or fp8.",
+            "panel": "Precision",
+            "needs": {"precision": ("auto",)},
+        },
+    )
+    quantize_share: float = field(
+        default=0.7,
+        metadata={
+            "help": "Smallest fraction of MatMul and Conv MACs to quantize; the most sensitive remaining layers stay in 16 bits.",
+            "panel": "Precision",
+            "needs": {"precision": EIGHT_BITS, "low": EIGHT_BITS},
+        },
+    )
+    min_share: float | None = field(
+        default=None,
+        metadata={
+            "help": "Smallest fraction of MatMul and Conv MACs in the low precision, 0 to 1.",
+            "panel": "Precision",
+            "needs": {"precision": LOWERED},
+        },
+    )
+    state: Path | None = field(
+        default=None,
+        metadata={"help": "Resume file of --precision auto.", "panel": "Precision", "needs": {"precision": ("auto",)}},
+    )
 
     def __post_init__(self) -> None:
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--calibration-method", self.method, METHODS)
-        _one_of("--low", self.low, ("fp16", "bf16", "int8", "fp8"))
+        _one_of("--low", self.low, ("fp16", "bf16", *EIGHT_BITS))
+        if self.low != "fp16" and self.precision != "auto":
+            raise GraphError(f"--low {self.low} has no effect without --precision auto; add that, or leave it out")
         for name in ("calibration", "state"):
             value = getattr(self, name)
             if value is not None:
@@ -126,19 +211,6 @@ class PrecisionConfig:
         data["keep_fp32"] = list(self.keep_fp32)
         data["budget"] = None if self.budget is None else list(self.budget)
         return data
-
-
-def parse_budget(text: str) -> tuple[str, float]:
-    """ "ap=0.1" -> ("ap", 0.1), in AP points of 100; "drift=0.01" -> ("drift", 0.01).
-
-    Raises:
-        GraphError: another form.
-    """
-    kind, _, number = text.partition("=")
-    try:
-        return kind.strip(), float(number)
-    except ValueError:
-        raise GraphError(f"--budget must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}") from None
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:

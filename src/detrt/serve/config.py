@@ -6,13 +6,12 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..data.images import MAX_PIXELS
-from ..detector import IMAGE_DECODERS
 from ..errors import SessionError
-from ..system import usable_cores
+from ..spec import parse_size
+from ..system import IMAGE_DECODERS, parse_devices, usable_cores
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MIB = 2**20
@@ -46,29 +45,91 @@ class ServeConfig:
     """
 
     models: tuple[ServedModel, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_batch: int = 8
-    max_delay_ms: float = 2.0
-    workers: int | None = None
-    devices: tuple[str, ...] = ("cpu",)
-    threads: int | None = None
-    backend: str = "auto"
-    size_hw: tuple[int, int] | None = None
-    image_decoder: str = "cpu"
-    queue: int | None = None
-    timeout_s: float = 30.0
-    body_timeout_s: float = 30.0
-    drain_s: float = 30.0
-    max_body_mib: int = 32
-    max_held_mib: int = 512
-    max_pixels: int = 50_000_000
-    max_images: int = 32
-    threshold: float = 0.5
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "Address to listen on; 0.0.0.0 is every one."},
+    )
+    port: int = field(
+        default=8000,
+        metadata={"help": "Port; 0 takes a free one.", "flag": "--port -p"},
+    )
+    max_batch: int = field(
+        default=8,
+        metadata={"help": "Largest batch size.", "panel": "Size"},
+    )
+    max_delay_ms: float = field(
+        default=2.0,
+        metadata={"help": "Max queue delay of an image while a worker is idle, milliseconds."},
+    )
+    workers: int | None = field(
+        default=None,
+        metadata={"help": "Worker processes per device; default: 2 on a CPU, 1 on a GPU."},
+    )
+    devices: tuple[str, ...] = field(
+        default=("cpu",),
+        metadata={"help": "cpu (default), or comma-separated GPUs: 0,1 or cuda:all.", "flag": "--device", "parse": parse_devices},
+    )
+    threads: int | None = field(
+        default=None,
+        metadata={"help": "Threads of a CPU worker; default: the cores divided by the workers.", "panel": "Advanced"},
+    )
+    backend: str = field(
+        default="auto",
+        metadata={"help": "auto, onnxruntime, tensorrt, inductor or torch."},
+    )
+    size_hw: tuple[int, int] | None = field(
+        default=None,
+        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "panel": "Size", "parse": parse_size},
+    )
+    image_decoder: str = field(
+        default="cpu",
+        metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."},
+    )
+    queue: int | None = field(
+        default=None,
+        metadata={"help": "Longest queue, images; more are refused with 429.", "panel": "Advanced"},
+    )
+    timeout_s: float = field(
+        default=30.0,
+        metadata={"help": "Longest time of a request, seconds.", "flag": "--timeout", "panel": "Advanced"},
+    )
+    body_timeout_s: float = field(
+        default=30.0,
+        metadata={"help": "Longest time for a body to arrive, seconds.", "flag": "--body-timeout", "panel": "Advanced"},
+    )
+    drain_s: float = field(
+        default=30.0,
+        metadata={"help": "Longest time for requests to finish after SIGTERM, seconds.", "flag": "--drain", "panel": "Advanced"},
+    )
+    max_body_mib: int = field(
+        default=32,
+        metadata={"help": "Largest body, MiB.", "panel": "Advanced"},
+    )
+    max_held_mib: int = field(
+        default=512,
+        metadata={"help": "Memory of all bodies together, MiB.", "panel": "Advanced"},
+    )
+    max_pixels: int = field(
+        default=50_000_000,
+        metadata={"help": "Largest image, pixels.", "panel": "Advanced"},
+    )
+    max_images: int = field(
+        default=32,
+        metadata={"help": "Largest number of images per request.", "panel": "Advanced"},
+    )
+    threshold: float = field(
+        default=0.5,
+        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "--threshold -t"},
+    )
     api_key: str | None = None
-    access_log: bool = False
+    access_log: bool = field(
+        default=False,
+        metadata={"help": "A line for each request on stderr.", "flag": "--access-log"},
+    )
 
     def __post_init__(self) -> None:
+        from ..data.images import MAX_PIXELS
+
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
         names = [model.name for model in self.models]
@@ -103,7 +164,7 @@ class ServeConfig:
         if self.image_decoder not in IMAGE_DECODERS:
             raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
-            raise SessionError("there is no device to run on; give --devices cpu or --devices 0")
+            raise SessionError("there is no device to run on; give --device cpu or --device 0")
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):
             raise SessionError("an API key must have 8 to 512 printable ASCII characters without spaces; make another one")
 

@@ -205,7 +205,7 @@ class TritonConfig:
         if self.placement.count < 1:
             raise SpecError(f"--instances must be at least 1; got {self.placement.count}")
         if self.placement.cpu and self.backend == "tensorrt":
-            raise SpecError("--backend tensorrt needs a GPU; leave out --devices cpu")
+            raise SpecError("--backend tensorrt needs a GPU; leave out --device cpu")
         Batching(1 if self.max_batch is None else self.max_batch, self.delay_us, (), self.queue)
 
 

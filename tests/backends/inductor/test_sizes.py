@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detrt.backends.inductor.config import package_name
+from detrt.backends.inductor.config import InductorConfig, package_name
 from detrt.backends.inductor.session import SizedSession
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt import EngineConfig
 from detrt.bundle import Bundle
 from detrt.cli import main
-from detrt.cli.options import package_configs, several_sizes
+from detrt.cli.build import TargetOptions, _packages
+from detrt.cli.options import Given, SizeOptions, parse_sizes
 from detrt.data.preprocess import nearest_size
 from detrt.detector import Detector
 from detrt.errors import DetrtError, EngineError, SessionError, SpecError
@@ -22,19 +24,21 @@ from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 WIDE, TALL = (64, 96), (96, 64)
 
 
+def packages(size, target, device=()):
+    engine, package = Given(EngineConfig, {"batch": None, "timeout_seconds": None}), Given(InductorConfig, {})
+    return _packages(TargetOptions(target, device), SizeOptions(parse_sizes(size)), engine, package)
+
+
 def test_several_sizes_become_several_packages():
-    assert several_sizes("640", "inductor") == [] == several_sizes(None, "onnx")
-    sizes = several_sizes("64x96, 320", "inductor,onnx")
-    assert sizes == [(64, 96), (320, 320)]
-    options = {"tune": None, "form": None, "timeout_seconds": None}
-    configs = package_configs("inductor", "cpu,cuda", None, None, None, several=sizes, **options)
-    found = [(c.device, c.height, c.width) for c in configs]
+    assert packages("640", ("onnx",)) == []
+    sizes = [(64, 96), (320, 320)]
+    found = [(c.device, c.height, c.width) for c in packages("64x96, 320", ("inductor", "onnx"), ("cpu", "cuda"))]
     assert found == [(d, (h,) * 3, (w,) * 3) for d in ("cpu", "cuda") for h, w in sizes]
     assert package_name("cuda", 90, "fp16", (64, 96)) == "model.inductor-sm90-64x96.fp16.pt2"
     with pytest.raises(EngineError, match="several sizes"):
-        several_sizes("320,640", "inductor,tensorrt")
+        packages("320,640", ("inductor", "tensorrt"))
     with pytest.raises(DetrtError, match="one number such as 640"):
-        several_sizes("320,", "inductor")
+        parse_sizes("320,")
 
 
 def test_the_nearest_aspect_ratio_wins_and_the_first_of_equals():
@@ -86,12 +90,12 @@ def test_verify_opens_the_candidate_as_asked(exported, tmp_path, capsys):
     common = ["--against", "random:detr/tiny", "--images", str(tmp_path / "0.png")]
     path = str(exported("detr", height=64, width=96, check=False).path)
     for options, says in (
-        (["--provider", "cuda"], "provider 'cuda' is not in this build"),
+        (["--device", "cuda:0"], "provider 'cuda' is not in this build"),
         (["--backend", "inductor"], "runs with onnxruntime; got backend 'inductor'"),
     ):
         assert main(["verify", path, *common, *options]) == 2
         assert says in capsys.readouterr().err
-    assert main(["verify", "random:detr/tiny", *common, "--provider", "cuda"]) == 2
+    assert main(["verify", "random:detr/tiny", *common, "--backend", "onnxruntime"]) == 2
     assert "is a checkpoint, which PyTorch runs" in capsys.readouterr().err
 
 

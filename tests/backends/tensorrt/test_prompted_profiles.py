@@ -232,7 +232,7 @@ def test_a_low_precision_without_images(tmp_path):
     import numpy as np
 
     from detrt import Detector
-    from detrt.cli.demo import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
+    from detrt.cli.run_demo import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
     from detrt.data.scenes.scene import draw_scene
 
     picture = draw_scene(PROMPT_SEED, size_hw=PICTURE_SIZE_HW).image

@@ -216,7 +216,7 @@ def test_a_changed_file_is_noticed(place):
         (["--retry-bad"], "--retry-bad", "--cluster ray"),
         (["--cluster", "ray", "--output", "o", "--save-dir", "runs"], "--save-dir", "leave it out"),
         (["--cluster", "ray", "--output", "o", "--every", 2], "--every", "leave it out"),
-        (["--cluster", "ray", "--output", "o", "--devices", "0,1"], "--devices", "leave it out"),
+        (["--cluster", "ray", "--output", "o", "--device", "0,1"], "--device", "leave it out"),
         (["--cluster", "ray", "--output", "o", "--gpus-per-actor", 1.5], "1.5", "0.5"),
         (["--cluster", "ray", "--output", "o", "--shard", 0], "0", "1000000"),
         (["--cluster", "ray", "--output", "o", "--actors", 0], "0", "at least 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...errors import EngineError
@@ -41,9 +41,26 @@ class InductorConfig:
     batch: Triple | None = None
     height: Triple | None = None
     width: Triple | None = None
-    tune: str = "default"
-    form: str = "auto"
-    tokens: int | None = None
+    tune: str = field(
+        default="default",
+        metadata={
+            "help": "Kernel search on a GPU: default, or max, which takes minutes.",
+            "panel": "Engine",
+            "needs": {"target": (TARGET,)},
+        },
+    )
+    form: str = field(
+        default="auto",
+        metadata={
+            "help": "Form of the package: aoti (also for C++), artifact (Python, GPU only), or auto.",
+            "panel": "Engine",
+            "needs": {"target": (TARGET,)},
+        },
+    )
+    tokens: int | None = field(
+        default=None,
+        metadata={"help": "Longest prompt of a package, tokens; default 64.", "panel": "Prompt", "needs": {"target": (TARGET,)}},
+    )
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:

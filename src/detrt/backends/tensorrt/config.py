@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError
 
 TARGETS = ("tensorrt-rtx", "tensorrt")
+BUILDERS = (*TARGETS, "inductor")  # targets that compile the model
 RTX_SMS = (75, 80, 86, 89, 120, 121)
 # One TensorRT-RTX engine serves all of these for eight more bytes each. 75 (Turing) is left out because
 # TensorRT-RTX has no FP32 matrix product for it, so that an FP32 model would not build at all.
@@ -21,6 +22,34 @@ LARGEST_SIDE = 16384
 LARGEST_BATCH = 4096
 
 Triple = tuple[int, int, int]
+
+
+def parse_triple(text: str) -> Triple:
+    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4).
+
+    Raises:
+        EngineError: not one or three whole numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
+        raise EngineError(f"expected MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
+    numbers = [int(part) for part in parts]
+    return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
+
+
+def parse_sms(text: str) -> tuple[int, ...]:
+    """ "86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89).
+
+    Raises:
+        EngineError: a part that is no compute capability.
+    """
+    sms = []
+    for part in text.split(","):
+        digits = part.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
+        if not digits.isdecimal():
+            raise EngineError(f"expected compute capabilities such as 86,89; got {text!r}")
+        sms.append(int(digits))
+    return tuple(sms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +77,64 @@ class EngineConfig:
     """
 
     target: str = "tensorrt-rtx"
-    sms: tuple[int, ...] = ()
-    batch: Triple | None = None
+    sms: tuple[int, ...] = field(
+        default=(),
+        metadata={
+            "help": "Comma-separated compute capabilities of a TensorRT-RTX engine: 86,89.",
+            "panel": "Engine",
+            "flag": "--sm",
+            "parse": parse_sms,
+            "needs": {"target": ("tensorrt-rtx",)},
+        },
+    )
+    batch: Triple | None = field(
+        default=None,
+        metadata={
+            "help": "Batch size: one, or MIN,OPT,MAX; default 1,1,8.",
+            "panel": "Size",
+            "parse": parse_triple,
+            "needs": {"target": BUILDERS},
+        },
+    )
     height: Triple | None = None
     width: Triple | None = None
-    optimization_level: int = 3
-    workspace_mib: int | None = None
-    tf32: bool = False
-    timing_cache: Path | None = None
-    timeout_seconds: float | None = None
+    optimization_level: int = field(
+        default=3,
+        metadata={"help": "Builder effort: 0 (fast build) to 5 (long search).", "panel": "Engine", "needs": {"target": TARGETS}},
+    )
+    workspace_mib: int | None = field(
+        default=None,
+        metadata={"help": "Limit of the builder's scratch memory, MiB.", "panel": "Engine", "needs": {"target": TARGETS}},
+    )
+    tf32: bool = field(
+        default=False,
+        metadata={"help": "Let FP32 matmuls and convolutions use TF32.", "panel": "Engine", "needs": {"target": TARGETS}},
+    )
+    timing_cache: Path | None = field(
+        default=None,
+        metadata={"help": "File of measured tactics, read and updated.", "panel": "Engine", "needs": {"target": ("tensorrt",)}},
+    )
+    timeout_seconds: float | None = field(
+        default=None,
+        metadata={
+            "help": "Longest time of one engine or package build, seconds.",
+            "panel": "Engine",
+            "flag": "--timeout",
+            "needs": {"target": BUILDERS},
+        },
+    )
     version_compatible: bool = False
     hardware_compatibility: str = "none"
-    plugins: tuple[Path, ...] = ()
+    plugins: tuple[Path, ...] = field(
+        default=(),
+        metadata={
+            "help": "Library of TensorRT plugins; may be repeated.",
+            "panel": "Engine",
+            "flag": "--plugin",
+            "many": True,
+            "needs": {"target": ("tensorrt",)},
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -149,34 +224,6 @@ class EngineConfig:
         if unknown:
             raise EngineError(f"engine choices have unknown fields {unknown}; allowed: {[f.name for f in fields(cls)]}")
         return cls(**data)
-
-
-def parse_triple(text: str) -> Triple:
-    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4).
-
-    Raises:
-        EngineError: not one or three whole numbers.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
-        raise EngineError(f"expected MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
-    numbers = [int(part) for part in parts]
-    return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
-
-
-def parse_sms(text: str) -> tuple[int, ...]:
-    """ "86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89).
-
-    Raises:
-        EngineError: a part that is no compute capability.
-    """
-    sms = []
-    for part in text.split(","):
-        digits = part.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
-        if not digits.isdecimal():
-            raise EngineError(f"expected compute capabilities such as 86,89; got {text!r}")
-        sms.append(int(digits))
-    return tuple(sms)
 
 
 def _is_whole(value: object) -> bool:

@@ -1,0 +1,143 @@
+"""Facts about a model or about the families, as JSON-ready values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..backends.open import kind_of
+from ..bundle import Bundle, read_sidecar
+from ..models.load import LoadOptions
+from ..spec import ModelSpec
+
+
+def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
+    """What a bundle, ONNX file, engine or checkpoint is. load: how a checkpoint is read.
+
+    Raises:
+        DetrtError: nothing there, or damaged.
+    """
+    kind = kind_of(ref)
+    if kind == "bundle":
+        bundle = Bundle.open(ref)
+        entries = []
+        for entry in bundle.files:
+            path = bundle.path_of(entry)
+            row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes": entry.size, "present": path.is_file()}
+            if entry.engine is not None:
+                facts = entry.engine
+                row["engine"] = {
+                    "target": facts.target,
+                    "tensorrt": facts.tensorrt_version,
+                    "compute_capabilities": list(facts.compute_capabilities),
+                    "precision": facts.precision,
+                    "layers": facts.layers,
+                    "profile": {k: dict(v) for k, v in facts.profile.items()},
+                }
+            entries.append(row)
+        origin = bundle.provenance
+        return {
+            "kind": kind,
+            **spec_facts(bundle.spec),
+            "source": origin.source,
+            "checkpoint_sha256": origin.checkpoint_sha256,
+            "parameters": origin.parameters,
+            "created": origin.created,
+            "versions": dict(origin.versions),
+            **{key: origin.options[key] for key in ("family", "labels", "loading") if key in origin.options},
+            "files": entries,
+        }
+    if kind == "engine":
+        spec, facts = read_sidecar(Path(ref))
+        return {
+            "kind": kind,
+            **spec_facts(spec),
+            "target": facts.target,
+            "tensorrt": facts.tensorrt_version,
+            "compute_capabilities": list(facts.compute_capabilities),
+            "precision": facts.precision,
+            "layers": facts.layers,
+            "profile": {k: dict(v) for k, v in facts.profile.items()},
+        }
+    if kind == "onnx":
+        from .. import graph
+
+        summary = graph.summarise(graph.load(ref, weights=False))
+        facts_of_graph = {
+            "nodes": summary.nodes,
+            "opset": summary.opset,
+            "weights": summary.weight_elements,
+            "inputs": {k: f"{t} {' x '.join(map(str, s))}" for k, (t, s) in summary.inputs.items()},
+            "outputs": {k: f"{t} {' x '.join(map(str, s))}" for k, (t, s) in summary.outputs.items()},
+            "operators": dict(summary.operators),
+        }
+        return {"kind": kind, **spec_facts(graph.read_spec(ref)), **facts_of_graph}
+    from ..models.load import load_source
+
+    source = load_source(ref, load)
+    notes = {"loading": list(source.notes)} if source.notes else {}
+    return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters, **notes}
+
+
+def spec_facts(spec: ModelSpec) -> dict[str, Any]:
+    """A spec in words and numbers."""
+    entry, rule = spec.input, spec.decode
+    return {
+        "name": spec.name,
+        "family": spec.family,
+        "size": f"{entry.height}x{entry.width}" + (" (symbolic)" if entry.dynamic else " (fixed)"),
+        "resize": entry.resize + (f" {entry.shortest_edge}, at most {entry.longest_edge}" if entry.shortest_edge else ""),
+        "multiple_of": entry.multiple_of,
+        "input": f"{entry.dtype}, " + ("normalised in the graph" if entry.normalize_in_graph else "normalised by the caller"),
+        "mean": list(entry.mean),
+        "std": list(entry.std),
+        "mask": entry.mask,
+        "decode": f"{rule.activation}, {rule.select}, {rule.max_detections} of {rule.num_queries} queries"
+        + (", in the graph" if rule.in_graph else "")
+        + (f", scores from {rule.score_threshold:g}" if rule.score_threshold else ""),
+        **(
+            {"nms": f"{rule.nms}, IoU {rule.nms_iou:g}" + (", in the graph" if rule.nms_in_graph else "")}
+            if rule.nms != "none"
+            else {}
+        ),
+        **_finds(spec),
+    }
+
+
+def _finds(spec: ModelSpec) -> dict[str, str]:
+    """The classes, or what the prompt of a model that takes one can be."""
+    text = spec.text
+    if text is None:
+        names = list(spec.labels.values())
+        return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"}
+    what = "phrases" if text.kind == "tokens" else f"up to {spec.decode.num_classes} class names, and a task"
+    tower = f"text tower {text.tower}" if text.tower else "one graph"
+    return {"prompt": f"{what}, up to {text.max_tokens} tokens{' each' if text.kind == 'classes' else ''}; {tower}"}
+
+
+def family_rows() -> list[dict[str, Any]]:
+    """One row a family: what it supports, and why not where it does not."""
+    from ..models.families import BY_NAME
+    from ..models.load import formats_of
+
+    rows = []
+    for family in BY_NAME.values():
+        keeps = "num_queries" if family.max_detections is None else str(family.max_detections)
+        rows.append(
+            {
+                "family": family.name,
+                "title": family.title,
+                "model_type": family.model_type,
+                "decode": f"{family.activation}, {family.select}, {keeps}",
+                "size": "symbolic" if family.dynamic else "fixed",
+                "why fixed": family.fixed_reason,
+                "batch": "symbolic",
+                "mask": "yes" if family.mask else "no",
+                "multiple of": str(family.multiple_of),
+                "deformable": "yes" if family.deformable else "no",
+                "original files": formats_of(family.name),
+                "rewrites": list(family.rewrites),
+                "example": f"hf:{family.example}" if family.example else f"ckpt:{family.name}.pth",
+            }
+        )
+    return rows

@@ -1,0 +1,125 @@
+"""The demo: a checkpoint to a checked engine and drawn boxes, in one call, without a download."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from .. import files
+from ..backends.tensorrt import EngineConfig
+from ..bundle import Bundle
+from ..data import sinks as outputs
+from ..data.draw import draw_detections
+from ..data.scenes.scene import draw_scene
+from ..detector import Detector
+from ..evaluation.matching import Gate
+from ..evaluation.parity import require, verify
+from ..evaluation.report import VerifyReport
+from ..models.contract import ExportConfig
+from ..pipeline import Stage, build
+
+EMBEDDED = "embedded:shapes"
+PROMPTED = "embedded:phrases"
+
+# Five pairs that no caption of the training named together (`detrt.data.scenes.phrases.HELD_OUT_*`), and one thing that is
+# not in the picture of PROMPT_SEED.
+PROMPT = "purple ring. black square. white letter A. striped crescent. dotted circle. green star."
+PROMPT_SEED = 900_000_280
+
+# Scenes that the embedded detector was neither trained nor chosen on (training/demo_detector.json).
+FIRST_SEED = 900_000_001
+PICTURE_SEED = 900_000_000
+PICTURE_SIZE_HW = (480, 640)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What the demo did: its stages, the bundle, the check, and the files for a person to look at.
+
+    prompted: the picture in which `PROMPT` was looked for, and phrases: what was found of it.
+    """
+
+    stages: tuple[Stage, ...]
+    bundle: Bundle
+    parity: VerifyReport
+    picture: Path
+    detections: int
+    prompted: Path
+    phrases: tuple[str, ...]
+
+
+def run_demo(
+    output: Path,
+    *,
+    sms: tuple[int, ...] = (),
+    scenes: int = 8,
+    progress: Callable[[str, float | None, str], None] | None = None,
+) -> DemoReport:
+    """Build the embedded detector into `output`, check it against PyTorch on drawn scenes, detect and draw; then ask
+    the embedded prompted detector, in `output/phrases`, for things that were never named together in its training.
+
+    Raises:
+        GateError: the exported graph does not detect what PyTorch detects. DetrtError: see `build`.
+    """
+    say = progress or (lambda stage, fraction, text: None)
+    report = build(
+        EMBEDDED,
+        output,
+        export=ExportConfig(),
+        engines=(EngineConfig(sms=sms),),
+        progress=progress,
+    )
+    stages = list(report.stages)
+    start = time.perf_counter()
+    pictures = [draw_scene(FIRST_SEED + index).image for index in range(scenes)]
+    parity = verify(
+        EMBEDDED,
+        output / "model.onnx",
+        pictures,
+        gate=Gate(),
+        progress=lambda done, total: say("verify", done / total, f"{done} of {total} scenes"),
+    )
+    require(parity)
+    verdict = f"{parity.compared} detections on {scenes} scenes the same as PyTorch, within {parity.worst_box_px:.4f} px"
+    stages.append(Stage("verify", time.perf_counter() - start, 0, verdict))
+
+    start = time.perf_counter()
+    say("detect", None, "picture.png")
+    picture = draw_scene(PICTURE_SEED, size_hw=PICTURE_SIZE_HW).image
+    with Detector.open(output, backend="onnxruntime", threshold=0.5) as detector:
+        found = detector([picture])[0]
+    with files.writing(output / "picture.png") as temporary:
+        Image.fromarray(picture).save(temporary, format="PNG")
+    annotated = output / "annotated.png"
+    with files.writing(annotated) as temporary:
+        draw_detections(picture, found).save(temporary, format="PNG")
+    with outputs.jsonl_writer(output / "detections.jsonl") as write:
+        write(outputs.Record("picture.png", found))
+    best = ", ".join(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
+    stages.append(Stage("detect", time.perf_counter() - start, annotated.stat().st_size, f"{len(found)} objects: {best}"))
+    drawn, phrases, more = _prompted(output, progress)
+    return DemoReport((*stages, *more), report.bundle, parity, annotated, len(found), drawn, phrases)
+
+
+def _prompted(
+    output: Path, progress: Callable[[str, float | None, str], None] | None
+) -> tuple[Path, tuple[str, ...], list[Stage]]:
+    """The second half: the annotated picture, the phrases that were found, and the stages."""
+    report = build(PROMPTED, output / "phrases", engines=(), progress=progress)
+    stages = [replace(stage, name=f"prompted: {stage.name}") for stage in report.stages if stage.name != "load"]
+    start = time.perf_counter()
+    picture = draw_scene(PROMPT_SEED, size_hw=PICTURE_SIZE_HW).image
+    with Detector.open(output / "phrases", backend="onnxruntime", threshold=0.5, prompt=PROMPT) as detector:
+        found = detector([picture])[0]
+    path = output / "prompted.png"
+    with files.writing(path) as temporary:
+        draw_detections(picture, found).save(temporary, format="PNG")
+    phrases = tuple(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
+    verdict = f"{len(phrases)} of the {PROMPT.count('.')} phrases asked for: {', '.join(phrases)}"
+    stages.append(Stage("prompted: detect", time.perf_counter() - start, path.stat().st_size, verdict))
+    return path, phrases, stages

@@ -1,0 +1,160 @@
+"""Options are generated from config dataclasses, and one that would have no effect is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import pytest
+import typer
+from cli_support import cli, place, snapshot  # noqa: F401 - fixtures
+from typer.main import get_command
+
+from detrt.backends.inductor.config import InductorConfig
+from detrt.backends.tensorrt import EngineConfig
+from detrt.cli import app
+from detrt.cli.options import PANELS, Given, command, flag_of
+from detrt.errors import GraphError
+from detrt.models.contract import ExportConfig
+from detrt.models.load import LoadOptions
+from detrt.precision import PrecisionConfig
+from detrt.serve.config import ServeConfig
+
+
+def options_of(name):
+    return {flag: one for one in get_command(app).commands[name].params for flag in one.opts if flag.startswith("--")}
+
+
+@pytest.mark.parametrize(
+    ("name", "configs"),
+    [
+        ("build", (ExportConfig, PrecisionConfig, EngineConfig, InductorConfig, LoadOptions)),
+        ("export", (ExportConfig, PrecisionConfig, LoadOptions)),
+        ("serve", (ServeConfig,)),
+        ("detect", (LoadOptions,)),
+        ("verify", (LoadOptions,)),
+        ("eval", (LoadOptions,)),
+        ("info", (LoadOptions,)),
+    ],
+)
+def test_defaults_are_those_of_the_config(name, configs):
+    """The command line and Python cannot disagree: each field is the one declaration of its option."""
+    options = options_of(name)
+    declared = [one for config in configs for one in fields(config) if "help" in one.metadata]
+    assert declared
+    for one in declared:
+        option = options[flag_of(one)]
+        assert option.help.startswith(one.metadata["help"])
+        if "parse" not in one.metadata and not one.metadata.get("many"):
+            assert option.default == one.default, one.name
+
+
+def test_every_option_has_a_panel_of_the_list():
+    for name, group in get_command(app).commands.items():
+        for option in group.params:
+            assert getattr(option, "rich_help_panel", None) in PANELS, (name, option.name)
+
+
+@dataclass(frozen=True)
+class Config:
+    kind: str = field(default="a", metadata={"help": "Kind."})
+    depth: int = field(default=1, metadata={"help": "Depth.", "needs": {"kind": ("b", "c")}})
+    ids: tuple[int, ...] = field(
+        default=(), metadata={"help": "Ids.", "many": True, "parse": lambda text: tuple(map(int, text.split(",")))}
+    )
+    hidden: float = 2.0
+
+
+@pytest.fixture
+def run(capsys):
+    """The config that a command line makes, and the fields that it names."""
+    found = []
+
+    @command
+    def show(config: Given[Config]) -> None:
+        found.append((config.make(hidden=3.0), {one.name for one in fields(Config) if one.name in config}))
+
+    application = typer.Typer()
+    application.command()(show)
+
+    def call(*arguments):
+        found.clear()
+        application(list(arguments), standalone_mode=False)
+        return found[0]
+
+    return call
+
+
+def test_options_become_a_config(run):
+    assert run() == (Config(hidden=3.0), set())
+    assert run("--kind", "b", "--depth", "4", "--ids", "1,2", "--ids", "3") == (
+        Config("b", 4, (1, 2, 3), 3.0),
+        {"kind", "depth", "ids"},
+    )
+
+
+def test_an_option_without_effect_is_refused_even_at_its_default(run):
+    with pytest.raises(Exception, match="--depth 1 has no effect without --kind b or c; add that, or leave it out"):
+        run("--depth", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "advice"),
+    [
+        (["build", "model.onnx", "-o", "out", "--target", "onnx", "--tune", "max"], "--tune max", "--target inductor"),
+        (["build", "model.onnx", "-o", "out", "--form", "aoti"], "--form aoti", "--target inductor"),
+        (["build", "model.onnx", "-o", "out", "--tokens", "8"], "--tokens 8", "--target inductor"),
+        (["build", "model.onnx", "-o", "out", "--device", "cpu"], "--device cpu", "--target inductor or onnx"),
+        (["build", "model.onnx", "-o", "out", "--low", "fp16"], "--low fp16", "--precision auto"),
+        (["build", "model.onnx", "-o", "out", "--state", "s"], "--state s", "--precision auto"),
+        (["build", "model.onnx", "-o", "out", "--keep-fp32", "*"], "--keep-fp32", "--precision fp16"),
+        (["build", "model.onnx", "-o", "out", "--min-share", "0.5"], "--min-share 0.5", "--precision fp16"),
+        (["build", "model.onnx", "-o", "out", "--quantize-share", "0.5"], "--quantize-share", "--precision int8 or fp8"),
+        (["build", "model.onnx", "-o", "out", "--calibration-images", "8"], "--calibration-images", "without --calibration"),
+        (["build", "model.onnx", "-o", "out", "--calibration-method", "mse"], "--calibration-method", "without --calibration"),
+        (
+            ["build", "model.onnx", "-o", "out", "--target", "onnx", "--optimization-level", "3"],
+            "-level 3",
+            "--target tensorrt-rtx",
+        ),
+        (["build", "model.onnx", "-o", "out", "--target", "onnx", "--tf32"], "--tf32", "--target tensorrt-rtx"),
+        (["build", "model.onnx", "-o", "out", "--plugin", "p.so"], "--plugin", "--target tensorrt"),
+        (["build", "model.onnx", "-o", "out", "--target", "onnx", "--trust-remote-code"], "--trust-remote-code", "leave it out"),
+        (["export", "random:detr/tiny", "-o", "o.onnx", "--low", "bf16"], "--low bf16", "--precision auto"),
+        (["detect", "bundle", "in", "--text-threshold", "0.3"], "--text-threshold 0.3", "--phrases tokens"),
+        (["detect", "bundle", "in", "--no-draw"], "--no-draw", "without --save-dir"),
+        (["detect", "bundle", "in", "--font", "f.ttf"], "--font", "without --save-dir"),
+        (["detect", "bundle", "in", "--shard", "8"], "--shard 8", "--cluster ray"),
+        (["detect", "bundle", "in", "--no-merge"], "--no-merge", "--cluster ray"),
+        (["verify", "bundle", "--images", "in", "--ap", "0.1"], "--ap 0.1", "without --ground-truth"),
+        (["verify", "bundle", "--images", "in", "--report-images", "3"], "--report-images 3", "--report"),
+        (["eval", "--ground-truth", "t.json", "--results", "r.json", "--device", "cpu"], "--device", "leave out"),
+        (["info", "--families", "--family", "detr"], "--family", "leave it out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_idle_options_are_refused(cli, place, arguments, names, advice):
+    before = snapshot(place)
+    cli.refused(*arguments, names=names, advice=advice)
+    assert snapshot(place) == before
+
+
+def test_python_refuses_the_same():
+    with pytest.raises(GraphError, match="--low int8 has no effect without --precision auto"):
+        PrecisionConfig("fp16", low="int8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "advice"),
+    [
+        (["detect", "bundle", "in", "--devices", "0,1"], "--devices", "is now --device, .*--device 0,1"),
+        (["serve", "bundle", "--devices=cpu"], "--devices", "is now --device"),
+        (["triton-repo", "bundle", "-o", "r", "--devices", "0"], "--devices", "is now --device"),
+        (["detect", "bundle", "in", "--provider", "cuda"], "--provider", "is now --device, e.g. --device cuda:0"),
+        (["build", "model.onnx", "-o", "out", "--provider", "cuda"], "--provider", "is now --device"),
+        (["eval", "bundle", "--decode", "gpu"], "--decode", "is now --image-decoder"),
+        (["verify", "bundle", "--images", "in", "--pictures", "3"], "--pictures", "is now --report-images"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_old_spellings_name_the_new_one(cli, place, arguments, names, advice):
+    cli.refused(*arguments, names=names, advice=advice)
