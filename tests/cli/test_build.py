@@ -61,6 +61,16 @@ def test_replaces_an_old_bundle(cli, place):
     assert Bundle.open("bundle").spec.input.height == 16 and not left_over(place)
 
 
+def test_the_graph_is_tried_on_a_device(cli, place):
+    """Also a graph that is smaller than the smallest scene."""
+    report = cli("build", "model.onnx", "-o", "out", "--target", "onnx", "--device", "cpu", "--json", "-").json
+    assert [(row["stage"], row["verdict"]) for row in report["stages"]][1:] == [("onnxruntime-cpu", "runs")]
+    before = snapshot(place)
+    tried = ("build", "model.onnx", "-o", "out", "--target", "onnx", "--device", "cuda")
+    cli.refused(*tried, names="'cuda'", advice="onnxruntime-gpu")
+    assert snapshot(place) == before
+
+
 def test_from_a_bundle_into_itself(cli, place):
     before = (place / "bundle/model.onnx").read_bytes()
     cli("build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx")

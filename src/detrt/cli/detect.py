@@ -219,14 +219,15 @@ def _detect_here(
             runner = detector.session
             found = detect_inputs(detector, inputs, every=output.every)
         started = time.perf_counter()
-        _say_note(console, runner)
+        if runner.info.notes:
+            _say(console, f"note: {runner.info.note}", "yellow")
         writers = _writers(stack, output, runner.spec, truth, quiet)
         save = None
         if copies is not None and len(run.device) < 2:
             save = stack.enter_context(AnnotatedCopies(**copies)).save
         tally = _write(found, writers, save, _progress(stack, console, len(inputs), quiet), strict=not output.skip_bad)
     decoder = None if len(run.device) > 1 else detector.decoder
-    _summary(console, runner.backend, tally, time.perf_counter() - started, str(decoder or ""))
+    _summary(console, runner.info.name, tally, time.perf_counter() - started, str(decoder or ""))
     if tally.bad:
         raise ImageError(
             f"{len(tally.bad)} of {len(inputs)} inputs could not be read: {', '.join(map(str, tally.bad[:3]))}"
@@ -252,12 +253,6 @@ def open_model(model: str, run: RunOptions, **session: Any) -> Any:
     device = run.one_device()
     options = {"backend": run.backend, **session}
     return open_session(model, **options) if device is None else open_on(model, device, **options)
-
-
-def _say_note(console: Any, runner: Any) -> None:
-    note = getattr(runner, "note", "")
-    if note:
-        _say(console, f"note: {note}", "yellow")
 
 
 def _writers(

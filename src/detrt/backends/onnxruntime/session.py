@@ -92,7 +92,7 @@ class OnnxSession(BaseSession):
             raise SessionError(
                 f"ONNX Runtime could not start the provider '{provider}' and fell back to "
                 f"{session.get_providers()}; install the CUDA and cuDNN versions that this onnxruntime-gpu "
-                "needs, or use --provider cpu"
+                "needs, or use --device cpu"
             )
         self._session = session
         self._info = SessionInfo(
@@ -318,7 +318,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
         here = [name for name, full in _PROVIDERS.items() if full in available]
         raise SessionError(
             f"provider '{kind}' is not in this build of ONNX Runtime; available: {', '.join(here)}. "
-            "Install onnxruntime-gpu, or use --provider cpu"
+            "Install onnxruntime-gpu, or use --device cpu"
         )
     if kind == "cpu":
         return [_PROVIDERS["cpu"]], "onnxruntime-cpu"
