@@ -23,16 +23,17 @@ def measure(name: str, precision: str, size: str | None, device: str) -> dict:
     from detrt.backends.inductor.types import lower_types
     from detrt.models.contract import ExportConfig, exported_spec
     from detrt.models.load import load_source
+    from detrt.spec import Precision
 
     source = load_source(f"random:{name}")
     given = source.spec.input
     height, width = (int(s) for s in size.split("x")) if size and size != "-" else given.size_hw
     height, width = height // given.multiple_of * given.multiple_of, width // given.multiple_of * given.multiple_of
     config = ExportConfig(height=height, width=width, mask=False) if given.dynamic else ExportConfig(mask=not given.mask or False)
-    captured = prepare(source, exported_spec(source, config), (1, 1), "fp32", device, 6)
+    captured = prepare(source, exported_spec(source, config), (1, 1), Precision.FP32, device, 6)
     want, first = run_forced(captured.graph, captured.inputs)
     row = {"model": name, "precision": precision, "selections": len(first.indices)}
-    lower_types(captured.graph, precision)
+    lower_types(captured.graph, Precision(precision))
     for label, indices in (("own", None), ("forced", first.indices)):
         got, second = run_forced(captured.graph, captured.inputs, indices)
         row[label] = {"errors": [relative(a, b) for a, b in zip(want, got, strict=True)], "matched": matched(want, got)}

@@ -134,16 +134,17 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
     from detrt.backends.inductor.compile import compile_artifact, options_for
     from detrt.backends.inductor.package import load_package
     from detrt.backends.inductor.passes import prepare, tune_for_gpu
-    from detrt.backends.inductor.types import lower_types, share_of_low
+    from detrt.backends.inductor.types import low_fraction, lower_types
+    from detrt.spec import Precision
 
-    captured = prepare(source, spec, (batch, batch), "fp32", DEVICE, tokens, biased)
+    captured = prepare(source, spec, (batch, batch), Precision.FP32, DEVICE, tokens, biased)
     del source
     with alone():
         want, first = run_forced(captured.graph, captured.inputs)
         torch.cuda.empty_cache()
     if precision not in ("fp32", "tf32"):
-        lower_types(captured.graph, precision)
-        row["share"] = share_of_low(captured.graph, precision)
+        lower_types(captured.graph, Precision(precision))
+        row["share"] = low_fraction(captured.graph, Precision(precision))
         tune_for_gpu(captured, "nolin" not in how, "none" if "noconv" in how else "wide" if "wideconv" in how else "all")
         with alone():
             forced, _ = run_forced(captured.graph, captured.inputs, first.indices)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
 from numbers import Real
 from typing import Any
 
@@ -388,3 +389,54 @@ def parse_size(text: str) -> tuple[int, int]:
     if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
         raise SpecError(f"--size must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {text!r}")
     return int(match[1]), int(match[2] or match[1])
+
+
+class Precision(str, Enum):
+    """What a model computes in. JSON, file names and the command line spell it as its value.
+
+    bits: of a stored value. dtype: its name in NumPy and PyTorch. tensorrt: its name in TensorRT. max_value: largest
+    finite value, and of integers the largest in use. min_normal: smallest value that keeps all its digits.
+    min_compute_capability: oldest GPU with tensor cores for it, e.g. 89 (FP32: oldest with matmuls in TensorRT-RTX).
+    min_fraction: of MatMul and Conv MACs; a graph with less in this precision counts as a downgrade.
+    layer_tolerance: error of one layer beyond which two graphs diverge, relative to the layer's values.
+    output_tolerance: the same of the outputs of a compiled package (docs/guide/compiled-packages.md).
+    """
+
+    bits: int
+    dtype: str
+    tensorrt: str
+    max_value: float
+    min_normal: float
+    min_compute_capability: int
+    min_fraction: float
+    layer_tolerance: float
+    output_tolerance: float
+
+    FP32 = ("fp32", 32, "float32", "FLOAT", 3.4028235e38, 2.0**-126, 80, 0.0, 1e-4, 1e-3)
+    TF32 = ("tf32", 32, "float32", "FLOAT", 3.4028235e38, 2.0**-126, 80, 0.0, 2e-2, 5e-2)
+    FP16 = ("fp16", 16, "float16", "HALF", 65504.0, 2.0**-14, 75, 0.9, 2e-2, 2e-2)
+    BF16 = ("bf16", 16, "bfloat16", "BF16", 3.3895e38, 2.0**-126, 80, 0.9, 1e-1, 2e-2)
+    INT8 = ("int8", 8, "int8", "INT8", 127.0, 1.0, 75, 0.5, 3e-1, 3e-1)
+    FP8 = ("fp8", 8, "float8_e4m3fn", "FP8", 448.0, 2.0**-6, 89, 0.5, 3e-1, 3e-1)
+
+    def __new__(cls, value: str, *facts: Any) -> Precision:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        (
+            member.bits, member.dtype, member.tensorrt, member.max_value, member.min_normal, member.min_compute_capability,
+            member.min_fraction, member.layer_tolerance, member.output_tolerance,
+        ) = facts  # fmt: skip
+        return member
+
+    __str__ = str.__str__
+    __format__ = str.__format__
+
+    @property
+    def quantized(self) -> bool:
+        """Whether tensors are stored in 8 bits, between Q/DQ pairs."""
+        return self.bits == 8
+
+    @property
+    def base(self) -> Precision:
+        """The precision of what is not quantized: FP16 beside INT8 and FP8, else itself."""
+        return Precision.FP16 if self.quantized else self

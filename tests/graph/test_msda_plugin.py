@@ -24,7 +24,8 @@ from detrt.graph import read_spec
 from detrt.graph.emulate_low_precision import rounded
 from detrt.graph.lower_msda import lower_msda
 from detrt.graph.msda_plugin import emit, plugin_nodes, runnable
-from detrt.graph.view import PLUGIN_NODES, element_types
+from detrt.graph.operators import PLUGIN_NODES
+from detrt.graph.view import element_types
 from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
 from detrt.precision.apply import apply_precision

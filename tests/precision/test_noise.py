@@ -19,6 +19,7 @@ from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import run_tensors
 from detrt.precision.noise import LEFT, LayerNoise, correct_biases, leave_noisy, measure
 from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, rounded, weight_scales
+from detrt.spec import Precision
 
 FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul", "/backbone/body/Conv"
 
@@ -30,7 +31,7 @@ def values_of(model, tensor):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("low", ("int8", "fp8"))
+@pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
 def test_noise_and_offset_are_those_of_the_formula(low):
     model = pixel_model()
     plan = QuantPlan({FC1: "normed"})
@@ -63,7 +64,7 @@ def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch)
         outputs=[("grid", TensorProto.FLOAT, ["n", "c", "h", "w"])],
         spec=None,
     )
-    layer = noise_module._layer(noise_module.GraphView.typed(model), model.graph.node[1], "int8")
+    layer = noise_module._layer(noise_module.GraphView.typed(model), model.graph.node[1], Precision.INT8)
     pixels = np.stack([p.transpose(2, 0, 1) for p in pictures()]).astype(np.float32)
     got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
     want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
@@ -84,7 +85,7 @@ def test_the_noisiest_layers_for_their_work_stay_out():
     assert set(whole.activations) == set(names)
 
 
-@pytest.mark.parametrize("low", ("int8", "fp8"))
+@pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
 def test_the_mean_error_of_a_channel_is_gone(low):
     config = PrecisionConfig(low, calibration="x", min_share=0.0, quantize_share=1.0)
     model = pixel_model()
@@ -163,8 +164,8 @@ def test_fp8_subtracts_the_mean_of_a_channel_where_it_helps():
     plan = QuantPlan({"/body/Conv": "far"})
     far = values_of(model, "far")
     mean, thresholds = far.mean((0, 2, 3)), {"far": float(far.max())}
-    plain = measure(model, SPEC, pictures(), plan, thresholds, "fp8")["/body/Conv"]
-    found = measure(model, SPEC, pictures(), plan, thresholds, "fp8", means={"far": mean})["/body/Conv"]
+    plain = measure(model, SPEC, pictures(), plan, thresholds, Precision.FP8)["/body/Conv"]
+    found = measure(model, SPEC, pictures(), plan, thresholds, Precision.FP8, means={"far": mean})["/body/Conv"]
     assert plain.centre is None and found.noise < 0.8 * plain.noise
     np.testing.assert_allclose(found.centre, mean, rtol=1e-3)
 
@@ -173,7 +174,7 @@ def test_fp8_subtracts_the_mean_of_a_channel_where_it_helps():
     for one in (plain, found):
         low = onnx.ModelProto.FromString(model.SerializeToString())
         correct_biases(low, plan, {"/body/Conv": one})
-        insert_qdq(low, plan, thresholds, "fp8", {} if one.centre is None else {"/body/Conv": one.centre})
+        insert_qdq(low, plan, thresholds, Precision.FP8, {} if one.centre is None else {"/body/Conv": one.centre})
         errors.append(np.abs(values_of(emulate(low), "made") - want))
     assert errors[1].mean() < 0.9 * errors[0].mean()
     # What is outside of the picture is zero before the subtraction, so the border is as exact as the rest.

@@ -31,6 +31,7 @@ from detrt.precision.capability import check_capability, check_engine
 from detrt.precision.quantize import fp8_bits, rounded, weight_scales
 from detrt.precision.search import Search, blocks_of, plot
 from detrt.precision.stage import convert_file
+from detrt.spec import Precision
 
 QUICK = ("detr", "rt_detr_v2")  # of a forced comparison; the others take 20 to 90 s
 FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")
@@ -175,21 +176,21 @@ def test_fp8_bits_are_those_of_ml_dtypes():
 
 def test_scales_are_one_a_channel_and_clip_nothing():
     weight = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
-    scales = weight_scales(weight, 1, "int8")
+    scales = weight_scales(weight, 1, Precision.INT8)
     assert scales.shape == (16,) and scales.dtype == np.float16
     assert (np.abs(weight) / scales.astype(np.float64) <= 127).all()
 
 
 def test_fp8_weights_get_the_scale_that_rounds_them_best():
     weight = np.random.default_rng(5).normal(size=(32, 64)).astype(np.float32)
-    found = weight_scales(weight, 0, "fp8").astype(np.float32)
+    found = weight_scales(weight, 0, Precision.FP8).astype(np.float32)
     least = np.abs(weight).max(1) / 448
 
     def error(scales):
-        return ((rounded(weight / scales[:, None], "fp8") * scales[:, None] - weight) ** 2).sum(1)
+        return ((rounded(weight / scales[:, None], Precision.FP8) * scales[:, None] - weight) ** 2).sum(1)
 
     assert (found >= least).all() and (found < 2.01 * least).all()  # nothing is clipped
-    assert (error(found) <= error(weight_scales(weight, 0, "int8").astype(np.float32) * 127 / 448) * 1.01).all()
+    assert (error(found) <= error(weight_scales(weight, 0, Precision.INT8).astype(np.float32) * 127 / 448) * 1.01).all()
     assert error(found).sum() < 0.9 * error(least).sum()
 
 
@@ -201,21 +202,21 @@ def test_calibration_is_deterministic_and_clips_outliers(method):
     rng = np.random.default_rng(0)
     counts = np.bincount((np.abs(rng.normal(size=200_000)) / 50 * 2048).astype(int), minlength=2048)
     counts[-1] += 1  # 200 000 values around 1, and one of 50
-    top = threshold(counts, 50.0, method, "int8", 99.9)
+    top = threshold(counts, 50.0, method, Precision.INT8, 99.9)
     assert top == 50.0 if method == "minmax" else 1.0 < top < (40.0 if method == "mse" else 10.0)
     if method == "entropy":
         with pytest.raises(GraphError, match="which FP8 does not have"):
-            threshold(counts, 50.0, method, "fp8")
+            threshold(counts, 50.0, method, Precision.FP8)
 
 
 def test_gpus_without_the_type_are_refused():
     rtx_default, ada = EngineConfig(), EngineConfig(sms=(89, 120))
     with pytest.raises(EngineError, match=r"fp8 does not run on compute capability 80, 86.*--sm 89,120,121"):
-        check_capability("fp8", [rtx_default])
+        check_capability(Precision.FP8, [rtx_default])
     with pytest.raises(EngineError, match=r"bf16 does not run on compute capability 75.*--precision fp16 or int8"):
-        check_capability("bf16", [EngineConfig(sms=(75,))])
-    assert check_capability("fp8", [ada]) == [] == check_capability("fp16", [rtx_default])
-    assert "matrix products only" in check_capability("int8", [ada])[0]
+        check_capability(Precision.BF16, [EngineConfig(sms=(75,))])
+    assert check_capability(Precision.FP8, [ada]) == [] == check_capability(Precision.FP16, [rtx_default])
+    assert "matrix products only" in check_capability(Precision.INT8, [ada])[0]
 
 
 def test_calibration_images_are_found(tmp_path, photos):

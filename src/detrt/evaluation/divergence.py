@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 
 from ..backends.base import Feeds
 from ..errors import GraphError, SessionError
-from ..spec import ModelSpec
+from ..spec import ModelSpec, Precision
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView
 
 # fetch(names) -> their values, for one set of feeds
 Fetch = Callable[[Sequence[str]], Mapping[str, NDArray]]
-# From here on two equal graphs have parted, by precision: FP32 by the largest difference, others by the RMS.
-TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 3e-1, "fp8": 3e-1}
 _CHUNK_BYTES = 256 << 20
 _FIRST_CHUNK = 32
 _ORT_NODE = re.compile(r"running \w+ node\. Name:\s*'([^']+)'")
@@ -135,7 +133,7 @@ def search(
     if not names:
         raise GraphError("the two graphs have no tensor name in common; export both with the same version of detrt")
     metric = "max" if precision == "fp32" else "rms"
-    limit = TOLERANCES[precision] if tolerance is None else tolerance
+    limit = Precision(precision).layer_tolerance if tolerance is None else tolerance
     steps = {n.output[-1] if n.op_type == "TopK" else n.output[0]: n for n in candidate.jumps()}
     known = {name for node in reference.jumps() for name in node.output}
     steps = {name: node for name, node in steps.items() if name in known}
@@ -172,8 +170,8 @@ def search(
     while not roots and tolerance is None and metric == "max" and limit > 2e-6:
         limit /= 10
         roots = _roots(candidate, errors, limit, original or candidate)
-    if limit < TOLERANCES[precision] and tolerance is None and roots:
-        notes.append(f"nothing exceeds {TOLERANCES[precision]:g}; the search went on down to {limit:g}")
+    if limit < Precision(precision).layer_tolerance and tolerance is None and roots:
+        notes.append(f"nothing exceeds {Precision(precision).layer_tolerance:g}; the search went on down to {limit:g}")
     return Divergence(
         against, len(errors), metric, limit, roots[0] if roots else None, tuple(roots[:10]),
         tuple(layer_errors(candidate, errors, original or candidate)), tuple(notes),

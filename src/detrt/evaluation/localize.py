@@ -17,9 +17,9 @@ from ..backends.tensorrt import EngineConfig, TensorRTSession, build_engine
 from ..bundle import EngineFacts
 from ..data.preprocess import group_by_size, preprocess
 from ..errors import DetrtError, GraphError
-from ..spec import PIXEL_VALUES, ModelSpec
+from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from .batching import slot_feeds
-from .divergence import TOLERANCES, Divergence, LayerError, TensorError, _error, comparable, onnx_fetch, search
+from .divergence import Divergence, LayerError, TensorError, _error, comparable, onnx_fetch, search
 from .models import Side, reference_view, run_view, view_of
 from .tensors import with_selections
 
@@ -150,7 +150,7 @@ def search_modules(
             progress(start + len(chunk), len(paths))
     if not found:
         raise GraphError("no module of the checkpoint has an output that leaves its scope in the graph")
-    return _result(candidate, found, metric, TOLERANCES[precision])
+    return _result(candidate, found, metric, Precision(precision).layer_tolerance)
 
 
 def scope_outputs(view: GraphView) -> dict[str, list[str]]:
@@ -197,7 +197,7 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
         raise GraphError("the two checkpoints have no module in common")
     order = {path: i for i, (path, _) in enumerate(run_modules(candidate, feeds, chosen, list(found)))}
     found = dict(sorted(found.items(), key=lambda item: order.get(item[0], 0)))
-    return _result(None, found, "max", TOLERANCES["fp32"])
+    return _result(None, found, "max", Precision.FP32.layer_tolerance)
 
 
 def _nearest(array: NDArray, names: Sequence[str], tensors: Any, metric: str) -> tuple[float, str, str] | None:

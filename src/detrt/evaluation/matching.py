@@ -9,6 +9,7 @@ import numpy as np
 
 from ..detections import Detections, box_iou
 from ..errors import DetrtError
+from ..spec import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,12 @@ class Gate:
 # What rounding may do, by the lowest type of the candidate; measured figures are in docs/guide/verify.md. One
 # detection in a crowd can move far on a tie of two queries, so below FP32 the AP is the judge where there is one.
 GATES = {
-    "fp32": Gate(),
-    "tf32": Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
-    "fp16": Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
-    "bf16": Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True),
-    "int8": Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
-    "fp8": Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+    Precision.FP32: Gate(),
+    Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
+    Precision.FP16: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
+    Precision.BF16: Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True),
+    Precision.INT8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+    Precision.FP8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
 }
 
 

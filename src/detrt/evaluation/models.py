@@ -15,7 +15,7 @@ from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
 from ..errors import DetrtError, PromptError, SessionError
 from ..models.contract import OPSETS, ExportConfig
-from ..spec import DecodeSpec, ModelSpec
+from ..spec import DecodeSpec, ModelSpec, Precision
 from ..system import CPU
 from ..text.prompts import Prompt
 from ..text.tokenizer import same_tokens
@@ -195,7 +195,7 @@ def precision_of(side: Side) -> str:
     facts = side.session.info.facts
     if facts is not None:
         present = set(str(facts.precision).lower().replace("float8", "fp8").split("+"))
-        if low := next((kind for kind in ("fp8", "int8", "bf16", "fp16", "tf32") if kind in present), ""):
+        if low := next((kind for kind in reversed(Precision) if kind in present - {Precision.FP32}), ""):
             return low
         return "tf32" if facts.options.get("tf32") else "fp32"
     recorded = side.options.get("precision")

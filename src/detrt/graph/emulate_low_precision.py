@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .view import MOVEMENT, element_types
+from .operators import MOVEMENT
+from .view import element_types
 
 _LOW = {TensorProto.FLOAT16: "half", TensorProto.BFLOAT16: "brain"}
 _FP8 = TensorProto.FLOAT8E4M3FN

@@ -10,34 +10,31 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError
+from ..spec import Precision
 from .names import module_path
+from .operators import GEMM, PLUGIN_NODES, STEPS
 
 FLOAT, HALF, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
-FLOATS = {FLOAT: "fp32", HALF: "fp16", BF16: "bf16", TensorProto.DOUBLE: "fp64"}
+# The ONNX element type of each precision.
+ELEMENT_TYPE = {
+    Precision.FP32: FLOAT,
+    Precision.FP16: HALF,
+    Precision.BF16: BF16,
+    Precision.INT8: TensorProto.INT8,
+    Precision.FP8: TensorProto.FLOAT8E4M3FN,
+}
+FLOATS = {ELEMENT_TYPE[kind]: kind.value for kind in (Precision.FP32, Precision.FP16, Precision.BF16)} | {
+    TensorProto.DOUBLE: "fp64"
+}
 _NAMES = {
     **FLOATS,
-    TensorProto.INT8: "int8",
+    **{element_type: kind.value for kind, element_type in ELEMENT_TYPE.items()},
     TensorProto.UINT8: "uint8",
     TensorProto.INT32: "int32",
     TensorProto.INT64: "int64",
     TensorProto.BOOL: "bool",
-    TensorProto.FLOAT8E4M3FN: "fp8",
 }
-WIDTH = {"fp32": FLOAT, "fp16": HALF, "bf16": BF16}
-# Largest finite value, and smallest value that keeps all its digits.
-LARGEST = {"fp16": 65504.0, "bf16": 3.3895e38}
-SMALLEST = {"fp16": 2.0**-14, "bf16": 2.0**-126}
-# Where a value jumps: rounding may send two equal computations to two sides of the step.
-_STEPS = frozenset(("Floor", "Ceil", "Round", "ArgMax", "ArgMin", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _SHAPES = ("Shape", "Size")
-# Operators that give values of their inputs, their negative or zero, and nothing new.
-MOVEMENT = frozenset((
-    "Reshape", "Transpose", "Concat", "Slice", "Gather", "GatherElements", "GatherND", "Unsqueeze", "Squeeze",
-    "Expand", "Tile", "Pad", "Split", "Flatten", "Identity", "ScatterND", "ScatterElements", "DepthToSpace",
-    "SpaceToDepth", "MaxPool", "Relu", "Neg", "Abs", "Where",
-))  # fmt: skip
-# Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
-PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
 
 
 class GraphView:
@@ -145,7 +142,7 @@ class GraphView:
                 continue
             from_float = self.types.get(node.input[0]) in FLOATS
             to_integer = node.op_type == "Cast" and self.types.get(node.output[0], TensorProto.FLOAT) not in FLOATS
-            if node.op_type == "TopK" or (from_float and (node.op_type in _STEPS or to_integer)):
+            if node.op_type == "TopK" or (from_float and (node.op_type in STEPS or to_integer)):
                 found.append(node)
         return found
 
@@ -219,11 +216,9 @@ def precision_map(view: GraphView) -> dict[str, dict[str, int]]:
     return {module: dict(counts.most_common()) for module, counts in rows.items()}
 
 
-def graph_precision(view: GraphView) -> str:
-    """ "fp32", "fp16", "bf16", "int8" or "fp8": the lowest type that a tenth of the heavy nodes compute in."""
-    heavy = [n for n in view.nodes if n.op_type in ("Conv", "MatMul", "Gemm", "ConvTranspose")]
+def graph_precision(view: GraphView) -> Precision:
+    """The lowest precision that a tenth of the matmuls and convolutions compute in."""
+    heavy = [node for node in view.nodes if node.op_type in GEMM.onnx]
     counts = Counter(node_type(view, node) for node in heavy)
-    for kind in ("fp8", "int8", "bf16", "fp16"):
-        if heavy and counts[kind] * 10 >= len(heavy):
-            return kind
-    return "fp32"
+    low = (kind for kind in reversed(Precision) if kind.bits < 32 and counts[kind] * 10 >= len(heavy))
+    return next(low, Precision.FP32) if heavy else Precision.FP32

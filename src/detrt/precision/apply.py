@@ -20,7 +20,7 @@ from ..graph.msda_plugin import runnable
 from ..graph.names import matches
 from ..graph.view import GraphView
 from ..models.contract import contract
-from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
+from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec, Precision
 from .calibrate import TensorRange, histograms, lost_in_fp16, scan, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
@@ -100,7 +100,7 @@ def apply_precision(
     copy.CopyFrom(model)
     target = config.target
     counts = multiply_adds(runnable(model), blank_feeds(spec))
-    if target == "fp32":
+    if target == Precision.FP32:
         report = PrecisionReport(config.precision, flop_share(model, counts))
         check_share(report.share, config)
         return copy, report
@@ -109,18 +109,18 @@ def apply_precision(
     view = GraphView.typed(copy)
     if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.types.values()):
         raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)")
-    if config.sixteen == "fp16":
+    if target.base == Precision.FP16:
         lost = known.lost
     else:
-        lost = last_products(view, Rules(view, config.sixteen), counts, EXACT_SHARE)
-    rules = Rules(view, config.sixteen, config.keep_fp32, lost)
-    plan = plan_quantization(view, rules, target) if target in ("int8", "fp8") else QuantPlan()
+        lost = last_products(view, Rules(view, config.target.base), counts, EXACT_SHARE)
+    rules = Rules(view, config.target.base, config.keep_fp32, lost)
+    plan = plan_quantization(view, rules, target) if target.quantized else QuantPlan()
     if plan.activations:
         leave_noisy(plan, known.noise, counts, config.quantize_share)
         if correct_biases(copy, plan, known.noise):  # new constants: the view must know them
             view = GraphView.typed(copy)
-            rules = Rules(view, config.sixteen, config.keep_fp32, lost)
-    typing: Typing = retype(copy, rules, config.sixteen)
+            rules = Rules(view, config.target.base, config.keep_fp32, lost)
+    typing: Typing = retype(copy, rules, config.target.base)
     centres = {n: c for n in plan.activations if n in known.noise and (c := known.noise[n].centre) is not None}
     quantized = insert_qdq(copy, plan, dict(known.thresholds), target, centres) if plan.activations else 0
     _check(copy)
@@ -162,20 +162,20 @@ def calibrate(
     """
     say = progress or (lambda fraction, text: None)
     if not len(images):
-        if config.target in ("int8", "fp8"):
+        if config.target.quantized:
             raise GraphError(f"{config.target} needs calibration images; give --calibration DIR or a COCO file")
         missing = "no --calibration was given, so no tensor was checked for overflow; check the result with detrt verify"
-        return Calibration(warnings=(missing,) if config.target == "fp16" else ())
+        return Calibration(warnings=(missing,) if config.target == Precision.FP16 else ())
     runs = runnable(model)
     ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"))
     view = GraphView.typed(model)
     found = Calibration(len(images), ranges, lost_in_fp16(view, ranges, config.margin))
-    if config.target in ("int8", "fp8"):
-        rules = Rules(view, config.sixteen, (), found.lost)
+    if config.target.quantized:
+        rules = Rules(view, config.target.base, (), found.lost)
         plan = plan_quantization(view, rules, config.target)
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.activations.values()}
         axes = {}
-        if config.target == "fp8":
+        if config.target == Precision.FP8:
             readers = {node.name: node for node in view.nodes}
             axes = {tensor: channel_axis(readers[name]) for name, tensor in plan.activations.items()}
         counts, means = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"), axes)

@@ -21,14 +21,13 @@ from ..data.preprocess import preprocess
 from ..errors import GraphError, ImageError
 from ..graph.clean import with_outputs
 from ..graph.emulate_low_precision import rounded, runs_nowhere
+from ..graph.operators import FILL_LIMIT, GEMM
 from ..graph.view import FLOAT, GraphView
-from ..spec import ModelSpec
-from .rules import GEMM
+from ..spec import ModelSpec, Precision
 
 # Bytes of extra outputs that one run may hold.
 CHUNK_BYTES = 256 << 20
 _LOWEST, _HIGHEST = -40, 24  # exponents of the histogram
-_FILL = 1e30
 
 # From here on the rounding step of FP16 is 1/8: a softmax turns that into 12 % of a weight.
 SOFTMAX_LIMIT = 128.0
@@ -69,7 +68,7 @@ class TensorRange:
 
     def add(self, array: np.ndarray) -> None:
         size = np.abs(array, dtype=np.float32).reshape(-1)
-        known = size < _FILL  # NaN and infinities compare false
+        known = size < FILL_LIMIT  # NaN and infinities compare false
         self.fills += int(size.size - known.sum())
         size = size[known]
         self.values += int(size.size)
@@ -182,7 +181,7 @@ def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float)
     A tensor above 65504 / margin may overflow on another picture; one that stays below 2**-14 everywhere has
     only subnormal numbers; the input of a softmax above SOFTMAX_LIMIT is rounded to steps of 1/8 and more.
     """
-    limit, least = 65504.0 / margin, 2.0**-14
+    limit, least = Precision.FP16.max_value / margin, Precision.FP16.min_normal
     found: dict[str, str] = {}
     for node in view.nodes:
         names = [n for n in (*node.input, *node.output) if n in ranges]
@@ -207,7 +206,7 @@ def _score_nodes(view: GraphView, softmax: onnx.NodeProto) -> list[str]:
         if node is None or node.name in names or node.op_type == "LayerNormalization":
             continue
         names.append(node.name)
-        if node.op_type not in GEMM:
+        if node.op_type not in GEMM.onnx:
             todo += view.float_inputs(node)
     return names
 
@@ -231,7 +230,6 @@ def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
 # same images give the same scales, bit for bit.
 BINS = 2048
 _LEVELS = 128  # of INT8 on one side of zero
-FP8_MAX = 448.0
 
 
 def histograms(
@@ -262,17 +260,17 @@ def histograms(
     return counts, {name: (total / max(values[name], 1)).astype(np.float32) for name, total in sums.items()}
 
 
-def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: str, percentile: float = 99.99) -> float:
+def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: Precision, percentile: float = 99.99) -> float:
     """The |x| that becomes the largest value of the low type; what is above it is clipped.
 
-    counts: (BINS,) of |x| up to absmax. low: "int8" or "fp8".
+    counts: (BINS,) of |x| up to absmax. low: INT8 or FP8.
 
     Raises:
         GraphError: entropy for FP8, whose steps are not equal.
     """
     if method == "auto":
         method = "mse"
-    if method == "entropy" and low == "fp8":
+    if method == "entropy" and low == Precision.FP8:
         raise GraphError("entropy calibration measures equal steps, which FP8 does not have; choose mse, percentile or minmax")
     if absmax <= 0 or counts.sum() == 0:
         return max(absmax, 1.0)
@@ -284,11 +282,11 @@ def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: str, p
     return (_entropy if method == "entropy" else _mse)(counts, absmax, low)
 
 
-def _mse(counts: NDArray[np.int64], absmax: float, low: str) -> float:
+def _mse(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
     """The threshold whose rounding and clipping errors have the smallest mean square."""
     centres = (np.arange(BINS) + 0.5) / BINS * absmax
-    round_to: Callable[[NDArray], NDArray] = round_fp8 if low == "fp8" else _round_int8
-    largest = FP8_MAX if low == "fp8" else 127.0
+    round_to: Callable[[NDArray], NDArray] = round_fp8 if low == Precision.FP8 else _round_int8
+    largest = low.max_value
     best, best_error = absmax, np.inf
     for share in np.linspace(1.0, 0.1, 91):
         step = share * absmax / largest
@@ -299,17 +297,17 @@ def _mse(counts: NDArray[np.int64], absmax: float, low: str) -> float:
 
 
 def _round_int8(values: NDArray) -> NDArray:
-    return np.minimum(np.rint(values), 127.0)
+    return np.minimum(np.rint(values), Precision.INT8.max_value)
 
 
 def round_fp8(values: NDArray) -> NDArray:
     """Non-negative values rounded to E4M3: 3 bits after the point, exponents from -6, at most 448."""
     exponent = np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
     step = 2.0 ** (exponent - 3)
-    return np.minimum(np.rint(values / step) * step, FP8_MAX)
+    return np.minimum(np.rint(values / step) * step, Precision.FP8.max_value)
 
 
-def _entropy(counts: NDArray[np.int64], absmax: float, low: str) -> float:
+def _entropy(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
     """The threshold with the smallest Kullback-Leibler divergence, as TensorRT's entropy calibrator finds it."""
     full = counts.astype(np.float64)
     best, best_divergence = BINS, np.inf

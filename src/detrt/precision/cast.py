@@ -10,8 +10,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
 from ..graph.clean import drop_dead, replace_nodes, set_opset
-from ..graph.view import BF16, FLOAT, LARGEST, WIDTH, GraphView
-from .rules import FILL, FILL_VALUE, SOURCES, Rules, fixed_inputs
+from ..graph.operators import FILL_LIMIT, FILL_VALUE
+from ..graph.view import BF16, ELEMENT_TYPE, FLOAT, HALF, GraphView
+from ..spec import Precision
+from .rules import Rules, fixed_inputs
 
 
 @dataclass(slots=True)
@@ -24,7 +26,7 @@ class Typing:
     fills: int = 0
 
 
-def retype(model: onnx.ModelProto, rules: Rules, precision: str) -> Typing:
+def retype(model: onnx.ModelProto, rules: Rules, precision: Precision) -> Typing:
     """Change the graph in place to FP16 or BF16, except for what `rules` keep.
 
     Inputs and outputs of the graph keep their types. Weights are stored in the type that reads them.
@@ -36,10 +38,10 @@ def retype(model: onnx.ModelProto, rules: Rules, precision: str) -> Typing:
 
 
 class _Retyper:
-    def __init__(self, model: onnx.ModelProto, rules: Rules, precision: str) -> None:
-        self.model, self.rules, self.precision = model, rules, precision
+    def __init__(self, model: onnx.ModelProto, rules: Rules, precision: Precision) -> None:
+        self.model, self.rules, self.precision = model, rules, Precision(precision)
         self.view: GraphView = rules.view
-        self.low = WIDTH[precision]
+        self.low = ELEMENT_TYPE[self.precision]
         self.done = Typing()
         self.copies: dict[tuple[str, int], str] = {}  # (tensor, type) -> its name in that type
         self.before: list[onnx.NodeProto] = []  # casts of graph inputs
@@ -187,25 +189,25 @@ class _Retyper:
 
 
 def _is_fill(array: np.ndarray) -> bool:
-    return bool(array.size) and bool((np.isfinite(array) & (np.abs(array) >= FILL)).any())
+    return bool(array.size) and bool((np.isfinite(array) & (np.abs(array) >= FILL_LIMIT)).any())
 
 
 def _clamped(array: np.ndarray) -> np.ndarray:
-    fill = np.isfinite(array) & (np.abs(array) >= FILL)
+    fill = np.isfinite(array) & (np.abs(array) >= FILL_LIMIT)
     return np.where(fill, np.sign(array) * FILL_VALUE, array).astype(np.float32)
 
 
-def to_tensor(array: np.ndarray, name: str, precision: str) -> TensorProto:
+def to_tensor(array: np.ndarray, name: str, precision: Precision) -> TensorProto:
     """A constant in a 16-bit type, rounded to nearest; finite values stay finite.
 
     Raises:
         GraphError: a weight that the type cannot hold; the scan keeps such layers in FP32.
     """
-    limit = LARGEST[precision]
+    limit = precision.max_value
     finite = np.isfinite(array)
-    if precision == "fp16" and (np.abs(array[finite]) > limit).any():
+    if precision == Precision.FP16 and (np.abs(array[finite]) > limit).any():
         raise GraphError(f"constant '{name}' holds values beyond {limit:g}, which FP16 cannot; keep its layer in FP32")
-    if precision == "fp16":
+    if precision == Precision.FP16:
         return numpy_helper.from_array(np.ascontiguousarray(array.astype(np.float16)), name)
     return helper.make_tensor(name, BF16, array.shape, bf16_bits(array).tobytes(), raw=True)
 
@@ -219,12 +221,10 @@ def bf16_bits(array: np.ndarray) -> np.ndarray:
 
 def _set_made_type(node: onnx.NodeProto, kind: int) -> None:
     """Nodes that make a float from none name its type in an attribute."""
-    if node.op_type not in SOURCES:
-        return
     for entry in node.attribute:
         if node.op_type == "Cast" and entry.name == "to":
             entry.i = kind
         elif node.op_type == "ConstantOfShape" and entry.name == "value":
             array = numpy_helper.to_array(entry.t)
-            precision = "fp16" if kind == WIDTH["fp16"] else "bf16"
+            precision = Precision.FP16 if kind == HALF else Precision.BF16
             entry.t.CopyFrom(to_tensor(array, entry.t.name, precision))

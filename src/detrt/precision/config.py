@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GraphError
+from ..spec import Precision
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "auto")
+PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
 BUDGETS = ("ap", "drift")
-EIGHT_BITS = ("int8", "fp8")
-LOWERED = ("fp16", "bf16", *EIGHT_BITS, "auto")
-# A precision that stores tensors in eight bits leaves the rest of the graph in this one.
-REST = {"int8": "fp16", "fp8": "fp16"}
-# The smallest share of MatMul and Conv operations in the low type that is not called a downgrade.
-MIN_SHARE = {"fp16": 0.9, "bf16": 0.9, "int8": 0.5, "fp8": 0.5}
+EIGHT_BITS = tuple(kind for kind in Precision if kind.quantized)
+LOWERED = (*(kind for kind in Precision if kind.bits < 32), "auto")
 
 
 def parse_budget(text: str) -> tuple[str, float]:
@@ -61,7 +58,7 @@ class PrecisionConfig:
     quantize_share: with int8 and fp8, the layers that lose most for their work stay in 16 bits, as long as so large
         a share of MatMul and Conv operations is quantised; 1 quantises every layer that the rules allow.
     min_share: smallest share of MatMul and Conv operations in the low type; below it is a GateError.
-        None: MIN_SHARE.
+        None: `Precision.min_fraction`.
 
     Raises:
         GraphError: a value that is not allowed; says what is.
@@ -148,8 +145,8 @@ class PrecisionConfig:
     def __post_init__(self) -> None:
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--calibration-method", self.method, METHODS)
-        _one_of("--low", self.low, ("fp16", "bf16", *EIGHT_BITS))
-        if self.low != "fp16" and self.precision != "auto":
+        _one_of("--low", self.low, [kind for kind in Precision if kind.bits < 32])
+        if self.low != Precision.FP16 and self.precision != "auto":
             raise GraphError(f"--low {self.low} has no effect without --precision auto; add that, or leave it out")
         for name in ("calibration", "state"):
             value = getattr(self, name)
@@ -178,7 +175,7 @@ class PrecisionConfig:
             _one_of("the kind of --budget", kind, BUDGETS)
             if not (isinstance(allowed, (int, float)) and math.isfinite(allowed) and allowed >= 0):
                 raise GraphError(f"--budget {kind}=... must be a number of at least 0; got {allowed!r}")
-        if self.target in ("int8", "fp8") and self.calibration is None:
+        if self.target.quantized and self.calibration is None:
             raise GraphError(
                 f"--precision {self.precision} needs pictures like those it will see: --calibration DIR or a COCO file"
             )
@@ -188,20 +185,14 @@ class PrecisionConfig:
             raise GraphError("--precision auto needs --calibration DIR or, for --budget ap=..., a COCO file")
 
     @property
-    def target(self) -> str:
-        """The low type that is asked for; "fp32" where the graph is not changed."""
-        if self.precision == "auto":
-            return self.low
-        return "fp32" if self.precision == "tf32" else self.precision
-
-    @property
-    def sixteen(self) -> str:
-        """The 16-bit type of what is not quantised: "fp16" or "bf16"."""
-        return REST.get(self.target, self.target)
+    def target(self) -> Precision:
+        """The precision of the graph; FP32 where the graph is not changed."""
+        wanted = Precision(self.low if self.precision == "auto" else self.precision)
+        return Precision.FP32 if wanted == Precision.TF32 else wanted
 
     @property
     def required_share(self) -> float:
-        return MIN_SHARE.get(self.target, 0.0) if self.min_share is None else self.min_share
+        return self.target.min_fraction if self.min_share is None else self.min_share
 
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds."""

@@ -23,7 +23,7 @@ from onnx import numpy_helper
 
 from ..data.images import ImageSource
 from ..graph.view import GraphView, attribute
-from ..spec import ModelSpec
+from ..spec import ModelSpec, Precision
 from .calibrate import Progress, run_tensors
 from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
 
@@ -60,7 +60,7 @@ def measure(
     images: Sequence[ImageSource],
     plan: QuantPlan,
     thresholds: Mapping[str, float],
-    low: str,
+    low: Precision,
     progress: Progress | None = None,
     means: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> dict[str, LayerNoise]:
@@ -96,7 +96,7 @@ def measure(
     return {name: _result(layer) for name, layer in layers.items() if layer.count}
 
 
-def _layer(view: GraphView, node: onnx.NodeProto, low: str) -> _Layer:
+def _layer(view: GraphView, node: onnx.NodeProto, low: Precision) -> _Layer:
     weight = numpy_helper.to_array(view.constants[node.input[1]]).astype(np.float32)
     kernel = weight.shape[2:] if node.op_type == "Conv" else ()
     if node.op_type == "Conv":

@@ -11,11 +11,11 @@ import onnx
 
 from ..backends.base import Feeds
 from ..errors import GateError
+from ..graph.operators import GEMM
 from ..graph.view import attribute, element_types, type_name
+from ..spec import Precision
 from .calibrate import run_shapes
 from .config import PrecisionConfig
-
-PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FlopShare:
 
 def multiply_adds(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
     """Node name -> multiply-adds for the products of a graph, at the shapes that these inputs give."""
-    products = {node.name: node for node in model.graph.node if node.op_type in PRODUCTS}
+    products = {node.name: node for node in model.graph.node if node.op_type in GEMM.onnx}
     return {
         name: _count(products[name], inputs, outputs[0])
         for name, (inputs, outputs) in run_shapes(model, feeds).items()
@@ -59,7 +59,7 @@ def flop_share(model: onnx.ModelProto, counts: Mapping[str, int]) -> FlopShare:
     sums: dict[str, int] = {}
     rows: list[tuple[str, str, int]] = []
     for node in model.graph.node:
-        if node.op_type not in PRODUCTS or node.name not in counts:
+        if node.op_type not in GEMM.onnx or node.name not in counts:
             continue
         kind = _product_type(node, made, constants, kinds)
         sums[kind] = sums.get(kind, 0) + counts[node.name]
@@ -78,7 +78,7 @@ def check_share(share: FlopShare, config: PrecisionConfig) -> None:
     GateError: less of the graph is in the low type than the choice promises.
     """
     target = config.target
-    if target == "fp32":
+    if target == Precision.FP32:
         other = {k: v for k, v in share.shares.items() if k not in ("fp32", "fp64")}
         if other:
             raise GateError(f"--precision {config.precision} was asked for, but the graph also computes in {_text(other)}")

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ..graph.clean import replace_nodes, set_opset
-from ..graph.view import GraphView, attribute
-from .calibrate import FP8_MAX, round_fp8
-from .rules import ELEMENTWISE, MOVEMENT, Rules
+from ..graph.operators import ELEMENTWISE, MOVEMENT
+from ..graph.view import ELEMENT_TYPE, GraphView, attribute
+from ..spec import Precision
+from .calibrate import round_fp8
+from .rules import Rules
 
-ZERO_TYPE = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}
-LARGEST = {"int8": 127.0, "fp8": FP8_MAX}
 # Kernels of the tensor cores read channels in groups of so many.
-CHANNELS = {"int8": 4, "fp8": 16}
+CHANNEL_MULTIPLE = {Precision.INT8: 4, Precision.FP8: 16}
 PHASES = 8  # scales that are tried for a channel of FP8 weights
 # The smallest scale with all digits of FP16.
 SMALLEST_SCALE = 2.0**-14
@@ -36,7 +36,7 @@ class QuantPlan:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def plan_quantization(view: GraphView, rules: Rules, low: str) -> QuantPlan:
+def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPlan:
     """Choose the layers. Products of two computed tensors (both of an attention) are never quantised.
 
     Left out are: what `rules` keep in FP32; layers whose result is an output, an order, an angle or a position
@@ -99,9 +99,9 @@ def _is_layer(view: GraphView, node: onnx.NodeProto) -> bool:
     )
 
 
-def _shape_reason(view: GraphView, node: onnx.NodeProto, low: str) -> str:
+def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
     dims = list(view.constants[node.input[1]].dims)
-    step = CHANNELS[low]
+    step = CHANNEL_MULTIPLE[low]
     if node.op_type == "Conv":
         if attribute(node, "group", 1) != 1:
             return "grouped convolution"
@@ -150,14 +150,14 @@ def _reached(view: GraphView, rules: Rules, start: int) -> set[str]:
     return found
 
 
-def weight_scales(weight: NDArray[np.float32], axis: int, low: str) -> NDArray[np.float16]:
+def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDArray[np.float16]:
     """One FP16 scale for each channel along `axis`, rounded up so that no weight is clipped.
 
     For FP8, whose steps double with every power of two, the scale within a factor of two that rounds the channel best.
     """
     other = tuple(i for i in range(weight.ndim) if i != axis)
-    best = _half_up(np.maximum(np.abs(weight).max(other) / LARGEST[low], SMALLEST_SCALE))
-    if low == "int8":
+    best = _half_up(np.maximum(np.abs(weight).max(other) / low.max_value, SMALLEST_SCALE))
+    if low == Precision.INT8:
         return best
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     errors = np.full(best.shape, np.inf)
@@ -168,14 +168,14 @@ def weight_scales(weight: NDArray[np.float32], axis: int, low: str) -> NDArray[n
     return best
 
 
-def activation_scale(threshold: float, low: str) -> NDArray[np.float16]:
+def activation_scale(threshold: float, low: Precision) -> NDArray[np.float16]:
     """The FP16 scale that makes `threshold` the largest value of the type; rounded up."""
-    return _half_up(np.maximum(threshold / LARGEST[low], SMALLEST_SCALE))
+    return _half_up(np.maximum(threshold / low.max_value, SMALLEST_SCALE))
 
 
-def rounded(values: NDArray, low: str) -> NDArray[np.float32]:
+def rounded(values: NDArray, low: Precision) -> NDArray[np.float32]:
     """Values in units of their scale, rounded and clipped to what the type has."""
-    if low == "int8":
+    if low == Precision.INT8:
         return np.clip(np.rint(values), -127, 127).astype(np.float32)
     return (np.sign(values) * round_fp8(np.abs(values))).astype(np.float32)
 
@@ -199,7 +199,7 @@ def insert_qdq(
     model: onnx.ModelProto,
     plan: QuantPlan,
     thresholds: dict[str, float],
-    low: str,
+    low: Precision,
     centres: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> int:
     """Put the pairs of a plan into a typed FP16 graph, in place; returns the number of quantised layers.
@@ -275,11 +275,11 @@ def _centred(
 
 
 def _activation_pair(
-    graph: onnx.GraphProto, name: str, target: str, scale: NDArray[np.float16], low: str, layer: str
+    graph: onnx.GraphProto, name: str, target: str, scale: NDArray[np.float16], low: Precision, layer: str
 ) -> list[onnx.NodeProto]:
     names = (f"{target}/scale", f"{target}/zero", f"{target}/q")
     graph.initializer.append(numpy_helper.from_array(np.asarray(scale, np.float16), names[0]))
-    graph.initializer.append(helper.make_tensor(names[1], ZERO_TYPE[low], [], b"\0", raw=True))
+    graph.initializer.append(helper.make_tensor(names[1], ELEMENT_TYPE[low], [], b"\0", raw=True))
     return [
         helper.make_node("QuantizeLinear", [name, *names[:2]], [names[2]], name=f"{layer}/Quantize"),
         helper.make_node("DequantizeLinear", [names[2], *names[:2]], [target], name=f"{layer}/Dequantize"),
@@ -292,20 +292,20 @@ def _weight_pair(
     axis: int,
     name: str,
     target: str,
-    low: str,
+    low: Precision,
     layer: str,
 ) -> onnx.NodeProto:
     scale = weight_scales(weight, axis, low)
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     scaled = weight / scale.astype(np.float32).reshape(shape)
-    if low == "int8":
+    if low == Precision.INT8:
         raw = rounded(scaled, low).astype(np.int8).tobytes()
     else:
         raw = fp8_bits(scaled).tobytes()
     names = (f"{target}/q", f"{target}/scale", f"{target}/zero")
-    graph.initializer.append(helper.make_tensor(names[0], ZERO_TYPE[low], weight.shape, raw, raw=True))
+    graph.initializer.append(helper.make_tensor(names[0], ELEMENT_TYPE[low], weight.shape, raw, raw=True))
     graph.initializer.append(numpy_helper.from_array(scale, names[1]))
-    graph.initializer.append(helper.make_tensor(names[2], ZERO_TYPE[low], [len(scale)], bytes(len(scale)), raw=True))
+    graph.initializer.append(helper.make_tensor(names[2], ELEMENT_TYPE[low], [len(scale)], bytes(len(scale)), raw=True))
     return helper.make_node("DequantizeLinear", list(names), [target], name=f"{layer}/Weight", axis=axis)
 
 

@@ -10,115 +10,36 @@ import numpy as np
 import onnx
 
 from ..graph.names import matches
-from ..graph.view import BF16, FLOAT, HALF, LARGEST, MOVEMENT, PLUGIN_NODES, SMALLEST, GraphView, attribute
-
-GEMM = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
-ELEMENTWISE = frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Min",
-        "Max",
-        "Clip",
-        "Sigmoid",
-        "Tanh",
-        "Sqrt",
-        "Reciprocal",
-        "Pow",
-        "Log",
-        "Exp",
-        "Neg",
-        "Abs",
-        "Relu",
-        "Where",
-    ]
-)
-# No 16-bit type holds what these make: powers and sums overflow, angles and logarithms lose their digits.
-WIDE = frozenset(
-    [
-        "Pow",
-        "Sqrt",
-        "Reciprocal",
-        "Log",
-        "Exp",
-        "Sin",
-        "Cos",
-        "Tan",
-        "Asin",
-        "Acos",
-        "Atan",
-        "CumSum",
-        "ReduceSum",
-        "ReduceMean",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceProd",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceSumSquare",
-        "GlobalAveragePool",
-        "InstanceNormalization",
-        "GroupNormalization",
-        "BatchNormalization",
-        "Range",
-        "OneHot",
-        "Floor",
-        "Ceil",
-        "Round",
-        "Mod",
-        "Sum",
-        "Mean",
-        "LpNormalization",
-        "EyeLike",
-    ]
-)
-# Inputs of these decide an index, an order or a comparison: (operator, positions or None for all).
-DECIDE: dict[str, tuple[int, ...] | None] = {
-    "TopK": (0,), "ArgMax": None, "ArgMin": None, "Floor": None, "Ceil": None, "Round": None, "Equal": None,
-    "Greater": None, "Less": None, "GreaterOrEqual": None, "LessOrEqual": None, "GridSample": (1,), "Sin": None,
-    "Cos": None, "Log": None, "Mod": None, "NonMaxSuppression": None, "Range": None, "MSDeformAttn": (2,),
-    "MultiscaleDeformableAttnPlugin_TRT": (3,),
-}  # fmt: skip
-# Comparisons of numbers: BF16 holds integers to 256 only, so the operands themselves must stay FP32 as well.
-COMPARE = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "ArgMax", "ArgMin", "NonMaxSuppression"))
-# A walk back from coordinates ends at these: what they give is a feature, and rounding it is harmless.
-BARRIER = frozenset(
-    [
-        "LayerNormalization",
-        "InstanceNormalization",
-        "GroupNormalization",
-        "BatchNormalization",
-        "GridSample",
-        "AveragePool",
-        "GlobalAveragePool",
-        "MaxPool",
-        "LSTM",
-        "Attention",
-        *PLUGIN_NODES,
-    ]
-)
-SOURCES = frozenset(("Cast", "ConstantOfShape", "Range", "EyeLike"))
-# Larger finite constants are fills that mean "never": attention masks of finfo.min.
-FILL = 1e30
-FILL_VALUE = 16384.0  # exp(-16384) is 0, and twice of it is still finite in FP16
+from ..graph.operators import (
+    BARRIER,
+    COMPARE,
+    DECIDE,
+    DECIDING_INPUT,
+    ELEMENTWISE,
+    FILL_LIMIT,
+    GEMM,
+    MOVEMENT,
+    PLUGIN_NODES,
+    WIDE,
+)  # fmt: skip
+from ..graph.view import BF16, FLOAT, HALF, GraphView, attribute
+from ..spec import Precision
 
 
 class Rules:
     """keep: node index -> why it stays FP32. free: nodes that take the type of what they move.
 
-    precision: "fp16" or "bf16". patterns: the caller's own. extra: node name -> reason, from a scan.
+    precision: FP16 or BF16. patterns: of names that the caller keeps. extra: node name -> reason, from calibration.
     """
 
     def __init__(
         self,
         view: GraphView,
-        precision: str,
+        precision: Precision,
         patterns: tuple[str, ...] = (),
         extra: dict[str, str] | None = None,
     ) -> None:
-        self.view, self.precision = view, precision
+        self.view, self.precision = view, Precision(precision)
         self.keep: dict[int, str] = {}
         self.coordinates: set[int] = set()
         self._walk_back()
@@ -143,11 +64,11 @@ class Rules:
 
     def _reason(self, node: onnx.NodeProto) -> str:
         view = self.view
-        if node.op_type in WIDE:
+        if node.op_type in WIDE.onnx:
             return f"{node.op_type} needs the range or the digits of FP32"
         if node.op_type == "TopK":
             return "order of scores"
-        if node.op_type in COMPARE:
+        if node.op_type in COMPARE.onnx:
             return "comparison of exact values"
         if node.op_type == "Cast" and view.float_inputs(node):
             return "type of the original graph"
@@ -161,7 +82,7 @@ class Rules:
             return "NVIDIA's plugin takes values and coordinates in one type"
         if self._constant_is_lost(node):
             return f"a constant that {self.precision} cannot hold"
-        if self.precision == "bf16" and not _takes_bf16(node, 22):
+        if self.precision == Precision.BF16 and not _takes_bf16(node, 22):
             return f"ONNX has no BF16 {node.op_type}"
         return ""
 
@@ -175,7 +96,7 @@ class Rules:
             if not values.size:
                 continue
             largest = float(values.max())
-            if largest < SMALLEST[self.precision] or (LARGEST[self.precision] < largest < FILL):
+            if largest < self.precision.min_normal or (self.precision.max_value < largest < FILL_LIMIT):
                 return True
         return False
 
@@ -184,9 +105,8 @@ class Rules:
         view = self.view
         todo = [name for name in view.outputs if view.is_float(name)]
         for node in view.nodes:
-            if node.op_type in DECIDE:
-                positions = DECIDE[node.op_type]
-                todo += [n for p, n in enumerate(node.input) if n and (positions is None or p in positions)]
+            if node.op_type in DECIDE.onnx:
+                todo += [n for p, n in enumerate(node.input) if n and DECIDING_INPUT.get(node.op_type, p) == p]
             elif node.op_type == "Cast" and attribute(node, "to") not in (FLOAT, HALF, BF16):
                 todo += list(node.input)
         seen: set[str] = set()
@@ -197,7 +117,7 @@ class Rules:
             seen.add(name)
             index = view.index[name]
             node = view.nodes[index]
-            if node.op_type in BARRIER or (node.op_type in GEMM and not is_dot(view, node)) or is_bias(view, node):
+            if node.op_type in BARRIER.onnx or (node.op_type in GEMM.onnx and not is_dot(view, node)) or is_bias(view, node):
                 continue
             if not self._moves(node):
                 self.keep[index] = "coordinates or scores: " + _DECIDED
@@ -210,8 +130,8 @@ class Rules:
         exact: set[str] = set()
         for index, node in enumerate(view.nodes):
             inputs = view.float_inputs(node)
-            if index in self.keep or node.op_type in WIDE or node.op_type == "Cast":
-                is_exact = index in self.keep or node.op_type in WIDE or (not inputs and self._from_input(node))
+            if index in self.keep or node.op_type in WIDE.onnx or node.op_type == "Cast":
+                is_exact = index in self.keep or node.op_type in WIDE.onnx or (not inputs and self._from_input(node))
             elif node.op_type in ELEMENTWISE or self._moves(node):
                 is_exact = bool(inputs) and all(name in exact for name in inputs)
                 if is_exact and not self._moves(node):
@@ -265,7 +185,7 @@ def is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
         return False
     for data, other in (node.input, reversed(node.input)):
         before = view.producer.get(data)
-        if other in view.constants and before is not None and before.op_type in GEMM:
+        if other in view.constants and before is not None and before.op_type in GEMM.onnx:
             return sum(side > 1 for side in view.constants[other].dims) <= 1 and len(view.readers[data]) == 1
     return False
 

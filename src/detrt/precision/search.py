@@ -28,10 +28,10 @@ from ..evaluation.coco import evaluate_coco
 from ..graph.emulate_low_precision import rounded
 from ..graph.msda_plugin import runnable
 from ..graph.names import module_path
+from ..graph.operators import GEMM
 from ..spec import ModelSpec
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig
-from .proof import PRODUCTS
 
 _MAX_BLOCKS = 40
 _COMPARED = 10  # best detections of an image
@@ -71,7 +71,7 @@ def blocks_of(model: onnx.ModelProto, limit: int = _MAX_BLOCKS) -> list[str]:
 
     A graph without module paths in its node names is one block, "".
     """
-    paths = [module_path("/" + node.name.strip("/")) for node in model.graph.node if node.op_type in PRODUCTS]
+    paths = [module_path("/" + node.name.strip("/")) for node in model.graph.node if node.op_type in GEMM.onnx]
     best: list[str] = []
     for depth in range(1, 12):
         cut = list(dict.fromkeys(".".join(_parts(path)[:depth]) for path in paths))

@@ -16,7 +16,7 @@ from ..backends.open import open_prompted
 from ..data.images import ImageSource
 from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
-from ..spec import ModelSpec
+from ..spec import ModelSpec, Precision
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
 from .calibrate import Prompted, find, images_of
 from .config import PrecisionConfig
@@ -57,7 +57,7 @@ def convert_file(
         )
     images: Sequence[ImageSource] = []
     images, coco = find(config.calibration, config.calibration_images) if config.calibration else (images, None)
-    drawn = not images and config.target == "fp16"
+    drawn = not images and config.target == Precision.FP16
     if drawn:
         images = [draw_scene(seed).image for seed in range(DRAWN)]
     if images and spec.text is not None:

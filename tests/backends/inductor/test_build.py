@@ -22,7 +22,7 @@ from detrt.backends.inductor.nodes import MSDA
 from detrt.backends.inductor.package import load_package
 from detrt.backends.inductor.passes import prepare, simplify
 from detrt.backends.inductor.session import InductorSession
-from detrt.backends.inductor.types import lower_types, share_of_low
+from detrt.backends.inductor.types import low_fraction, lower_types
 from detrt.backends.inductor.worker import _require_batches, differences
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
@@ -33,6 +33,7 @@ from detrt.errors import EngineError, ExportError, GateError, SessionError
 from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.example_inputs import example_feeds
 from detrt.models.load import load_source
+from detrt.spec import Precision
 
 
 def small(name: str, **choices):
@@ -89,8 +90,8 @@ def test_types_keep_positions_exact():
     captured = capture(source, spec, (1, 1))
     simplify(captured.graph)
     want = run(captured)
-    lower_types(captured.graph, "bf16")
-    assert share_of_low(captured.graph, "bf16") > 0.9
+    lower_types(captured.graph, Precision.BF16)
+    assert low_fraction(captured.graph, Precision.BF16) > 0.9
     nodes = [n for n in captured.graph.graph.nodes if n.target == MSDA]
     assert nodes
     for node in nodes:

@@ -14,6 +14,7 @@ from detrt.backends.inductor.windows import fuse_windows
 from detrt.models.arch.swin import shift_mask
 from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.load import load_source
+from detrt.spec import Precision
 
 
 def graph_of(module, *inputs):
@@ -92,7 +93,7 @@ def test_depthwise_convolutions_stay_apart():
 def test_a_backbone_loses_its_relus():
     source = load_source("random:detr/tiny")
     spec = exported_spec(source, ExportConfig(height=64, width=96, mask=False))
-    captured = prepare(source, spec, (1, 1), "bf16")
+    captured = prepare(source, spec, (1, 1), Precision.BF16)
     with torch.no_grad():
         want = captured.graph(*captured.inputs)
         tune_for_gpu(captured)

@@ -15,9 +15,9 @@ from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, ExportError, MissingPackageError
 from ...models.contract import ExportConfig
-from ...spec import ModelSpec
+from ...spec import ModelSpec, Precision
 from ..child_process import Progress, run_child
-from .config import LOW, PRECISIONS, InductorConfig, package_name
+from .config import PRECISIONS, InductorConfig, package_name
 from .cpp_compiler import compiler
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inductor.worker")
@@ -264,7 +264,7 @@ def build_packages(
         low, high = profile["min"][0], profile["max"][0]
         batches = f"batch {low}" if low == high else f"batches {low} to {high}"
         # 16-bit types may select other queries, which a difference of tensors cannot judge.
-        exact = built.facts.precision not in LOW
+        exact = Precision(built.facts.precision).bits == 32
         judged = f"{built.error:.1e} from PyTorch" if exact else "finite; compare with: detrt verify"
         verdict = f"{built.facts.precision}, {batches}, {judged}"
         done.append(Packaged(name, built, time.perf_counter() - start, verdict))

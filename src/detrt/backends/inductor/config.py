@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...errors import EngineError
-from ...spec import TextSpec
+from ...spec import Precision, TextSpec
 from ..tensorrt.config import LARGEST_BATCH, LARGEST_SIDE, Triple
 
 TARGET = "inductor"
@@ -16,8 +16,7 @@ TUNES = ("default", "max")
 FORMS = ("auto", "aoti", "artifact")
 DEFAULT_BATCH = (1, 1, 8)
 DEFAULT_TOKENS, LARGEST_PROMPT = 64, 1024
-LOW = ("fp16", "bf16")
-PRECISIONS = ("fp32", "tf32", *LOW)
+PRECISIONS = tuple(kind for kind in Precision if not kind.quantized)
 
 
 @dataclass(frozen=True, slots=True)

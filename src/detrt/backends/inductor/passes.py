@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ...models.source import Source
-from ...spec import ModelSpec
+from ...spec import ModelSpec, Precision
 from .capture import Captured, Range, capture, capture_text
 from .folding import drop_checks, drop_neutral, fill_fixed, fold_constants, fold_into_convolutions, plain_norms
 from .fusing import fuse_attention, fuse_epilogues, fuse_selections, join_linears, pad_heads, pad_stem, share_equal
@@ -90,7 +90,7 @@ def prepare(
     source: Source,
     spec: ModelSpec,
     batch: Range,
-    precision: str = "fp32",
+    precision: Precision = Precision.FP32,
     device: str = "cpu",
     tokens: int | None = None,
     biased: bool = True,
@@ -98,7 +98,7 @@ def prepare(
 ) -> Captured:
     """The graph of a detector for one device.
 
-    batch: smallest and largest. precision: "fp32", "fp16" or "bf16". tokens, names: of a prompted model, the length of its
+    batch: smallest and largest. precision: FP32, FP16 or BF16. tokens, names: of a prompted model, the length of its
     prompts or tasks, and of its lists of names. biased: see `passes.fuse_attention`. On a GPU deformable attention stays an
     op, for detrt's kernel; elsewhere it becomes plain operators.
 
@@ -113,7 +113,7 @@ def prepare(
     else:
         captured = capture_text(source, spec, batch, tokens or 6, device, names)
     simplify(captured.graph, biased)
-    if precision in ("fp16", "bf16"):
+    if precision.bits == 16:
         lower_types(captured.graph, precision)
     if on_gpu:
         tune_for_gpu(captured)

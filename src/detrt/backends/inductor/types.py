@@ -1,8 +1,8 @@
-"""FP16 and BF16 in the captured graph, by the rules of `detrt.precision.rules`.
+"""FP16 and BF16 in the captured graph, by the same table of operators as `detrt.precision.rules`.
 
-Products, convolutions, attention and what lies between them run in the low type. What ends in positions, orders and
-outputs stays FP32 from the last product before it. The compiler computes fused elementwise steps in FP32 in any case,
-so that the FP32 parts cost little.
+Matmuls, convolutions, attention and what lies between them run in 16 bits. What ends in positions, orders and outputs
+stays FP32 from the last matmul before it. The compiler computes fused elementwise steps in FP32 in any case, so that the
+FP32 parts cost little.
 """
 
 from __future__ import annotations
@@ -13,49 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...graph.operators import BARRIER, COMPARE, DECIDE, FILL_LIMIT, FILL_VALUE, GEMM, WIDE
+from ...spec import Precision
 from .nodes import MSDA, Constants, fake_like, fake_mode, faking, finish, value_of
 
 aten = torch.ops.aten
-LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _FUSED = "detrt::ms_deform_attn_fused"
-GEMM = {
-    aten.linear.default,
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv_transpose2d.input,
-    aten.convolution.default,
-    aten.matmul.default,
-    aten.bmm.default,
-    aten.mm.default,
-    aten.addmm.default,
-    aten.baddbmm.default,
-    aten.einsum.default,
-    aten.scaled_dot_product_attention.default,
-}
-BARRIER = {
-    aten.layer_norm.default,
-    aten.group_norm.default,
-    aten.batch_norm.default,
-    aten.avg_pool2d.default,
-    aten.max_pool2d.default,
-}
-# No 16-bit type holds what these make.
-WIDE = {
-    "pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "sum", "mean", "prod", "cumsum", "var", "var_mean", "norm",
-    "linalg_vector_norm", "floor", "ceil", "round", "remainder", "logit",
-}  # fmt: skip
-# Their inputs decide an index, an order or a comparison.
-DECIDE = {
-    "topk", "top_k", "sort", "argsort", "argmax", "argmin", "gt", "lt", "ge", "le", "eq", "ne", "floor", "ceil", "round", "sin", "cos",
-    "log", "logit", "floor_divide", "remainder", "grid_sampler", "grid_sampler_2d",
-}  # fmt: skip
-FILL, FILL_VALUE = 1e30, 16384.0  # larger finite constants mean "never"; see detrt.precision.rules
 
 
-def lower_types(graph: fx.GraphModule, precision: str) -> fx.GraphModule:
-    """Rewrite the graph in place; inputs and outputs keep their types. precision: a key of LOW."""
-    low = LOW[precision]
+def lower_types(graph: fx.GraphModule, precision: Precision) -> fx.GraphModule:
+    """Rewrite the graph in place; inputs and outputs keep their types. precision: FP16 or BF16."""
+    low = getattr(torch, precision.dtype)
     exact = _exact_nodes(graph)
     constants = Constants(graph)
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
@@ -82,7 +50,7 @@ def lower_types(graph: fx.GraphModule, precision: str) -> fx.GraphModule:
         tensor = constants.get(node)
         if tensor is not None:
             tensor = _without_fills(tensor).to(dtype) if dtype == low else tensor.to(dtype)
-            new = constants.add(tensor, _first_after(node), node)
+            new = constants.add(tensor, node.next, node)
         else:
             with graph.graph.inserting_after(_last_of(node)):
                 new = graph.graph.call_function(aten.to.dtype, (node, dtype))
@@ -120,9 +88,9 @@ def _wanted(node: fx.Node, floats: list[fx.Node], exact: set[fx.Node], low: torc
     """The type that a node's inputs get; None leaves them."""
     if node in exact:
         return torch.float32
-    if node.target in GEMM:
+    if _name(node) in GEMM.aten:
         return low
-    if _name(node) in WIDE:
+    if _name(node) in WIDE.aten or _name(node) in COMPARE.aten:
         return torch.float32
     if node.target is operator.getitem or _is_cast(node):
         return None
@@ -140,7 +108,7 @@ def _positions(node: fx.Node) -> Any:
 
 
 def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
-    """From outputs, indices, orders and angles back to the products that their values come from."""
+    """From outputs, indices, orders and angles back to the matmuls that their values come from."""
     todo: list[Any] = []
     for node in graph.graph.nodes:
         if node.op == "output":
@@ -148,7 +116,7 @@ def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
         elif node.op == "call_function":
             if node.target == MSDA or str(node.target).startswith(_FUSED.replace("::", ".")):
                 todo.append(node.args[2])
-            elif _name(node) in DECIDE or (_is_cast(node) and not _floating(value_of(node))):
+            elif _name(node) in DECIDE.aten or (_is_cast(node) and not _floating(value_of(node))):
                 todo += node.all_input_nodes
     exact: set[fx.Node] = set()
     seen: set[fx.Node] = set()
@@ -160,9 +128,9 @@ def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
         val = value_of(node)
         if isinstance(val, Tensor) and not _floating(val):
             continue
-        if node.target in BARRIER or node.target == MSDA or str(node.target).startswith("detrt."):
+        if _name(node) in BARRIER.aten or node.target == MSDA or str(node.target).startswith("detrt."):
             continue
-        if node.target in GEMM and not _is_dot(node):
+        if _name(node) in GEMM.aten and not _is_dot(node):
             continue
         exact.add(node)
         todo += node.all_input_nodes
@@ -170,7 +138,7 @@ def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
 
 
 def _is_dot(node: fx.Node) -> bool:
-    """A product with one vector behind a softmax, such as the expected distance of D-FINE: arithmetic, not a layer."""
+    """A matmul with one vector behind a softmax, such as the expected distance of D-FINE: arithmetic, not a layer."""
     if node.target not in (aten.linear.default, aten.matmul.default, aten.mm.default):
         return False
     weight = value_of(node.args[1])
@@ -223,7 +191,7 @@ def _again(node: fx.Node, given: Any) -> Any:
 
 def _small_numbers(node: fx.Node) -> None:
     """Numbers that a 16-bit type has no room for, such as the fill of a mask."""
-    limit = lambda x: max(-FILL_VALUE, min(FILL_VALUE, x)) if isinstance(x, float) and FILL < abs(x) < float("inf") else x  # noqa: E731
+    limit = lambda x: max(-FILL_VALUE, min(FILL_VALUE, x)) if isinstance(x, float) and FILL_LIMIT < abs(x) < float("inf") else x  # noqa: E731
     node.args = tuple(limit(a) for a in node.args)
     for source in node.all_input_nodes:
         if source.target == aten.full.default:
@@ -231,11 +199,7 @@ def _small_numbers(node: fx.Node) -> None:
 
 
 def _without_fills(tensor: Tensor) -> Tensor:
-    return torch.where((tensor.abs() > FILL) & tensor.isfinite(), tensor.sign() * FILL_VALUE, tensor)
-
-
-def _first_after(node: fx.Node) -> fx.Node:
-    return node.next
+    return torch.where((tensor.abs() > FILL_LIMIT) & tensor.isfinite(), tensor.sign() * FILL_VALUE, tensor)
 
 
 def _last_of(node: fx.Node) -> fx.Node:
@@ -245,12 +209,9 @@ def _last_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def share_of_low(graph: fx.GraphModule, precision: str) -> float:
-    """Share of products and convolutions that run in the low type, 0 to 1."""
-    low = LOW[precision]
-    gemms = [n for n in graph.graph.nodes if n.op == "call_function" and n.target in GEMM]
+def low_fraction(graph: fx.GraphModule, precision: Precision) -> float:
+    """Fraction of matmuls and convolutions that run in a precision, 0 to 1."""
+    low = getattr(torch, precision.dtype)
+    gemms = [n for n in graph.graph.nodes if n.op == "call_function" and _name(n) in GEMM.aten]
     typed = [n for n in gemms if isinstance(value_of(n), Tensor) and value_of(n).dtype == low]
     return len(typed) / len(gemms) if gemms else 0.0
-
-
-__all__ = ["LOW", "lower_types", "share_of_low"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...errors import GateError
 from ...models.contract import contract
 from ...models.load import load_source
-from ...spec import ModelSpec
+from ...spec import ModelSpec, Precision
 from ...system import peak_memory_mib
 from ..base import relative_error
 from ..child_process import Progress, answer_parent
@@ -28,12 +28,7 @@ from .compile import compile_package
 from .config import InductorConfig
 from .package import Run, is_artifact, load_package
 from .passes import prepare, tune_for_gpu
-from .types import LOW, lower_types, share_of_low
-
-# Largest difference to the captured FP32 graph, relative to the largest value; see docs/guide/compiled-packages.md.
-TOLERANCE = {"fp32": 1e-3, "tf32": 5e-2}
-# Beyond it, queries have changed places.
-PLACES = {**TOLERANCE, **dict.fromkeys(LOW, 2e-2)}
+from .types import low_fraction, lower_types
 
 
 def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -44,13 +39,13 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """
     config = InductorConfig.from_dict(request["config"])
     spec = ModelSpec.from_dict(request["spec"])
-    precision = request["precision"]
+    precision = Precision(request["precision"])
     package = Path(request["package"])
     start = time.monotonic()
     progress(0.0, "loading the checkpoint")
     source = load_source(request["ref"], **request["loading"])
     if config.device == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == Precision.TF32
     progress(0.05, "capturing the model")
     torch.set_grad_enabled(False)
     batches, lengths = config.batches, None
@@ -58,12 +53,12 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         batches = config.batch[::2] if config.batch else (1, 1)
         lengths = config.lengths(spec.text, spec.decode.num_classes)
     tokens, names = lengths or (None, None)
-    captured = prepare(source, spec, batches, "fp32", config.device, tokens, names=names or None)
+    captured = prepare(source, spec, batches, Precision.FP32, config.device, tokens, names=names or None)
     want = [t.float().cpu() for t in captured.graph(*captured.inputs)]
-    share = 1.0
-    if precision in LOW:
+    fraction = 1.0
+    if precision.bits == 16:
         lower_types(captured.graph, precision)
-        share = share_of_low(captured.graph, precision)
+        fraction = low_fraction(captured.graph, precision)
         if config.device == "cuda":
             tune_for_gpu(captured)
     progress(0.2, "compiling with PyTorch Inductor; this takes minutes")
@@ -71,7 +66,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress(0.95, "comparing with PyTorch")
     run = load_package(package, config.device)
     got = [t.float().cpu() for t in run(*captured.inputs)]
-    errors = differences(captured.outputs, want, got, PLACES[precision])
+    errors = differences(captured.outputs, want, got, precision.output_tolerance)
     _require_equal(errors, precision)
     if spec.text is None:
         _require_batches(run, captured.inputs, want, batches, captured.outputs, precision)
@@ -87,7 +82,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "inputs": [_described(i, fixed) for i in inputs],
         "outputs": [_described(o, fixed) for o in outputs],
         "nodes": len(captured.graph.graph.nodes),
-        "share": round(share, 4),
+        "share": round(fraction, 4),
         "errors": errors,
         "machine": _machine(config.device),
         "format": "artifact" if is_artifact(package) else "aoti",
@@ -120,9 +115,9 @@ def differences(names: Sequence[str], want: Sequence[Tensor], got: Sequence[Tens
     return {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(names, want, moved, strict=True)}
 
 
-def _require_equal(errors: dict[str, float], precision: str) -> None:
+def _require_equal(errors: dict[str, float], precision: Precision) -> None:
     """16-bit types are judged by detections, with detrt verify; here they must only be finite."""
-    limit = TOLERANCE.get(precision, np.inf)
+    limit = precision.output_tolerance if precision.bits == 32 else np.inf
     for name, error in errors.items():
         if not error <= limit or not np.isfinite(error):
             raise GateError(
@@ -132,7 +127,12 @@ def _require_equal(errors: dict[str, float], precision: str) -> None:
 
 
 def _require_batches(
-    run: Run, inputs: Sequence[Tensor], want: Sequence[Tensor], batches: tuple[int, int], names: Sequence[str], precision: str
+    run: Run,
+    inputs: Sequence[Tensor],
+    want: Sequence[Tensor],
+    batches: tuple[int, int],
+    names: Sequence[str],
+    precision: Precision,
 ) -> None:
     """Batches of a range other than the traced one give, picture by picture, what the traced one gives."""
     traced = len(inputs[0])
@@ -147,7 +147,7 @@ def _require_batches(
                 "written. Build one batch alone with --batch NUMBER"
             ) from None
         expected = [t[rows] for t in want]
-        _require_equal(differences(names, expected, got, PLACES[precision]), precision)
+        _require_equal(differences(names, expected, got, precision.output_tolerance), precision)
 
 
 def _profile(shape: tuple[int | str, ...], low: dict[str, int], high: dict[str, int]) -> dict[str, list[int]]:

@@ -1,0 +1,95 @@
+"""Operators by their numerical role: one table for ONNX graphs (`detrt.precision`) and PyTorch graphs (the compiled packages).
+
+Rows name the same concept in both spellings. ONNX names are operator types, ATen names those of the schema without
+namespace and overload. Needs neither onnx nor torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
+PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
+
+# Larger finite constants are fills that mean "never", such as attention masks of finfo.min.
+FILL_LIMIT = 1e30
+FILL_VALUE = 16384.0  # exp(-16384) is 0, and twice of it is still finite in FP16
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """One role: the operators that have it, in ONNX and in ATen."""
+
+    onnx: frozenset[str]
+    aten: frozenset[str]
+
+    @classmethod
+    def of(cls, *rows: tuple[str, str]) -> Operators:
+        """From rows of (ONNX names, ATen names), separated by blanks."""
+        return cls(*(frozenset(name for row in rows for name in row[side].split()) for side in (0, 1)))
+
+    def __or__(self, other: Operators) -> Operators:
+        return Operators(self.onnx | other.onnx, self.aten | other.aten)
+
+
+# Matmuls and convolutions: what the low precision is for.
+GEMM = Operators.of(
+    ("Conv ConvTranspose", "conv1d conv2d conv_transpose2d convolution"),
+    ("MatMul Gemm", "linear matmul mm bmm addmm baddbmm"),
+    ("Einsum", "einsum"),
+    ("", "scaled_dot_product_attention"),
+)
+# No 16-bit type holds their results: powers and sums overflow, angles and logarithms lose their digits. PyTorch's own
+# normalization kernels compute statistics in FP32, ONNX leaves that open.
+WIDE = Operators.of(
+    ("Pow Sqrt Reciprocal Exp", "pow sqrt rsqrt reciprocal exp"),
+    ("Log", "log logit"),
+    ("Sin Cos Tan Asin Acos Atan", "sin cos"),
+    ("ReduceSum Sum CumSum", "sum cumsum"),
+    ("ReduceMean Mean GlobalAveragePool", "mean var var_mean"),
+    ("ReduceProd", "prod"),
+    ("ReduceL1 ReduceL2 ReduceSumSquare LpNormalization", "norm linalg_vector_norm"),
+    ("ReduceLogSum ReduceLogSumExp", ""),
+    ("InstanceNormalization GroupNormalization BatchNormalization", ""),
+    ("Floor Ceil Round Mod", "floor ceil round remainder"),
+    ("Range OneHot EyeLike", ""),
+)
+# Comparisons of two values: BF16 holds integers to 256 only, so the operands must be FP32, not only their producers.
+COMPARE = Operators.of(
+    ("Equal Greater Less GreaterOrEqual LessOrEqual", "eq ne gt lt ge le"),
+    ("ArgMax ArgMin NonMaxSuppression", ""),  # in PyTorch of one tensor in one type
+)
+# Their inputs decide an index, an order or a comparison, and stay FP32 back to the matmul that they come from.
+DECIDE = COMPARE | Operators.of(
+    ("TopK ArgMax ArgMin", "topk top_k sort argsort argmax argmin"),
+    ("Floor Ceil Round", "floor ceil round"),
+    ("Mod", "remainder floor_divide"),
+    ("Sin Cos", "sin cos"),
+    ("Log", "log logit"),
+    ("GridSample", "grid_sampler grid_sampler_2d"),
+    ("Range", ""),
+    (" ".join(PLUGIN_NODES), ""),  # in PyTorch, `backends.inductor.types` knows the op itself
+)
+# Of these, only one input decides: its position.
+DECIDING_INPUT = {"TopK": 0, "GridSample": 1, "MSDeformAttn": 2, "MultiscaleDeformableAttnPlugin_TRT": 3}
+# A walk back from coordinates ends at these: their results are features, and rounding those is harmless.
+BARRIER = Operators.of(
+    ("LayerNormalization GroupNormalization BatchNormalization InstanceNormalization", "layer_norm group_norm batch_norm"),
+    ("MaxPool AveragePool GlobalAveragePool", "max_pool2d avg_pool2d"),
+    ("GridSample", ""),
+    ("LSTM Attention", ""),
+    (" ".join(PLUGIN_NODES), ""),
+)
+# The following roles are asked of ONNX graphs only.
+# Operators that give values of their inputs, their negative or zero, and nothing new.
+MOVEMENT = frozenset((
+    "Reshape", "Transpose", "Concat", "Slice", "Gather", "GatherElements", "GatherND", "Unsqueeze", "Squeeze",
+    "Expand", "Tile", "Pad", "Split", "Flatten", "Identity", "ScatterND", "ScatterElements", "DepthToSpace",
+    "SpaceToDepth", "MaxPool", "Relu", "Neg", "Abs", "Where",
+))  # fmt: skip
+ELEMENTWISE = frozenset((
+    "Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Sigmoid", "Tanh", "Sqrt", "Reciprocal", "Pow", "Log", "Exp",
+    "Neg", "Abs", "Relu", "Where",
+))  # fmt: skip
+# Where a value jumps: rounding may send two equal computations to two sides of the step.
+STEPS = COMPARE.onnx - {"NonMaxSuppression"} | {"Floor", "Ceil", "Round"}
