@@ -71,10 +71,10 @@ def bundle(files):
 def test_a_build_says_and_keeps_how_the_file_was_read(bundle, files):
     folder, done = bundle
     assert done.err.count("note: seven.pth: Sense-X Co-DETR or mmdetection CO-DETR (weights): classes 7") == 1
-    assert "class names of" in done.err and "classes=7, queries=20" in done.err
+    assert "class names of" in done.err and "classes 7, queries 20" in done.err
     options = json.loads((folder / "detrt.json").read_text("utf-8"))["provenance"]["options"]
     assert options["labels"] == str(files / "names.txt") and options["export"]["nms"] == "hard"
-    assert options["loading"][0].startswith("seven.pth: weights; layout co_dino")
+    assert options["loading"][0].startswith("seven.pth: Sense-X Co-DETR or mmdetection CO-DETR (weights): classes 7")
     shown = json.loads(run("info", folder, "--json", "-").out)
     assert shown["loading"] == options["loading"] and shown["nms"] == "nms, IoU 0.8"
 

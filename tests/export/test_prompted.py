@@ -254,7 +254,7 @@ def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch):
     from detrt.errors import GateError
     from detrt.models.arch import grounding_dino as grounding
 
-    monkeypatch.setattr(grounding, "inverse_sigmoid", lambda x, eps=1e-5: torch.log(x.clamp(eps, 1 - eps)))
+    monkeypatch.setattr(grounding, "logit", lambda x, eps=1e-5: torch.log(x.clamp(eps, 1 - eps)))
     with pytest.raises(GateError, match="differs from PyTorch"):
         export_onnx(tiny("grounding_dino"), tmp_path / "model.onnx", ExportConfig(msda="gridsample"))
     assert list(tmp_path.iterdir()) == []

@@ -163,7 +163,7 @@ class PatchAngles(vit.DINOv3ViTRopePositionEmbedding):
         return angles.cos(), angles.sin()
 
 
-class RopeAttention(vit.DINOv3ViTAttention):
+class TracedDinov3Attention(vit.DINOv3ViTAttention):
     """Self-attention whose patches, but not its first tokens, are turned by their angles."""
 
     def forward(
@@ -216,7 +216,7 @@ class StaEncoder(stock.Deimv2DINOv3ConvEncoder):
 _OWN = {
     vit.DINOv3ViTEmbeddings: Tokens,
     vit.DINOv3ViTRopePositionEmbedding: PatchAngles,
-    vit.DINOv3ViTAttention: RopeAttention,
+    vit.DINOv3ViTAttention: TracedDinov3Attention,
     vit.DINOv3ViTEncoder: Layers,
     stock.Deimv2DINOv3ConvEncoder: StaEncoder,
 }

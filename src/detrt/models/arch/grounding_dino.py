@@ -267,10 +267,10 @@ class GroundingDetector(nn.Module):
                     **places,
                 )[0]
                 if index < last:
-                    boxes = (self.decoder.bbox_embed[index](x) + inverse_sigmoid(boxes)).sigmoid()
+                    boxes = (self.decoder.bbox_embed[index](x) + logit(boxes)).sigmoid()
             x = self.decoder.layer_norm(x)
         logits = self._similarity(self.class_embed, x, text, tokens)
-        return logits, (self.bbox_embed[last](x) + inverse_sigmoid(boxes)).sigmoid()
+        return logits, (self.bbox_embed[last](x) + logit(boxes)).sigmoid()
 
     def _similarity(self, head: Any, x: Tensor, text: Tensor, tokens: Tensor) -> Tensor:
         """(batch, n, tokens): dot products; MM-Grounding-DINO scales them and adds a bias."""
@@ -337,7 +337,8 @@ def _enhance(layer: Any, x: Tensor, bias: Tensor, position: Tensor) -> Tensor:
     return layer.layer_norm_after(x + layer.fc2(layer.activation(layer.fc1(x))))
 
 
-def inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:
+def logit(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """`torch.logit` in plain operators: log(x / (1 - x)) of x clamped to eps..1 - eps."""
     x = x.clamp(eps, 1 - eps)
     return torch.log(x / (1 - x))
 

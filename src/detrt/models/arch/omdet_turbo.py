@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ExportError
-from .grounding_dino import MASKED, PADDED_LOGIT, additive, inverse_sigmoid, tensor_backbone
+from .grounding_dino import MASKED, PADDED_LOGIT, additive, logit, tensor_backbone
 from .trace_scope import inside
 
 
@@ -120,7 +120,7 @@ class OmDetDetector(nn.Module):
                     attention_mask=bias,
                     query_position=decoder.query_position_head(boxes),
                 )
-            boxes = (decoder.decoder_bbox_head[index](x) + inverse_sigmoid(boxes)).sigmoid()
+            boxes = (decoder.decoder_bbox_head[index](x) + logit(boxes)).sigmoid()
         logits = self._similarity(x, decoder.decoder_class_head[last](class_features))
         return torch.where(classes.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
 
