@@ -1,4 +1,4 @@
-"""Reading and writing ONNX files, their spec and their figures."""
+"""Reading and writing ONNX files, their spec and their summary."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def heavy():
 
 
 def test_external_data_above_the_limit(heavy, tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    monkeypatch.setattr(io, "MAX_INLINE_BYTES", 4000)
     before = heavy.SerializeToString()
     path = tmp_path / "model.onnx"
     graph.save(heavy, path)
@@ -103,7 +103,7 @@ def test_external_data_above_the_limit(heavy, tmp_path, monkeypatch):
 
 def test_a_small_model_does_not_leave_old_weights_beside_it(heavy, tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
-    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    monkeypatch.setattr(io, "MAX_INLINE_BYTES", 4000)
     graph.save(heavy, path)
     monkeypatch.undo()
     graph.save(heavy, path)
@@ -112,7 +112,7 @@ def test_a_small_model_does_not_leave_old_weights_beside_it(heavy, tmp_path, mon
 
 
 def test_missing_external_data_is_named(heavy, tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    monkeypatch.setattr(io, "MAX_INLINE_BYTES", 4000)
     path = tmp_path / "model.onnx"
     graph.save(heavy, path)
     (tmp_path / "model.onnx.data").unlink()
@@ -124,7 +124,7 @@ def test_missing_external_data_is_named(heavy, tmp_path, monkeypatch):
 
 
 def test_weights_outside_the_folder_are_refused(heavy, tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "INLINE_LIMIT", 4000)
+    monkeypatch.setattr(io, "MAX_INLINE_BYTES", 4000)
     path = tmp_path / "model.onnx"
     graph.save(heavy, path)
     raw = onnx.load(str(path), load_external_data=False)

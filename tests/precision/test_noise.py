@@ -17,7 +17,7 @@ from detrt.precision import PrecisionConfig
 from detrt.precision import noise as noise_module
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import run_tensors
-from detrt.precision.noise import LEFT, LayerNoise, correct_biases, leave_noisy, measure
+from detrt.precision.noise import NOISY_REASON, LayerNoise, correct_biases, leave_noisy, measure
 from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, rounded, weight_scales
 from detrt.spec import Precision
 
@@ -77,7 +77,7 @@ def test_the_noisiest_layers_for_their_work_stay_out():
     counts = {"a": 40, "b": 20, "c": 20, "d": 10, "not quantised": 10}
     noise = {n: LayerNoise(v, np.zeros(1)) for n, v in zip(names, (0.04, 0.2, 0.002, 0.004), strict=True)}
     leave_noisy(plan, noise, counts, 0.69)
-    assert set(plan.activations) == {"a", "c", "d"} and plan.left_out == {"b": LEFT}
+    assert set(plan.activations) == {"a", "c", "d"} and plan.left_out == {"b": NOISY_REASON}
     leave_noisy(plan, noise, counts, 0.65)  # a is the next, but that would be too much; so is c
     assert set(plan.activations) == {"a", "c", "d"}
     whole = QuantPlan(dict.fromkeys(names, "x"))

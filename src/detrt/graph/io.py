@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SPEC_KEY = "detrt.spec"
 
 # Protobuf refuses messages of 2 GiB; weights go to a file beside the graph before that.
-INLINE_LIMIT = 2_000_000_000
+MAX_INLINE_BYTES = 2_000_000_000
 
 
 def _onnx() -> object:
@@ -63,7 +63,7 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
     path = Path(path)
     # The weights are counted first: a message above protobuf's limit cannot even be measured.
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if weights < INLINE_LIMIT and model.ByteSize() < INLINE_LIMIT:
+    if weights < MAX_INLINE_BYTES and model.ByteSize() < MAX_INLINE_BYTES:
         with writing(path) as temporary:
             temporary.write_bytes(model.SerializeToString())
         return
@@ -126,7 +126,6 @@ def read_spec(path: Path | str) -> ModelSpec:
     )
 
 
-# Figures about a graph: nodes, operators, parameters, inputs and outputs.
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
     """nodes, operator -> count, weight elements and bytes, and name -> (dtype, shape) of inputs and outputs."""

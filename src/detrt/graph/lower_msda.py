@@ -111,9 +111,9 @@ def _gridsample(call: _Call) -> None:
         grids = b.op("Split", grid, b.ints(*call.points), outputs=len(call.points), axis=2)
     weights = b.op("Transpose", call.weights, perm=[0, 2, 1, 3])
     weights = b.reshape(weights, -1, 1, queries, sum(call.points))
-    shares = [weights]
+    level_weights = [weights]
     if len(call.points) > 1:
-        shares = b.op("Split", weights, b.ints(*call.points), outputs=len(call.points), axis=3)
+        level_weights = b.op("Split", weights, b.ints(*call.points), outputs=len(call.points), axis=3)
     # Summed level by level: samples of all levels side by side would be copied once more, 0.3 GB a layer in the
     # encoder of a detector at 800x1200.
     out, start = "", b.ints(0)
@@ -124,7 +124,7 @@ def _gridsample(call: _Call) -> None:
         image = b.reshape(tokens, -1, dim, height, width)
         mode = "linear" if call.opset >= 20 else "bilinear"
         samples = b.op("GridSample", image, grids[level], mode=mode, padding_mode="zeros", align_corners=0)
-        term = b.op("ReduceSum", b.op("Mul", samples, shares[level]), b.ints(3), keepdims=0)
+        term = b.op("ReduceSum", b.op("Mul", samples, level_weights[level]), b.ints(3), keepdims=0)
         out = b.op("Add", out, term) if out else term  # (batch * heads, dim, queries)
         start = end
     out = b.reshape(out, -1, heads * dim, queries)
@@ -157,7 +157,7 @@ def _gather(call: _Call) -> None:
     base = b.op("Add", base, b.const(np.arange(heads).reshape(1, 1, heads, 1), i64))
 
     def rows(cell_x: str, cell_y: str) -> str:
-        """(batch, queries, heads, points, dim) values at whole cells inside their level."""
+        """(batch, queries, heads, points, dim) values at integer positions inside their level."""
         cell = b.op("Add", b.op("Mul", cell_y, w), cell_x)
         offset = b.op("Mul", b.op("Cast", cell, to=onnx.TensorProto.INT64), b.const(heads, i64))
         return b.op("Gather", table, b.op("Add", offset, base), axis=0)
@@ -185,7 +185,7 @@ def _gather(call: _Call) -> None:
             for name, c, last in (("x0", x0, last_x), ("x1", x1, last_x), ("y0", y0, last_y), ("y1", y1, last_y))
         }
         # A corner outside the level weighs nothing: it is inside exactly where the clamp left it alone.
-        share = {}
+        corner_weight = {}
         for name, cell, fraction in (
             ("x0", x0, b.op("Sub", one, fx)),
             ("x1", x1, fx),
@@ -193,20 +193,19 @@ def _gather(call: _Call) -> None:
             ("y1", y1, fy),
         ):
             valid = b.op("Cast", b.op("Equal", cell, clamped[name]), to=onnx.TensorProto.FLOAT)
-            share[name] = b.op("Mul", fraction, valid)
+            corner_weight[name] = b.op("Mul", fraction, valid)
         total = ""
         for cx in ("x0", "x1"):
-            column = b.op("Mul", share[cx], call.weights)
+            column = b.op("Mul", corner_weight[cx], call.weights)
             for cy in ("y0", "y1"):
-                term = weighted(b.op("Mul", column, share[cy]), rows(clamped[cx], clamped[cy]))
+                term = weighted(b.op("Mul", column, corner_weight[cy]), rows(clamped[cx], clamped[cy]))
                 total = b.op("Add", total, term) if total else term
     shape = b.op("Shape", call.locations, start=0, end=2)  # batch, queries
     b.op("Reshape", total, b.op("Concat", shape, b.ints(heads * dim), axis=0), output=call.output)
 
 
-# A small writer of ONNX nodes for the lowering passes.
 class GraphBuilder:
-    """Collects nodes and constants; every method returns the name of its output.
+    """Writer of ONNX nodes for the lowerings. Collects nodes and constants; every method returns the name of its output.
 
     Names start with `prefix`, so that the nodes keep the module path of the node they replace.
     """

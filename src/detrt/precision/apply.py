@@ -26,12 +26,12 @@ from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, leave_noisy, measure
 from .proof import FlopShare, check_share, flop_share, multiply_adds
-from .quantize import QuantPlan, channel_axis, insert_qdq, last_products, plan_quantization
+from .quantize import QuantPlan, channel_axis, insert_qdq, last_gemms, plan_quantization
 from .rules import Rules
 
-# Of the multiply-adds, what a BF16 graph may keep in FP32 for its last products.
-EXACT_SHARE = 0.015
-_USUAL = {"tokens": 32, "classes": 16, "phrases": 8}
+# Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
+MAX_EXACT_FRACTION = 0.015
+_USUAL_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 8}
 # progress(fraction 0..1 or None, what is being done)
 Progress = Callable[[float | None, str], None]
 
@@ -41,7 +41,7 @@ class PrecisionReport:
     """What was done to a graph, and what it computes in now.
 
     precision: the low type. share: of MatMul and Conv. kept: node -> why it stays FP32. left_out: layers that
-    are not quantised, and why. ranges: of every tensor, where images were given. thresholds: calibrated |x|.
+    are not quantized, and why. ranges: of every tensor, where images were given. thresholds: calibrated |x|.
     """
 
     precision: str
@@ -93,7 +93,7 @@ def apply_precision(
 
     Raises:
         GraphError: a graph that cannot take the type, or no images where they are needed.
-        GateError: less than `config.required_share` of the products is in the low type.
+        GateError: less than `config.required_share` of the MACs is in the low precision.
     """
     say = progress or (lambda fraction, text: None)
     copy = onnx.ModelProto()
@@ -112,7 +112,7 @@ def apply_precision(
     if target.base == Precision.FP16:
         lost = known.lost
     else:
-        lost = last_products(view, Rules(view, config.target.base), counts, EXACT_SHARE)
+        lost = last_gemms(view, Rules(view, config.target.base), counts, MAX_EXACT_FRACTION)
     rules = Rules(view, config.target.base, config.keep_fp32, lost)
     plan = plan_quantization(view, rules, target) if target.quantized else QuantPlan()
     if plan.activations:
@@ -198,7 +198,7 @@ def blank_feeds(spec: ModelSpec) -> Feeds:
     if spec.decode.in_graph:
         feeds[TARGET_SIZES] = np.array([[height, width]], np.int64)
     for info in contract(spec)[0] if spec.text is not None else ():
-        shape = [_USUAL.get(side, 1) if isinstance(side, str) else side for side in info.shape]
+        shape = [_USUAL_LENGTHS.get(side, 1) if isinstance(side, str) else side for side in info.shape]
         feeds.setdefault(info.name, np.ones(shape, info.dtype))
     return feeds
 

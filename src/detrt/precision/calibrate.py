@@ -1,4 +1,9 @@
-"""Run a graph on images and look at every tensor: how large it gets, and what FP16 would do to it."""
+"""Calibration: images through a graph, the range of every tensor, and the scales of quantized activations.
+
+In the order of use: the images (`find`), running the graph on them (`run_shapes`, `run_tensors`), ranges and what FP16 would
+do to them (`scan`, `lost_in_fp16`), and thresholds from histograms (`histograms`, `threshold`). Histograms are exact counts
+of |x| in 2048 equal bins up to the largest value, so that two runs over the same images give the same scales, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,11 @@ from ..graph.view import FLOAT, GraphView
 from ..spec import ModelSpec, Precision
 
 # Bytes of extra outputs that one run may hold.
-CHUNK_BYTES = 256 << 20
-_LOWEST, _HIGHEST = -40, 24  # exponents of the histogram
+MAX_CHUNK_BYTES = 256 << 20
+_MIN_EXPONENT, _MAX_EXPONENT = -40, 24  # exponents of the histogram
 
 # From here on the rounding step of FP16 is 1/8: a softmax turns that into 12 % of a weight.
-SOFTMAX_LIMIT = 128.0
+MAX_SOFTMAX_INPUT = 128.0
 
 # Operators whose result holds values of their first input and nothing else.
 _MOVES = frozenset(
@@ -50,60 +55,108 @@ _MOVES = frozenset(
     ]
 )
 Progress = Callable[[int, int], None]
+BINS = 2048
+_LEVELS = 128  # of INT8 on one side of zero
+# Node name -> (shapes of its inputs, shapes of its outputs).
+Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
 
 
-@dataclass(slots=True)
-class TensorRange:
-    """What a tensor held over all images. Fills (finfo.min) and infinities are counted apart.
+class Prompted(Sequence[ImageSource]):
+    """Calibration images of a model that takes a prompt, with the text inputs of each.
 
-    absmax: largest finite |x|. exponents: how many values lie in [2**e, 2**(e+1)), for e = -40 .. 23.
+    texts: what the detector is fed beside one image; a list of several (a prompt that the model takes in parts) is given
+    to the images in turn.
     """
 
-    node: str
-    absmax: float = 0.0
-    values: int = 0
-    fills: int = 0
-    zeros: int = 0
-    exponents: list[int] = field(default_factory=lambda: [0] * (_HIGHEST - _LOWEST))
+    def __init__(self, images: Sequence[ImageSource], texts: Sequence[Feeds]) -> None:
+        self.images, self.texts = images, texts
 
-    def add(self, array: np.ndarray) -> None:
-        size = np.abs(array, dtype=np.float32).reshape(-1)
-        known = size < FILL_LIMIT  # NaN and infinities compare false
-        self.fills += int(size.size - known.sum())
-        size = size[known]
-        self.values += int(size.size)
-        if size.size:
-            self.absmax = max(self.absmax, float(size.max()))
-            # The maximum is exact; the histogram of a large tensor is that of every n-th value.
-            size = size[:: max(1, size.size >> 15)]
-            self.zeros += int((size == 0).sum())
-            exponent = np.clip(np.frexp(size[size > 0])[1] - 1, _LOWEST, _HIGHEST - 1) - _LOWEST
-            counts = np.bincount(exponent, minlength=_HIGHEST - _LOWEST)
-            self.exponents = [a + int(b) for a, b in zip(self.exponents, counts, strict=True)]
+    def __len__(self) -> int:
+        return len(self.images)
 
-    def percentile(self, share: float) -> float:
-        """A power of two that at least `share` (0..1) of the values stay below."""
-        seen = self.zeros
-        total = seen + sum(self.exponents)
-        for index, count in enumerate(self.exponents):
-            seen += count
-            if seen >= share * total:
-                return min(2.0 ** (index + _LOWEST + 1), self.absmax)
-        return self.absmax
+    @overload
+    def __getitem__(self, index: int) -> ImageSource: ...
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "node": self.node,
-            "absmax": round(self.absmax, 6),
-            "p99.9": round(self.percentile(0.999), 6),
-            "p50": round(self.percentile(0.5), 6),
-            "values": self.values,
-            "fills": self.fills,
-        }
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ImageSource]: ...
+
+    def __getitem__(self, index: int | slice) -> ImageSource | Sequence[ImageSource]:
+        return Prompted(self.images[index], self.texts) if isinstance(index, slice) else self.images[index]
+
+    def text_of(self, index: int) -> Feeds:
+        return self.texts[index % len(self.texts)]
+
+
+def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:
+    """Calibration images in name order, at most `limit`, evenly spread, and the COCO file if it is one.
+
+    A COCO file names its images; they are looked for beside it, in `images/`, in the folder that the file is
+    named after (instances_val2017.json: val2017/), also one level up.
+
+    Raises:
+        ImageError: nothing there, or images that the file names are missing.
+    """
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        if not found:
+            raise ImageError(f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        return _spread(found, limit), None
+    if not path.is_file():
+        raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        names = [str(image["file_name"]) for image in data["images"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
+    folder = images_of(path, names)
+    return _spread([folder / name for name in names], limit), path
+
+
+def images_of(path: Path, names: Sequence[str]) -> Path:
+    """The folder with the images of a COCO file.
+
+    Raises:
+        ImageError: no known folder has all of them.
+    """
+    kind = path.stem.rpartition("_")[2]
+    folders = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
+    for folder in folders:
+        if names and all((folder / name).is_file() for name in names):
+            return folder
+    raise ImageError(
+        f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
+    )
+
+
+def _spread(paths: list[Path], limit: int) -> list[Path]:
+    if len(paths) <= limit:
+        return paths
+    return [paths[i * len(paths) // limit] for i in range(limit)]
+
+
+def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
+    """Node name -> (shapes of its inputs, shapes of its outputs), from one profiled run: symbolic shapes are not guessed.
+
+    Raises:
+        SessionError: the graph does not run on these feeds.
+    """
+    runnable = rounded(model) if runs_nowhere(model) else model
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, Path(folder)).read_text("utf-8"))
+    found: Shapes = {}
+    for row in rows:
+        arguments = row.get("args", {})
+        if "input_type_shape" in arguments:
+            inputs, outputs = (
+                [shape for entry in arguments[key] for shape in entry.values()]
+                for key in ("input_type_shape", "output_type_shape")
+            )
+            found[str(row.get("name", "")).removesuffix("_kernel_time")] = (inputs, outputs)
+    return found
 
 
 def image_feeds(images: Sequence[ImageSource], spec: ModelSpec) -> Iterator[Feeds]:
-    """Inputs of the model, one image a run; `Prompted` images bring their text."""
+    """Inputs of the model, one image per run; `Prompted` images bring their text."""
     for index, image in enumerate(images):
         feeds = preprocess([load_image(image)], spec).feeds
         yield {**feeds, **images.text_of(index)} if isinstance(images, Prompted) else feeds
@@ -128,7 +181,7 @@ def run_tensors(
     held = 0
     for name in names:
         size = sizes.get(name, 0)
-        if chunks[-1] and held + size > CHUNK_BYTES:
+        if chunks[-1] and held + size > MAX_CHUNK_BYTES:
             chunks.append([])
             held = 0
         chunks[-1].append(name)
@@ -146,6 +199,65 @@ def run_tensors(
                     progress(number * len(images) + index + 1, len(chunks) * len(images))
         finally:
             session.close()
+
+
+def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
+    shapes = run_shapes(model, feeds)
+    sizes: dict[str, int] = {}
+    for node in model.graph.node:
+        for name, shape in zip(node.output, shapes.get(node.name, ([], []))[1], strict=False):
+            sizes[name] = 4 * math.prod(shape)
+    return sizes
+
+
+@dataclass(slots=True)
+class TensorRange:
+    """What a tensor held over all images. Fills (finfo.min) and infinities are counted apart.
+
+    absmax: largest finite |x|. exponents: how many values lie in [2**e, 2**(e+1)), for e = -40 .. 23.
+    """
+
+    node: str
+    absmax: float = 0.0
+    values: int = 0
+    fills: int = 0
+    zeros: int = 0
+    exponents: list[int] = field(default_factory=lambda: [0] * (_MAX_EXPONENT - _MIN_EXPONENT))
+
+    def add(self, array: np.ndarray) -> None:
+        size = np.abs(array, dtype=np.float32).reshape(-1)
+        known = size < FILL_LIMIT  # NaN and infinities compare false
+        self.fills += int(size.size - known.sum())
+        size = size[known]
+        self.values += int(size.size)
+        if size.size:
+            self.absmax = max(self.absmax, float(size.max()))
+            # The maximum is exact; the histogram of a large tensor is that of every n-th value.
+            size = size[:: max(1, size.size >> 15)]
+            self.zeros += int((size == 0).sum())
+            exponent = np.clip(np.frexp(size[size > 0])[1] - 1, _MIN_EXPONENT, _MAX_EXPONENT - 1) - _MIN_EXPONENT
+            counts = np.bincount(exponent, minlength=_MAX_EXPONENT - _MIN_EXPONENT)
+            self.exponents = [a + int(b) for a, b in zip(self.exponents, counts, strict=True)]
+
+    def percentile(self, fraction: float) -> float:
+        """A power of two that at least `fraction` (0 to 1) of the values stay below."""
+        seen = self.zeros
+        total = seen + sum(self.exponents)
+        for index, count in enumerate(self.exponents):
+            seen += count
+            if seen >= fraction * total:
+                return min(2.0 ** (index + _MIN_EXPONENT + 1), self.absmax)
+        return self.absmax
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "absmax": round(self.absmax, 6),
+            "p99.9": round(self.percentile(0.999), 6),
+            "p50": round(self.percentile(0.5), 6),
+            "values": self.values,
+            "fills": self.fills,
+        }
 
 
 def scan(
@@ -178,8 +290,8 @@ def scan(
 def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float) -> dict[str, str]:
     """Node name -> why its numbers do not survive FP16.
 
-    A tensor above 65504 / margin may overflow on another picture; one that stays below 2**-14 everywhere has
-    only subnormal numbers; the input of a softmax above SOFTMAX_LIMIT is rounded to steps of 1/8 and more.
+    A tensor above 65504 / margin may overflow on another image; one that stays below 2**-14 everywhere has
+    only subnormal numbers; the input of a softmax above MAX_SOFTMAX_INPUT is rounded to steps of 1/8 and more.
     """
     limit, least = Precision.FP16.max_value / margin, Precision.FP16.min_normal
     found: dict[str, str] = {}
@@ -191,7 +303,7 @@ def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float)
                 found[node.name] = f"overflow: values up to {top:.4g} in '{name}', over 65504 / {margin:g}"
             elif 0.0 < top < least:
                 found.setdefault(node.name, f"underflow: no value above {top:.2g} in '{name}'")
-        if node.op_type == "Softmax" and node.input[0] in ranges and ranges[node.input[0]].absmax > SOFTMAX_LIMIT:
+        if node.op_type == "Softmax" and node.input[0] in ranges and ranges[node.input[0]].absmax > MAX_SOFTMAX_INPUT:
             top = ranges[node.input[0]].absmax
             for name in _score_nodes(view, node):
                 found.setdefault(name, f"softmax of values up to {top:.4g}, which FP16 rounds to steps of {_step(top):g}")
@@ -199,7 +311,7 @@ def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float)
 
 
 def _score_nodes(view: GraphView, softmax: onnx.NodeProto) -> list[str]:
-    """The softmax and everything before it up to the product that its input comes from."""
+    """The softmax and everything before it up to the matmul that its input comes from."""
     names, todo = [softmax.name], [softmax.input[0]]
     while todo:
         node = view.producer.get(todo.pop())
@@ -213,23 +325,6 @@ def _score_nodes(view: GraphView, softmax: onnx.NodeProto) -> list[str]:
 
 def _step(value: float) -> float:
     return 2.0 ** (math.floor(math.log2(value)) - 10)
-
-
-def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
-    shapes = run_shapes(model, feeds)
-    sizes: dict[str, int] = {}
-    for node in model.graph.node:
-        for name, shape in zip(node.output, shapes.get(node.name, ([], []))[1], strict=False):
-            sizes[name] = 4 * math.prod(shape)
-    return sizes
-
-
-# Scales of activations from histograms over calibration images: entropy, percentile, MSE or the maximum.
-#
-# The histograms are exact counts of |x| in 2048 equal bins up to the largest value, so that two runs over the
-# same images give the same scales, bit for bit.
-BINS = 2048
-_LEVELS = 128  # of INT8 on one side of zero
 
 
 def histograms(
@@ -288,11 +383,11 @@ def _mse(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
     round_to: Callable[[NDArray], NDArray] = round_fp8 if low == Precision.FP8 else _round_int8
     largest = low.max_value
     best, best_error = absmax, np.inf
-    for share in np.linspace(1.0, 0.1, 91):
-        step = share * absmax / largest
+    for fraction in np.linspace(1.0, 0.1, 91):
+        step = fraction * absmax / largest
         error = float((counts * (round_to(centres / step) * step - centres) ** 2).sum())
         if error < best_error * 0.9999:  # a tie keeps the wider range
-            best, best_error = float(share * absmax), error
+            best, best_error = float(fraction * absmax), error
     return best
 
 
@@ -328,102 +423,3 @@ def _entropy(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
         if divergence < best_divergence:
             best, best_divergence = size, divergence
     return best / BINS * absmax
-
-
-# Calibration images from a folder or a COCO annotation file.
-class Prompted(Sequence[ImageSource]):
-    """Calibration images of a model that takes a prompt, with the text inputs of each.
-
-    texts: what the detector is fed beside one image; a list of several (a prompt that the model takes in parts) is given
-    to the images in turn.
-    """
-
-    def __init__(self, images: Sequence[ImageSource], texts: Sequence[Feeds]) -> None:
-        self.images, self.texts = images, texts
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @overload
-    def __getitem__(self, index: int) -> ImageSource: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ImageSource]: ...
-
-    def __getitem__(self, index: int | slice) -> ImageSource | Sequence[ImageSource]:
-        return Prompted(self.images[index], self.texts) if isinstance(index, slice) else self.images[index]
-
-    def text_of(self, index: int) -> Feeds:
-        return self.texts[index % len(self.texts)]
-
-
-def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:
-    """Calibration images in name order, at most `limit`, evenly spread, and the COCO file if it is one.
-
-    A COCO file names its images; they are looked for beside it, in `images/`, in the folder that the file is
-    named after (instances_val2017.json: val2017/), also one level up.
-
-    Raises:
-        ImageError: nothing there, or images that the file names are missing.
-    """
-    if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-        if not found:
-            raise ImageError(f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
-        return _spread(found, limit), None
-    if not path.is_file():
-        raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        names = [str(image["file_name"]) for image in data["images"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
-    folder = images_of(path, names)
-    return _spread([folder / name for name in names], limit), path
-
-
-def images_of(path: Path, names: Sequence[str]) -> Path:
-    """The folder with the images of a COCO file.
-
-    Raises:
-        ImageError: no known place has all of them.
-    """
-    kind = path.stem.rpartition("_")[2]
-    places = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
-    for place in places:
-        if names and all((place / name).is_file() for name in names):
-            return place
-    raise ImageError(
-        f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, places))}; put the file beside them"
-    )
-
-
-def _spread(paths: list[Path], limit: int) -> list[Path]:
-    if len(paths) <= limit:
-        return paths
-    return [paths[i * len(paths) // limit] for i in range(limit)]
-
-
-# Every shape of a graph at one input size, from one run: symbolic shapes are not guessed.
-Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
-
-
-def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
-    """Node name -> (shapes of its inputs, shapes of its outputs), as ONNX Runtime's profiler names them.
-
-    Raises:
-        SessionError: the graph does not run on these feeds.
-    """
-    runnable = rounded(model) if runs_nowhere(model) else model
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, Path(folder)).read_text("utf-8"))
-    found: Shapes = {}
-    for row in rows:
-        arguments = row.get("args", {})
-        if "input_type_shape" in arguments:
-            inputs, outputs = (
-                [shape for entry in arguments[key] for shape in entry.values()]
-                for key in ("input_type_shape", "output_type_shape")
-            )
-            found[str(row.get("name", "")).removesuffix("_kernel_time")] = (inputs, outputs)
-    return found

@@ -28,8 +28,8 @@ from .calibrate import Progress, run_tensors
 from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
 
 SAMPLES = 192  # positions of an image that a layer is computed at
-WORTH = 0.8  # a subtraction more has to leave at most so much of the noise
-LEFT = "eight bits cost it most for its share of the work"
+MAX_CENTRED_NOISE = 0.8  # centring costs a subtraction: it must leave at most this fraction of the noise
+NOISY_REASON = "eight bits cost it most for its fraction of the work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _result(layer: _Layer) -> LayerNoise:
     signal = float((square - mean**2).sum())
     noise = float((error_square - error**2).sum())
     centred = float((moved_square - moved**2).sum())
-    if layer.centre is not None and centred < WORTH * noise:
+    if layer.centre is not None and centred < MAX_CENTRED_NOISE * noise:
         return LayerNoise(centred / signal if signal > 0 else np.inf, moved.astype(np.float32), layer.centre)
     return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
 
@@ -153,7 +153,7 @@ def leave_noisy(plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mappin
         if left - work[name] >= share and name in noise:
             left -= work[name]
             del plan.activations[name]
-            plan.left_out[name] = LEFT
+            plan.left_out[name] = NOISY_REASON
 
 
 def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, LayerNoise]) -> int:

@@ -23,21 +23,21 @@ from .rules import Rules
 
 # Kernels of the tensor cores read channels in groups of so many.
 CHANNEL_MULTIPLE = {Precision.INT8: 4, Precision.FP8: 16}
-PHASES = 8  # scales that are tried for a channel of FP8 weights
+SCALE_CANDIDATES = 8  # scales that are tried for a channel of FP8 weights
 # The smallest scale with all digits of FP16.
-SMALLEST_SCALE = 2.0**-14
+MIN_SCALE = 2.0**-14
 
 
 @dataclass(slots=True)
 class QuantPlan:
-    """activations: node name -> tensor to quantise, by its name in the FP32 graph. left_out: node -> why not."""
+    """activations: node name -> tensor to quantize, by its name in the FP32 graph. left_out: node -> why not."""
 
     activations: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPlan:
-    """Choose the layers. Products of two computed tensors (both of an attention) are never quantised.
+    """Choose the layers. Matmuls of two computed tensors (both of an attention) are never quantised.
 
     Left out are: what `rules` keep in FP32; layers whose result is an output, an order, an angle or a position
     (class and box heads, query selection, sampling offsets), with the layers that lead only to them; what
@@ -73,7 +73,7 @@ def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPla
     return plan
 
 
-def last_products(view: GraphView, rules: Rules, counts: Mapping[str, int], share: float) -> dict[str, str]:
+def last_gemms(view: GraphView, rules: Rules, counts: Mapping[str, int], share: float) -> dict[str, str]:
     """Layers whose result is an output, an order or a position -> why they stay in FP32, the ones with the least work first,
     for at most `share` (0..1) of all multiply-adds.
 
@@ -156,12 +156,12 @@ def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDA
     For FP8, whose steps double with every power of two, the scale within a factor of two that rounds the channel best.
     """
     other = tuple(i for i in range(weight.ndim) if i != axis)
-    best = _half_up(np.maximum(np.abs(weight).max(other) / low.max_value, SMALLEST_SCALE))
+    best = _half_up(np.maximum(np.abs(weight).max(other) / low.max_value, MIN_SCALE))
     if low == Precision.INT8:
         return best
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     errors = np.full(best.shape, np.inf)
-    for scale in [_half_up(best.astype(np.float64) * 2.0 ** (step / PHASES)) for step in range(PHASES)]:
+    for scale in [_half_up(best.astype(np.float64) * 2.0 ** (step / SCALE_CANDIDATES)) for step in range(SCALE_CANDIDATES)]:
         units = scale.astype(np.float32).reshape(shape)
         found = ((rounded(weight / units, low) * units - weight) ** 2).sum(other)
         best, errors = np.where(found < errors, scale, best), np.minimum(found, errors)
@@ -170,7 +170,7 @@ def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDA
 
 def activation_scale(threshold: float, low: Precision) -> NDArray[np.float16]:
     """The FP16 scale that makes `threshold` the largest value of the type; rounded up."""
-    return _half_up(np.maximum(threshold / low.max_value, SMALLEST_SCALE))
+    return _half_up(np.maximum(threshold / low.max_value, MIN_SCALE))
 
 
 def rounded(values: NDArray, low: Precision) -> NDArray[np.float32]:

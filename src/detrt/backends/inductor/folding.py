@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from .nodes import MSDA, VIEWS, Constants, aten, is_pure, uniform, value_of
 
 # A folded tensor larger than this stays what computes it, unless it was a weight before.
-LARGEST_CONSTANT = 256 << 20  # bytes
+MAX_CONSTANT_BYTES = 256 << 20  # bytes
 # Operators that fill a tensor with one number -> the number; None: their last argument.
 _FILLS = {
     aten.ones_like.default: 1,
@@ -84,7 +84,7 @@ def fold_constants(graph: fx.GraphModule) -> None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: known[n])
             with torch.no_grad():
                 result = node.target(*args, **kwargs)
-            if isinstance(result, Tensor) and result.numel() * result.element_size() > LARGEST_CONSTANT:
+            if isinstance(result, Tensor) and result.numel() * result.element_size() > MAX_CONSTANT_BYTES:
                 continue
             known[node] = result
             folded.append(node)

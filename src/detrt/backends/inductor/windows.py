@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from .nodes import Constants, aten, fake_like, value_of
 
-LARGEST_WINDOW, DIMS = 256, (16, 32, 64)
+MAX_WINDOW_TOKENS, DIMS = 256, (16, 32, 64)
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 _MOVES = (
     aten.view.default,
@@ -48,7 +48,7 @@ def fuse_windows(graph: fx.GraphModule) -> int:
             continue
         val = value_of(node)
         windows, heads, tokens, dim = val.shape
-        if tokens > LARGEST_WINDOW or dim not in DIMS or val.dtype not in (torch.float16, torch.bfloat16):
+        if tokens > MAX_WINDOW_TOKENS or dim not in DIMS or val.dtype not in (torch.float16, torch.bfloat16):
             continue
         source = _one_source(found, heads, tokens, dim)
         parts = _bias_and_mask(found.added, constants, windows, heads, tokens)
