@@ -23,13 +23,13 @@ _LARGE_BYTES = 1 << 16
 
 
 def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx.ModelProto:
-    """Fold constants, merge equal nodes and initialisers, drop dead ones, infer shapes.
+    """Fold constants, merge equal nodes and initializers, drop dead ones, infer shapes.
 
-    ONNX Runtime's own optimiser removes most of what tracing leaves behind and is fast; onnxslim's time
+    ONNX Runtime's own optimizer removes most of what tracing leaves behind and is fast; onnxslim's time
     grows with the square of the nodes, and it knows symbolic shapes, so it comes second. Convolutions
     take in the frozen BatchNorm behind them (`fold_affine`).
 
-    optimize: ONNX Runtime's basic optimisations of a serialised graph (`backends.onnxruntime.session.optimize_basic`).
+    optimize: ONNX Runtime's basic optimizations of a serialized graph (`backends.onnxruntime.session.optimize_basic`).
 
     Raises:
         GraphError: the simplifier or the checker refuses the graph.
@@ -85,7 +85,7 @@ def _equal_by_name() -> Iterator[None]:
 
 
 def _set_aside(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Turn large initialisers into inputs, in place, and return them by name."""
+    """Turn large initializers into inputs, in place, and return them by name."""
     graph, aside = model.graph, {}
     kept = []
     for tensor in graph.initializer:
@@ -124,7 +124,7 @@ def readable_names(model: onnx.ModelProto) -> None:
 
 
 def fold_constants(model: onnx.ModelProto) -> None:
-    """Compute nodes whose inputs are all initialisers, in place, unless that makes the file larger."""
+    """Compute nodes whose inputs are all initializers, in place, unless that makes the file larger."""
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     outputs = {value.name for value in graph.output}
@@ -213,7 +213,7 @@ def fold_affine(model: onnx.ModelProto) -> int:
 
 
 def merge_equal_tensors(model: onnx.ModelProto) -> None:
-    """Let nodes share the first of several equal initialisers, in place."""
+    """Let nodes share the first of several equal initializers, in place."""
     first: dict[tuple[int, tuple[int, ...], str], str] = {}
     renamed: dict[str, str] = {}
     for tensor in model.graph.initializer:
@@ -228,7 +228,7 @@ def merge_equal_tensors(model: onnx.ModelProto) -> None:
 
 
 def drop_dead(model: onnx.ModelProto) -> None:
-    """Remove nodes and initialisers that no output needs, in place."""
+    """Remove nodes and initializers that no output needs, in place."""
     graph = model.graph
     needed = {value.name for value in graph.output}
     kept = []
@@ -248,7 +248,7 @@ def drop_dead(model: onnx.ModelProto) -> None:
 
 
 def drop_unused_domains(model: onnx.ModelProto) -> None:
-    """Remove operator sets that no node is of, in place: ONNX Runtime's optimiser imports all that it knows."""
+    """Remove operator sets that no node is of, in place: ONNX Runtime's optimizer imports all that it knows."""
     used = {"", *(node.domain for node in model.graph.node)} - {"ai.onnx"}
     kept = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
     del model.opset_import[:]
@@ -275,7 +275,7 @@ def declare_outputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | 
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
-    """Turn Constant nodes into initialisers, in place, so that passes look in one place."""
+    """Turn Constant nodes into initializers, in place, so that passes look in one place."""
     graph = model.graph
     kept = []
     for node in graph.node:

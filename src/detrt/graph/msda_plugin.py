@@ -128,7 +128,7 @@ def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
         graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, axes))
         for place, name in enumerate(node.input):
             end = f"{_CUT}_{index}_{place}"
-            # An Identity, since one tensor may go to several nodes, or be an initialiser.
+            # An Identity, since one tensor may go to several nodes, or be an initializer.
             ends.append(helper.make_node("Identity", [name], [end], name=end))
             graph.output.append(helper.make_tensor_value_info(end, _INPUT_TYPES[place], None))
     del graph.node[:]

@@ -38,7 +38,7 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> l
         if config.target == "tensorrt-rtx" and precision == Precision.INT8:
             warnings.append(
                 "NVIDIA documents INT8 in TensorRT-RTX for the weights of matrix products only; this graph also "
-                "quantises convolutions and activations. It builds, but a gain in speed is not promised: "
+                "quantizes convolutions and activations. It builds, but a gain in speed is not promised: "
                 "measure it against --precision fp16"
             )
     return warnings

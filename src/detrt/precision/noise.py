@@ -143,7 +143,7 @@ def _result(layer: _Layer) -> LayerNoise:
 def leave_noisy(plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], share: float) -> None:
     """Take the layers with the most noise for their work out of a plan, in place, down to `share` of all work.
 
-    counts: node -> multiply-adds of every product of the graph; share: 0..1, 1 leaves the plan as it is.
+    counts: node -> MACs of every product of the graph; share: 0..1, 1 leaves the plan as it is.
     """
     total = sum(counts.values())
     work = {name: counts.get(name, 0) / total for name in plan.activations} if total else {}

@@ -20,9 +20,9 @@ from .config import PrecisionConfig
 
 @dataclass(frozen=True, slots=True)
 class FlopShare:
-    """Multiply-adds of MatMul and Conv by the type that they are computed in, at one input size.
+    """MACs of MatMul and Conv by the type that they are computed in, at one input size.
 
-    shares: type -> 0..1, the largest first. total: multiply-adds. largest: for every type its largest
+    shares: type -> 0..1, the largest first. total: MACs. largest: for every type its largest
     products, (type, node, share).
     """
 
@@ -38,7 +38,7 @@ class FlopShare:
 
 
 def multiply_adds(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
-    """Node name -> multiply-adds for the products of a graph, at the shapes that these inputs give."""
+    """Node name -> MACs for the products of a graph, at the shapes that these inputs give."""
     products = {node.name: node for node in model.graph.node if node.op_type in GEMM.onnx}
     return {
         name: _count(products[name], inputs, outputs[0])
@@ -104,9 +104,9 @@ def _product_type(
     sources = [made.get(name) for name in operands]
     if all(source is not None and source.op_type == "DequantizeLinear" for source in sources):
         stored = [source.input[0] for source in sources if source is not None]
-        quantised = {kinds.get(name) for name in stored}
-        if len(quantised) == 1:
-            return type_name(quantised.pop() or 0)
+        quantized = {kinds.get(name) for name in stored}
+        if len(quantized) == 1:
+            return type_name(quantized.pop() or 0)
     return type_name(kinds.get(node.output[0], 0))
 
 

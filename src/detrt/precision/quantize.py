@@ -37,7 +37,7 @@ class QuantPlan:
 
 
 def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPlan:
-    """Choose the layers. Matmuls of two computed tensors (both of an attention) are never quantised.
+    """Choose the layers. Matmuls of two computed tensors (both of an attention) are never quantized.
 
     Left out are: what `rules` keep in FP32; layers whose result is an output, an order, an angle or a position
     (class and box heads, query selection, sampling offsets), with the layers that lead only to them; what
@@ -75,7 +75,7 @@ def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPla
 
 def last_gemms(view: GraphView, rules: Rules, counts: Mapping[str, int], share: float) -> dict[str, str]:
     """Layers whose result is an output, an order or a position -> why they stay in FP32, the ones with the least work first,
-    for at most `share` (0..1) of all multiply-adds.
+    for at most `share` (0..1) of all MACs.
 
     BF16 has eight digits: a logit of 4 in steps of 1/32, a box in steps of a pixel or more.
     """
@@ -191,7 +191,7 @@ def centred_threshold(threshold: float, centre: NDArray[np.float32]) -> float:
 
 
 def channel_axis(node: onnx.NodeProto) -> int:
-    """The axis of a quantised layer's input that holds its channels."""
+    """The axis of a quantized layer's input that holds its channels."""
     return 1 if node.op_type == "Conv" else -1
 
 
@@ -202,7 +202,7 @@ def insert_qdq(
     low: Precision,
     centres: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> int:
-    """Put the pairs of a plan into a typed FP16 graph, in place; returns the number of quantised layers.
+    """Put the pairs of a plan into a typed FP16 graph, in place; returns the number of quantized layers.
 
     thresholds: tensor of the FP32 graph -> the |x| that becomes the largest value of the type.
     centres: node -> (inputs,) what is subtracted from its input channels first; its bias makes up for that.
