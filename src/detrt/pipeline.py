@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,12 +29,10 @@ from .models.load import LoadOptions
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
 from .spec import ModelSpec
+from .system import StageProgress
 
 MODEL = "model.onnx"
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
-
-# progress(stage, fraction 0..1 or None where it is not known, what is being done)
-Progress = Callable[[str, float | None, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def build(
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     try_devices: Sequence[str] = (),
     load: LoadOptions | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     **changes: Any,
 ) -> BuildReport:
     """Build a bundle in `output`.
@@ -154,7 +152,7 @@ class _Builder:
     spec: ModelSpec
     provenance: Provenance
 
-    def __init__(self, folder: Path, precision: PrecisionConfig, say: Progress, warnings: Iterable[str]) -> None:
+    def __init__(self, folder: Path, precision: PrecisionConfig, say: StageProgress, warnings: Iterable[str]) -> None:
         self._folder = folder
         self._precision = precision
         self._say = say

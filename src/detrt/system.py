@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +34,13 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "fastapi": ("fastapi", "serve", "detrt serve"),
     "uvicorn": ("uvicorn", "serve", "detrt serve"),
 }
+
+
+# Callbacks of long work. Progress(fraction 0 to 1 or None, what is being done); StageProgress(stage, fraction, what is being
+# done); CountProgress(items done, all items).
+Progress = Callable[[float | None, str], None]
+StageProgress = Callable[[str, float | None, str], None]
+CountProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

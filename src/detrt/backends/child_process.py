@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DetrtError, EngineError
+from ..system import Progress
 from .worker_process import Channel, Worker, WorkerBug, how_ended, work_for_parent
 
-# progress(fraction 0..1, what is being done)
-Progress = Callable[[float, str], None]
 # died(exit code, last lines of output) -> message
 Died = Callable[[int, str], str]
 

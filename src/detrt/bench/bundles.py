@@ -17,8 +17,9 @@ from ..backends.prompted import unbound
 from ..bundle import Bundle, EngineFacts
 from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ..system import StageProgress
 from .config import BenchConfig
-from .measure import Meter, Progress, Row, drawn_images, gpu_memory_mib, jpeg_of, time_call
+from .measure import Meter, Row, drawn_images, gpu_memory_mib, jpeg_of, time_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class RunTarget:
         return f"{self.backend}-{device}" if device else self.backend
 
 
-def measure_bundles(refs: Sequence[str], meter: Meter, progress: Progress) -> None:
+def measure_bundles(refs: Sequence[str], meter: Meter, progress: StageProgress) -> None:
     """Measure each bundle with each backend, and its checkpoint where `against` names one.
 
     Raises:

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..backends import child_process
 from ..backends.child_process import answer_parent, run_child
 from ..errors import SessionError
-from ..system import peak_memory_mib
+from ..system import Progress, StageProgress, peak_memory_mib
 from .config import BenchConfig
-from .measure import Meter, Progress, Row, drawn_images
+from .measure import Meter, Row, drawn_images
 
 
-def measure_checkpoints(models: Sequence[str], config: BenchConfig, progress: Progress) -> list[Row]:
+def measure_checkpoints(models: Sequence[str], config: BenchConfig, progress: StageProgress) -> list[Row]:
     """A row for each checkpoint, each measured in a child process.
 
     Raises:
@@ -113,7 +112,7 @@ def _in_child(model: str, config: BenchConfig) -> Row:
         return row
 
 
-def _measure(request: dict[str, Any], progress: child_process.Progress) -> Row:
+def _measure(request: dict[str, Any], progress: Progress) -> Row:
     return measure_checkpoint(request["model"], request["config"], request["folder"])
 
 

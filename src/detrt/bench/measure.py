@@ -22,7 +22,6 @@ from ..system import peak_memory_mib
 from .config import SCOPES, BenchConfig
 
 Row = dict[str, Any]
-Progress = Callable[[str, float | None, str], None]
 Calls = Mapping[str, Callable[[], object]]  # scope -> call that has finished its work when it returns
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from ..backends.open import kind_of
 from ..errors import DetrtError, SessionError
+from ..system import StageProgress
 from .bundles import measure_bundles
 from .checkpoints import measure_checkpoints
 from .config import BUNDLES, CHECKPOINTS, SCOPES, BenchConfig
-from .measure import Meter, Progress, machine
+from .measure import Meter, machine
 
 
-def bench(models: Sequence[str], config: BenchConfig, progress: Progress | None = None) -> dict[str, Any]:
+def bench(models: Sequence[str], config: BenchConfig, progress: StageProgress | None = None) -> dict[str, Any]:
     """Measure checkpoints (the steps from checkpoint to engine) or bundles (every backend that runs here).
 
     Args:

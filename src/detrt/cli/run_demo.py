@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ..evaluation.parity import require, verify
 from ..evaluation.report import VerifyReport
 from ..models.contract import ExportConfig
 from ..pipeline import Stage, build
+from ..system import StageProgress
 
 EMBEDDED = "embedded:shapes"
 PROMPTED = "embedded:phrases"
@@ -58,7 +58,7 @@ def run_demo(
     *,
     sms: tuple[int, ...] = (),
     scenes: int = 8,
-    progress: Callable[[str, float | None, str], None] | None = None,
+    progress: StageProgress | None = None,
 ) -> DemoReport:
     """Build the embedded detector into `output`, check it against PyTorch on drawn scenes, detect and draw; then ask
     the embedded prompted detector, in `output/phrases`, for things that were never named together in its training.
@@ -106,9 +106,7 @@ def run_demo(
     return DemoReport((*stages, *more), report.bundle, parity, annotated, len(found), drawn, phrases)
 
 
-def _prompted(
-    output: Path, progress: Callable[[str, float | None, str], None] | None
-) -> tuple[Path, tuple[str, ...], list[Stage]]:
+def _prompted(output: Path, progress: StageProgress | None) -> tuple[Path, tuple[str, ...], list[Stage]]:
     """The second half: the annotated picture, the phrases that were found, and the stages."""
     report = build(PROMPTED, output / "phrases", engines=(), progress=progress)
     stages = [replace(stage, name=f"prompted: {stage.name}") for stage in report.stages if stage.name != "load"]

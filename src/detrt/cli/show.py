@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..system import StageProgress
 
 
 def human_size(size: int) -> str:
@@ -60,7 +61,7 @@ def check_json(place: str | None) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, float | None, str], None]]:
+def progress() -> Iterator[StageProgress]:
     """A function (stage, fraction or None, text) that moves a bar on a terminal and is silent when piped."""
     if not sys.stderr.isatty():
         yield lambda stage, fraction, text: None

@@ -22,6 +22,7 @@ from ..detections import Detections
 from ..detector import Detector
 from ..errors import ImageError, MissingPackageError
 from ..spec import ModelSpec
+from ..system import CountProgress
 from .results import ResumeFile, Row, read_results
 
 # The twelve metrics in the order of pycocotools' `COCOeval.stats`.
@@ -90,7 +91,7 @@ def evaluate_coco(
     model: str = "",
     image_decoder: str = "cpu",
     detect_batches: DetectBatches | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> EvalReport:
     """COCO average precision of a model on a data set in COCO's format.
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..backends.base import Feeds
 from ..errors import GraphError, SessionError
 from ..spec import ModelSpec, Precision
+from ..system import CountProgress
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView
@@ -112,7 +113,7 @@ def search(
     original: GraphView | None = None,
     tolerance: float | None = None,
     against: str = "the FP32 graph",
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> Divergence:
     """Compare two graphs tensor by tensor on one batch.
 

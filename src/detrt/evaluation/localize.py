@@ -18,6 +18,7 @@ from ..bundle import EngineFacts
 from ..data.preprocess import group_by_size, preprocess
 from ..errors import DetrtError, GraphError
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
+from ..system import CountProgress
 from .batching import slot_feeds
 from .divergence import Divergence, LayerError, TensorError, _error, comparable, onnx_fetch, search
 from .models import Side, reference_view, run_view, view_of
@@ -120,7 +121,7 @@ def search_modules(
     feeds: Feeds,
     *,
     precision: str = "fp32",
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> Divergence:
     """Compare what PyTorch's modules return with what leaves the same scopes of a graph.
 

@@ -18,6 +18,7 @@ from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
 from ..spec import PIXEL_VALUES
+from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
 from .matching import Gate, ImageMatch, gate_for, match, paired_scores
@@ -40,7 +41,7 @@ def verify(
     gate_changes: Mapping[str, float] | None = None,
     batch_size: int = 2,
     trust_remote_code: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
     ground_truth: Path | str | None = None,
     slots: bool = True,
     batches: Sequence[int] | None = None,
@@ -173,7 +174,7 @@ def _detections(
     cand: Session,
     images: Sequence[ImageSource],
     size: int,
-    progress: Callable[[int, int], None] | None,
+    progress: CountProgress | None,
     broken: list[str],
 ) -> Iterable[tuple[Detections, Detections]]:
     """(reference's, candidate's) of each image; where the candidate fails, why goes into `broken`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..graph.names import matches
 from ..graph.view import GraphView
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec, Precision
+from ..system import Progress
 from .calibrate import TensorRange, histograms, lost_in_fp16, scan, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
@@ -32,8 +33,6 @@ from .rules import Rules
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
 MAX_EXACT_FRACTION = 0.015
 _USUAL_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 8}
-# progress(fraction 0..1 or None, what is being done)
-Progress = Callable[[float | None, str], None]
 
 
 @dataclass(slots=True)

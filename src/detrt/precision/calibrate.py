@@ -29,6 +29,7 @@ from ..graph.emulate_low_precision import rounded, runs_nowhere
 from ..graph.operators import FILL_LIMIT, GEMM
 from ..graph.view import FLOAT, GraphView
 from ..spec import ModelSpec, Precision
+from ..system import CountProgress
 
 # Bytes of extra outputs that one run may hold.
 MAX_CHUNK_BYTES = 256 << 20
@@ -54,7 +55,6 @@ _MOVES = frozenset(
         "Identity",
     ]
 )
-Progress = Callable[[int, int], None]
 BINS = 2048
 _LEVELS = 128  # of INT8 on one side of zero
 # Node name -> (shapes of its inputs, shapes of its outputs).
@@ -168,7 +168,7 @@ def run_tensors(
     images: Sequence[ImageSource],
     names: Sequence[str],
     visit: Callable[[str, np.ndarray], None],
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
 ) -> None:
     """Call `visit(name, array)` for FP32 tensors of a graph on every image, in chunks of bounded memory.
 
@@ -264,7 +264,7 @@ def scan(
     model: onnx.ModelProto,
     spec: ModelSpec,
     images: Sequence[ImageSource],
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
 ) -> dict[str, TensorRange]:
     """Ranges of every computed FP32 tensor of a graph.
 
@@ -332,7 +332,7 @@ def histograms(
     spec: ModelSpec,
     images: Sequence[ImageSource],
     absmax: dict[str, float],
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float32]]]:
     """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor], and for the tensors of `axes` -> (channels,)

@@ -24,7 +24,8 @@ from onnx import numpy_helper
 from ..data.images import ImageSource
 from ..graph.view import GraphView, attribute
 from ..spec import ModelSpec, Precision
-from .calibrate import Progress, run_tensors
+from ..system import CountProgress
+from .calibrate import run_tensors
 from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
 
 SAMPLES = 192  # positions of an image that a layer is computed at
@@ -61,7 +62,7 @@ def measure(
     plan: QuantPlan,
     thresholds: Mapping[str, float],
     low: Precision,
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
     means: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> dict[str, LayerNoise]:
     """Node name -> noise and offset, for the layers of a plan; thresholds: see `insert_qdq`; means: tensor -> (channels,)

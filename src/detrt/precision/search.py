@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ..graph.msda_plugin import runnable
 from ..graph.names import module_path
 from ..graph.operators import GEMM
 from ..spec import ModelSpec
+from ..system import Progress
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig
 
@@ -37,9 +38,6 @@ _MAX_BLOCKS = 40
 _COMPARED = 10  # best detections of an image
 _SCHEMA = 1
 LOST = 2.0  # drift of a detection that is not there any more
-
-# progress(fraction 0..1 or None, what is being done)
-Progress = Callable[[float | None, str], None]
 
 
 @dataclass(slots=True)

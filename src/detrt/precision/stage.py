@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ..data.images import ImageSource
 from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
 from ..spec import ModelSpec, Precision
+from ..system import Progress
 from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
 from .calibrate import Prompted, find, images_of
 from .config import PrecisionConfig
@@ -29,9 +30,6 @@ NO_CALIBRATION = (
     "--calibration it is found more surely"
 )
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
-
-# progress(fraction 0..1 or None, what is being done)
-Progress = Callable[[float | None, str], None]
 
 
 def convert_file(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,8 @@ from ...bundle import EngineFacts
 from ...errors import EngineError, ExportError, MissingPackageError
 from ...models.contract import ExportConfig
 from ...spec import ModelSpec, Precision
-from ..child_process import Progress, run_child
+from ...system import Progress, StageProgress
+from ..child_process import run_child
 from .config import PRECISIONS, InductorConfig, package_name
 from .cpp_compiler import compiler
 
@@ -237,7 +238,7 @@ def build_packages(
     spec: ModelSpec,
     precision: str,
     loading: Mapping[str, Any],
-    say: Callable[[str, float | None, str], None],
+    say: StageProgress,
 ) -> list[Packaged]:
     """Compile each package into the folder of a bundle. graph: its ONNX file. loading: as `load_source` takes it.
 

@@ -21,9 +21,9 @@ from ...errors import GateError
 from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
-from ...system import peak_memory_mib
+from ...system import Progress, peak_memory_mib
 from ..base import relative_error
-from ..child_process import Progress, answer_parent
+from ..child_process import answer_parent
 from .compile import compile_package
 from .config import InductorConfig
 from .package import Run, is_artifact, load_package

@@ -12,7 +12,8 @@ from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
 from ...spec import ModelSpec
-from ..child_process import Progress, run_child
+from ...system import Progress
+from ..child_process import run_child
 from . import diagnose
 from .bindings import check_installed
 from .config import EngineConfig

@@ -15,8 +15,8 @@ from typing import Any
 from ... import files
 from ...errors import EngineError
 from ...spec import ModelSpec
-from ...system import peak_memory_mib
-from ..child_process import Progress, answer_parent
+from ...system import Progress, peak_memory_mib
+from ..child_process import answer_parent
 from . import diagnose as explain
 from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
 from .config import EngineConfig

@@ -12,7 +12,7 @@ prompt with one of them asks for a combination that was never named together.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,8 @@ import numpy as np
 
 from detrt.data.scenes.scene import CLASSES, Scene, SceneObject, draw_scene, write_dataset
 from detrt.data.scenes.shapes import COLORS, FILLS
+
+from ...system import CountProgress
 
 COLOR_NAMES: tuple[str, ...] = tuple(COLORS)
 NOUN = "shape"  # stands where a phrase names no shape
@@ -178,7 +180,7 @@ def write_phrase_dataset(
     *,
     seed: int = 0,
     phrases: Sequence[Phrase] = COLOR_PHRASES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> Path:
     """As :func:`detrt.data.scenes.scene.write_dataset`, with ``phrases`` as the categories (ids from 1, in order).
 

@@ -25,6 +25,8 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from detrt.data.scenes.shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, Sprite, paint_sprite
 
+from ...system import CountProgress
+
 CLASSES: tuple[str, ...] = tuple(SHAPES)
 
 MIN_VISIBLE = 0.35  # an object with less of its silhouette in sight is left out altogether
@@ -295,7 +297,7 @@ def write_dataset(
     count: int,
     *,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
     categories: Sequence[str] = CLASSES,
     categories_of: Callable[[SceneObject], Sequence[int]] = lambda item: (item.class_id,),
 ) -> Path:
@@ -341,7 +343,7 @@ def _write_images(
     images: Path,
     count: int,
     seed: int,
-    progress: Callable[[int, int], None] | None,
+    progress: CountProgress | None,
     categories: Sequence[str],
     categories_of: Callable[[SceneObject], Sequence[int]],
 ) -> dict:

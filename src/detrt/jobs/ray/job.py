@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ...data.coco import CocoDataset
 from ...errors import OutputError, SessionError, SpecError
 from ...spec import ModelSpec
+from ...system import CountProgress
 from .inputs import ImageRef, digest, image_refs
 from .parquet import detections_of, list_to_bytes, part_facts, read_results
 from .storage import Place
@@ -110,7 +111,7 @@ def run_job(
     detector: Mapping[str, Any],
     truth: CocoDataset | None = None,
     runner: Callable[[WorkerJob, Shipment | None, ClusterConfig], Runner],
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> ClusterResult:
     """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
 
