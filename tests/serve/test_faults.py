@@ -204,19 +204,18 @@ def test_what_kills_two_workers_is_refused_and_others_are_answered(model, monkey
     """Real worker processes, of which each is killed as soon as it is given the poisoned image."""
     from detrt.serve import ServeConfig, named_models
     from detrt.serve import messages as wire
-    from detrt.serve import worker_process as process
     from detrt.serve.errors import Refused
     from detrt.serve.metrics import Metrics
-    from detrt.serve.scheduler import Pool
+    from detrt.serve.scheduler import Pool, ServerWorker
 
-    send = process.WorkerProcess.send
+    send = ServerWorker.send
 
     def sending(self, message):
         if isinstance(message, wire.Batch) and any(task.data == b"poison" for task in message.tasks):
             self.kill()
         send(self, message)
 
-    monkeypatch.setattr(process.WorkerProcess, "send", sending)
+    monkeypatch.setattr(ServerWorker, "send", sending)
 
     async def run():
         pool = Pool(ServeConfig(named_models([str(model)]), workers=2), Metrics())
@@ -358,5 +357,5 @@ def test_cores_are_shared(model):
     models = named_models([str(model)])
     assert ServeConfig(models, workers=cores).threads_on("cpu") == 1
     assert ServeConfig(models, workers=1).threads_on("cpu") == cores
-    assert ServeConfig(models, devices=("cuda:0", "cuda:1")).places == ("cuda:0", "cuda:1")
-    assert ServeConfig(models, devices=("cuda:0",), workers=2).places == ("cuda:0", "cuda:0")
+    assert ServeConfig(models, devices=("cuda:0", "cuda:1")).worker_devices == ("cuda:0", "cuda:1")
+    assert ServeConfig(models, devices=("cuda:0",), workers=2).worker_devices == ("cuda:0", "cuda:0")

@@ -219,15 +219,18 @@ class Worker:
 
 
 class AsyncWorker(Worker):
-    """A worker process whose messages an event loop reads. The subclass deals with them in `on_message` and `on_exit`."""
+    """A worker process whose messages an event loop reads."""
 
     _writer: asyncio.StreamWriter | None = None
     _reading: asyncio.Task[None] | None = None
 
-    async def connect(self) -> None:
-        """Read the worker's messages in the running loop from now on."""
+    async def connect(self, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
+        """Read the worker's messages in the running loop from now on.
+
+        on_exit: called when the socket is closed: the process has ended, or is about to.
+        """
         reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = asyncio.create_task(self._read(reader, on_message, on_exit))
 
     def send(self, message: Any) -> None:
         """Hand a message to the loop without waiting. The caller limits what is on its way."""
@@ -236,15 +239,8 @@ class AsyncWorker(Worker):
         elif not self._writer.is_closing():
             self._writer.write(packed(message))
 
-    def on_message(self, message: Any) -> None:
-        raise NotImplementedError
-
-    def on_exit(self) -> None:
-        """The socket is closed: the process has ended, or is about to."""
-        raise NotImplementedError
-
     async def disconnect(self) -> None:
-        """`stop` for the event loop."""
+        """`stop` for the event loop; `on_exit` is not called."""
         if self._reading is not None:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -253,15 +249,15 @@ class AsyncWorker(Worker):
             self._writer.close()
         await asyncio.to_thread(self.stop)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
         assert self._writer is not None
         try:
             while True:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                self.on_message(pickle.loads(await reader.readexactly(length)))
+                on_message(pickle.loads(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, OSError):
             self._writer.close()
-            self.on_exit()
+            on_exit()
 
 
 def work_for_parent(descriptor: int, work: Callable[[Channel, Any], None], *, ignored: Sequence[int] = (signal.SIGINT,)) -> None:

@@ -44,7 +44,7 @@ def serve(
             print(f"  {facts.name}: {classes}, {size_text}, {facts.backend}, batches to {facts.max_batch}", flush=True)
             if facts.note:
                 print(f"    note: {facts.note}", flush=True)
-        counts = {device: config.places.count(device) for device in dict.fromkeys(config.places)}
+        counts = {device: config.worker_devices.count(device) for device in dict.fromkeys(config.worker_devices)}
         print("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()), flush=True)
 
     try:

@@ -147,19 +147,44 @@ def _missing(name: str) -> str:
     return f"there is no file '{name}'; check the path"
 
 
+class OpenedImage:
+    """The bytes of an image file whose header is read, and whose pixels `load` decodes.
+
+    height, width: of the stored image, before its EXIF orientation is applied.
+
+    Raises:
+        ImageError: empty, not an image, or a damaged header.
+    """
+
+    def __init__(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> None:
+        if not data:
+            raise ImageError("the image is empty (0 bytes); give the content of an image file")
+        self._name, self._max_pixels = f"the image ({len(data)} bytes)", max_pixels
+        self._image = _header(io.BytesIO(data), self._name, max_pixels)
+        self.width, self.height = self._image.size
+
+    def load(self) -> NDArray[np.uint8]:
+        """The image as `load_image` gives it, once; raises ImageError."""
+        with self._image:
+            return _from_pil(self._image, self._name, self._max_pixels)
+
+
 def _open(file: object, name: str, max_pixels: int) -> NDArray[np.uint8]:
+    with _header(file, name, max_pixels) as image:
+        return _from_pil(image, name, max_pixels)
+
+
+def _header(file: object, name: str, max_pixels: int) -> Image.Image:
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            image = Image.open(file)
+            return Image.open(file)
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name} is too large: {error}; allowed are {max_pixels} pixels. Make it smaller") from None
     except Exception as error:  # a hostile header makes Pillow's parsers raise nearly anything
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
-    with image:
-        return _from_pil(image, name, max_pixels)
 
 
 def _ignore_warnings() -> None:

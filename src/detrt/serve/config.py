@@ -169,7 +169,7 @@ class ServeConfig:
             raise SessionError("an API key must have 8 to 512 printable ASCII characters without spaces; make another one")
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def worker_devices(self) -> tuple[str, ...]:
         """The device of each worker process."""
         return tuple(device for device in self.devices for _ in range(self.workers or self._usual_workers(device)))
 
@@ -177,12 +177,12 @@ class ServeConfig:
         """Threads of one worker: of the model on a CPU, of the decoder of images on a GPU."""
         if self.threads is not None:
             return self.threads
-        share = max(1, usable_cores() // max(1, len(self.places)))
+        share = max(1, usable_cores() // max(1, len(self.worker_devices)))
         return share if device == "cpu" else min(4, share)
 
     @property
     def queue_size(self) -> int:
-        return self.queue if self.queue is not None else max(256, 32 * self.max_batch * len(self.places))
+        return self.queue if self.queue is not None else max(256, 32 * self.max_batch * len(self.worker_devices))
 
     @property
     def max_body(self) -> int:

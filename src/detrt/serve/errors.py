@@ -1,22 +1,26 @@
-"""What a request is answered when it gets no result."""
+"""The HTTP error response."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """status: of HTTP. code: one word for programs and metrics. message: what was wrong, got and allowed.
+    """A request, or one of its images, that gets no result. Workers send it to the server process, so it can be pickled.
 
+    status: of HTTP. code: one word for programs and metrics. message: what was wrong, got and allowed.
     retry_after: seconds after which another try makes sense. close: end the connection, as its body was not read.
     """
 
-    def __init__(self, status: int, code: str, message: str, *, retry_after: int | None = None, close: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None, close: bool = False) -> None:
+        super().__init__(status, code, message, retry_after, close)
         self.status, self.code, self.message = status, code, message
         self.retry_after, self.close = retry_after, close
 
+    def __str__(self) -> str:
+        return self.message
+
     @property
     def headers(self) -> dict[str, str]:
-        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
-            found["WWW-Authenticate"] = "Bearer"
-        return found | ({"Connection": "close"} if self.close else {})
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers | ({"Connection": "close"} if self.close else {})

@@ -1,42 +1,61 @@
-"""The worker processes, and what runs where. All of it lives in one event loop, so there are no locks.
-
-A worker that dies is replaced. What it was running is run again once, alone; what dies with a second worker is refused
-with 503. A worker that does not answer within the longest time of a request is killed and dealt with likewise.
-"""
+"""Scheduling: which worker process runs what, and requests that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import logging
 import math
+import sys
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from PIL import Image
 from starlette.requests import Request
 
+from ..backends.worker_process import AsyncWorker, Failed, after_death
 from ..data.preprocess import needs_equal_sizes, resized_size
 from ..errors import DetrtError, SessionError
-from . import messages as wire
-from .batcher import Batcher, Item, QueueFull, lane_is_alone
+from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
 from .errors import Refused
-from .messages import Answer, ImageTask, ModelFacts, Setup, TensorTask
+from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
 from .metrics import Metrics
-from .worker_process import WorkerProcess
 
 log = logging.getLogger("detrt.serve")
 AHEAD = 2  # batches that a worker holds: one runs, the images of the next are decoded
 _EARLY_ENDS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+# Freed images would otherwise stay in a heap for each thread; memory then grows for hours.
+_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
+
+
+class ServerWorker(AsyncWorker):
+    """running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
+
+    retrying: what it runs died with another worker, so it is given nothing else meanwhile.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, index: int, setup: Setup) -> None:
+        super().__init__((sys.executable, "-m", "detrt.serve.worker"), setup, environment=_ENVIRONMENT)
+        self.index = index
+        self.state, self.retrying = "starting", False
+        self.running: dict[int, tuple[list[Item], float]] = {}
 
 
 class Pool:
-    """Runs tasks on worker processes. `failure` is set when a worker cannot start at first."""
+    """Runs tasks on worker processes. `failure` is set when a worker cannot start at first.
+
+    All of it lives in one event loop, so there are no locks. A worker that dies is replaced. What it was running is run
+    again once, alone; what dies with a second worker is refused with 503. A worker that does not answer within twice the
+    longest time of a request is killed and replaced.
+    """
 
     def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
         self.config, self.metrics = config, metrics
@@ -47,10 +66,10 @@ class Pool:
         self._batcher = Batcher(
             lambda name: self.models[name].max_batch, capacity=config.queue_size, max_delay=config.max_delay_ms / 1e3
         )
-        self._setups = [self._setup(device) for device in config.places]
-        self._workers: list[WorkerProcess | None] = [None] * len(self._setups)
+        self._setups = [self._setup(device) for device in config.worker_devices]
+        self._workers: list[ServerWorker | None] = [None] * len(self._setups)
         self._pauses = [_FIRST_PAUSE_S] * len(self._setups)
-        self._numbers = 0
+        self._batches = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing, self._early_ends = False, 0
@@ -75,10 +94,12 @@ class Pool:
 
     @property
     def process_ids(self) -> list[int]:
-        return [w.process.pid for w in self._workers if w is not None and w.process is not None and w.state == "ready"]
+        return [w.process.pid for w in self._workers if w is not None and w.state == "ready"]
 
-    def submit(self, model: str, tasks: list[ImageTask] | list[TensorTask], lanes: list[Hashable]) -> list[Item]:
+    def submit(self, model: str, tasks: Sequence[ImageTask | TensorTask], lanes: Sequence[Hashable]) -> list[Item]:
         """Queue the tasks of a request; each item's future has its answer, or a Refused.
+
+        lanes: for each task, who it may share a batch with.
 
         Raises:
             Refused: the queue is full.
@@ -102,21 +123,14 @@ class Pool:
         return items
 
     def leave(self, items: list[Item]) -> None:
-        """Forget items that nobody waits for; those that run already finish unheard."""
+        """Forget items that nobody waits for; results of those that run already are dropped."""
         for item in items:
             self._batcher.leave(item)
             if not item.future.cancel() and not item.future.cancelled():
                 item.future.exception()  # of one of several images: the first one's was told
 
-    def lane_of(self, model: str, size_hw: tuple[int, int] | None) -> Hashable:
-        """Which images of a model can share a run: all, or those of one size after resizing."""
-        facts = self.models[model]
-        if size_hw is None or not needs_equal_sizes(facts.spec.input):
-            return None
-        return resized_size(size_hw, facts.spec.input, self.config.size_hw)
-
     def retry_after(self) -> int:
-        """Seconds until what waits is done, at the speed of late; 1 to 60."""
+        """Estimated seconds until the queue is empty, from recent throughput; 1 to 60."""
         if len(self._finished) < 2:
             return 1
         span = asyncio.get_running_loop().time() - self._finished[0][0]
@@ -137,7 +151,7 @@ class Pool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in self._workers if worker is not None))
+        await asyncio.gather(*(worker.disconnect() for worker in self._workers if worker is not None))
 
     def _setup(self, device: str) -> Setup:
         c = self.config
@@ -150,92 +164,89 @@ class Pool:
 
     async def _start(self, index: int, pause: float) -> None:
         await asyncio.sleep(pause)
-        worker = WorkerProcess(index, self._setups[index])
-        self._workers[index] = worker
         try:
-            await worker.start(self._heard, self._gone)
+            worker = ServerWorker(index, self._setups[index])
+            self._workers[index] = worker
+            await worker.connect(partial(self._on_message, worker), partial(self._on_exit, worker))
         except OSError as error:
             log.error("worker %d cannot be started: %s", index, error)
-            worker.state = "gone"
+            self._workers[index] = None
             self._restart(index)
 
-    def _heard(self, worker: WorkerProcess, message: Any) -> None:
-        if isinstance(message, wire.Ready):
+    def _on_message(self, worker: ServerWorker, message: Ready | Failed | Done) -> None:
+        if isinstance(message, Done):
+            self._answer(*worker.running.pop(message.number), message)
+        elif isinstance(message, Failed):
+            self._cannot_start(worker, message)
+        else:
             self.models = {facts.name: facts for facts in message.models}
             worker.state = "ready"
             self._pauses[worker.index] = _FIRST_PAUSE_S
             if self.ready_workers == len(self._workers):
                 self.all_ready.set()
-        elif isinstance(message, wire.Failed):
-            self._cannot_start(worker, message)
-        elif isinstance(message, wire.Done):
-            items, sent = worker.running.pop(message.number)
-            self._answered(items, sent, message)
         self._pump()
 
-    def _cannot_start(self, worker: WorkerProcess, message: wire.Failed) -> None:
+    def _cannot_start(self, worker: ServerWorker, message: Failed) -> None:
         if self.all_ready.is_set():  # it did before, so it may again: a file that is being replaced, a GPU that is full
-            log.error("worker %d cannot start: %s", worker.index, message.message)
+            log.error("worker %d cannot start: %s", worker.index, message.trace or message.error)
             return
-        self.failure = SessionError(message.message)
-        if message.bug:
-            log.error("worker %d has a bug:\n%s", worker.index, message.message)
+        self.failure = SessionError(str(message.error))
+        if message.trace:
+            log.error("worker %d has a bug:\n%s", worker.index, message.trace)
             self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
         self.failed.set()
 
-    def _answered(self, items: list[Item], sent: float, message: wire.Done) -> None:
-        now = asyncio.get_running_loop().time()
-        self._finished.append((now, sum(item.rows for item in items)))
-        model = items[0].model
-        for rows in message.runs:
-            self.metrics.batch_size.labels(model).observe(rows)
+    def _answer(self, items: list[Item], sent: float, done: Done) -> None:
+        """Give the results of a batch to those who wait for them, and count them."""
+        metrics, model = self.metrics, items[0].model
+        self._finished.append((asyncio.get_running_loop().time(), sum(item.rows for item in items)))
+        for rows in done.runs:
+            metrics.batch_size.labels(model).observe(rows)
         slowest = 0.0
-        for item, result in zip(items, message.results, strict=True):
-            if isinstance(result, Answer):
-                slowest = max(slowest, result.model_ms)
-                self.metrics.images.labels(model).inc(item.rows)
-                self.metrics.detections.labels(model).inc(result.found)
-                self.metrics.queue_seconds.labels(model).observe(sent - item.since)
-                if isinstance(item.task, ImageTask):
-                    self.metrics.decode_seconds.labels(model).observe(result.decode_ms / 1e3)
-                item.started = sent
-                if not item.future.done():
-                    item.future.set_result(result)
-                item.state = "left"
-            else:
-                self._refuse(item, Refused(result.status, result.code, result.message))
+        for item, result in zip(items, done.results, strict=True):
+            if isinstance(result, Refused):
+                self._refuse(item, result)
+                continue
+            slowest = max(slowest, result.model_ms)
+            metrics.images.labels(model).inc(item.rows)
+            metrics.detections.labels(model).inc(result.found)
+            metrics.queue_seconds.labels(model).observe(sent - item.since)
+            if isinstance(item.task, ImageTask):
+                metrics.decode_seconds.labels(model).observe(result.decode_ms / 1e3)
+            item.started, item.state = sent, "left"
+            if not item.future.done():
+                item.future.set_result(result)
         if slowest:
-            self.metrics.model_seconds.labels(model).observe(slowest / 1e3)
+            metrics.model_seconds.labels(model).observe(slowest / 1e3)
 
     def _refuse(self, item: Item, refusal: Refused) -> None:
         self._batcher.leave(item)
         if not item.future.done():
             item.future.set_exception(refusal)
 
-    def _gone(self, worker: WorkerProcess) -> None:
-        """A worker's socket closed: run again what it held, and start another one."""
+    def _on_exit(self, worker: ServerWorker) -> None:
+        """Run again what a worker that has ended held, and start another one."""
+        worker.state = "gone"
         if self._closing:
             return
+        code = worker.exit_code()
+        if code is None:  # its socket is closed, and yet it runs
+            worker.kill()
         if not (self.failure and not self.all_ready.is_set()):
-            code = worker.exit_code()
             log.warning("worker %d is gone (exit code %s) with %d batches", worker.index, code, len(worker.running))
-        for items, _ in worker.running.values():
-            for item in items:
-                if item.state == "left":
-                    continue
-                item.attempts += 1
-                if item.attempts > 1:
-                    text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
-                    self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
-                else:
-                    self.metrics.retried.inc(item.rows)
-                    self._batcher.again(item)
+        again, lost = after_death(item for items, _ in worker.running.values() for item in items if item.state != "left")
+        for item in again:
+            self.metrics.retried.inc(item.rows)
+            self._batcher.again(item)
+        for item in lost:
+            text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
+            self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
         worker.running = {}
         if not self.all_ready.is_set() and not self.failure:
             self._early_ends += 1
             if self._early_ends > _EARLY_ENDS:
                 self.failure = SessionError(
-                    f"workers end before they are ready (exit code {worker.exit_code()}); see what they printed, and whether the "
+                    f"workers end before they are ready (exit code {code}); see what they printed, and whether the "
                     "machine has enough memory: try --workers 1"
                 )
                 self.failed.set()
@@ -253,28 +264,25 @@ class Pool:
         """Give batches to workers that have room, those with nothing to do first."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        idle = False
-        ready = [worker for worker in self._workers if worker is not None and worker.state == "ready"]
+        unused = False  # a worker has nothing to do, and what waits for it is not due yet
         for held in range(AHEAD):
-            for worker in ready:
-                if len(worker.running) == held and not (held and worker.tries_again):
-                    idle |= not self._give(worker, now, idle=held == 0) and held == 0
+            for worker in self._workers:
+                if worker is None or worker.state != "ready" or len(worker.running) != held or (held and worker.retrying):
+                    continue
+                items = self._batcher.take(now, idle=held == 0)
+                if not items:
+                    unused |= held == 0
+                    continue
+                self._batches += 1
+                worker.retrying = items[0].lane[0] == ALONE
+                worker.running[self._batches] = (items, now)
+                tasks = tuple(item.task for item in items if item.task is not None)
+                worker.send(Batch(self._batches, items[0].model, tasks))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if idle and (due := self._batcher.due()) is not None:
+        if unused and (due := self._batcher.due()) is not None:
             self._timer = loop.call_at(max(due, now), self._pump)
-
-    def _give(self, worker: WorkerProcess, now: float, *, idle: bool) -> bool:
-        items = self._batcher.take(now, idle=idle)
-        if not items:
-            return False
-        self._numbers += 1
-        worker.tries_again = lane_is_alone(items[0].lane)
-        worker.running[self._numbers] = (items, now)
-        tasks = tuple(item.task for item in items if item.task is not None)
-        worker.send(wire.Batch(self._numbers, items[0].model, tasks))
-        return True
 
     async def _watch(self) -> None:
         """Kill workers that hang: whatever they run, its requests have long been given up."""
@@ -287,13 +295,10 @@ class Pool:
                     continue
                 if any(loop.time() - sent > AHEAD * limit for _, sent in list(worker.running.values())[:1]):
                     log.error("worker %d has not answered for %.0f s; it is killed and replaced", worker.index, AHEAD * limit)
-                    with contextlib.suppress(OSError):
-                        worker.kill()
+                    worker.kill()
 
 
-# Between HTTP and the pool: waiting for the items of a request, as long as somebody wants them.
-
-# Formats whose headers Pillow reads in Python; no C decoder touches a picture in the front process.
+# Formats whose headers Pillow reads in Python; no C decoder touches an image in the server process.
 _PEEKED = ("JPEG", "PNG", "BMP", "GIF")
 
 
@@ -302,7 +307,7 @@ class ClientLeft(Exception):
 
 
 class Calls:
-    """Runs the tasks of requests."""
+    """Submits the tasks of requests; handles timeouts and clients that disconnect."""
 
     def __init__(self, config: ServeConfig, pool: Pool, metrics: Metrics) -> None:
         self.config, self.pool, self.metrics = config, pool, metrics
@@ -340,9 +345,9 @@ class Calls:
         """
         own = timeout_ms is not None and timeout_ms / 1e3 < self.config.timeout_s
         limit = timeout_ms / 1e3 if own and timeout_ms is not None else self.config.timeout_s
-        lanes = [self._lane(model, task) for task in tasks]
-        items = self.pool.submit(model.name, tasks, lanes)
-        answers = asyncio.ensure_future(_all(items))
+        items = self.pool.submit(model.name, tasks, [self._lane(model, task) for task in tasks])
+        # Ends with the last answer, or with the first task that is refused.
+        answers = asyncio.gather(*(item.future for item in items))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((answers, gone), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -356,31 +361,25 @@ class Calls:
             raise Refused(
                 504, "deadline", f"there is no answer within {limit:g} s; the server is too busy, or the model too slow"
             )
+        except Refused as refusal:
+            if len(items) == 1 or not answers.done():
+                raise
+            number = next(n for n, item in enumerate(items) if item.future.done() and item.future.exception() is refusal)
+            message = f"image {number}: {refusal.message}"
+            raise Refused(refusal.status, refusal.code, message, retry_after=refusal.retry_after) from None
         finally:
             gone.cancel()
             answers.cancel()
             self.pool.leave(items)
 
     def _lane(self, model: ModelFacts, task: ImageTask | TensorTask) -> Hashable:
+        """Who a task may share a batch with: images with all others, or with those of one size after resizing."""
         if isinstance(task, TensorTask):
             return ("tensors", *((name, array.shape[1:]) for name, array in task.feeds.items()))
-        if model.spec.input.resize != "shortest_edge" or model.spec.input.mask:
+        facts = model.spec.input
+        if not needs_equal_sizes(facts) or (size_hw := peeked_size(task.data)) is None:
             return "images"
-        return ("images", self.pool.lane_of(model.name, peeked_size(task.data)))
-
-
-async def _all(items: list[Item]) -> list[Answer]:
-    answers = []
-    for number, item in enumerate(items):
-        try:
-            answers.append(await item.future)
-        except Refused as refusal:
-            if len(items) == 1:
-                raise
-            raise Refused(
-                refusal.status, refusal.code, f"image {number}: {refusal.message}", retry_after=refusal.retry_after
-            ) from None
-    return answers
+        return ("images", resized_size(size_hw, facts, self.config.size_hw))
 
 
 async def _disconnected(request: Request) -> None:
@@ -392,7 +391,7 @@ async def _disconnected(request: Request) -> None:
 def peeked_size(data: bytes) -> tuple[int, int] | None:
     """(height, width) from the header of an image file, None where it does not tell.
 
-    It only chooses who shares a batch; what the worker decodes decides. A photograph that is turned by its EXIF data
+    It only chooses who shares a batch; what the worker decodes decides. A image that is turned by its EXIF data
     may so wait in another lane than it should.
     """
     try:

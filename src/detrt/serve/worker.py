@@ -1,24 +1,21 @@
 """A worker process: `python -m detrt.serve.worker FD`, FD being its end of a socket pair.
 
 It opens every model on its device and answers batches in their order. While a batch runs, the images of the next one
-are decoded in threads. When the front process goes, the socket closes, and the worker leaves.
+are decoded in threads. When the server process ends, the socket closes, and the worker ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import queue
 import signal
-import socket
 import sys
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,135 +25,131 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_on
-from ..data.images import load_encoded, load_image
+from ..backends.worker_process import Channel, receive_ahead, work_for_parent
+from ..data.images import OpenedImage, load_encoded
 from ..data.prefetch import Prefetcher
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
 from ..detector import Detector
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
 from ..text.prompts import Prompt
-from . import messages as wire
 from .config import ServedModel
-from .messages import Answer, Batch, Done, Failed, ImageTask, ModelFacts, Ready, Refusal, Setup, TensorTask
+from .errors import Refused
+from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
 
-# A batch, its parts, and the images of the first part, which are being decoded; None: they are too large to be, ahead.
-Work = tuple[Batch, list[list[int]], "list[Future[Decoded]] | None"]
+# Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
+# images of 50 million pixels would take 1.2 GB at once.
+PIXELS_AT_ONCE = 16_000_000
+Result = Answer | Refused
+
+# The image, which is still encoded where the GPU decodes it, and milliseconds.
+Decoded = tuple[LoadedImage | Refused, float]
 
 
 def main(descriptor: int) -> None:
-    # Ctrl-C and SIGTERM may reach the whole group; the front process drains and then closes the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the front process
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the server has its own limit, and says so
-    sock = socket.socket(fileno=descriptor)
-    try:
-        _serve(sock, wire.receive(sock))
-    except (EOFError, ConnectionError):
-        return
-    except DetrtError as error:
-        _tell(sock, Failed(str(error)))
-    except Exception:
-        _tell(sock, Failed(traceback.format_exc(), bug=True))
+    # Ctrl-C and SIGTERM may reach the whole group; the server process drains and then closes the socket.
+    work_for_parent(descriptor, serve_parent, ignored=(signal.SIGINT, signal.SIGTERM))
 
 
-def _tell(sock: socket.socket, message: Failed) -> None:
-    with contextlib.suppress(OSError):
-        wire.send(sock, message)
+def serve_parent(channel: Channel, setup: Setup) -> None:
+    """Open the models, send `Ready`, and answer batches until the server process ends.
 
-
-def _serve(sock: socket.socket, setup: Setup) -> None:
+    Raises:
+        DetrtError: a model that cannot be opened or run.
+    """
     models: dict[str, Model] = {}
     for served in setup.models:
         models[served.name] = Model(served, setup)
         models[served.name].warm_up()
-    wire.send(sock, Ready(tuple(model.facts for model in models.values())))
+    channel.send(Ready(tuple(model.facts for model in models.values())))
     with Prefetcher(setup.threads) as prefetcher:
-        coming: queue.Queue[Work] = queue.Queue()
-        threading.Thread(target=_read, args=(sock, setup, prefetcher, coming), daemon=True).start()
-        while True:
-            work = coming.get()
-            wire.send(sock, _done(work, models, prefetcher, setup))
+        # Where the server process has ended, the model may be running, and nobody waits for it.
+        for batch, images in receive_ahead(channel, lambda batch: BatchImages(batch, prefetcher, setup), lambda: os._exit(0)):
+            channel.send(run_batch(models[batch.model], batch, images))
 
 
-def _read(sock: socket.socket, setup: Setup, prefetcher: Prefetcher, coming: queue.Queue[Work]) -> None:
-    """Take batches from the socket, and start decoding their images. The front process sends at most two ahead."""
-    try:
-        while True:
-            batch = wire.receive(sock)
-            parts, ahead = parts_of(batch)
-            coming.put((batch, parts, _start(batch, parts[0], prefetcher, setup) if ahead else None))
-    except (EOFError, OSError):
-        os._exit(0)  # the front process has gone; the model may be running, and nobody waits for it
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)  # without this thread the worker would sit there for ever; it is replaced
-
-
-def _start(batch: Batch, indices: list[int], prefetcher: Prefetcher, setup: Setup) -> list[Future[Decoded]]:
-    tasks = [batch.tasks[i] for i in indices]
-    return [
-        prefetcher.submit(decoded, task, setup.max_pixels, setup.image_decoder) for task in tasks if isinstance(task, ImageTask)
-    ]
-
-
-def _done(work: Work, models: dict[str, Model], prefetcher: Prefetcher, setup: Setup) -> Done:
-    batch, parts, started = work
-    model = models[batch.model]
+def run_batch(model: Model, batch: Batch, images: BatchImages) -> Done:
+    """The results of a batch, in the order of its tasks."""
     runs: list[int] = []
     try:
         tensors = [task for task in batch.tasks if isinstance(task, TensorTask)]
         if tensors:
             return Done(batch.number, tuple(model.infer(tensors, runs.append)), tuple(runs))
-        results = []
-        for number, part in enumerate(parts):
-            futures = started if number == 0 and started is not None else _start(batch, part, prefetcher, setup)
-            images = [future.result() for future in futures]
-            tasks = [task for i in part if isinstance(task := batch.tasks[i], ImageTask)]
-            results += model.detect(tasks, images, runs.append)
+        results: list[Result] = []
+        for tasks, decoded in images:
+            results += model.detect(tasks, decoded, runs.append)
         return Done(batch.number, tuple(results), tuple(runs))
-    except Exception:  # a bug: it is told, and the worker goes on
+    except Exception:  # a bug: the request is refused, and the worker stays
         traceback.print_exc()
-        refusal = Refusal(500, "internal", "an error inside the server; its log has the details")
-        return Done(batch.number, (refusal,) * len(batch.tasks), tuple(runs))
+        refused = Refused(500, "internal", "an error inside the server; its log has the details")
+        return Done(batch.number, (refused,) * len(batch.tasks), tuple(runs))
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+class BatchImages:
+    """The images of a batch, decoded in threads, a limited number of pixels at a time.
 
-# A model inside a worker: tasks in, answers out. One bad task never spoils those that share its batch.
-# Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
-# pictures of 50 million pixels would take 1.2 GB at once.
-PIXELS_AT_ONCE = 16_000_000
-Result = Answer | Refusal
+    The first part is begun at once, so that it is decoded while an earlier batch runs, unless it is one very large image.
+    """
 
-# The image, which is still a file where the GPU decodes it, and milliseconds.
-Decoded = tuple[LoadedImage | Refusal, float]
+    def __init__(self, batch: Batch, prefetcher: Prefetcher, setup: Setup) -> None:
+        self._prefetcher, self._setup = prefetcher, setup
+        # (task, its opened file or why it cannot be opened), in parts
+        self._parts: deque[list[tuple[ImageTask, OpenedImage | Refused]]] = deque()
+        self._begun: list[Future[Decoded]] | None = None
+        total = first = 0
+        for task in batch.tasks:
+            if not isinstance(task, ImageTask):
+                return
+            opened: OpenedImage | Refused
+            try:
+                opened = OpenedImage(task.data, max_pixels=setup.max_pixels)
+                pixels = opened.width * opened.height
+            except DetrtError as error:
+                opened, pixels = Refused(400, "bad_image", str(error)), 0
+            if not self._parts or total + pixels > PIXELS_AT_ONCE:
+                self._parts.append([])
+                total = 0
+            self._parts[-1].append((task, opened))
+            total += pixels
+            first = total if len(self._parts) == 1 else first
+        if first <= PIXELS_AT_ONCE:
+            self._begun = self._begin()
+
+    def __iter__(self) -> Iterator[tuple[list[ImageTask], list[Decoded]]]:
+        while self._parts:
+            begun = self._begin() if self._begun is None else self._begun
+            self._begun = None
+            yield [task for task, _ in self._parts.popleft()], [future.result() for future in begun]
+
+    def _begin(self) -> list[Future[Decoded]]:
+        setup = self._setup
+        return [
+            self._prefetcher.submit(decode_image, task, opened, setup.max_pixels, setup.image_decoder)
+            for task, opened in self._parts[0]
+        ]
 
 
-def declared_pixels(data: bytes) -> int:
-    """Pixels that the header of an image file promises; 0 where it has none (decoding then says what is wrong)."""
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return image.width * image.height
-    except Exception:  # decoders raise whatever they like on damaged files; `decoded` words it
-        return 0
-
-
-def decoded(task: ImageTask, max_pixels: int, image_decoder: str = "cpu") -> Decoded:
+def decode_image(task: ImageTask, opened: OpenedImage | Refused, max_pixels: int, image_decoder: str = "cpu") -> Decoded:
+    """Decode an image; one that a GPU can decode stays encoded for it."""
     start = time.perf_counter()
-    image: LoadedImage | Refusal
+    image: LoadedImage | Refused
     try:
-        image = (load_encoded if image_decoder == "gpu" else load_image)(task.data, max_pixels=max_pixels)
+        if isinstance(opened, Refused):
+            image = opened
+        elif image_decoder == "gpu":
+            image = load_encoded(task.data, max_pixels=max_pixels)
+        else:
+            image = opened.load()
     except DetrtError as error:
-        image = Refusal(400, "bad_image", str(error))
+        image = Refused(400, "bad_image", str(error))
     except MemoryError:
-        image = Refusal(413, "too_large", "there is not enough memory to decode this image; send a smaller one")
+        image = Refused(413, "too_large", "there is not enough memory to decode this image; send a smaller one")
     return image, (time.perf_counter() - start) * 1e3
 
 
 class Model:
-    """One served model, opened on one device.
+    """One served model, opened on one device. A bad task does not affect those that share its batch.
 
     Raises:
         DetrtError: it cannot be opened or run there.
@@ -214,7 +207,7 @@ class Model:
     def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
         """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
         images = self._decoded(images)
-        results: list[Result | None] = [image if isinstance(image, Refusal) else None for image, _ in images]
+        results: list[Result | None] = [image if isinstance(image, Refused) else None for image, _ in images]
         classes: dict[int, frozenset[int] | None] = {}
         prompts: dict[int, Prompt | None] = {}
         for index, task in enumerate(tasks):
@@ -223,7 +216,7 @@ class Model:
                     classes[index], prompts[index] = self._wanted(task)
                 except DetrtError as error:
                     code = "bad_prompt" if isinstance(error, PromptError) else "bad_request"
-                    results[index] = Refusal(400, code, str(error))
+                    results[index] = Refused(400, code, str(error))
         ready = [index for index, result in enumerate(results) if result is None]
 
         def run(indices: list[int]) -> None:
@@ -239,7 +232,7 @@ class Model:
                 results[i] = _answer(detections, tasks[i], classes[i], images[i][1], took)
 
         _isolating(run, ready, results)
-        return [result or Refusal(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+        return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
 
     def _decoded(self, images: Sequence[Decoded]) -> Sequence[Decoded]:
         """What is still a file is decoded by the GPU, all together, each for its share of the time."""
@@ -253,7 +246,7 @@ class Model:
         done = list(images)
         for i, picture in zip(files, pictures, strict=True):
             bad = isinstance(picture, ImageError)
-            done[i] = (Refusal(400, "bad_image", str(picture)) if bad else picture, images[i][1] + took)
+            done[i] = (Refused(400, "bad_image", str(picture)) if bad else picture, images[i][1] + took)
         return done
 
     def infer(self, tasks: Sequence[TensorTask], ran: Callable[[int], None]) -> list[Result]:
@@ -275,7 +268,7 @@ class Model:
                 first += task.rows
 
         _isolating(run, list(range(len(tasks))), results, status=400)
-        return [result or Refusal(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+        return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
 
     def _run_rows(self, feeds: dict[str, NDArray], rows: int) -> Outputs:
         shape = next((info.shape for info in self.session.inputs), ())
@@ -322,11 +315,11 @@ def _isolating(
             for index in indices:
                 _isolating(run, [index], results, status)
         elif isinstance(error, MemoryError):
-            results[indices[0]] = Refusal(413, "too_large", "there is not enough memory for this; send fewer or smaller images")
+            results[indices[0]] = Refused(413, "too_large", "there is not enough memory for this; send fewer or smaller images")
         else:
             bad_input = isinstance(error, (PromptError, SpecError))
             code = "bad_request" if bad_input or status else "model_failed"
-            results[indices[0]] = Refusal(400 if bad_input else status or 500, code, str(error))
+            results[indices[0]] = Refused(400 if bad_input else status or 500, code, str(error))
 
 
 def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | None, decode_ms: float, model_ms: float) -> Answer:
@@ -342,16 +335,5 @@ def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | N
     return Answer(text.encode("utf-8", "backslashreplace"), decode_ms, model_ms, len(kept))
 
 
-def parts_of(batch: Batch) -> tuple[list[list[int]], bool]:
-    """Indices of a batch of images, in parts that may be decoded at once; and whether the first may be while another runs."""
-    parts: list[list[int]] = [[]]
-    total = first = 0
-    for index, task in enumerate(batch.tasks):
-        pixels = declared_pixels(task.data) if isinstance(task, ImageTask) else 0
-        if parts[-1] and total + pixels > PIXELS_AT_ONCE:
-            parts.append([])
-            total = 0
-        parts[-1].append(index)
-        total += pixels
-        first = total if len(parts) == 1 else first
-    return parts, first <= PIXELS_AT_ONCE
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -18,6 +18,7 @@ from detrt.backends.gpu.decoder import GpuDecoder, upright
 from detrt.backends.gpu.yuv import GpuImage
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input, common_jpeg, load_encoded, load_image
+from detrt.data.prefetch import Prefetcher
 from detrt.data.raw_image import EncodedImage
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
@@ -188,7 +189,8 @@ def test_an_evaluation_is_not_gone_on_with_by_another_decoder(tmp_path):
 def test_a_server_decodes_there(exported, monkeypatch):
     from detrt.serve import worker as runner
     from detrt.serve.config import ServeConfig, ServedModel
-    from detrt.serve.messages import ImageTask, Refusal, Setup
+    from detrt.serve.errors import Refused
+    from detrt.serve.messages import Batch, ImageTask, Setup
 
     path, served = exported("detr").path, ServedModel("detr", "unused")
     setup = Setup((served,), "cuda:0", 1, "auto", None, 4, 10**6, "gpu")
@@ -203,11 +205,11 @@ def test_a_server_decodes_there(exported, monkeypatch):
     table = broken.index(b"\xff\xc4") + 5
     broken[table : table + 16] = b"\xff" * 16  # the header is fine, a Huffman table is not
     tasks = [ImageTask(data, 0.0) for data in (jpeg(), bytes(broken), png.getvalue(), jpeg(40, 48))]
-    answers = model.detect(
-        tasks, [runner.decoded(task, setup.max_pixels, setup.image_decoder) for task in tasks], lambda count: None
-    )
-    assert isinstance(answers[1], Refusal) and (answers[1].status, answers[1].code) == (400, "bad_image")
-    sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refusal)]
+    batch = Batch(1, "detr", tuple(tasks))
+    with Prefetcher(1) as pool:
+        answers = runner.run_batch(model, batch, runner.BatchImages(batch, pool, setup)).results
+    assert isinstance(answers[1], Refused) and (answers[1].status, answers[1].code) == (400, "bad_image")
+    sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refused)]
     assert sizes == [(48, 64), (40, 50), (40, 48)] and model.session.jpegs.groups == [3]
     assert answers[0].decode_ms > 0
     monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: OnDevice(path))
