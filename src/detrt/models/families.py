@@ -22,7 +22,7 @@ class Family:
     None for the number of queries.
     mask: the model takes a padding mask, so images of different sizes share a batch.
     dynamic: height and width can be symbolic; otherwise `fixed_reason` says why not.
-    multiple_of: a fixed number, or the name of the rule in `hub.py` that reads it from the config.
+    multiple_of: a fixed number, or the name of the rule in `preprocessor.multiple_of` that reads it from the config.
     shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.

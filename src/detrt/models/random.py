@@ -4,8 +4,8 @@ The full-size configurations are the published ones (ResNet-50 for the DETRs of 
 "L" or "base" model where a family has several). Weights are seeded; parameters that training starts at
 zero are perturbed, because zero offsets and zero box heads would hide every error behind them; and
 weights keep the variance of what goes through them, because the library's own start (a standard deviation
-of 0.01 or 0.02) makes the picture vanish on its way through a narrow network: the output is then the same
-for every picture, and a comparison of outputs proves nothing.
+of 0.01 or 0.02) makes the image vanish on its way through a narrow network: the output is then the same
+for every image, and a comparison of outputs proves nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,9 +27,6 @@ from .labels import labels_for, read_labels
 from .preprocessor import read_input_spec
 from .source import Source, make_spec, versions
 from .text import bert_tokenizer, library, read_tokenizer, text_spec, with_boolean_masks
-
-if TYPE_CHECKING:
-    from .source import Source
 
 _STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
@@ -217,7 +214,7 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     """A Source for `random:<name>` or `random:<name>/tiny`.
 
     Raises:
-        SourceError: a name that is not in `MODELS`.
+        SourceError: a name that is in none of `MODELS`, `DINO_MODELS` and `TEXT_MODELS`.
     """
 
     name, _, size = ref.removeprefix("random:").partition("/")
@@ -282,7 +279,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
 
 
 def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Take the statistics of every BatchNorm from two pictures of noise, in place, and move it off zero.
+    """Take the statistics of every BatchNorm from two images of noise, in place, and move it off zero.
 
     These decoders read the encoder's output without a projection or norm of their own; without
     statistics it is in the thousands, and adding it to the queries loses four digits of them.
@@ -327,8 +324,6 @@ def _noise(count: int, generator: torch.Generator) -> torch.Tensor:
         picture += torch.nn.functional.interpolate(noise, size=(256, 256), mode="bilinear")
     return picture / picture.std()
 
-
-# Random-weight prompted models with a small tokenizer of their own; see `random_models`.
 
 # Where BERT's uncased vocabulary has its framing tokens and its printable ASCII.
 _FRAME = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}
@@ -470,7 +465,7 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def load_random_text(ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None) -> Source:
-    """A Source for `random:<name>` or `random:<name>/tiny` with a name of `MODELS`."""
+    """A prompted Source for `random:<name>` or `random:<name>/tiny` with a name of `TEXT_MODELS`."""
     name, _, size = ref.removeprefix("random:").partition("/")
     family_name, full, tiny = TEXT_MODELS[name]
     family = BY_NAME[family_name]
@@ -518,7 +513,7 @@ def _bert_parts() -> tuple[Any, Any]:
 def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False) -> torch.nn.Module:
     """The family's transformers class with seeded weights, float32, eval mode.
 
-    settle: boxes and samples move by little in each layer, as in trained models; see `random_models.build`.
+    settle: boxes and samples move by little in each layer, as in trained models; see `build`.
     """
     from transformers import CONFIG_MAPPING, AutoModelForZeroShotObjectDetection
 
@@ -613,8 +608,7 @@ def tiny_config(name: str) -> DinoConfig:
 
 
 def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
-    """A Source for `random:<name>` or `random:<name>/tiny` with a name of `MODELS`."""
-    from .source import Source
+    """A DINO or Co-DINO for `random:<name>` or `random:<name>/tiny` with a name of `DINO_MODELS`."""
 
     name, _, size = ref.removeprefix("random:").partition("/")
     family_name, config = DINO_MODELS[name]
@@ -651,7 +645,6 @@ def build_dino(family: str, config: DinoConfig, *, attend_padding: bool = False)
     return module.eval().requires_grad_(False)
 
 
-# Seeded weights through which a picture comes; see `random_models`.
 SEED = 20260101
 
 

@@ -207,8 +207,8 @@ def _backbone(key: str, tensor: Tensor) -> dict[str, Tensor]:
         return {}
     if stacked:
         stage, block, leaf = stacked.groups()
-        place = f"{_SWIN}encoder.layers.{stage}.blocks.{block}.attention."
-        return {f"{place}{n}_proj.{leaf}": part for n, part in zip("qkv", tensor.chunk(3), strict=True)}
+        prefix = f"{_SWIN}encoder.layers.{stage}.blocks.{block}.attention."
+        return {f"{prefix}{n}_proj.{leaf}": part for n, part in zip("qkv", tensor.chunk(3), strict=True)}
     if merge:
         stage, part, leaf = merge.groups()
         return {f"{_SWIN}encoder.layers.{int(stage) - 1}.downsample.{part}.{leaf}": tensor}
