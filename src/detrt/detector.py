@@ -20,6 +20,7 @@ from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, prepro
 from .data.raw_image import LoadedImage, as_array
 from .detections import Detections
 from .errors import PromptError, SessionError, SpecError
+from .models.load import LoadOptions
 from .spec import ModelSpec
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
@@ -161,31 +162,20 @@ class Detector:
         ref: str | os.PathLike,
         *,
         device: str | None = None,
-        backend: str | None = None,
-        provider: str = "cpu",
+        backend: str = "auto",
         threads: int | None = None,
         spec: ModelSpec | None = None,
-        trust_remote_code: bool = False,
-        family: str | None = None,
-        labels: str | os.PathLike | None = None,
-        tokenizer: str | os.PathLike | None = None,
+        load: LoadOptions | None = None,
         **options: Any,
     ) -> Detector:
-        """Open a bundle, ONNX file, engine or checkpoint; see `open_session` and `Detector`."""
+        """Open a bundle, ONNX file, engine or checkpoint; see `open_session`.
+
+        options: keywords of `Detector`, and fields of `LoadOptions` such as `trust_remote_code=True`.
+        """
         from .backends.open import open_session
 
-        session = open_session(
-            ref,
-            backend=backend or "auto",
-            provider=provider,
-            device=device,
-            threads=threads,
-            spec=spec,
-            trust_remote_code=trust_remote_code,
-            family=family,
-            labels=labels,
-            tokenizer=tokenizer,
-        )
+        changes = {name: options.pop(name) for name in LoadOptions.__dataclass_fields__ if name in options}
+        session = open_session(ref, backend=backend, device=device, threads=threads, spec=spec, load=load, **changes)
         try:
             return cls(session, **options)
         except BaseException:

@@ -59,10 +59,10 @@ def test_bench_separates_the_work_of_the_gpu(ranged: str) -> None:
 def test_a_session_that_nobody_closes_ends_well(ranged: str) -> None:
     code = (
         "import sys; from detrt.detector import Detector; from detrt.data.scenes.scene import draw_scene; from detrt.backends.open import open_session; "
-        "d = Detector(open_session(sys.argv[1], backend=sys.argv[2], provider=sys.argv[3])); "
+        "d = Detector(open_session(sys.argv[1], backend=sys.argv[2], device=sys.argv[3])); "
         "print([len(d([draw_scene(1).image])) for _ in range(5)])"
     )
-    ways: list[tuple[str, Any]] = [("inductor", "cpu")]
+    ways: list[tuple[str, Any]] = [("inductor", "cuda")]
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..bundle import MANIFEST, Bundle, BundleFile
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
+from ..models.load import LoadOptions
 from ..spec import ModelSpec, is_tower
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
@@ -26,31 +27,30 @@ def open_session(
     ref: str | os.PathLike,
     *,
     backend: str = "auto",
-    provider: str = "cpu",
     device: str | None = None,
     threads: int | None = None,
     spec: ModelSpec | None = None,
-    trust_remote_code: bool = False,
-    family: str | None = None,
-    labels: str | os.PathLike | None = None,
-    tokenizer: str | os.PathLike | None = None,
+    load: LoadOptions | None = None,
+    **changes: Any,
 ) -> BaseSession:
     """Open a model for running.
 
-    ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.info.note`
-        says why), a `.onnx` file, a `.engine` file, a `.pt2` package, or a checkpoint: `hf:org/name`, a folder with
-        config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
-    backend: one of BACKENDS; anything but "auto" must suit the reference.
-    provider, threads: for ONNX Runtime ("cpu", "cuda", "cuda:1"). device: for TensorRT, packages and PyTorch
-        ("cuda:0", "cpu"); None is the back end's own default.
-    spec: replaces the spec of an ONNX file.
-    trust_remote_code: run Python code that comes with a checkpoint.
-    family, labels, tokenizer: for checkpoints, see `load_source`.
-
     A model that takes a prompt comes as a `PromptedSession`, with the text encoder and the tokenizer that lie beside it.
 
+    Args:
+        ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.info.note`
+            says why), a `.onnx` file, a `.engine` file, a `.pt2` package, or a checkpoint: `hf:org/name`, a folder with
+            config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
+        backend: one of BACKENDS; anything but "auto" must suit the reference.
+        device: "cpu" or "cuda:N", never the CPU where a GPU is named; None: the backend's own default. With "cpu" the ONNX file
+            of a bundle runs, unless `backend` says otherwise.
+        threads: of ONNX Runtime on the CPU.
+        spec: replaces the spec of an ONNX file.
+        load: how a checkpoint is read.
+        changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
+
     Raises:
-        SessionError: nothing there, or a back end that cannot run it.
+        SessionError: nothing there, or a backend or device that cannot run it.
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
     """
     if backend not in BACKENDS:
@@ -59,25 +59,31 @@ def open_session(
     _check_backend(ref, kind, backend)
     if spec is not None and kind not in ("onnx", "bundle"):
         raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
-    for name, value in (("family", family), ("labels", labels), ("tokenizer", tokenizer)):
-        if value is not None and kind != "checkpoint":
+    load = replace(load or LoadOptions(), **changes)
+    if kind == "checkpoint":
+        return _open_checkpoint(ref, load, device)
+    for name in ("family", "labels", "tokenizer"):
+        if (value := getattr(load, name)) is not None:
             raise SpecError(
-                f"--{name} '{os.fspath(value)}' says how a checkpoint is read; '{os.fspath(ref)}' is "
+                f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
                 f"{'an' if kind in ('engine', 'onnx', 'inductor') else 'a'} {kind} and has its own; leave it out"
             )
-    if kind == "onnx":
-        onnx = OnnxSession(ref, spec, provider=provider, threads=threads)
-        _note_unused_gpu(onnx, device, provider)
-        return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
-    if kind == "engine":
-        engine = _open_engine(Path(ref), device)
-        encoder = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
-        encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
-        return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
+    if kind == "bundle":
+        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec)
     if kind == "inductor":
         return InductorSession(ref, device=device)
-    if kind == "bundle":
-        return _open_bundle(Bundle.open(Path(ref)), backend, provider, device, threads, spec)
+    if kind == "onnx":
+        onnx = OnnxSession(ref, spec, provider=device or CPU, threads=threads)
+        return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
+    if device == CPU:
+        raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
+    engine = _open_engine(Path(ref), device)
+    encoder = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
+    encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
+    return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
+
+
+def _open_checkpoint(ref: str | os.PathLike, load: LoadOptions, device: str | None) -> BaseSession:
     try:
         from ..models.load import load_source
         from .torch import open_torch
@@ -86,14 +92,8 @@ def open_session(
             raise
         raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
 
-    source = load_source(
-        os.fspath(ref),
-        trust_remote_code=trust_remote_code,
-        family=family,
-        labels=None if labels is None else os.fspath(labels),
-        tokenizer=None if tokenizer is None else os.fspath(tokenizer),
-    )
-    session = open_torch(source, device=device or "cpu")
+    source = load_source(os.fspath(ref), load)
+    session = open_torch(source, device=device or CPU)
     for note in source.notes:
         session.add_note(note)
     return session
@@ -147,14 +147,6 @@ def kind_of(ref: str | os.PathLike) -> str:
     )
 
 
-def _note_unused_gpu(onnx: OnnxSession, device: str | None, provider: str) -> None:
-    """Note a GPU that was requested and is not used."""
-    if device is not None and device.startswith("cuda") and provider == "cpu":
-        onnx.add_note(
-            f"--device {device} is for engines, packages and PyTorch; ONNX Runtime runs on the CPU (--provider {device})"
-        )
-
-
 def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     runs = {
         "onnx": ("onnxruntime",),
@@ -177,16 +169,15 @@ def _open_engine(path: Path, device: str | None) -> BaseSession:
 def _open_bundle(
     bundle: Bundle,
     backend: str,
-    provider: str,
     device: str | None,
     threads: int | None,
     spec: ModelSpec | None,
 ) -> BaseSession:
-    reasons = []
+    reasons: list[str] = []
     engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
     packages = bundle.of_kind("inductor") if backend in ("auto", "inductor") else []
-    # A spec or a provider is asked of ONNX Runtime, so it decides between the two.
-    if backend == "auto" and (spec is not None or provider != "cpu"):
+    # A spec is for ONNX Runtime, and so is the CPU unless a backend is named.
+    if backend == "auto" and (spec is not None or device == CPU):
         engines, packages = [], []
     for entry in engines:
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
@@ -196,10 +187,10 @@ def _open_bundle(
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
         else:
-            return _with_text_of(bundle, session, backend, provider, device, threads, entry)
+            return _with_text_of(bundle, session, backend, CPU, device, threads, entry)
     opened = _open_package(bundle, packages, device, reasons)
     if opened is not None:
-        return _with_text_of(bundle, opened, backend, provider, device, threads)
+        return _with_text_of(bundle, opened, backend, CPU, device, threads)
     if backend == "inductor":
         why = "; ".join(reasons) or "it holds none"
         raise EngineError(
@@ -213,12 +204,17 @@ def _open_bundle(
     if not models:
         why = f" ({'; '.join(reasons)})" if reasons else ""
         raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
-    onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
+    provider = device or CPU
+    try:
+        onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
+    except DetrtError as error:
+        if not reasons:
+            raise
+        raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {'; '.join(reasons)}; {error}") from None
     if reasons:
         onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
     elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
         onnx.add_note("running the ONNX file with ONNX Runtime: the bundle has no engine")
-    _note_unused_gpu(onnx, device, provider)
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
 
 
@@ -339,39 +335,6 @@ def _same_machine(encoder: BundleFile, detector: BundleFile | None) -> bool:
     if a is None or b is None:
         return False
     return a.target == b.target and a.compute_capabilities == b.compute_capabilities
-
-
-def open_on(
-    ref: str | os.PathLike, device: str, *, backend: str = "auto", threads: int | None = None, **options: Any
-) -> BaseSession:
-    """Open a model on one device; never on the CPU where a GPU was asked for.
-
-    device: "cpu" or "cuda:N". ONNX files get it as the provider of ONNX Runtime, engines and checkpoints as
-    their device; of a bundle the engine that suits the GPU, else its ONNX file. threads, options: see `open_session`.
-
-    Raises:
-        SessionError: the model cannot run there; the message says why. DetrtError: as `open_session`.
-    """
-    kind = kind_of(ref)
-    if device == CPU:
-        if kind == "engine":
-            raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
-        if kind == "bundle":
-            return open_session(ref, backend="onnxruntime" if backend == "auto" else backend, threads=threads, **options)
-        return open_session(ref, backend=backend, device=CPU if kind == "checkpoint" else None, threads=threads, **options)
-    if kind in ("checkpoint", "engine"):
-        return open_session(ref, backend=backend, device=device, threads=threads, **options)
-    if kind == "onnx" or backend == "onnxruntime":
-        return open_session(ref, backend=backend, provider=device, threads=threads, **options)
-    session = open_session(ref, backend=backend, device=device, threads=threads, **options)
-    if session.info.device != CPU:
-        return session
-    why = session.info.note
-    session.close()
-    try:
-        return open_session(ref, backend="onnxruntime", provider=device, threads=threads, **options)
-    except DetrtError as error:
-        raise SessionError(f"'{os.fspath(ref)}' cannot run on {device}: {why}; {error}") from None
 
 
 def emulate_low_precision(session: BaseSession) -> BaseSession:

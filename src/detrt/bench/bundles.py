@@ -27,12 +27,10 @@ class RunTarget:
     """A backend and its device, as `open_session` takes them."""
 
     backend: str
-    provider: str = "cpu"
     device: str | None = None
 
     def __str__(self) -> str:
-        device = self.provider if self.backend == "onnxruntime" else self.device
-        return f"{self.backend}-{device}" if device else self.backend
+        return f"{self.backend}-{self.device}" if self.device else self.backend
 
 
 def measure_bundles(refs: Sequence[str], meter: Meter, progress: StageProgress) -> None:
@@ -86,7 +84,7 @@ def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
     targets: list[RunTarget] = []
     for backend in wanted:
         if backend == "onnxruntime":
-            targets += [RunTarget(backend, provider=provider) for provider in config.providers or _providers()]
+            targets += [RunTarget(backend, device=provider) for provider in config.providers or _providers()]
         elif backend == "tensorrt":
             gpus = [device for device in config.devices if device.startswith("cuda")]
             targets += [RunTarget(backend, device=gpu) for gpu in gpus] if config.devices else [RunTarget(backend)]
@@ -115,7 +113,7 @@ def _measure_target(ref: str, target: RunTarget, meter: Meter, say: Callable[[st
     """All that is measured of one model with one backend."""
     config, gpu_before, start = meter.config, gpu_memory_mib(), time.perf_counter()
     try:
-        opened = open_session(ref, backend=target.backend, threads=config.threads, provider=target.provider, device=target.device)
+        opened = open_session(ref, backend=target.backend, threads=config.threads, device=target.device)
     except (EngineError, MissingPackageError, SessionError) as error:
         meter.skip(ref, str(target), error)
         return

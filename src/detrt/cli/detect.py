@@ -248,11 +248,9 @@ def _open_detector(model: str, run: RunOptions, session: dict[str, Any], argumen
 
 def open_model(model: str, run: RunOptions, **session: Any) -> Any:
     """The session of a model on the one device of `run`, or on the backend's own."""
-    from ..backends.open import open_on, open_session
+    from ..backends.open import open_session
 
-    device = run.one_device()
-    options = {"backend": run.backend, **session}
-    return open_session(model, **options) if device is None else open_on(model, device, **options)
+    return open_session(model, **{"backend": run.backend, "device": run.one_device(), **session})
 
 
 def _writers(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..backends.base import Backend, Session
-from ..backends.open import emulate_low_precision, kind_of, open_on, open_session
+from ..backends.open import emulate_low_precision, kind_of, open_session
 from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
 from ..errors import DetrtError, PromptError, SessionError
@@ -86,7 +86,7 @@ def open_side(
     if isinstance(model, Session):
         return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
-        session = emulate_low_precision(_open(model, **(opening or {})))
+        session = emulate_low_precision(open_session(model, **(opening or {})))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch
@@ -103,10 +103,6 @@ def open_side(
     contract = same_contract(source.spec, like) if like else None
     session = open_torch(source, spec=contract, device=chosen.get("device") or "cpu")
     return Side(session, source.provenance.source, source=source, owned=True)
-
-
-def _open(model: str | Path, *, backend: str = "auto", device: str | None = None) -> Session:
-    return open_session(model, backend=backend) if device is None else open_on(model, device, backend=backend)
 
 
 def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "") -> None:

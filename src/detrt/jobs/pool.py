@@ -60,7 +60,7 @@ class _DeviceWorker(Worker):
 class DevicePool:
     """Detectors on several devices of this machine, each in a process of its own that also decodes its images.
 
-    ref: as for `open_session`. devices: see `parse_devices`. session: further arguments of `devices.open_on`;
+    ref: as for `open_session`. devices: see `parse_devices`. session: further arguments of `open_session`;
     detector: of `Detector`. categories: of a COCO file, which a model that takes a prompt is asked for.
     copies: arguments of `AnnotatedCopies`, which the workers then save. every: take every n-th frame of a video.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.open import open_on
+from ..backends.open import open_session
 from ..backends.worker_process import Channel, ParentGone, receive_ahead, work_for_parent
 from ..data.images import Input
 from ..data.prefetch import Begun, Prefetcher
@@ -30,7 +30,7 @@ Answer = tuple[int, Record | str]
 class Opening:
     """The first message to a worker: the model, its device, and what to do with the images.
 
-    threads: of the model on a CPU, and of the decoder. session: arguments of `open_on`; detector: of `Detector`; copies: of
+    threads: of the model on a CPU, and of the decoder. session: arguments of `open_session`; detector: of `Detector`; copies: of
     `AnnotatedCopies`.
     """
 
@@ -50,7 +50,7 @@ def detect_for_parent(channel: Channel, opening: Opening) -> None:
     Raises:
         ParentGone: the parent has ended. DetrtError: what opening the model or running it raises.
     """
-    session = open_on(opening.ref, opening.device, **opening.session)
+    session = open_session(opening.ref, device=opening.device, **opening.session)
     with contextlib.ExitStack() as stack:
         if opening.categories is not None:
             from ..evaluation.coco import bind_categories

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..backends.base import Outputs
-from ..backends.open import open_on
+from ..backends.open import open_session
 from ..backends.worker_process import Channel, receive_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded
 from ..data.prefetch import Prefetcher
@@ -157,7 +157,7 @@ class Model:
 
     def __init__(self, served: ServedModel, setup: Setup) -> None:
         threads = setup.threads if setup.device == "cpu" else None
-        session = open_on(served.ref, setup.device, backend=setup.backend, threads=threads)
+        session = open_session(served.ref, device=setup.device, backend=setup.backend, threads=threads)
         try:
             limit = min(setup.max_batch, session.info.max_batch or setup.max_batch)
             resizers = 1 if setup.device == "cpu" else setup.threads

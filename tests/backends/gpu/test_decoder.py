@@ -194,7 +194,7 @@ def test_a_server_decodes_there(exported, monkeypatch):
 
     path, served = exported("detr").path, ServedModel("detr", "unused")
     setup = Setup((served,), "cuda:0", 1, "auto", None, 4, 10**6, "gpu")
-    monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: Decoding(path))
+    monkeypatch.setattr(runner, "open_session", lambda *args, **kwargs: Decoding(path))
     model = runner.Model(served, setup)
     model.warm_up()
     assert set(model.session.jpegs.groups) <= {1, 2, 4}
@@ -212,7 +212,7 @@ def test_a_server_decodes_there(exported, monkeypatch):
     sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refused)]
     assert sizes == [(48, 64), (40, 50), (40, 48)] and model.session.jpegs.groups == [3]
     assert answers[0].decode_ms > 0
-    monkeypatch.setattr(runner, "open_on", lambda *args, **kwargs: OnDevice(path))
+    monkeypatch.setattr(runner, "open_session", lambda *args, **kwargs: OnDevice(path))
     with pytest.raises(MissingPackageError, match=r"detrt\[decode\]"):
         runner.Model(served, setup)
     with pytest.raises(SessionError, match="--image-decoder must be cpu or gpu; got 'nvdec'"):

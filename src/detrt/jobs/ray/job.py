@@ -115,7 +115,7 @@ def run_job(
 ) -> ClusterResult:
     """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
 
-    names: see `image_refs`. session, detector: arguments of `open_on` and `Detector`. truth: gives image and
+    names: see `image_refs`. session, detector: arguments of `open_session` and `Detector`. truth: gives image and
     category ids. progress: called with (images done, all). Started again with the same arguments, it goes on where
     the last one ended.
 

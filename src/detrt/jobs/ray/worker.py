@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import files
-from ...backends.open import open_on
+from ...backends.open import open_session
 from ...data.images import load_image
 from ...data.prefetch import Load
 from ...data.raw_image import LoadedImage
@@ -77,7 +77,7 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What every worker of a run needs. session, detector: arguments of `open_on` and `Detector`."""
+    """What every worker of a run needs. session, detector: arguments of `open_session` and `Detector`."""
 
     model: str
     device: str
@@ -95,7 +95,7 @@ class ShardDetector:
         ref = job.model if shipment is None else str(shipment.unpack())
         self.job = job
         self.place = Place(job.output)
-        session = open_on(ref, job.device, **job.session)
+        session = open_session(ref, device=job.device, **job.session)
         self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
         self.detector.check_prompt()
 
