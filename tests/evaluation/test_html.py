@@ -89,9 +89,9 @@ def test_page_is_whole_escaped_and_self_contained(exported, scaled, images):
     assert module in text and "first divergence" in text
     for title in (
         "Verdict",
-        "Where the graphs part",
+        "First divergence",
         "Detections",
-        "Pictures",
+        "Images, the worst first",
         "Tensors and batch slots",
         "Precision map",
         "Environment",

@@ -109,11 +109,10 @@ def verify(
 
 
 def _show(done: VerifyReport) -> None:
-    from ..evaluation.html import figures
     from . import show
 
     title = f"{done.candidate} ({done.precision}) against {done.reference}, {len(done.images)} images"
-    lines = [(f.name, f.measured, f.allowed + ("" if f.judged else " (AP decides)")) for f in figures(done)]
+    lines = [(f.name, f.measured, f.allowed + ("" if f.decides else " (AP decides)")) for f in done.checks]
     show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
     for note in done.notes:
         print(f"note: {note}")

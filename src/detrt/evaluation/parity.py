@@ -1,8 +1,9 @@
-"""Does a candidate detect the same things as a reference? Facts, tensors, slots, detections, AP, verdict."""
+"""Parity: does a candidate detect the same things as a reference? Facts, tensors, slots, detections, AP, verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,19 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
-from ..spec import PIXEL_VALUES
+from ..spec import PIXEL_VALUES, ModelSpec
 from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
-from .matching import Gate, ImageMatch, gate_for, match, paired_scores
+from .matching import Gate, gate_for, match, paired_scores
 from .models import Side, ask, default_reference, open_side, precision_of, spec_differences, text_differences
-from .report import Picture, VerifyReport
+from .report import Example, VerifyReport
 from .tensors import can_force, decodes_alone, forced_rows
 
 if TYPE_CHECKING:
     from ..models.source import Source
 
+Pair = tuple[Detections, Detections]  # of the reference and the candidate in one image
 DIVERGENCE = ("auto", "always", "never")
 
 
@@ -55,93 +57,69 @@ def verify(
     opening: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyReport:
-    """Compare two models on images.
+    """Compare two models on images: facts, detections, tensors, batch slots, padding, AP.
 
-    reference, candidate: a bundle, ONNX file, engine or checkpoint reference, or an open session; the
-    reference may also be a Source, or None for the checkpoint that the bundle was made from. Sessions
-    that are passed in stay open.
-    gate: None: that of the candidate's precision (`compare.GATES`). gate_changes: fields that replace its.
-    ground_truth: COCO annotations of the images, for the AP of both. slots: run every slot of a batch.
-    batches: batches of that, instead of the profile's. divergence: search where the graphs part "auto"
-    (when something fails), "always" or "never". pictures: keep so many of the worst for the report.
-    labels: class names of a checkpoint whose bundle was built with names of its own; family: of a ckpt:FILE.
-    tokenizer: of a checkpoint that takes a prompt and has none.
-        For the checkpoint that a bundle was made from, both are by default those that the bundle records.
-    prompt, task: what models that take a prompt are asked for: a text, or a list of class names.
-    opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
+    Args:
+        reference: a bundle, ONNX file, engine or checkpoint reference, a Source, or an open session, which stays open; None:
+            the checkpoint that the bundle was made from.
+        candidate: as the reference, but no Source.
+        images: files or (height, width, 3) uint8 RGB arrays.
+        gate: None: that of the candidate's precision (`matching.GATES`).
+        gate_changes: fields that replace those of the gate.
+        batch_size: images that run together for the detections.
+        trust_remote_code: run code that comes with a checkpoint.
+        progress: called with (done, all) images.
+        ground_truth: COCO annotations of the images, for the AP of both.
+        slots: check batch invariance: every slot of a batch, and the padding.
+        batches: batch sizes of that check, instead of the profile's.
+        divergence: search the first diverging node: "auto" (when something fails), "always" or "never".
+        pictures: keep so many of the worst images for the HTML report.
+        labels: class names of a checkpoint whose bundle was built with names of its own.
+        family: of a ckpt:FILE.
+        tokenizer: of a checkpoint that takes a prompt and has none. For the checkpoint that a bundle was made from, these
+            three are by default those that the bundle records.
+        prompt, task: for models that take a prompt: a text, or a list of class names.
+        opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
+        say: called with the name of each step.
 
     Raises:
         PromptError: no prompt for a model that takes one, the reverse, or a bad prompt.
         SessionError: no images, or heads of different sizes. DetrtError: see the models' own loaders;
-            no reference. GateError is not raised: ask `report.passed` or call `require`.
+            no reference. GateError is not raised: look at `report.passed` or call `require`.
     """
     if not len(images):
         raise SessionError("verify needs at least one image; give --images DIR")
     if divergence not in DIVERGENCE:
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
     say = say or (lambda text: None)
-    sides: list[Side] = []
-    try:
-        own = family if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
-        cand = open_side(candidate, trust=trust_remote_code, family=own, opening=opening)
-        sides.append(cand)
-        ask(cand, prompt, task)
-        if reference is None:
-            if isinstance(candidate, Session):
-                raise SessionError("an open session does not say what it was made from; give a reference")
-            reference = default_reference(candidate)
-            family, labels = family or cand.options.get("family"), labels or cand.options.get("labels")
-            tokenizer = tokenizer or cand.options.get("tokenizer")
-        like = model_spec(cand.session)
-        ref = open_side(reference, trust=trust_remote_code, like=like, labels=labels, family=family, tokenizer=tokenizer)
-        sides.append(ref)
-        ask(ref, prompt, task)
-        facts = spec_differences(ref.session.spec, cand.session.spec) + text_differences(ref.session, cand.session)
-        precision = precision_of(cand)
-        gate = replace(gate or gate_for(precision), **(gate_changes or {}))
-        notes = [side.session.info.note for side in (ref, cand) if side.session.info.notes]
-        broken: list[str] = []
-        found = list(_detections(ref.session, cand.session, images, batch_size, progress, broken))
-        matches = tuple(match(a, b, gate) for a, b in found)
+    with ExitStack() as stack:
+        checkpoint = {"labels": labels, "family": family, "tokenizer": tokenizer}
+        ref, cand = _open_sides(reference, candidate, stack, checkpoint, trust_remote_code, opening, (prompt, task))
+        report = _begin(ref, cand, gate, gate_changes or {})
+        report, found = _with_detections(report, ref.session, cand.session, images, batch_size, progress)
         first = [load_image(image) for image in images[:batch_size]]
         say("comparing tensors")
-        rows = _tensor_rows(ref.session, cand.session, first, notes)
-        slot_checks, padding = (), ()
+        report = _with_tensors(report, ref.session, cand.session, first)
         if slots:
             say("running every slot of a batch")
-            slot_checks = tuple(slot_rows(cand.session, first, gate, shapes_to_run(cand.session, batches)))
-            padding = tuple(padding_rows(cand.session, first, gate))
-        names = tuple(_name(image, index) for index, image in enumerate(images))
-        ap = None
+            shapes = shapes_to_run(cand.session, batches)
+            report = replace(
+                report,
+                slots=tuple(slot_rows(cand.session, first, report.gate, shapes)),
+                padding=tuple(padding_rows(cand.session, first, report.gate)),
+            )
         if ground_truth is not None:
             say("average precision")
-            ap = _average_precision(Path(ground_truth), names, found, (ref.session.spec, cand.session.spec), notes)
-        report = VerifyReport(
-            ref.session.info.name,
-            cand.session.info.name,
-            gate,
-            matches,
-            tuple(rows),
-            tuple(notes),
-            precision,
-            tuple(facts),
-            slot_checks,
-            padding,
-            ap,
-            names=names,
-            broken=tuple(broken),
-            precision_map=_precision_map(cand) if pictures or divergence == "always" else {},
-            scores=tuple(pair for a, b in found for pair in paired_scores(a, b, gate)) if pictures else (),
-            pictures=_worst(images, names, found, matches, pictures),
-        )
+            report = _with_ap(report, Path(ground_truth), found, (ref.session.spec, cand.session.spec))
+        if pictures or divergence == "always":
+            report = replace(report, precision_map=_precision_map(cand))
+        if pictures:
+            report = _with_examples(report, images, found, pictures)
         if divergence == "always" or (divergence == "auto" and not report.passed):
             from .localize import with_divergence
 
             report = with_divergence(report, ref, cand, first, say)
         return report
-    finally:
-        for side in sides:
-            side.close()
 
 
 def require(report: VerifyReport) -> None:
@@ -155,18 +133,78 @@ def require(report: VerifyReport) -> None:
         )
 
 
-def _tensor_rows(ref: Session, cand: Session, images: list[NDArray], notes: list[str]) -> list[dict[str, Any]]:
+def _open_sides(
+    reference: Any,
+    candidate: Any,
+    stack: ExitStack,
+    checkpoint: dict[str, Any],
+    trust: bool,
+    opening: Mapping[str, Any] | None,
+    prompt: tuple[Any, str],
+) -> tuple[Side, Side]:
+    """(reference, candidate), opened and bound to the prompt; `stack` closes them.
+
+    checkpoint: labels, family and tokenizer of the reference; of a candidate that is a ckpt:FILE the family holds too.
+    """
+    family = checkpoint["family"] if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
+    cand = open_side(candidate, trust=trust, family=family, opening=opening)
+    stack.callback(cand.close)
+    ask(cand, *prompt)
+    if reference is None:
+        if isinstance(candidate, Session):
+            raise SessionError("an open session does not say what it was made from; give a reference")
+        reference = default_reference(candidate)
+        checkpoint = {name: value or cand.options.get(name) for name, value in checkpoint.items()}
+    ref = open_side(reference, trust=trust, like=model_spec(cand.session), **checkpoint)
+    stack.callback(ref.close)
+    ask(ref, *prompt)
+    return ref, cand
+
+
+def _begin(ref: Side, cand: Side, gate: Gate | None, changes: Mapping[str, float]) -> VerifyReport:
+    """The report before anything has run: backends, gate, facts and notes of both sides."""
+    facts = spec_differences(ref.session.spec, cand.session.spec) + text_differences(ref.session, cand.session)
+    precision = precision_of(cand)
+    notes = [side.session.info.note for side in (ref, cand) if side.session.info.notes]
+    return VerifyReport(
+        ref.session.info.name,
+        cand.session.info.name,
+        replace(gate or gate_for(precision), **changes),
+        (),
+        notes=tuple(notes),
+        precision=precision,
+        facts=tuple(facts),
+    )
+
+
+def _with_detections(
+    report: VerifyReport,
+    ref: Session,
+    cand: Session,
+    images: Sequence[ImageSource],
+    size: int,
+    progress: CountProgress | None,
+) -> tuple[VerifyReport, list[Pair]]:
+    broken: list[str] = []
+    found = list(_detections(ref, cand, images, size, progress, broken))
+    names = tuple(str(image) if isinstance(image, (str, Path)) else f"image {i}" for i, image in enumerate(images))
+    matches = tuple(match(a, b, report.gate) for a, b in found)
+    return replace(report, images=matches, names=names, broken=tuple(broken)), found
+
+
+def _with_tensors(report: VerifyReport, ref: Session, cand: Session, images: list[NDArray]) -> VerifyReport:
+    def without(why: str) -> VerifyReport:
+        return replace(report, notes=(*report.notes, f"no tensor level: {why}"))
+
     if decodes_alone(ref, cand):
-        notes.append("no tensor level: one side decodes in its graph, the plain model of a prompted checkpoint does not")
-        return []
+        return without("one side decodes in its graph, the plain model of a prompted checkpoint does not")
     if not can_force(ref, cand):
-        notes.append(f"no tensor level: the selections of {cand.info.name} and {ref.info.name} cannot be read and forced")
-        return []
+        return without(f"the selections of {cand.info.name} and {ref.info.name} cannot be read and forced")
     sizes: list[SizeHW | None] = [None]
     pixels = next(info.shape for info in cand.inputs if info.name == PIXEL_VALUES)
     if cand.spec.input.dynamic and not any(isinstance(side, int) for side in pixels[2:]):
         sizes.append(another_size(cand))
-    return list(forced_rows(ref, cand, images, sizes))
+    return replace(report, tensors=tuple(forced_rows(ref, cand, images, sizes)))
 
 
 def _detections(
@@ -176,7 +214,7 @@ def _detections(
     size: int,
     progress: CountProgress | None,
     broken: list[str],
-) -> Iterable[tuple[Detections, Detections]]:
+) -> Iterable[Pair]:
     """(reference's, candidate's) of each image; where the candidate fails, why goes into `broken`."""
     size, done = min(size, cand.info.max_batch or size), 0
     for start in range(0, len(images), size):
@@ -213,26 +251,21 @@ def _detect(session: Session, images: list[np.ndarray], floor: float) -> list[An
     return results
 
 
-def _name(image: ImageSource, index: int) -> str:
-    return str(image) if isinstance(image, (str, Path)) else f"image {index}"
-
-
-def _average_precision(
-    path: Path, names: Sequence[str], found: Sequence[tuple[Detections, Detections]], specs: tuple, notes: list[str]
-) -> dict[str, Any]:
+def _with_ap(report: VerifyReport, path: Path, found: Sequence[Pair], specs: tuple[ModelSpec, ModelSpec]) -> VerifyReport:
     from ..data.coco import load_coco
     from .coco import score_rows
 
-    data = load_coco(path)
-    chosen, ids = data.subset(names)
-    if left_out := len(names) - sum(i is not None for i in ids):
-        notes.append(f"{left_out} of {len(names)} images have no annotations in '{path}' and do not count for the AP")
-    result: dict[str, Any] = {"images": len(chosen.images)}
+    dataset = load_coco(path)
+    annotated, ids = dataset.subset(report.names)
+    notes = report.notes
+    if left_out := len(ids) - sum(i is not None for i in ids):
+        notes += (f"{left_out} of {len(ids)} images have no annotations in '{path}' and do not count for the AP",)
+    ap: dict[str, Any] = {"images": len(annotated.images)}
     for side, spec, key in zip(range(2), specs, ("reference", "candidate"), strict=True):
-        categories = data.category_ids(spec)
+        categories = dataset.category_ids(spec)
         rows = [row for i, pair in zip(ids, found, strict=True) if i is not None for row in pair[side].to_coco(i, categories)]
-        result[key] = dict(score_rows(chosen, rows)[0])
-    return result
+        ap[key] = dict(score_rows(annotated, rows)[0])
+    return replace(report, ap=ap, notes=notes)
 
 
 def _precision_map(side: Side) -> dict[str, dict[str, int]]:
@@ -244,12 +277,10 @@ def _precision_map(side: Side) -> dict[str, dict[str, int]]:
     return precision_map(view_of(side.graph))
 
 
-def _worst(
-    images: Sequence[ImageSource],
-    names: Sequence[str],
-    found: Sequence[tuple[Detections, Detections]],
-    matches: Sequence[ImageMatch],
-    count: int,
-) -> tuple[Picture, ...]:
+def _with_examples(report: VerifyReport, images: Sequence[ImageSource], found: Sequence[Pair], count: int) -> VerifyReport:
+    """The worst images, and the scores of all pairs, for the HTML report."""
+    matches = report.images
     order = sorted(range(len(images)), key=lambda i: (-(matches[i].missing + matches[i].extra), -matches[i].box_px))
-    return tuple(Picture(names[i], load_image(images[i]), *found[i], matches[i]) for i in order[:count])
+    examples = tuple(Example(report.names[i], load_image(images[i]), *found[i], matches[i]) for i in order[:count])
+    scores = tuple(pair for a, b in found for pair in paired_scores(a, b, report.gate))
+    return replace(report, examples=examples, scores=scores)

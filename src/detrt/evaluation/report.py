@@ -15,8 +15,8 @@ from .matching import Gate, ImageMatch
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """One picture and what both sides found in it, for the report. pairs: scores of both, 0 = no partner."""
+class Example:
+    """An image with the detections of both sides, for the HTML report."""
 
     name: str
     image: NDArray[np.uint8]
@@ -26,15 +26,36 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One line of a verdict. measured, allowed: as text; ok: inside the gate; decides: whether the verdict depends on it."""
+
+    name: str
+    measured: str
+    allowed: str = ""
+    ok: bool = True
+    decides: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """Result of `verify`.
 
-    tensors: one row a run and output: batch, height, width, output, relative error (selections forced);
-    empty where the candidate's selections cannot be read (engines). images: one ImageMatch an image.
-    facts: differences of the specs, in words. slots, padding: see `verify_slots`. ap: {"reference",
-    "candidate"} -> the twelve figures of COCO, with ground truth only. divergence: where the graphs part.
-    broken: why the candidate gave nothing for some images. precision_map: module path -> type -> nodes.
-    scores and pictures are for the report and not part of `to_dict`.
+    Attributes:
+        reference, candidate: what each side ran on, such as "torch-cpu".
+        gate: the tolerances of the comparison.
+        images: one ImageMatch per image.
+        tensors: one row per run and output: batch, height, width, output, relative error (selections forced); empty where the
+            candidate's selections cannot be read (engines).
+        precision: the candidate's.
+        facts: differences of the specs, in words.
+        slots, padding: rows of `batching.slot_rows` and `batching.padding_rows`.
+        ap: {"reference", "candidate"} -> the twelve COCO metrics, with ground truth only.
+        divergence: the first diverging node, where it was searched.
+        names: of the images.
+        broken: why the candidate gave nothing for some images.
+        precision_map: module path -> type -> nodes.
+        scores: (reference's, candidate's) of each pair of detections, 0 where there is no partner; not part of `to_dict`.
+        examples: the worst images; not part of `to_dict`.
     """
 
     reference: str
@@ -53,7 +74,7 @@ class VerifyReport:
     broken: tuple[str, ...] = ()
     precision_map: dict[str, dict[str, int]] = field(default_factory=dict)
     scores: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
-    pictures: tuple[Picture, ...] = field(default=(), repr=False, compare=False)
+    examples: tuple[Example, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def compared(self) -> int:
@@ -84,6 +105,41 @@ class VerifyReport:
             allowed = getattr(self.gate, name)
             if not worst <= allowed:
                 found.append(f"{name} differs by {worst:.3g}, allowed {allowed:g}")
+        return found
+
+    @property
+    def checks(self) -> list[Check]:
+        """What was measured and what is allowed, in the order of the levels."""
+        gate = self.gate
+        decides = not (gate.ap_decides and self.ap_loss is not None)
+        unmatched = f"{gate.unmatched:.0%} each" if gate.unmatched else "0 / 0"
+        matched = max(self.missing, self.extra) <= gate.unmatched * self.compared
+        found = [
+            Check("facts of the spec that differ", str(len(self.facts)), "0", not self.facts),
+            Check("detections compared", str(self.compared), "at least 1", self.compared > 0),
+            Check("missing / extra", f"{self.missing} / {self.extra}", unmatched, matched, decides),
+        ]
+        for name, worst, allowed, shown, unit in (
+            ("largest box difference", self.worst_box_px, gate.box_px, f"{self.worst_box_px:.4f} px", " px"),
+            ("largest score difference", self.worst_score, gate.score, f"{self.worst_score:.2e}", ""),
+            ("largest tensor difference", self.worst_tensor, gate.tensor, f"{self.worst_tensor:.2e}", ""),
+        ):
+            if "tensor" not in name or self.tensors:
+                found.append(Check(name, shown, f"{allowed:g}{unit}", worst <= allowed, decides))
+        if self.slots:
+            wrong = sum(not row["passed"] for row in self.slots)
+            shapes = len({(row["batch"], row["height"], row["width"]) for row in self.slots})
+            found.append(Check(f"wrong batch slots, {shapes} shapes", f"{wrong} of {len(self.slots)}", "0", not wrong))
+        if self.padding:
+            worst = max(row["error"] for row in self.padding)
+            same = all(row["passed"] for row in self.padding)
+            found.append(Check("effect of the padding's content", f"{worst:.2e}", f"{gate.tensor:g}", same))
+        if self.ap is not None:
+            both = (self.ap[side]["AP"] for side in ("reference", "candidate"))
+            shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in both)
+            lost = self.ap_loss
+            name = f"AP on {self.ap['images']} annotated images"
+            found.append(Check(name, shown, f"-{gate.ap:g}", lost is None or lost <= gate.ap))
         return found
 
     @property
