@@ -208,9 +208,9 @@ def _open_bundle(
     try:
         onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
     except DetrtError as error:
-        if not reasons:
+        if provider == CPU:
             raise
-        raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {'; '.join(reasons)}; {error}") from None
+        raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*reasons, str(error)])}") from None
     if reasons:
         onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
     elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
