@@ -201,3 +201,19 @@ def test_check_spec():
         check_spec("m", make_spec(mask=True, dtype="float32"), session.inputs, session.outputs)
     with pytest.raises(SpecError, match="height 8, its spec says 16"):
         check_spec("m", make_spec(mask=True, height=16), session.inputs, session.outputs)
+
+
+def test_the_threshold_is_an_argument_of_the_call():
+    detector = Detector(make_session(make_spec()), threshold=0.9)
+    images = [red(8, 12, 100)]
+    assert reds(detector(images, threshold=0.1)) == [100] and reds(detector(images)) == [None]
+    assert reds(detector.stream(images, threshold=0.0)) == [100]
+    assert reds(detector.submit(images, threshold=0.1).result()) == [100] and detector.threshold == 0.9
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        detector(images, threshold=2)
+
+
+def test_pending_detections_keep_their_threshold():
+    detector = Detector(make_session(make_spec()), threshold=0.1, batch_size=2)
+    low, high = detector.submit([red(8, 12, 100)]), detector.submit([red(8, 12, 100), red(8, 12, 250)], threshold=0.8)
+    assert reds(high.result()) == [None, 250] and reds(low.result()) == [100]
