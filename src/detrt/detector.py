@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from .data.images import ImageSource
 from .data.postprocess import check_threshold
 from .data.prefetch import Prefetcher
 from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, preprocess, size_words
-from .data.raw_image import LoadedImage, as_array
+from .data.raw_image import LoadedImage
 from .detections import Detections
 from .errors import PromptError, SessionError, SpecError
 from .models.load import LoadOptions
@@ -33,18 +34,17 @@ MAX_DECODERS, MAX_READERS = 8, 4  # threads that decode files for a GPU, and tha
 AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 
 
+@dataclass(frozen=True)
 class PendingDetections:
-    """Detections of images that were submitted; a GPU may still work on them."""
+    """Detections of images that were submitted; a GPU may still work on them.
 
-    def __init__(
-        self,
-        batches: Sequence[tuple[BatchPlan, Session, Outputs | PendingOutputs]],
-        threshold: float,
-        class_ids: Collection[int] | None,
-        max_detections: int | None,
-    ) -> None:
-        self._batches = batches
-        self._rules: dict[str, Any] = {"threshold": threshold, "class_ids": class_ids, "max_detections": max_detections}
+    batches: of the images, each with its session and the outputs of that. The others: see `Detector`.
+    """
+
+    batches: Sequence[tuple[BatchPlan, Session, Outputs | PendingOutputs]]
+    threshold: float
+    class_ids: Collection[int] | None
+    max_detections: int | None
 
     def result(self) -> list[Detections]:
         """Wait, and post-process: one for each image, in order.
@@ -53,9 +53,15 @@ class PendingDetections:
             SessionError: the model failed, or its outputs cannot be read.
         """
         results: dict[int, Detections] = {}
-        for plan, session, outputs in self._batches:
+        for plan, session, outputs in self.batches:
             arrays = outputs if isinstance(outputs, dict) else outputs.outputs()
-            found = session.postprocess(arrays, plan.originals_hw, **self._rules)
+            found = session.postprocess(
+                arrays,
+                plan.originals_hw,
+                threshold=self.threshold,
+                class_ids=self.class_ids,
+                max_detections=self.max_detections,
+            )
             results.update(zip(plan.indices[: plan.count], found, strict=False))
         return [results[index] for index in range(len(results))]
 
@@ -212,7 +218,7 @@ class Detector:
         them."""
         if isinstance(prompts, (str, Prompt)):
             raise PromptError(f"give a list of prompts, one for each image; got one, {prompts!r}")
-        if prompts is not None and not self.session.info.text and not self.session.info.prompts:
+        if prompts is not None and not self.session.info.text and not self.session.prompts:
             raise PromptError(NO_PROMPT)
         if prompts is None:
             self.check_prompt()
@@ -271,24 +277,22 @@ class Detector:
             split=None if prompts is None else lambda group: self._split(group, prompts),
             fill=self.session.info.fixed_batch,
         )
-        begun = []
+        begun: list[tuple[BatchPlan, Session, Outputs | PendingOutputs]] = []
         for plan in plans:
+            batch = [images[index] for index in plan.indices]
+            if self._runner is not None and prompts is None:
+                begun.append((plan, self.session, self._runner.submit(batch, plan)))
+                continue
             session = self.session
             if prompts is not None:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
-            begun.append((plan, session, self._begin(images, plan, session)))
+            feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
+            begun.append((plan, session, session.run(feeds)))
         return PendingDetections(begun, threshold, self.class_ids, self.max_detections)
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
         return [[group[i] for i in part] for part in parts]
-
-    def _begin(self, images: Sequence[LoadedImage], plan: BatchPlan, session: Session) -> Outputs | PendingOutputs:
-        if self._runner is not None and session is self.session:
-            return self._runner.submit([images[index] for index in plan.indices], plan)
-        arrays = [as_array(images[index]) for index in plan.indices[: plan.count]]
-        arrays += arrays[-1:] * (len(plan.indices) - plan.count)
-        return session.run(preprocess(arrays, session.spec, plan=plan, pool=self._resizers).feeds)
 
     def close(self) -> None:
         """Release the model and the threads."""

@@ -244,4 +244,4 @@ def test_bad_inputs(inputs, words, tree):
 def test_loading_is_lazy(tree):
     source = expand_inputs([tree / "img2.jpg"])[0]
     with pytest.raises(ImageError, match=r"img2.jpg' is empty"):
-        source.load()
+        load_image(source.path)

@@ -26,8 +26,9 @@ def problems(tree: ast.AST) -> list[str]:
                     found.append(f"{node.lineno}: {ast.unparse(node)}")
             if node.func.id in ("getattr", "hasattr") and "session" in words[0].lower() and words[1].strip("'") in FACTS:
                 found.append(f"{node.lineno}: {ast.unparse(node)}")
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith"):
-            if is_name(node.func.value):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            method, owner = node.func.attr, node.func.value
+            if method in ("startswith", "endswith") and is_name(owner):
                 found.append(f"{node.lineno}: {ast.unparse(node)}")
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]

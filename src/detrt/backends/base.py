@@ -79,7 +79,6 @@ class SessionInfo:
         facts: what the sidecar of an engine or of a package says; `facts_by_size`: of each of `sizes`.
         gpu_name, compute_capability: of the GPU of an engine; compute_capability e.g. 89.
         text: of a model that takes a prompt and has none bound; None: fixed classes.
-        prompts: those that are bound: one for all images, or one for each image of a batch.
         notes: why this session and not another, and what it cannot do here; for people.
     """
 
@@ -98,7 +97,6 @@ class SessionInfo:
     gpu_name: str = ""
     compute_capability: int | None = None
     text: TextSpec | None = None
-    prompts: tuple[EncodedPrompt, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -146,9 +144,14 @@ class ImageRunner(Protocol):
 
 @runtime_checkable
 class Session(Protocol):
-    """Runs one model. The arrays that `run` returns belong to the caller."""
+    """Runs one model. The arrays that `run` returns belong to the caller.
+
+    Attributes:
+        prompts: those that are bound: one for all images, or one for each image of a batch; () for none.
+    """
 
     spec: ModelSpec
+    prompts: tuple[EncodedPrompt, ...]
 
     @property
     def info(self) -> SessionInfo: ...
@@ -186,6 +189,7 @@ class BaseSession:
     """What the sessions of all back ends share; `_info` is set by each."""
 
     spec: ModelSpec
+    prompts: tuple[EncodedPrompt, ...] = ()
     _info: SessionInfo
 
     @property

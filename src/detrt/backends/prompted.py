@@ -367,8 +367,8 @@ class BoundSession(BaseSession):
             inputs=tuple(info for info in model.inputs if info.name not in texts),
             outputs=_bound_outputs(model.outputs, self.spec),
             text=None,
-            prompts=tuple(prompts),
         )
+        self.prompts = tuple(prompts)
         if unknown := list(dict.fromkeys(name for one in prompts for name in one.unknown)):
             shown = ", ".join(repr(name) for name in unknown[:5]) + (" ..." if len(unknown) > 5 else "")
             self.add_note(f"the tokenizer of this model knows no part of {shown}; it cannot tell such phrases apart")
@@ -380,7 +380,7 @@ class BoundSession(BaseSession):
     @property
     def chunks(self) -> int:
         """Runs of the detector for one batch."""
-        return len(self.info.prompts[0].chunks)
+        return len(self.prompts[0].chunks)
 
     def with_text(self, feeds: Feeds, chunk: int = 0) -> Feeds:
         """Feeds of the model itself: images and text. chunk: of a list that runs in chunks."""
@@ -433,14 +433,12 @@ class BoundSession(BaseSession):
         return _with_spans(prompt, replace(detections, labels=tuple(names[int(i)] for i in detections.class_ids)))
 
     def _prompt_of(self, index: int) -> EncodedPrompt:
-        prompts = self.info.prompts
+        prompts = self.prompts
         return prompts[index if len(prompts) > 1 else 0]
 
     def _chunks_of(self, count: int, chunk: int) -> list[Chunk]:
-        if len(self.info.prompts) not in (1, count):
-            raise SessionError(
-                f"there are {len(self.info.prompts)} prompts for a batch of {count} images; give one for each image"
-            )
+        if len(self.prompts) not in (1, count):
+            raise SessionError(f"there are {len(self.prompts)} prompts for a batch of {count} images; give one for each image")
         return [self._prompt_of(image).chunks[chunk] for image in range(count)]
 
     def _merged_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:

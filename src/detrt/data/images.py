@@ -16,7 +16,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import ImageError
-from .raw_image import EncodedImage, LoadedImage
+from .raw_image import EncodedImage
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
 MAX_PIXELS = 178_956_970
@@ -52,14 +52,6 @@ class Input:
 
     path: Path
     kind: str = "image"
-
-    def load(self, load: Callable[[ImageSource], LoadedImage] | None = None) -> LoadedImage:
-        """Read the image. load: what reads a path or bytes; None: `load_image`.
-
-        Raises:
-            ImageError: as `load_image`.
-        """
-        return (load or load_image)(self.path)
 
 
 def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:

@@ -24,15 +24,13 @@ GPU_BATCH, GPU_BATCH_PIXELS = 16, 64_000_000
 
 
 class Source(Protocol):
-    """An input: an image that `load` reads, or a video. path: its name."""
+    """An input: an image at a path, or a video. kind: "image" or "video"."""
 
     @property
     def path(self) -> Any: ...
 
     @property
     def kind(self) -> str: ...
-
-    def load(self, load: Load | None = None) -> LoadedImage: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Prefetcher:
 
     def begin(self, source: Source) -> Begun:
         """Begin to decode an image file."""
-        return Begun(source, self._pool.submit(source.load, self._load))
+        return Begun(source, self._pool.submit(self._load, source.path))
 
     def load_batch(self, images: Sequence[Any]) -> list[LoadedImage]:
         """Images of a batch, side by side, and on a GPU together.
@@ -111,11 +109,12 @@ class Prefetcher:
         steps: list[_ReadAhead[Any]] = []
         try:
             steps.append(_ReadAhead("detrt-read", max(1, ahead), self._submitted(inputs, every, planar)))
-            read: Iterator[Item] = map(_finished, steps[0])
-            if self._decoder is not None:
-                steps.append(_ReadAhead("detrt-gpu-decode", GPU_BATCH, _in_groups(read, steps[0], self._decoder)))
-                read = iter(steps[1])
-            yield from read
+            if self._decoder is None:
+                for read in steps[0]:
+                    yield read if isinstance(read, Item) else _finished(*read)
+            else:
+                steps.append(_ReadAhead("detrt-gpu-decode", GPU_BATCH, _in_groups(steps[0], self._decoder)))
+                yield from steps[1]
         finally:
             for step in steps:
                 step.stop()
@@ -127,7 +126,7 @@ class Prefetcher:
             if isinstance(source, Begun):
                 yield source.input, source.image
             elif source.kind != "video":
-                yield source, self._pool.submit(source.load, self._load)
+                yield source, self._pool.submit(self._load, source.path)
             else:
                 try:
                     for frame in raw_frames(source.path, every=every, planar=planar, gpu=self._decoder):
@@ -204,10 +203,7 @@ class _ReadAhead(Generic[T]):
         self._thread.join()
 
 
-def _finished(read: Item | tuple[Source, Future[Any]]) -> Item:
-    if isinstance(read, Item):
-        return read
-    source, future = read
+def _finished(source: Source, future: Future[Any]) -> Item:
     try:
         image = future.result()
     except ImageError as error:
@@ -219,11 +215,12 @@ def _frame_item(source: Source, frame: Frame) -> Item:
     return Item(source, frame.image, frame.index, frame.time_s)
 
 
-def _in_groups(items: Iterator[Item], step: _ReadAhead[Any], decoder: GpuDecoder) -> Iterator[Item]:
+def _in_groups(step: _ReadAhead[Any], decoder: GpuDecoder) -> Iterator[Item]:
     """Items whose files a GPU decoded in groups: as many as have been read, so that nothing waits for a group to fill."""
     group: list[Item] = []
     pixels = 0
-    for item in items:
+    for read in step:
+        item = read if isinstance(read, Item) else _finished(*read)
         size = 0 if isinstance(item.image, ImageError) else item.image.shape[0] * item.image.shape[1]
         if group and pixels + size > GPU_BATCH_PIXELS:
             yield from _decoded(group, decoder)

@@ -31,6 +31,7 @@ from PIL import Image
 
 from ..errors import ImageError, SpecError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, RESAMPLES, TARGET_SIZES, InputSpec, ModelSpec
+from .raw_image import LoadedImage, RawImage
 
 SizeHW = tuple[int, int]
 
@@ -68,14 +69,14 @@ class PreparedBatch:
 
 
 def preprocess(
-    images: Sequence[NDArray[np.uint8]],
+    images: Sequence[LoadedImage],
     spec: ModelSpec,
     *,
     size_hw: SizeHW | None = None,
     pool: Executor | None = None,
     plan: BatchPlan | None = None,
 ) -> PreparedBatch:
-    """Resize, normalise and pad a batch of (H, W, 3) uint8 RGB images.
+    """Resize, normalise and pad a batch of images, (H, W, 3) uint8 RGB or raw.
 
     Args:
         size_hw: another input size than the spec's, for models with symbolic height and width. A model that resizes by its
@@ -89,10 +90,11 @@ def preprocess(
             batch of a model without a mask (see `group_by_size`).
     """
     given = spec.input
-    for index, image in enumerate(images):
-        _check_image(index, image)
+    count = len(images) if plan is None else plan.count
+    arrays = [_checked_array(index, image) for index, image in enumerate(images[:count])]
     if plan is None:
-        plan = plan_batch([(int(image.shape[0]), int(image.shape[1])) for image in images], given, size_hw)
+        plan = plan_batch([(array.shape[0], array.shape[1]) for array in arrays], given, size_hw)
+    arrays += arrays[-1:] * (len(images) - count)
     (height, width), resized = plan.tensor_hw, plan.resized_hw
 
     batch = np.zeros((len(images), 3, height, width), given.dtype)
@@ -101,7 +103,7 @@ def preprocess(
         pixels = resize(image, size, given.resample).transpose(2, 0, 1)
         slot[:, : size[0], : size[1]] = pixels if given.normalize_in_graph else normalize(pixels, given)
 
-    list((map if pool is None else pool.map)(fill, batch, images, resized))
+    list((map if pool is None else pool.map)(fill, batch, arrays, resized))
 
     feeds: dict[str, NDArray] = {PIXEL_VALUES: batch}
     if given.mask:
@@ -297,7 +299,9 @@ def _canvas(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None)
     return height, width
 
 
-def _check_image(index: int, image: object) -> None:
+def _checked_array(index: int, image: object) -> NDArray[np.uint8]:
+    if isinstance(image, RawImage):
+        image = image.rgb()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
         raise ImageError(
@@ -306,3 +310,4 @@ def _check_image(index: int, image: object) -> None:
         )
     if 0 in image.shape:
         raise ImageError(f"image {index} of the batch has no pixels: shape {image.shape}")
+    return image

@@ -115,7 +115,7 @@ def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "")
         if prompt is None:
             raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with --prompt 'a cat. a dog.'")
         side.session = side.session.bind(prompt, task=task)
-    elif (prompt is not None or task) and not side.session.info.prompts:
+    elif (prompt is not None or task) and not side.session.prompts:
         raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave --prompt out")
 
 
@@ -181,7 +181,7 @@ def text_differences(reference: Session, candidate: Session) -> list[str]:
         for name in ("kind", "max_tokens", "pad_id", "separators")
         if getattr(a, name) != getattr(b, name)
     ]
-    if a.kind == b.kind and not same_tokens(reference.info.prompts, candidate.info.prompts):
+    if a.kind == b.kind and not same_tokens(reference.prompts, candidate.prompts):
         found.append("the tokenizers differ: they give other tokens for this prompt")
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..data.draw import draw_detections
 from ..data.images import Input
+from ..data.raw_image import as_array
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
 from ..files import writing
@@ -52,7 +53,8 @@ class AnnotatedCopies:
 
     def save(self, found: Found) -> None:
         """Draw and save one image, or the next frame of a video."""
-        picture = draw_detections(found.rgb(), found.record.detections, font=self.font)
+        assert found.image is not None  # it is not in another process
+        picture = draw_detections(as_array(found.image), found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:

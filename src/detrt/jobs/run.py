@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..data.images import Input
 from ..data.prefetch import Begun, Item, Prefetcher, Source
-from ..data.raw_image import LoadedImage, as_array
+from ..data.raw_image import LoadedImage
 from ..data.sinks import Record
 from ..detector import MAX_DECODERS, MAX_READERS, Detector, PendingDetections
 from ..errors import ImageError
@@ -31,11 +28,6 @@ class Found:
     record: Record
     image: LoadedImage | None
 
-    def rgb(self) -> NDArray[np.uint8]:
-        """(H, W, 3) uint8; converted now where the model took the image in another form."""
-        assert self.image is not None
-        return as_array(self.image)
-
 
 @dataclass(frozen=True, slots=True)
 class Bad:
@@ -46,37 +38,50 @@ class Bad:
 
 
 def detect_inputs(
-    detector: Detector, inputs: Iterable[Source], *, every: int = 1, threads: int | None = None
+    detector: Detector,
+    inputs: Iterable[Source | Begun],
+    *,
+    every: int = 1,
+    prefetcher: Prefetcher | None = None,
+    ahead: int | None = None,
 ) -> Iterator[Found | Bad]:
     """Detect in images and videos, in order, with images decoded ahead in threads.
 
     Args:
         detector: what detects.
-        inputs: images and videos.
+        inputs: images and videos; with a `prefetcher`, also images that it has begun.
         every: take every n-th frame of a video.
-        threads: that decode; None: one beside a model that runs on the CPU, several where a GPU would wait for them.
+        prefetcher: decodes; None: threads of its own, one beside a model that runs on the CPU, several where a GPU would wait.
+        ahead: images that wait for the detector at most.
 
     Raises:
         SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
     """
-    with Prefetcher(threads or decoding_threads(detector), decoder=detector.decoder) as prefetcher:
-        yield from detect_prefetched(detector, prefetcher, inputs, every=every, ahead=images_ahead(detector, threads))
-
-
-def detect_prefetched(
-    detector: Detector, prefetcher: Prefetcher, inputs: Iterable[Source | Begun], *, ahead: int, every: int = 1
-) -> Iterator[Found | Bad]:
-    """As `detect_inputs`, with a prefetcher that may have begun with some inputs."""
-    items = prefetcher.items(inputs, every=every, ahead=ahead, planar=detector.planar)
-    waiting: deque[tuple[list[Item], PendingDetections]] = deque()
-    with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator
-        while some := list(itertools.islice(items, detector.batch_size)):
-            images = [item.image for item in some if not isinstance(item.image, ImageError)]
-            waiting.append((some, detector.submit(images)))
-            if len(waiting) > detector.ahead:
-                yield from _results(*waiting.popleft())
-        for some, pending in waiting:
-            yield from _results(some, pending)
+    with contextlib.ExitStack() as stack:
+        threads = decoding_threads(detector)
+        if prefetcher is None:
+            prefetcher = stack.enter_context(Prefetcher(threads, decoder=detector.decoder))
+        if ahead is None:
+            ahead = 2 * detector.batch_size + (0 if detector.session.info.device == CPU else threads)
+        items = prefetcher.items(inputs, every=every, ahead=ahead, planar=detector.planar)
+        stack.callback(items.close)  # type: ignore[attr-defined]  # it is a generator
+        submitted: deque[tuple[list[Item], PendingDetections]] = deque()
+        while True:
+            if some := list(itertools.islice(items, detector.batch_size)):
+                images = [item.image for item in some if not isinstance(item.image, ImageError)]
+                submitted.append((some, detector.submit(images)))
+                if len(submitted) <= detector.ahead:
+                    continue
+            if not submitted:
+                return
+            done, pending = submitted.popleft()
+            detections = iter(pending.result())
+            for item in done:
+                if isinstance(item.image, ImageError):
+                    yield Bad(item.input, item.image)
+                else:
+                    record = Record(str(item.input.path), next(detections), item.frame, item.time_s)
+                    yield Found(item.input, record, item.image)
 
 
 def decoding_threads(detector: Detector) -> int:
@@ -85,22 +90,6 @@ def decoding_threads(detector: Detector) -> int:
         return 1
     most = MAX_DECODERS if detector.decoder is None else MAX_READERS
     return max(1, min(most, usable_cores() - 1))
-
-
-def images_ahead(detector: Detector, threads: int | None = None) -> int:
-    """Images that wait for a detector at most."""
-    on_cpu = detector.session.info.device == CPU
-    return 2 * detector.batch_size + (threads or (0 if on_cpu else decoding_threads(detector)))
-
-
-def _results(items: list[Item], pending: PendingDetections) -> Iterator[Found | Bad]:
-    detections = iter(pending.result())
-    for item in items:
-        if isinstance(item.image, ImageError):
-            yield Bad(item.input, item.image)
-        else:
-            record = Record(str(item.input.path), next(detections), item.frame, item.time_s)
-            yield Found(item.input, record, item.image)
 
 
 def outside_of(folder: Path | str, inputs: Sequence[Input], named: Sequence[str]) -> list[Input]:

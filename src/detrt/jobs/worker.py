@@ -20,7 +20,7 @@ from ..data.prefetch import Begun, Prefetcher
 from ..data.sinks import Record
 from ..detector import Detector
 from .annotate import AnnotatedCopies
-from .run import Bad, detect_prefetched, images_ahead
+from .run import Bad, detect_inputs
 
 # What is sent back for one image or frame: the index of its input, and its record or what was wrong with it.
 Answer = tuple[int, Record | str]
@@ -82,7 +82,7 @@ def _answers(
 ) -> Iterator[Answer]:
     """(index of the input, its record or error) for each image and frame, in order."""
     index_of = {id(one.input if isinstance(one, Begun) else one): index for index, one in enumerate(inputs)}
-    for item in detect_prefetched(detector, prefetcher, inputs, ahead=images_ahead(detector), every=every):
+    for item in detect_inputs(detector, inputs, prefetcher=prefetcher, every=every):
         if isinstance(item, Bad):
             yield index_of[id(item.input)], str(item.error)
             continue

@@ -296,7 +296,7 @@ class Model:
             raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
         # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
         bound = self.session.bind(task.prompt if isinstance(task.prompt, str) else list(task.prompt), task=task.task)
-        return None, bound.info.prompts[0].prompt
+        return None, bound.prompts[0].prompt
 
     def close(self) -> None:
         self.detector.close()

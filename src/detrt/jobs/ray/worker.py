@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 from ... import files
 from ...backends.open import open_session
 from ...data.images import load_image
-from ...data.prefetch import Load
+from ...data.prefetch import Load, Prefetcher
 from ...data.raw_image import LoadedImage
 from ...detections import Detections
 from ...detector import Detector
@@ -98,6 +99,9 @@ class ShardDetector:
         session = open_session(ref, device=job.device, **job.session)
         self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
         self.detector.check_prompt()
+        decoder = self.detector.decoder
+        load = functools.partial(read_image, load=load_image if decoder is None else decoder.open)
+        self._prefetcher = Prefetcher(job.decoders, decoder=decoder, load=load)
 
     def __call__(self, shard: Shard) -> ShardReport:
         """Detect in a shard and write its file. An image on which the model fails is noted like one that cannot be read.
@@ -122,8 +126,9 @@ class ShardDetector:
 
     def _answers(self, refs: Sequence[ImageRef]) -> Iterator[Detections | str]:
         """Detections, or why an image was not read, for each of `refs`."""
-        images = (_ShardImage(ref.image, ref.address) for ref in refs)
-        for item in detect_inputs(self.detector, images, threads=self.job.decoders):
+        images = (_ShardImage(ref.address) for ref in refs)
+        ahead = 2 * self.detector.batch_size + self.job.decoders
+        for item in detect_inputs(self.detector, images, prefetcher=self._prefetcher, ahead=ahead):
             yield str(item.error) if isinstance(item, Bad) else item.record.detections
 
     def _alone(self, ref: ImageRef) -> Detections | str:
@@ -133,19 +138,16 @@ class ShardDetector:
             return f"'{ref.image}': the model failed: {error}"
 
     def close(self) -> None:
+        self._prefetcher.close()
         self.detector.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _ShardImage:
-    """An image of a shard as an input of `detect_inputs`. path: its name; address: where it is read."""
+    """An image of a shard as an input of `detect_inputs`. path: a local path, or an address."""
 
     path: str
-    address: str
     kind: str = "image"
-
-    def load(self, load: Load | None = None) -> LoadedImage:
-        return read_image(self.address, load or load_image)
 
 
 def read_image(address: str, load: Load = load_image) -> LoadedImage:
