@@ -198,7 +198,7 @@ def test_compiled_without_a_break_and_for_another_size() -> None:
 
 PACKED = """
 import sys, torch
-from detrt.kernels import ms_deform_attn_fused
+from detrt.models.ops import ms_deform_attn_fused
 
 class Plain(torch.nn.Linear):
     pass

@@ -1,6 +1,6 @@
 """ONNX -> TensorRT engine, and running it. Nothing heavy is imported until a name is used.
 
-from detrt.engine import EngineConfig, build_engine, TensorRTSession
+from detrt import EngineConfig, TensorRTSession, build_engine
 """
 
 from __future__ import annotations
