@@ -20,15 +20,19 @@ template <class T> constexpr bool is_half = sizeof(T) == 2;
 
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
                                              __half) {
+#if __CUDA_ARCH__ >= 800 // older GPUs do not get here: see can()
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
                                              __nv_bfloat16) {
+#if __CUDA_ARCH__ >= 800 // older GPUs do not get here: see can()
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 
 __device__ __forceinline__ unsigned packed(float low, float high, __half) {
@@ -239,11 +243,18 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
+// m16n8k16 products came with compute capability 8.0.
+bool has_tensor_cores() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8;
+}
+
 bool can(const MsDeformAttn& call, Method method) {
   const bool half = call.value_type != FloatType::fp32;
   const bool whole_words = aligned(call.value, 16) && aligned(call.out, 16) && call.dim % (half ? 8 : 4) == 0;
   if (method == Method::tensor_cores)
-    return half && whole_words && call.dim >= 16 && call.dim <= 64;
+    return half && whole_words && call.dim >= 16 && call.dim <= 64 && has_tensor_cores();
   return method == Method::vectors ? whole_words : true;
 }
 

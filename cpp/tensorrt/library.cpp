@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <set>
+#include <sstream>
 
 #include <cuda_runtime_api.h>
 
@@ -14,6 +15,18 @@ namespace {
 
 constexpr std::size_t kept_lines = 200;
 
+// "10.13.3.9.post1" -> {10, 13, 3, 9}: the leading numbers.
+std::vector<int> version_numbers(const std::string& version) {
+  std::vector<int> numbers;
+  std::istringstream parts(version);
+  for (std::string part; std::getline(parts, part, '.');) {
+    if (part.empty() || part.size() > 6 || part.find_first_not_of("0123456789") != std::string::npos)
+      break;
+    numbers.push_back(std::stoi(part));
+  }
+  return numbers;
+}
+
 std::string joined(const std::vector<int>& numbers) {
   std::string text;
   for (const int number : numbers)
@@ -22,6 +35,12 @@ std::string joined(const std::vector<int>& numbers) {
 }
 
 } // namespace
+
+bool same_version(const std::string& a, const std::string& b) {
+  const std::vector<int> x = version_numbers(a), y = version_numbers(b);
+  const std::size_t length = std::min(x.size(), y.size());
+  return a == b || (length >= 3 && std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(length), y.begin()));
+}
 
 std::string library_version() {
   return std::to_string(getInferLibMajorVersion()) + "." + std::to_string(getInferLibMinorVersion()) + "." +
@@ -75,7 +94,7 @@ std::string refusal(const BundleFile& file, int device) {
     return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " +
            library_name;
   const std::string version = library_version();
-  if (facts.tensorrt_version != version)
+  if (!same_version(facts.tensorrt_version, version))
     return "'" + file.path + "' was built with " + library_name + " " + facts.tensorrt_version +
            " and runs only on it; this is " + version + ": install that version, or build the engine again";
   int count = 0;
@@ -121,10 +140,14 @@ void load_plugins(const std::vector<std::string>& paths) {
                   "there is no plugin library '" + path + "'; build one with cmake -S cpp/plugin, or check the path");
     if (loaded.count(place))
       continue;
-    if (getPluginRegistry()->loadLibrary(place.c_str()) == nullptr)
-      throw Error(ErrorKind::session,
-                  "the plugin library '" + path + "' was not loaded: " + Logger::instance().taken() +
-                      ". It must be built against the headers of " + library_name + " " + library_version());
+    if (getPluginRegistry()->loadLibrary(place.c_str()) == nullptr) {
+      const std::string reason = Logger::instance().taken();
+      // Another copy of the library, or the program around, may have registered its creators before.
+      if (reason.find("exists already") == std::string::npos)
+        throw Error(ErrorKind::session, "the plugin library '" + path + "' was not loaded: " + reason +
+                                            ". It must be built against the headers of " + library_name + " " +
+                                            library_version());
+    }
     loaded.insert(place);
   }
 }

@@ -68,6 +68,10 @@ void GrowingOutput::notifyShape(const char*, const nvinfer1::Dims& dims) noexcep
 
 TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
     : path_(file.path), device_(device_of(options.device).value_or(0)), use_graphs_(options.cuda_graph) {
+  if (DETRT_IS_RTX && options.cuda_graph)
+    throw Error(ErrorKind::usage,
+                "TensorRT-RTX compiles kernels while it runs, which a recorded CUDA graph would not see; leave --cuda-graph "
+                "out for this engine");
   if (options.contexts < 1 || options.contexts > 64)
     throw Error(ErrorKind::usage, "contexts must be from 1 to 64; got " + std::to_string(options.contexts));
   if (const std::string why = refusal(file, device_); !why.empty())

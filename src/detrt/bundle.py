@@ -44,6 +44,7 @@ class EngineFacts:
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
     layer_types: TensorRT type -> number of layer outputs. peak_memory_mib: of the builder process, MiB.
+    activation_bytes: GPU memory that one execution context needs beside the weights; 0 where TensorRT did not say.
     """
 
     target: str
@@ -59,6 +60,7 @@ class EngineFacts:
     outputs: tuple[Mapping[str, Any], ...] = ()
     layer_types: Mapping[str, int] = field(default_factory=dict)
     peak_memory_mib: int = 0
+    activation_bytes: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
@@ -86,7 +88,7 @@ _ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("target", "tensorrt_version", "precision", "onnx_sha256"), str),
     **dict.fromkeys(("profile", "options", "layer_types"), Mapping),
     **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
-    **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib"), (int, float)),
+    **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib", "activation_bytes"), (int, float)),
 }
 _PROVENANCE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("source", "checkpoint_sha256", "created"), str),

@@ -233,7 +233,7 @@ class _Builder:
         self.warnings.extend(built.warnings)
         self.entries.append(_entry(self._folder, name, kind, built.facts))
         title = kind.replace("-", " ")
-        self._done(f"{title} {config.label}", start, built.size, f"{built.facts.layers} layers, {built.facts.precision}")
+        self._done(f"{title} {config.label}", start, built.size, engine_verdict(built.facts))
         return built.facts
 
     def build_packages(self, model: str, packages: Sequence[InductorConfig], load: LoadOptions) -> None:

@@ -199,6 +199,10 @@ def test_plugins_are_loaded_once_and_refusals_are_told(tmp_path):
     trt.load_plugins([library, library])
     trt.load_plugins([library])
     assert Counter(trt.module.get_plugin_registry().loaded) == {str(library): 1}
+    copy = tmp_path / "elsewhere" / library.name  # its creators are registered already: as good as loaded
+    copy.parent.mkdir()
+    copy.write_bytes(library.read_bytes())
+    trt.load_plugins([copy])
     with pytest.raises(EngineError, match="text.so.*headers of this TensorRT"):
         trt.load_plugins([text])
     with pytest.raises(EngineError, match="there is no plugin library"):

@@ -110,6 +110,9 @@ class FakeCuda:
         self._graphs[handle] = work
         return handle
 
+    def clear_error(self) -> None:
+        self.calls["clear_error"] += 1
+
     def launch(self, graph: int, stream: int) -> None:
         self.calls["launch"] += 1
         for operation in self._graphs[graph]:

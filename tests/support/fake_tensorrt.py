@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +59,9 @@ def fake_trt(target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], 
     registry = PluginRegistry()
     module.get_plugin_registry = lambda: registry
     module.Runtime = type("Runtime", (Runtime,), {"_world": (cuda, function)})
-    return Trt(module, version, target)
+    trt = Trt(module, version, target)
+    registry.log = trt.logger.log
+    return trt
 
 
 DataType = Enum("DataType", [*NUMPY_DTYPES, "BF16", "FP8", "INT4", "FP4"])
@@ -84,11 +87,15 @@ class PluginRegistry:
 
     def __init__(self) -> None:
         self.loaded: list[str] = []
+        self.log = print  # a logger's log
 
     def load_library(self, plugin_path: str) -> object | None:
         with open(plugin_path, "rb") as file:
             if file.read(4) != b"\x7fELF":
                 return None
+        if any(Path(held).name == Path(plugin_path).name for held in self.loaded):
+            self.log(ILogger.Severity.ERROR, f"Cannot register the library as plugin creator of {plugin_path} exists already.")
+            return None
         self.loaded.append(plugin_path)
         return object()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.open import kind_of
-from ..bundle import Bundle, read_sidecar
+from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..models.load import LoadOptions
 from ..spec import ModelSpec
 
@@ -25,15 +25,7 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             path = bundle.path_of(entry)
             row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes": entry.size, "present": path.is_file()}
             if entry.engine is not None:
-                facts = entry.engine
-                row["engine"] = {
-                    "target": facts.target,
-                    "tensorrt": facts.tensorrt_version,
-                    "compute_capabilities": list(facts.compute_capabilities),
-                    "precision": facts.precision,
-                    "layers": facts.layers,
-                    "profile": {k: dict(v) for k, v in facts.profile.items()},
-                }
+                row["engine"] = engine_facts(entry.engine)
             entries.append(row)
         origin = bundle.provenance
         return {
@@ -52,12 +44,7 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
         return {
             "kind": kind,
             **spec_facts(spec),
-            "target": facts.target,
-            "tensorrt": facts.tensorrt_version,
-            "compute_capabilities": list(facts.compute_capabilities),
-            "precision": facts.precision,
-            "layers": facts.layers,
-            "profile": {k: dict(v) for k, v in facts.profile.items()},
+            **engine_facts(facts),
         }
     if kind == "onnx":
         from .. import graph
@@ -77,6 +64,19 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
     source = load_source(ref, load)
     notes = {"loading": list(source.notes)} if source.notes else {}
     return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters, **notes}
+
+
+def engine_facts(facts: EngineFacts) -> dict[str, Any]:
+    """What an engine was built for and what it needs, as JSON-ready values."""
+    return {
+        "target": facts.target,
+        "tensorrt": facts.tensorrt_version,
+        "compute_capabilities": list(facts.compute_capabilities),
+        "precision": facts.precision,
+        "layers": facts.layers,
+        "profile": {k: dict(v) for k, v in facts.profile.items()},
+        **({"activation_mib": round(facts.activation_bytes / 2**20, 1)} if facts.activation_bytes else {}),
+    }
 
 
 def spec_facts(spec: ModelSpec) -> dict[str, Any]:

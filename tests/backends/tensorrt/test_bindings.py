@@ -263,3 +263,14 @@ def test_real_cuda_without_a_gpu_is_an_error_message():
         pytest.skip("this machine has a GPU")
     with pytest.raises(EngineError, match="no CUDA device"):
         real.check_device(0)
+
+
+def test_an_old_driver_is_told_apart_from_no_gpu(monkeypatch):
+    from detrt.errors import EngineError
+
+    cuda = object.__new__(cuda_module.Cuda)
+    cuda._runtime = type("Runtime", (), {"cudaGetDeviceCount": staticmethod(lambda: (35, 0))})
+    with pytest.raises(EngineError, match=r"driver 580.*gpu-cu12"):
+        cuda.device_count()
+    cuda._runtime = type("Runtime", (), {"cudaGetDeviceCount": staticmethod(lambda: (100, 0))})
+    assert cuda.device_count() == 0

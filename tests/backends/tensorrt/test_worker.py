@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_graphs import EDGE, detector, left_over, rtx
 
 from detrt.backends.tensorrt import EngineConfig, build, build_engine
+from detrt.backends.tensorrt import worker as trt_worker
+from detrt.backends.tensorrt.diagnose import activation_bytes, large_activation
 from detrt.errors import EngineError, OutputError
 
 
@@ -130,3 +133,27 @@ def wait_for(condition, seconds: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)
+
+
+def test_layer_types_are_those_of_the_tensors():
+    """TensorRT 10 answers `ILayer.get_output_type` with FLOAT for every layer of a strongly typed network."""
+    types = [SimpleNamespace(dtype=SimpleNamespace(name=name)) for name in ("HALF", "HALF", "INT64")]
+    layer = SimpleNamespace(
+        num_outputs=3, get_output=types.__getitem__, get_output_type=lambda index: SimpleNamespace(name="FLOAT")
+    )
+    network = SimpleNamespace(num_layers=1, get_layer=lambda index: layer)
+    assert trt_worker._layer_types(network) == {"HALF": 2, "INT64": 1}
+
+
+def test_activation_memory_is_read_from_the_log_and_warned_about():
+    assert activation_bytes(["Total Activation Memory: 12 bytes", "Total Activation Memory: 9895936 bytes"]) == 9895936
+    assert activation_bytes(["Engine generation completed"]) == 0
+    told = large_activation(5 << 30, {"pixel_values": {"min": [1], "opt": [1], "max": [8, 3, 800, 1066]}})
+    assert "5.0 GiB" in told and "8x3x800x1066" in told and "--batch" in told
+
+
+@rtx
+def test_activation_memory_is_in_the_sidecar(tmp_path):
+    built = build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
+    assert built.facts.activation_bytes > 0
+    assert json.loads(built.sidecar.read_text())["engine"]["activation_bytes"] == built.facts.activation_bytes

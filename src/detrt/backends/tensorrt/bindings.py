@@ -7,6 +7,7 @@ library, and `Trt.capture` collects what one operation logs.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -131,7 +132,8 @@ class Trt:
             if (shipped := getattr(self.module, "init_libnvinfer_plugins", None)) is not None:
                 shipped(self.logger, "")
             for path in new:
-                if self.module.get_plugin_registry().load_library(path) is None:
+                if not self._load_library(path) and not any("exists already" in text for text in messages.errors):
+                    # "exists already": another copy of the library, or the program around, has registered its creators.
                     reason = "; ".join(messages.errors[:3]) or "TensorRT gave no reason"
                     raise EngineError(
                         f"TensorRT {self.version} did not load the plugin library '{path}': {reason}. It must be built against "
@@ -139,6 +141,14 @@ class Trt:
                     )
                 with self._lock:
                     self._plugins.add(path)
+
+    def _load_library(self, path: str) -> bool:
+        """Load one plugin library; before TensorRT 8.6 it registers its creators itself when the system opens it."""
+        registry = self.module.get_plugin_registry()
+        if hasattr(registry, "load_library"):
+            return registry.load_library(path) is not None
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        return True
 
     def set_compute_capabilities(self, builder_config: Any, sms: Sequence[int]) -> None:
         """Ask for one TensorRT-RTX engine that runs on all of `sms`.
@@ -232,6 +242,14 @@ def load_trt(target: str) -> Trt:
                 )
             _loaded[target] = Trt(module, version, target)
         return _loaded[target]
+
+
+def same_version(a: str, b: str) -> bool:
+    """Whether two version texts name one release, as far as both go: "10.3.0" of the Python package is the library's
+    "10.3.0.26", and "10.13.3.9.post1" is "10.13.3.9"."""
+    x, y = version_tuple(a), version_tuple(b)
+    length = min(len(x), len(y))
+    return length >= 3 and x[:length] == y[:length]
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ def build_engine(
         outputs=tuple(answer["outputs"]),
         layer_types=answer["layer_types"],
         peak_memory_mib=answer["peak_memory_mib"],
+        activation_bytes=answer.get("activation_bytes", 0),
     )
     try:
         sidecar = bundle.write_sidecar(output, spec, facts)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...errors import EngineError, MissingPackageError, SessionError
 
 # cudaError_t values that mean "there is nothing to run on": no driver, no device, driver not loaded.
-_NO_DEVICE = (3, 34, 35, 100, 101)
+_NO_DEVICE = (3, 34, 100, 101)
+_OLD_DRIVER = 35
 _OUT_OF_MEMORY = 2
 
 
@@ -32,8 +33,18 @@ class Cuda:
             raise MissingPackageError("cuda-python", "gpu", "running TensorRT engines") from None
 
     def device_count(self) -> int:
-        """Number of usable GPUs; 0 without a driver."""
+        """Number of usable GPUs; 0 without a driver.
+
+        Raises:
+            EngineError: the driver is too old for this CUDA.
+        """
         status, count = self._runtime.cudaGetDeviceCount()
+        if int(status) == _OLD_DRIVER:
+            raise EngineError(
+                "the NVIDIA driver is older than the CUDA of the installed cuda-python. For CUDA 13 install driver 580 or newer; for "
+                "an older driver: pip install 'detrt[gpu-cu12]', and 'detrt[trt-cu12]' for TensorRT. Or run the ONNX file: "
+                "--backend onnxruntime"
+            )
         return 0 if int(status) in _NO_DEVICE else int(self._checked("cudaGetDeviceCount", (status, count)))
 
     def check_device(self, device: int) -> None:
@@ -41,8 +52,7 @@ class Cuda:
         count = self.device_count()
         if count == 0:
             raise EngineError(
-                "no CUDA device: this machine has no NVIDIA GPU, or no driver that suits this CUDA "
-                "version; check with nvidia-smi. Without a GPU, run the ONNX file: --backend onnxruntime"
+                "no CUDA device: this machine has no NVIDIA GPU, or no driver for it; check with nvidia-smi. Without a GPU, run the ONNX file: --backend onnxruntime"
             )
         if not 0 <= device < count:
             raise EngineError(f"there is no CUDA device {device}; allowed: 0 to {count - 1}")
@@ -123,6 +133,10 @@ class Cuda:
             return self._checked("cudaGraphInstantiate", self._runtime.cudaGraphInstantiate(graph, 0))
         finally:
             self._checked("cudaGraphDestroy", self._runtime.cudaGraphDestroy(graph))
+
+    def clear_error(self) -> None:
+        """Forget the last error: a failed capture leaves one that the next kernel launch would report."""
+        self._runtime.cudaGetLastError()
 
     def launch(self, graph: Any, stream: int) -> None:
         self._checked("cudaGraphLaunch", self._runtime.cudaGraphLaunch(graph, stream))

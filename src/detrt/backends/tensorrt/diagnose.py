@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...graph.names import module_path
@@ -194,6 +194,21 @@ def ended(return_code: int, log_tail: str) -> str:
         cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"
     tail = [line.strip() for line in log_tail.splitlines() if line.strip()][-3:]
     return "\n".join([cause, *(f"  {_short(line)}" for line in tail)])
+
+
+def activation_bytes(logged: Sequence[str]) -> int:
+    """Scratch memory of one execution context, from the builder's log; 0 where it says nothing."""
+    found = re.findall(r"Total Activation Memory: (\d+)", "\n".join(logged))
+    return int(found[-1]) if found else 0
+
+
+def large_activation(nbytes: int, profile: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
+    """Warning for an engine that needs much scratch memory; names its largest shapes."""
+    largest = ", ".join(f"{name} {'x'.join(map(str, shapes['max']))}" for name, shapes in profile.items())
+    return (
+        f"each context of this engine needs {nbytes / 2**30:.1f} GiB of GPU memory for activations at {largest}; lower the max of "
+        "--batch, --height and --width where fewer or smaller images are enough"
+    )
 
 
 def alike_once(messages: Sequence[str]) -> list[str]:

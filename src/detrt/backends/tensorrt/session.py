@@ -20,7 +20,7 @@ from ...errors import EngineError, SessionError
 from ...spec import TensorInfo
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from . import diagnose as explain
-from .bindings import Trt, load_trt, version_tuple
+from .bindings import Trt, load_trt, same_version, version_tuple
 from .config import RTX_SMS, TARGETS
 from .cuda import Cuda, IoBuffer, nbytes_of
 from .profile import axis_names, check_shapes
@@ -46,7 +46,8 @@ class _Plan:
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     allocators: dict[str, Any] = field(default_factory=dict)
     graph: Any = None
-    runs: int = 0
+    no_graph: bool = False  # recording failed
+    runs: int = 0  # with the present shapes and addresses
 
 
 class TensorRTSession(BaseSession):
@@ -142,6 +143,7 @@ class TensorRTSession(BaseSession):
             self._closing.callback(buffer.free)
         if trt.is_rtx:
             self._shared = _Context(self._rtx_context(specialization))
+        self._records = self._shared is None and not self.graph_note
         self._open = True
 
     def _read_tensors(self) -> None:
@@ -276,6 +278,7 @@ class TensorRTSession(BaseSession):
             if info.name in plan.allocators:
                 native.set_output_allocator(info.name, plan.allocators[info.name])
         context.shapes, context.generation = shapes, self._generation
+        plan.runs = 0  # the next run initialises the context again, which must not be recorded
 
     def _reallocator(self, name: str) -> Any:
         def reallocate(nbytes: int) -> int:
@@ -306,7 +309,7 @@ class TensorRTSession(BaseSession):
             self._cuda.launch(plan.graph, self._stream)
             return
         # The first run of a context still sets it up, which must not be recorded.
-        if self._shared is None and not self.graph_note and not plan.allocators and plan.runs > 0:
+        if self._records and not plan.no_graph and not plan.allocators and plan.runs > 0:
             self._record(plan)
         if plan.graph is not None:
             self._cuda.launch(plan.graph, self._stream)
@@ -321,7 +324,7 @@ class TensorRTSession(BaseSession):
             raise SessionError(f"the engine '{self.path}' could not be run: {reason}")
 
     def _record(self, plan: _Plan) -> None:
-        """Record one run. An engine that cannot be recorded runs without graphs from then on."""
+        """Record one run. Shapes that cannot be recorded run without a graph from then on."""
         cuda, graph = self._cuda, None
         try:
             cuda.begin_capture(self._stream)
@@ -332,7 +335,10 @@ class TensorRTSession(BaseSession):
         except SessionError as error:
             if graph is not None:
                 cuda.destroy_graph(graph)
-            self.graph_note = f"this engine cannot be recorded as a CUDA graph: {error}"
+            cuda.clear_error()
+            plan.no_graph = True
+            shapes = ", ".join("x".join(map(str, shape)) for shape in plan.context.shapes or ())
+            self.graph_note = f"this engine cannot be recorded as a CUDA graph at {shapes}: {error}"
             return
         plan.graph = graph
 
@@ -410,7 +416,7 @@ def check_version(engine: Path, facts: EngineFacts, trt: Trt) -> None:
     Raises:
         EngineError: the versions do not suit each other.
     """
-    if facts.tensorrt_version == trt.version:
+    if facts.tensorrt_version == trt.version or same_version(facts.tensorrt_version, trt.version):
         return
     compatible = bool(facts.options.get("version_compatible"))
     if compatible and version_tuple(trt.version) >= version_tuple(facts.tensorrt_version):

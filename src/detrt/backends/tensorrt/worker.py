@@ -22,6 +22,9 @@ from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
 
+# Scratch memory of one context beyond which smaller GPUs cannot open the engine.
+LARGE_ACTIVATION = 4 << 30
+
 # TensorRT type -> name in the sidecar. Whole numbers and booleans say nothing about precision.
 _FLOATS = {
     "FLOAT": "fp32",
@@ -68,6 +71,9 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
     warnings = explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
+    activation_bytes = explain.activation_bytes(messages.of("INFO"))
+    if activation_bytes > LARGE_ACTIVATION:
+        warnings.append(explain.large_activation(activation_bytes, profile))
     return {
         "tensorrt_version": trt.version,
         "compute_capabilities": list(sms),
@@ -79,6 +85,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "outputs": [_described(tensor) for tensor in outputs],
         "build_seconds": round(time.monotonic() - started_s, 3),
         "peak_memory_mib": round(peak_memory_mib()),
+        "activation_bytes": activation_bytes,
         "size": size,
         "warnings": cache_note + warnings,
     }
@@ -189,7 +196,8 @@ def _layer_types(network: Any) -> dict[str, int]:
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         for position in range(layer.num_outputs):
-            counts[layer.get_output_type(position).name] += 1
+            # Not `layer.get_output_type`, which TensorRT 10 answers with FLOAT for every layer of a strongly typed network.
+            counts[layer.get_output(position).dtype.name] += 1
     return dict(counts.most_common())
 
 
