@@ -273,6 +273,12 @@ def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
         )
 
 
+def engine_verdict(facts: EngineFacts) -> str:
+    """An engine in a few words: layers, types, and the GPU memory of one context."""
+    memory = f", {facts.activation_bytes / 2**20:.0f} MiB activations" if facts.activation_bytes else ""
+    return f"{facts.layers} layers, {facts.precision}{memory}"
+
+
 def text_engine_name(engine: str) -> str:
     """The file of the text encoder's engine: `text.` for `model.` of the detector's."""
     return "text." + engine.removeprefix("model.")

@@ -48,8 +48,15 @@ def fake_engine_bytes(
     return _MAGIC + json.dumps(data).encode()
 
 
-def fake_trt(target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], version: str = "1.7.1.116") -> Trt:
+# What a fake library calls itself where a test does not say.
+VERSIONS = {"tensorrt-rtx": "1.7.1.116", "tensorrt": "10.13.3.9"}
+# Names that only TensorRT 8 has.
+OF_TENSORRT_8 = {"device_memory", "device_memory_size", "create_execution_context_without_device_memory"}
+
+
+def fake_trt(target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], version: str | None = None) -> Trt:
     """A Trt whose engines compute `function`; open engines with `fake_engine_bytes`."""
+    version = version or VERSIONS[target]
     module = SimpleNamespace(__version__=version, ILogger=ILogger, IOutputAllocator=IOutputAllocator)
     for enum in (DataType, TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy):
         setattr(module, enum.__name__, enum)
@@ -140,6 +147,14 @@ class ICudaEngine:
     def device_memory_size_v2(self) -> int:
         return 4096
 
+    @property
+    def device_memory_size(self) -> int:
+        return 4096
+
+    def create_execution_context_without_device_memory(self) -> IExecutionContext:
+        """Of TensorRT 8."""
+        return self.create_execution_context(ExecutionContextAllocationStrategy.USER_MANAGED)
+
     def get_tensor_name(self, index: int) -> str:
         return list(self._tensors)[index]
 
@@ -219,6 +234,11 @@ class IExecutionContext:
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         self._profile = profile_index
         return profile_index == 0
+
+    def _set_memory_of_8(self, memory: int) -> None:
+        self.set_device_memory(memory, self._engine.device_memory_size)
+
+    device_memory = property(fset=_set_memory_of_8)
 
     def set_device_memory(self, memory: int, size: int) -> None:
         self._engine._cuda.memory("device", memory, size)

@@ -38,13 +38,13 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         import onnxslim
     except ImportError:
         raise MissingPackageError("onnxslim", "export", "simplifying a graph") from None
-    aside = _set_aside(model)
+    aside = set_aside(model)
     noise = io.StringIO()
     try:
         folded = onnx.load_from_string(optimize(model.SerializeToString()))
         with contextlib.redirect_stdout(noise), _equal_by_name():
             slim = onnxslim.slim(folded, skip_fusion_patterns=_fusions())
-        _put_back(slim, aside)
+        put_back(slim, aside)
         fold_constants(slim)
         fold_affine(slim)
         merge_equal_tensors(slim)
@@ -84,7 +84,7 @@ def _equal_by_name() -> Iterator[None]:
         Variable.__eq__ = original  # type: ignore[method-assign]
 
 
-def _set_aside(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+def set_aside(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Turn large initializers into inputs, in place, and return them by name."""
     graph, aside = model.graph, {}
     kept = []
@@ -101,7 +101,7 @@ def _set_aside(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     return aside
 
 
-def _put_back(model: onnx.ModelProto, aside: dict[str, onnx.TensorProto]) -> None:
+def put_back(model: onnx.ModelProto, aside: dict[str, onnx.TensorProto]) -> None:
     graph = model.graph
     inputs = [value for value in graph.input if value.name not in aside]
     del graph.input[:]

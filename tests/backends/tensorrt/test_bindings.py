@@ -155,6 +155,7 @@ def test_every_module_attribute_exists(bindings):
 def test_the_fake_invents_nothing(bindings, cls):
     real = getattr(bindings, cls.__name__)
     names = [name for name in (*vars(cls), *getattr(cls, "__slots__", ())) if not name.startswith("_")]
+    names = [name for name in names if name not in fake.OF_TENSORRT_8]
     assert names
     for name in names:
         assert hasattr(real, name), f"the real {cls.__name__} has no {name}"

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
+from fake_tensorrt import VERSIONS, FakeCuda, fake_engine_bytes, fake_trt
 
 from detrt import bundle
 from detrt.backends.base import Session
@@ -54,12 +54,12 @@ def feeds(batch=1, height=64, width=96, seed=0):
     }
 
 
-def write(tmp_path, *, outputs=OUTPUTS, spec=SPEC, profile=PROFILE, **changes):
+def write(tmp_path, *, native_inputs=INPUTS, native_outputs=OUTPUTS, spec=SPEC, profile=PROFILE, **changes):
     path = tmp_path / "model.engine"
-    path.write_bytes(fake_engine_bytes(INPUTS, outputs, profile))
+    path.write_bytes(fake_engine_bytes(native_inputs, native_outputs, profile))
     values = {
         "target": "tensorrt-rtx",
-        "tensorrt_version": VERSION,
+        "tensorrt_version": VERSIONS.get(changes.get("target", ""), VERSION),
         "compute_capabilities": (86, 89),
         "precision": "fp32",
         "profile": profile,
@@ -69,7 +69,7 @@ def write(tmp_path, *, outputs=OUTPUTS, spec=SPEC, profile=PROFILE, **changes):
     return path
 
 
-def open_fake(path, target="tensorrt-rtx", function=model, cuda=None, version=VERSION, **options):
+def open_fake(path, target="tensorrt-rtx", function=model, cuda=None, version=None, **options):
     cuda = cuda or FakeCuda(89)
     return TensorRTSession(path, trt=fake_trt(target, cuda, function, version), cuda=cuda, **options), cuda
 
@@ -169,6 +169,32 @@ def test_one_release_has_several_spellings(tmp_path, built, installed):
         open_fake(path, "tensorrt", version="10.3.1.26")
 
 
+def test_an_engine_of_tensorrt_8_runs_with_int64_feeds(tmp_path):
+    """It has no INT64: the engine's tensors are INT32, and the sidecar says what the model has."""
+    inputs = tuple(TensorInfo(i.name, "int32" if i.dtype == "int64" else i.dtype, i.shape) for i in INPUTS)
+    outputs = (*OUTPUTS, TensorInfo("top", "int32", ("batch",)))
+    declared = {
+        side: tuple({"name": i.name, "dtype": "int64" if i.dtype == "int32" else i.dtype, "shape": list(i.shape)} for i in infos)
+        for side, infos in (("inputs", inputs), ("outputs", outputs))
+    }
+
+    def function(given):
+        assert given["pixel_mask"].dtype == np.int32
+        return {**model(given), "top": given["pixel_mask"].max((1, 2)).astype(np.int32)}
+
+    native = {"native_inputs": inputs, "native_outputs": outputs}
+    path = write(tmp_path, target="tensorrt", tensorrt_version="8.5.3.1", **native, **declared)
+    session, cuda = open_fake(path, "tensorrt", function, version="8.5.3.1")
+    assert {i.name: i.dtype for i in session.inputs}["pixel_mask"] == "int64"
+    for step in range(4):
+        given = feeds(1 + step % 2, seed=step)
+        got = session.run(given)
+        np.testing.assert_array_equal(got["logits"], model(given)["logits"])
+        assert got["top"].dtype == np.int64
+    session.close()
+    assert cuda.alive == 0
+
+
 def test_cuda_graph_off(tmp_path):
     session, cuda = open_fake(write(tmp_path, target="tensorrt"), "tensorrt", cuda_graph=False)
     for _ in range(3):
@@ -183,7 +209,7 @@ def test_output_whose_shape_depends_on_the_data(tmp_path):
         return {**model(given), "kept": np.arange(int(given["pixel_values"][0, 0, 0, 0]) % 7 * 300)}
 
     for target in ("tensorrt-rtx", "tensorrt"):
-        session, cuda = open_fake(write(tmp_path, outputs=outputs, target=target), target, function)
+        session, cuda = open_fake(write(tmp_path, native_outputs=outputs, target=target), target, function)
         for step in range(5):
             given = feeds(seed=step)
             np.testing.assert_array_equal(session.run(given)["kept"], function(given)["kept"])

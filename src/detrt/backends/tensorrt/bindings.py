@@ -19,12 +19,10 @@ from typing import Any
 
 from ...errors import EngineError, MissingPackageError
 from .config import TARGETS
+from .versions import OLDEST, Version, row_of, version_tuple
 
-# target -> (module, extra of detrt, oldest version)
-_LIBRARIES = {
-    "tensorrt-rtx": ("tensorrt_rtx_bindings", "rtx", (1, 0)),
-    "tensorrt": ("tensorrt", "trt", (10, 3)),
-}
+# target -> (module, extra of detrt)
+_LIBRARIES = {"tensorrt-rtx": ("tensorrt_rtx_bindings", "rtx"), "tensorrt": ("tensorrt", "trt")}
 
 # TensorRT DataType name -> NumPy dtype name. BF16, FP8, INT4 and FP4 have no NumPy type.
 NUMPY_DTYPES = {
@@ -84,6 +82,11 @@ class Trt:
     def is_rtx(self) -> bool:
         return self.target == "tensorrt-rtx"
 
+    @property
+    def row(self) -> Version:
+        """What this version reads and computes."""
+        return row_of(self.target, self.version)
+
     def _note(self, severity: str, text: str) -> None:
         with self._lock:
             for messages in self._captures:
@@ -105,9 +108,26 @@ class Trt:
                 self._captures[:] = [held for held in self._captures if held is not messages]
 
     def create_network(self, builder: Any) -> Any:
-        """A strongly typed network: TensorRT 10 must be asked for it, 11 and RTX know no other kind."""
-        module = self.module
-        return builder.create_network(1 << int(module.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        """A strongly typed network: TensorRT 10 must be asked for it, 11 and RTX know no other kind, 8 has none."""
+        flags = self.module.NetworkDefinitionCreationFlag
+        return builder.create_network(1 << int(flags.STRONGLY_TYPED if self.row.strongly_typed else flags.EXPLICIT_BATCH))
+
+    def create_context(self, engine: Any) -> Any:
+        """An execution context whose scratch memory the caller gives, or None."""
+        if self.row.since < (10,):
+            return engine.create_execution_context_without_device_memory()
+        return engine.create_execution_context(self.module.ExecutionContextAllocationStrategy.USER_MANAGED)
+
+    def scratch_bytes(self, engine: Any) -> int:
+        """Size of the scratch memory that a context needs."""
+        return int(engine.device_memory_size if self.row.since < (10,) else engine.device_memory_size_v2)
+
+    def set_scratch(self, context: Any, address: int, nbytes: int) -> None:
+        """Give a context its scratch memory."""
+        if self.row.since < (10,):
+            context.device_memory = address
+        else:
+            context.set_device_memory(address, nbytes)
 
     def load_plugins(self, paths: Sequence[str | os.PathLike]) -> None:
         """Make TensorRT's own plugins and those of the libraries at `paths` known, each once in a process.
@@ -211,7 +231,7 @@ def check_installed(target: str) -> None:
     """
     if target not in TARGETS:
         raise EngineError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
-    name, extra, _ = _LIBRARIES[target]
+    name, extra = _LIBRARIES[target]
     if importlib.util.find_spec(name) is None:
         raise MissingPackageError(name, extra, f"the target '{target}'")
 
@@ -224,7 +244,7 @@ def load_trt(target: str) -> Trt:
         EngineError: it cannot be loaded, or it is too old.
     """
     check_installed(target)
-    name, extra, oldest = _LIBRARIES[target]
+    name, extra = _LIBRARIES[target]
     with _load_lock:
         if target not in _loaded:
             try:
@@ -234,7 +254,8 @@ def load_trt(target: str) -> Trt:
                     f"the package '{name}' is installed but cannot be loaded: {error}; run: pip install "
                     f"--force-reinstall 'detrt[{extra}]'"
                 ) from None
-            version = str(module.__version__)
+            version = _version_of(module)
+            oldest = OLDEST[target]
             if version_tuple(version)[: len(oldest)] < oldest:
                 wanted = ".".join(map(str, oldest))
                 raise EngineError(
@@ -244,22 +265,15 @@ def load_trt(target: str) -> Trt:
         return _loaded[target]
 
 
-def same_version(a: str, b: str) -> bool:
-    """Whether two version texts name one release, as far as both go: "10.3.0" of the Python package is the library's
-    "10.3.0.26", and "10.13.3.9.post1" is "10.13.3.9"."""
-    x, y = version_tuple(a), version_tuple(b)
-    length = min(len(x), len(y))
-    return length >= 3 and x[:length] == y[:length]
-
-
-def version_tuple(version: str) -> tuple[int, ...]:
-    """ "10.3.0.post1" -> (10, 3, 0): the leading numbers."""
-    numbers = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+def _version_of(module: Any) -> str:
+    """`__version__`, or what libnvinfer says: bindings that were built without their package have no such name."""
+    if (version := getattr(module, "__version__", None)) is not None:
+        return str(version)
+    try:
+        number = int(ctypes.CDLL("libnvinfer.so.8").getInferLibVersion())
+    except (OSError, AttributeError) as error:
+        raise EngineError(f"the installed tensorrt does not say its version ({error}); install NVIDIA's package") from None
+    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
 
 
 def _make_logger(module: Any, note: Callable[[str, str], None]) -> Any:

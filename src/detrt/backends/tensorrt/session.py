@@ -20,10 +20,11 @@ from ...errors import EngineError, SessionError
 from ...spec import TensorInfo
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from . import diagnose as explain
-from .bindings import Trt, load_trt, same_version, version_tuple
+from .bindings import Trt, load_trt
 from .config import RTX_SMS, TARGETS
 from .cuda import Cuda, IoBuffer, nbytes_of
 from .profile import axis_names, check_shapes
+from .versions import same_version, version_tuple
 
 SPECIALIZATIONS = ("lazy", "eager", "none")
 Shapes = tuple[tuple[int, ...], ...]
@@ -152,6 +153,8 @@ class TensorRTSession(BaseSession):
         inputs: list[TensorInfo] = []
         outputs: list[TensorInfo] = []
         profile: dict[str, Shapes] = {}
+        self._dtypes: dict[str, str] = {}  # of the engine's own tensors
+        declared = {tensor["name"]: tensor["dtype"] for tensor in (*self.facts.inputs, *self.facts.outputs)}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) == module.TensorLocation.HOST:
@@ -159,7 +162,9 @@ class TensorRTSession(BaseSession):
                     f"tensor '{name}' of '{self.path}' lies in host memory (its values are shapes), which "
                     "detrt does not support; export the model with detrt export"
                 )
-            dtype = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
+            dtype = self._dtypes[name] = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
+            if dtype == "int32" and declared.get(name) == "int64":  # TensorRT 8 has no INT64; callers need not know
+                dtype = "int64"
             native = tuple(engine.get_tensor_shape(name))
             shape: list[int | str] = [
                 axis if length < 0 else length for axis, length in zip(axis_names(name, len(native)), native, strict=True)
@@ -197,13 +202,13 @@ class TensorRTSession(BaseSession):
     def _own_context(self) -> Any:
         """TensorRT: a context for each combination of shapes, since a recorded graph belongs to the state of
         its context. They share one scratch memory, as only one runs at a time."""
-        module, engine = self._trt.module, self._engine
-        context = self._checked_context(engine.create_execution_context(module.ExecutionContextAllocationStrategy.USER_MANAGED))
-        nbytes = int(engine.device_memory_size_v2)
+        trt, engine = self._trt, self._engine
+        context = self._checked_context(trt.create_context(engine))
+        nbytes = trt.scratch_bytes(engine)
         if not self._scratch:
             self._scratch = self._cuda.alloc(max(1, nbytes))
             self._closing.callback(self._cuda.free, self._scratch)
-        context.set_device_memory(self._scratch, nbytes)
+        trt.set_scratch(context, self._scratch, nbytes)
         if context.active_optimization_profile != 0:
             context.set_optimization_profile_async(0, self._stream)
         return context
@@ -233,7 +238,7 @@ class TensorRTSession(BaseSession):
             plan = self._plan(shapes)
             self._bind(plan, shapes)
             for info in self.inputs:
-                self._buffers[info.name].upload(feeds[info.name], self._stream)
+                self._buffers[info.name].upload(feeds[info.name].astype(self._dtypes[info.name], copy=False), self._stream)
             self._execute(plan)
             plan.runs += 1
             return self._download(plan)
@@ -262,16 +267,21 @@ class TensorRTSession(BaseSession):
         for info, shape in zip(self.inputs, shapes, strict=True):
             if not native.set_input_shape(info.name, shape):
                 raise SessionError(f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again")
-        if missing := native.infer_shapes():
+        try:
+            missing = native.infer_shapes()
+        except RuntimeError as error:
+            raise SessionError(f"TensorRT cannot tell the output shapes for {shapes}: {error}") from None
+        if missing:
             raise SessionError(f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set")
         plan.outputs = {info.name: tuple(native.get_tensor_shape(info.name)) for info in self.outputs}
-        sizes = {info.name: nbytes_of(shape, info.dtype) for info, shape in zip(self.inputs, shapes, strict=True)}
+        sizes = {i.name: nbytes_of(shape, self._dtypes[i.name]) for i, shape in zip(self.inputs, shapes, strict=True)}
         for info in self.outputs:
             if min(plan.outputs[info.name], default=0) >= 0:
-                sizes[info.name] = nbytes_of(plan.outputs[info.name], info.dtype)
+                sizes[info.name] = nbytes_of(plan.outputs[info.name], self._dtypes[info.name])
         self._make_room(sizes)
         for name in sizes:
-            native.set_tensor_address(name, self._buffers[name].device)
+            if not native.set_tensor_address(name, self._buffers[name].device):
+                raise SessionError(f"TensorRT refused the memory of tensor '{name}'; build the engine again")
         for info in self.outputs:
             if info.name not in sizes and info.name not in plan.allocators:
                 plan.allocators[info.name] = self._trt.make_output_allocator(self._reallocator(info.name))
@@ -348,9 +358,10 @@ class TensorRTSession(BaseSession):
             cuda.synchronize(self._stream)
             shapes |= {name: allocator.shape for name, allocator in plan.allocators.items()}
         for info in self.outputs:
-            self._buffers[info.name].start_download(nbytes_of(shapes[info.name], info.dtype), self._stream)
+            self._buffers[info.name].start_download(nbytes_of(shapes[info.name], self._dtypes[info.name]), self._stream)
         cuda.synchronize(self._stream)
-        return {info.name: self._buffers[info.name].downloaded(shapes[info.name], info.dtype) for info in self.outputs}
+        got = {i.name: self._buffers[i.name].downloaded(shapes[i.name], self._dtypes[i.name]) for i in self.outputs}
+        return {info.name: got[info.name].astype(info.dtype, copy=False) for info in self.outputs}
 
     def save_runtime_cache(self) -> None:
         """Write the kernels that TensorRT-RTX compiled so far to `runtime_cache`, atomically.

@@ -7,6 +7,7 @@ its absolute path: {"onnx", "engine", "config", "spec"}.
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,9 +19,12 @@ from ...spec import ModelSpec
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
 from . import diagnose as explain
+from . import weak
 from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
+from .rewrite import Rewritten, rewrite
+from .versions import check_faults, faults_of
 
 # Scratch memory of one context beyond which smaller GPUs cannot open the engine.
 LARGE_ACTIVATION = 4 << 30
@@ -49,28 +53,38 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     started_s = time.monotonic()
     progress(0.0, "loading TensorRT")
     trt = load_trt(config.target)
+    row = trt.row
+    _check_config(trt, config)
     sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
     trt.load_plugins(config.plugins)
-    with trt.capture() as messages:
+    with tempfile.TemporaryDirectory(prefix="detrt-dialect-") as folder, trt.capture() as messages:
+        source = rewrite(onnx, row, config, spec, Path(folder))
         builder = trt.module.Builder(trt.logger)
         network = trt.create_network(builder)
-        _parse(trt, network, onnx, messages)
+        _parse(trt, network, source.path, messages)
         inputs, outputs = _tensors(network)
         profile = plan_profile(inputs, config, spec)
+        layer_types = _layer_types(network)
+        warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source)
         builder_config = _builder_config(trt, builder, config, profile, sms)
-        builder_config.progress_monitor = trt.make_progress_monitor(
-            lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
-        )
+        if not row.strongly_typed:
+            weak.configure(trt, builder_config, network, source, config)
+        if row.since >= (10,) or trt.is_rtx:
+            builder_config.progress_monitor = trt.make_progress_monitor(
+                lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
+            )
+        progress(0.05, "building")
         cache_note = _load_timing_cache(builder_config, config)
         _refuse_logged_errors(trt, messages)
         host_memory = builder.build_serialized_network(network, builder_config)
         if host_memory is None:
             raise EngineError(explain.build_failure(onnx.name, messages.errors, trt.version))
         _save_timing_cache(builder_config, config)
-        layer_types = _layer_types(network)
+        if not row.strongly_typed:
+            layer_types = weak.layer_types(trt, host_memory)
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
-    warnings = explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
+    warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
     if activation_bytes > LARGE_ACTIVATION:
         warnings.append(explain.large_activation(activation_bytes, profile))
@@ -81,8 +95,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "layer_types": layer_types,
         "profile": profile,
         "layers": int(network.num_layers),
-        "inputs": [_described(tensor) for tensor in inputs],
-        "outputs": [_described(tensor) for tensor in outputs],
+        "inputs": [_described(tensor) for tensor in inputs] if source.inputs is None else list(source.inputs),
+        "outputs": [_described(tensor) for tensor in outputs] if source.outputs is None else list(source.outputs),
         "build_seconds": round(time.monotonic() - started_s, 3),
         "peak_memory_mib": round(peak_memory_mib()),
         "activation_bytes": activation_bytes,
@@ -104,12 +118,13 @@ def _parse(trt: Trt, network: Any, onnx: Path, messages: Messages) -> None:
     if parsed and network.num_outputs > 0:
         return
     faults = []
+    named = trt.row.since >= (10,) or trt.is_rtx
     for index in range(parser.num_errors):
         parser_error = parser.get_error(index)
         faults.append(
             explain.ParserFault(
-                node=parser_error.node_name(),
-                operator=parser_error.node_operator(),
+                node=parser_error.node_name() if named else f"number {parser_error.node()} in graph order",
+                operator=parser_error.node_operator() if named else "",
                 description=parser_error.desc(),
                 code=str(parser_error.code()).rpartition(".")[2],
                 file=parser_error.file(),
@@ -150,7 +165,8 @@ def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profi
         trt.set_compute_capabilities(builder_config, sms)
     elif config.hardware_compatibility != "none":
         trt.set_hardware_compatibility(builder_config, config.hardware_compatibility)
-    builder_config.builder_optimization_level = config.optimization_level
+    if trt.row.since >= (8, 6) or trt.is_rtx:
+        builder_config.builder_optimization_level = config.optimization_level
     if config.workspace_mib is not None:
         builder_config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, config.workspace_mib << 20)
     # TF32 is on by default in both libraries, and orthogonal to strong typing.
@@ -161,6 +177,50 @@ def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profi
     if config.version_compatible:
         builder_config.set_flag(module.BuilderFlag.VERSION_COMPATIBLE)
     return builder_config
+
+
+def _check_config(trt: Trt, config: EngineConfig) -> None:
+    """Raises EngineError for a choice that this version does not have."""
+    if trt.is_rtx or trt.row.since >= (8, 6):
+        return
+    for name, usual in (("version_compatible", False), ("hardware_compatibility", "none")):
+        if getattr(config, name) != usual:
+            raise EngineError(f"TensorRT {trt.version} has no {name}, which came with 8.6; leave it out, or use a newer TensorRT")
+
+
+def _known_faults(
+    trt: Trt,
+    network: Any,
+    spec: ModelSpec,
+    profile: Profile,
+    sms: tuple[int, ...],
+    layer_types: dict[str, int],
+    source: Rewritten,
+) -> list[str]:
+    """Warnings about results of this version that are known to be wrong.
+
+    Raises:
+        EngineError: a fault that makes the engine useless.
+    """
+    precisions = {_FLOATS[kind] for kind in layer_types if kind in _FLOATS}
+    precisions |= {"fp16"} if source.low else set()
+    precisions |= {"int8"} if source.quantized else set()
+    layers = {network.get_layer(index).type.name for index in range(network.num_layers)}
+    largest = max((shapes["max"][0] for shapes in profile.values() if shapes["max"]), default=1)
+    found = [
+        fault
+        for sm in sms
+        for fault in faults_of(
+            trt.target,
+            trt.version,
+            sm=sm,
+            precisions=precisions,
+            layers=layers,
+            family=spec.family,
+            largest_batch=largest,
+        )
+    ]
+    return check_faults(list(dict.fromkeys(found)), trt.version)
 
 
 def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:

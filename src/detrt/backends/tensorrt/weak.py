@@ -1,0 +1,100 @@
+"""Builders without strong typing (TensorRT 8): types as builder flags and layer constraints, read back from the engine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from ...errors import EngineError
+from .bindings import Trt
+from .config import EngineConfig
+from .rewrite import FP32_MARK, Rewritten
+
+# Layers that take no precision: they hold weights or shapes, or are parts of a loop.
+_UNTYPED = frozenset(
+    ("CONSTANT", "SHAPE", "TRIP_LIMIT", "RECURRENCE", "LOOP_OUTPUT", "ITERATOR", "CONDITION", "CONDITIONAL_INPUT",
+     "CONDITIONAL_OUTPUT", "ASSERTION", "PLUGIN", "PLUGIN_V2", "QUANTIZE", "DEQUANTIZE")
+)  # fmt: skip
+# cuDNN is large, often absent, and NVIDIA's later versions do without it.
+_NO_TACTICS = ("CUDNN",)
+# Words of the engine inspector -> TensorRT type.
+_FORMATS = (
+    ("Int8", "INT8"),
+    ("FP16", "HALF"),
+    ("Half", "HALF"),
+    ("FP32", "FLOAT"),
+    ("Float", "FLOAT"),
+    ("Int32", "INT32"),
+    ("Bool", "BOOL"),
+)
+
+
+def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, config: EngineConfig) -> None:
+    """Tell the builder what the typed graph says: FP16 and INT8 where it has them, FP32 for every marked node.
+
+    Raises:
+        EngineError: a GPU, or a version, without the type.
+    """
+    module = trt.module
+    flags = module.BuilderFlag
+    if source.low:
+        builder_config.set_flag(flags.FP16)
+    if source.quantized:
+        builder_config.set_flag(flags.INT8)
+    if source.low or source.quantized:
+        builder_config.set_flag(flags.OBEY_PRECISION_CONSTRAINTS)
+    if source.low and not constrain(trt, network):
+        raise EngineError(
+            f"TensorRT {trt.version} kept no node name of the graph, so that it cannot be told what must stay FP32; build with "
+            "--precision fp32"
+        )
+    sources = module.TacticSource.__members__
+    builder_config.set_tactic_sources(sum(1 << int(source) for name, source in sources.items() if name not in _NO_TACTICS))
+    if config.optimization_level <= 3:
+        # Each of thousands of tactics is timed; one repetition is enough to tell good ones from bad ones.
+        builder_config.min_timing_iterations = builder_config.avg_timing_iterations = 1
+    builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `layer_types`
+
+
+def constrain(trt: Trt, network: Any) -> int:
+    """Keep the layers of marked nodes in FP32; returns how many."""
+    wide = trt.module.DataType.FLOAT
+    floats = ("FLOAT", "HALF")
+    count = 0
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if FP32_MARK not in layer.name or layer.type.name in _UNTYPED:
+            continue
+        inputs = [layer.get_input(position) for position in range(layer.num_inputs)]
+        outputs = [layer.get_output(position) for position in range(layer.num_outputs)]
+        if not any(tensor is not None and tensor.dtype.name in floats for tensor in (*inputs, *outputs)):
+            continue
+        layer.precision = wide
+        for position, tensor in enumerate(outputs):
+            if tensor is not None and tensor.dtype.name in floats:
+                layer.set_output_type(position, wide)
+        count += 1
+    return count
+
+
+def layer_types(trt: Trt, host_memory: Any) -> dict[str, int]:
+    """TensorRT type -> number of layer outputs of a built engine, which alone knows what the builder chose."""
+    runtime = trt.module.Runtime(trt.logger)
+    native = runtime.deserialize_cuda_engine(host_memory)
+    if native is None:
+        raise EngineError(f"TensorRT {trt.version} does not open the engine that it has just built; build it again")
+    told = native.create_engine_inspector().get_engine_information(trt.module.LayerInformationFormat.JSON)
+    return count_types(told)
+
+
+def count_types(inspected: str) -> dict[str, int]:
+    """Types of layer outputs in what the engine inspector says."""
+    counts: Counter[str] = Counter()
+    for layer in json.loads(inspected).get("Layers", ()):
+        for output in layer.get("Outputs", ()) if isinstance(layer, dict) else ():
+            text = str(output.get("Format/Datatype", ""))
+            kind = next((kind for word, kind in _FORMATS if word in text), "")
+            if kind:
+                counts[kind] += 1
+    return dict(counts.most_common())

@@ -1,0 +1,324 @@
+"""A graph in the dialect of an ONNX parser: what the parser lacks is written out in operators that it reads.
+
+The outputs stay equal in ONNX Runtime. `write_out` changes operators, `widen` takes the types out of a graph for builders that
+choose types themselves (TensorRT 8). Which version needs what is in `backends.tensorrt.versions`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ..errors import GraphError
+from .clean import drop_dead, drop_unused_domains, merge_equal_tensors, put_back, replace_nodes, set_aside
+from .lower_msda import GraphBuilder
+from .view import attribute, element_types
+
+INTEGER_ARGMAX = "ArgMax of integers"
+_LARGEST_INT = np.iinfo(np.int32).max  # of a slice's end: parsers that have no INT64 clamp it
+_EXACT_INT = 1 << 24  # FP32 holds every integer up to it
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+class Written(NamedTuple):
+    """One node that was written out: its operator, its output, and the tensors that the nodes in its place give."""
+
+    operator: str
+    output: str
+    parts: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Widened:
+    """What `widen` took out of a typed graph.
+
+    Attributes:
+        low: whether the graph computed in FP16.
+        quantized: whether it holds QuantizeLinear.
+        fp32: tensors that nodes give which must compute in FP32 although the builder may use FP16; empty where `low` is False.
+    """
+
+    low: bool = False
+    quantized: bool = False
+    fp32: set[str] = field(default_factory=set)
+
+
+def write_out(
+    model: onnx.ModelProto, lacks: Collection[str], *, shape_range: bool = True, scatter_reduction: bool = True
+) -> list[Written]:
+    """Write out what a parser lacks, in place.
+
+    Args:
+        lacks: operators without an importer; `INTEGER_ARGMAX` stands for ArgMax and ArgMin of integers.
+        shape_range: whether `start` and `end` of Shape are obeyed.
+        scatter_reduction: whether ScatterND may have the attribute `reduction`; "none" is then dropped.
+
+    Returns:
+        What was changed, in graph order.
+
+    Raises:
+        GraphError: an operator that cannot be written out.
+    """
+    unknown = set(lacks) - set(_WRITERS) - {INTEGER_ARGMAX}
+    if unknown:
+        raise GraphError(f"{', '.join(sorted(unknown))} cannot be written out; known: {', '.join(sorted(_WRITERS))}")
+    graph = model.graph
+    kinds = element_types(model)
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    done: list[Written] = []
+    nodes: list[onnx.NodeProto] = []
+    prefixes: Counter[str] = Counter()
+
+    def write(node: onnx.NodeProto, writer: Callable[[_Site], None], kind: str) -> None:
+        name = node.name or f"/{node.op_type}"
+        prefixes[name] += 1
+        builder = GraphBuilder(f"{name}/written" + (f".{prefixes[name]}" if prefixes[name] > 1 else ""))
+        writer(_Site(node, builder, kinds, shapes, opset))
+        nodes.extend(builder.nodes)
+        graph.initializer.extend(builder.initializers)
+        done.append(Written(kind, node.output[0], tuple(name for n in builder.nodes for name in n.output)))
+
+    for node in graph.node:
+        integers = node.op_type in ("ArgMax", "ArgMin") and kinds.get(node.input[0]) not in _FLOATS
+        if node.op_type in lacks and node.domain in ("", "ai.onnx"):
+            write(node, _WRITERS[node.op_type], node.op_type)
+        elif integers and INTEGER_ARGMAX in lacks:
+            write(node, _argmax, INTEGER_ARGMAX)
+        elif node.op_type == "Shape" and not shape_range and any(a.name in ("start", "end") for a in node.attribute):
+            write(node, _shape, "Shape")
+        else:
+            if node.op_type == "ScatterND" and not scatter_reduction and _drop_no_reduction(node):
+                done.append(Written("ScatterND", node.output[0], ()))
+            nodes.append(node)
+    if done:
+        replace_nodes(model, nodes)
+        merge_equal_tensors(model)
+        drop_dead(model)
+    return done
+
+
+def widen(model: onnx.ModelProto) -> Widened:
+    """Make all floats FP32, in place, and say which nodes were FP32 in a graph that computes in FP16.
+
+    Weights keep the values that FP16 gave them; inputs and outputs keep their types. Casts between floats go.
+
+    Raises:
+        GraphError: BF16 or FP8, which a builder without strong typing does not have.
+    """
+    graph = model.graph
+    kinds = element_types(model)
+    names = {TensorProto.BFLOAT16: "BF16", TensorProto.FLOAT8E4M3FN: "FP8"}
+    if strange := sorted({names[kind] for kind in kinds.values() if kind in names}):
+        raise GraphError(f"this TensorRT has no {' and no '.join(strange)}; build with --precision fp16 or int8")
+    done = Widened(any(kind == TensorProto.FLOAT16 for kind in kinds.values()))
+    done.quantized = any(node.op_type == "QuantizeLinear" for node in graph.node)
+    if not done.low:
+        return done
+    outer = {value.name for value in (*graph.input, *graph.output) if kinds.get(value.name) == TensorProto.FLOAT16}
+    if outer:
+        raise GraphError(f"'{sorted(outer)[0]}' is an FP16 input or output; export the model with float32 or uint8 inputs")
+    outputs = {value.name for value in graph.output}
+    renamed: dict[str, str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        floats = [name for name in (*node.input, *node.output) if kinds.get(name) in _FLOATS]
+        cast = node.op_type == "Cast" and kinds.get(node.input[0]) in _FLOATS and kinds.get(node.output[0]) in _FLOATS
+        for position, name in enumerate(node.input):
+            node.input[position] = renamed.get(name, name)
+        if cast and node.output[0] not in outputs:
+            renamed[node.output[0]] = node.input[0]
+            continue
+        if cast:
+            node.op_type = "Identity"
+            del node.attribute[:]
+        elif floats and not any(kinds.get(name) == TensorProto.FLOAT16 for name in floats):
+            done.fp32.update(node.output)
+        for entry in node.attribute:
+            if node.op_type == "Cast" and entry.name == "to" and entry.i == TensorProto.FLOAT16:
+                entry.i = TensorProto.FLOAT
+            elif entry.type == onnx.AttributeProto.TENSOR and entry.t.data_type == TensorProto.FLOAT16:
+                entry.t.CopyFrom(_wide(entry.t))
+        nodes.append(node)
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            tensor.CopyFrom(_wide(tensor))
+    replace_nodes(model, nodes)
+    del graph.value_info[:]
+    drop_dead(model)
+    return done
+
+
+def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimize: Callable[[bytes], bytes]) -> None:
+    """Give inputs their only shape and compute what depends on shapes alone, in place.
+
+    Args:
+        shapes: input -> its shape; inputs that are left out keep their symbolic axes.
+        optimize: ONNX Runtime's basic optimisations of a serialised graph.
+    """
+    for value in model.graph.input:
+        for dim, length in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = length
+    del model.graph.value_info[:]
+    aside = set_aside(model)
+    folded = onnx.load_from_string(optimize(model.SerializeToString()))
+    put_back(folded, aside)
+    drop_dead(folded)
+    drop_unused_domains(folded)
+    model.CopyFrom(folded)
+
+
+def _wide(tensor: TensorProto) -> TensorProto:
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+
+
+def _drop_no_reduction(node: onnx.NodeProto) -> bool:
+    """Drop `reduction="none"`, which is what its absence means; another one is left for the parser to refuse."""
+    kept = [entry for entry in node.attribute if not (entry.name == "reduction" and entry.s == b"none")]
+    dropped = len(kept) != len(node.attribute)
+    if dropped:
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    return dropped
+
+
+@dataclass(slots=True)
+class _Site:
+    """One node that is written out, with the builder that takes the nodes in its place."""
+
+    node: onnx.NodeProto
+    b: GraphBuilder
+    kinds: dict[str, int]
+    shapes: dict[str, list[int]]
+    opset: int
+
+    def only_first_output(self) -> None:
+        if any(self.node.output[1:]):
+            raise GraphError(
+                f"node '{self.node.name}' ({self.node.op_type}) gives more than one output, which is not written out"
+            )
+
+    def constant(self, value: float, like: str) -> str:
+        """A scalar of the type of tensor `like`."""
+        return self.b.const(value, helper.tensor_dtype_to_np_dtype(self.kinds[like]))
+
+    def reduce_mean(self, name: str, axes: list[int]) -> str:
+        if self.opset >= 18:
+            return self.b.op("ReduceMean", name, self.b.ints(*axes), keepdims=1)
+        return self.b.op("ReduceMean", name, axes=axes, keepdims=1)
+
+    def normalized(self, name: str, axes: list[int], epsilon: float) -> str:
+        """(x - mean) / sqrt(variance + epsilon) over axes."""
+        b = self.b
+        centred = b.op("Sub", name, self.reduce_mean(name, axes))
+        variance = self.reduce_mean(b.op("Mul", centred, centred), axes)
+        return b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.const(epsilon, np.float32))))
+
+    def check_fp32(self) -> None:
+        if self.kinds.get(self.node.input[0]) != TensorProto.FLOAT:
+            raise GraphError(f"node '{self.node.name}' ({self.node.op_type}) can be written out in FP32 only")
+
+
+def _layer_normalization(site: _Site) -> None:
+    site.only_first_output()
+    site.check_fp32()
+    node, b = site.node, site.b
+    x, scale = node.input[:2]
+    rank = len(site.shapes.get(scale, []))
+    if not rank:
+        raise GraphError(f"node '{node.name}' (LayerNormalization) has a computed scale, which is not written out")
+    normal = site.normalized(x, list(range(-rank, 0)), float(attribute(node, "epsilon", 1e-5)))
+    if len(node.input) > 2 and node.input[2]:
+        b.op("Add", b.op("Mul", normal, scale), node.input[2], output=node.output[0])
+    else:
+        b.op("Mul", normal, scale, output=node.output[0])
+
+
+def _group_normalization(site: _Site) -> None:
+    site.check_fp32()
+    node, b = site.node, site.b
+    x, scale, bias = node.input
+    groups = int(attribute(node, "num_groups", 1))
+    rows = b.reshape(x, 0, groups, -1)
+    normal = site.normalized(rows, [-1], float(attribute(node, "epsilon", 1e-5)))
+    if site.opset >= 21:  # scale and bias of each channel; before, of each group
+        back = b.op("Reshape", normal, b.op("Shape", x))
+        flat = b.reshape(back, 0, site.shapes[scale][0], -1)
+        scaled = b.op("Add", b.op("Mul", flat, b.reshape(scale, 1, -1, 1)), b.reshape(bias, 1, -1, 1))
+    else:
+        scaled = b.op("Add", b.op("Mul", normal, b.reshape(scale, 1, -1, 1)), b.reshape(bias, 1, -1, 1))
+    b.op("Reshape", scaled, b.op("Shape", x), output=node.output[0])
+
+
+def _mod(site: _Site) -> None:
+    """Remainder of a truncating division; ONNX's integer Mod has the sign of the divisor, so twice."""
+    node, b = site.node, site.b
+    x, divisor = node.input
+
+    def remainder(value: str, **output: str) -> str:
+        return b.op("Sub", value, b.op("Mul", b.op("Div", value, divisor), divisor), **output)
+
+    if attribute(node, "fmod", 0):
+        raise GraphError(f"node '{node.name}' (Mod with fmod) is not written out")
+    remainder(b.op("Add", remainder(x), divisor), output=node.output[0])
+
+
+def _mish(site: _Site) -> None:
+    (x,) = site.node.input
+    site.b.op("Mul", x, site.b.op("Tanh", site.b.op("Softplus", x)), output=site.node.output[0])
+
+
+def _gelu(site: _Site) -> None:
+    node, b = site.node, site.b
+    (x,) = node.input
+    half, one = site.constant(0.5, x), site.constant(1.0, x)
+    if attribute(node, "approximate", b"none") == b"tanh":
+        cube = b.op("Mul", b.op("Mul", x, x), x)
+        inner = b.op("Add", x, b.op("Mul", cube, site.constant(0.044715, x)))
+        bell = b.op("Tanh", b.op("Mul", inner, site.constant(float(np.sqrt(2.0 / np.pi)), x)))
+    else:
+        bell = b.op("Erf", b.op("Mul", x, site.constant(float(np.sqrt(0.5)), x)))
+    b.op("Mul", b.op("Mul", x, half), b.op("Add", bell, one), output=node.output[0])
+
+
+def _is_inf(site: _Site) -> None:
+    node, b = site.node, site.b
+    (x,) = node.input
+    if not attribute(node, "detect_negative", 1) or not attribute(node, "detect_positive", 1):
+        raise GraphError(f"node '{node.name}' (IsInf of one sign) is not written out")
+    b.op("Greater", b.op("Abs", x), site.constant(float(np.finfo(np.float32).max), x), output=node.output[0])
+
+
+def _cast_like(site: _Site) -> None:
+    node = site.node
+    site.b.op("Cast", node.input[0], output=node.output[0], to=site.kinds[node.input[1]])
+
+
+def _argmax(site: _Site) -> None:
+    """Integers below 2^24, such as token ids, are exact in FP32."""
+    node, b = site.node, site.b
+    options = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    b.op(node.op_type, b.op("Cast", node.input[0], to=TensorProto.FLOAT), output=node.output[0], **options)
+
+
+def _shape(site: _Site) -> None:
+    node, b = site.node, site.b
+    start, end = int(attribute(node, "start", 0)), int(attribute(node, "end", _LARGEST_INT))
+    b.op("Slice", b.op("Shape", node.input[0]), b.ints(start), b.ints(end), b.ints(0), output=node.output[0])
+
+
+_WRITERS: dict[str, Callable[[_Site], None]] = {
+    "LayerNormalization": _layer_normalization,
+    "GroupNormalization": _group_normalization,
+    "Mod": _mod,
+    "Mish": _mish,
+    "Gelu": _gelu,
+    "IsInf": _is_inf,
+    "CastLike": _cast_like,
+}

@@ -1,0 +1,141 @@
+"""TensorRT 8: the typed graph becomes an FP32 graph with marks, and the marks become layer constraints."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from types import SimpleNamespace
+
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+
+from engine_graphs import EDGE, detector
+
+from detrt.backends.tensorrt import EngineConfig, weak
+from detrt.backends.tensorrt.rewrite import FP32_MARK, Rewritten, rewrite
+from detrt.backends.tensorrt.versions import row_of
+from detrt.errors import EngineError, GraphError
+
+OLD = row_of("tensorrt", "8.5.3")
+DataType = Enum("DataType", ["FLOAT", "HALF", "INT32"])
+LayerType = Enum("LayerType", ["ELEMENTWISE", "SHAPE", "RECURRENCE", "TOPK", "GATHER"])
+
+
+class Layer:
+    def __init__(self, name, kind, inputs, outputs):
+        self.name, self.type = name, LayerType[kind]
+        self._inputs = [SimpleNamespace(dtype=DataType[kind]) for kind in inputs]
+        self._outputs = [SimpleNamespace(dtype=DataType[kind]) for kind in outputs]
+        self.num_inputs, self.num_outputs = len(inputs), len(outputs)
+        self.precision, self.types = None, {}
+
+    def get_input(self, index):
+        return self._inputs[index]
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+    def set_output_type(self, index, dtype):
+        self.types[index] = dtype
+
+
+def network(*layers):
+    return SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
+
+
+class BuilderConfig(SimpleNamespace):
+    def set_flag(self, flag):
+        self.flags.add(flag)
+
+    def set_tactic_sources(self, sources):
+        self.sources = sources
+
+
+def trt():
+    module = SimpleNamespace(
+        DataType=DataType,
+        BuilderFlag=SimpleNamespace(FP16="FP16", INT8="INT8", OBEY_PRECISION_CONSTRAINTS="OBEY"),
+        TacticSource=SimpleNamespace(__members__={"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "JIT_CONVOLUTIONS": 4}),
+        ProfilingVerbosity=SimpleNamespace(DETAILED="detailed"),
+    )
+    return SimpleNamespace(module=module, version="8.5.3.1")
+
+
+def test_only_marked_layers_that_compute_floats_are_kept_wide():
+    layers = (
+        Layer("/a/Sqrt@fp32", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]),
+        Layer("/a/Sqrt@fp32_1", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]),  # a second layer of the same node
+        Layer("/a/MatMul", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]),
+        Layer("/a/Shape@fp32", "SHAPE", ["FLOAT"], ["INT32"]),
+        Layer("/a/CumSum@fp32", "RECURRENCE", ["FLOAT"], ["FLOAT"]),
+        Layer("/a/TopK@fp32", "TOPK", ["FLOAT"], ["FLOAT", "INT32"]),
+        Layer("/a/Gather@fp32", "GATHER", ["INT32", "INT32"], ["INT32"]),
+    )
+    assert weak.constrain(trt(), network(*layers)) == 3
+    assert [layer.precision is DataType.FLOAT for layer in layers] == [True, True, False, False, False, True, False]
+    assert layers[5].types == {0: DataType.FLOAT}
+
+
+@pytest.mark.parametrize(
+    ("low", "quantized", "flags"),
+    [(False, False, set()), (True, False, {"FP16", "OBEY"}), (True, True, {"FP16", "INT8", "OBEY"})],
+)
+def test_flags_say_what_the_typed_graph_holds(low, quantized, flags, tmp_path):
+    config = BuilderConfig(flags=set())
+    layers = network(Layer("/a/Sqrt@fp32", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]))
+    weak.configure(trt(), config, layers, Rewritten(tmp_path, low, quantized), EngineConfig(target="tensorrt"))
+    assert config.flags == flags and config.sources == 0b10011
+
+
+def test_a_parser_that_drops_names_is_found_out(tmp_path):
+    layers = network(Layer("(Unnamed Layer* 1)", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]))
+    with pytest.raises(EngineError, match="kept no node name"):
+        weak.configure(trt(), BuilderConfig(flags=set()), layers, Rewritten(tmp_path, True), EngineConfig(target="tensorrt"))
+
+
+def test_types_are_read_from_the_inspector():
+    def layer(*formats):
+        return {"Outputs": [{"Format/Datatype": text} for text in formats]}
+
+    told = {"Layers": [layer("Row major linear FP16 format"), layer("Thirty-two wide channel vectorized row major Int8 format"),
+                       layer("Row major linear FP32", "Row major Int32 format"), "a name only"]}  # fmt: skip
+    assert weak.count_types(json.dumps(told)) == {"HALF": 1, "INT8": 1, "FLOAT": 1, "INT32": 1}
+
+
+def rewritten(path, tmp_path, row=OLD, **choices):
+    folder = tmp_path / "dialect"
+    folder.mkdir(exist_ok=True)
+    return rewrite(path, row, EngineConfig(target="tensorrt", **choices), EDGE, folder)
+
+
+def test_a_typed_file_is_rewritten_with_marks_and_its_own_inputs(tmp_path):
+    half = detector(tmp_path / "half.onnx", kind=onnx.TensorProto.FLOAT16)
+    source = rewritten(half, tmp_path)
+    assert source.low and not source.quantized
+    model = onnx.load(source.path)
+    assert {t.data_type for t in model.graph.initializer} == {onnx.TensorProto.FLOAT}
+    assert {t["name"]: t["dtype"] for t in source.inputs}["pixel_mask"] == "int64"
+    assert {t["name"]: t["shape"] for t in source.inputs}["pixel_values"] == ["batch", 3, "height", "width"]
+    # All that computes is FP16 in this graph.
+    assert not [node.name for node in model.graph.node if FP32_MARK in node.name]
+
+
+def test_a_profile_of_one_shape_makes_a_graph_of_one_shape(tmp_path):
+    source = rewritten(detector(tmp_path / "m.onnx"), tmp_path, batch=(2, 2, 2), height=(64, 64, 64), width=(96, 96, 96))
+    sides = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in onnx.load(source.path).graph.input]
+    assert sides == [[2, 3, 64, 96], [2, 2], [2, 64, 96]]
+    assert not source.low
+
+
+def test_newer_versions_parse_the_file_itself(tmp_path):
+    path = detector(tmp_path / "m.onnx")
+    for version in ("10.3.0", "10.13.0", "11.1.0"):
+        assert rewritten(path, tmp_path, row_of("tensorrt", version)) == Rewritten(path)
+
+
+def test_what_8_5_does_not_have_is_refused(tmp_path):
+    with pytest.raises(EngineError, match="--opset 17"):
+        rewritten(detector(tmp_path / "m.onnx", opset=19), tmp_path)
+    with pytest.raises(GraphError, match="BF16"):
+        rewritten(detector(tmp_path / "b.onnx", kind=onnx.TensorProto.BFLOAT16, opset=17), tmp_path)

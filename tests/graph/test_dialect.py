@@ -1,0 +1,281 @@
+"""The graph in the dialect of older parsers: equal in ONNX Runtime, and free of what those parsers refuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+ort = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper
+
+from detrt.backends.onnxruntime.session import optimize_basic
+from detrt.backends.tensorrt.versions import VERSIONS, row_of
+from detrt.errors import GraphError
+from detrt.graph.clean import topk_outputs, with_outputs
+from detrt.graph.dialect import fix_axes, widen, write_out
+from detrt.models.contract import trace_size
+from detrt.models.example_inputs import example_feeds
+from detrt.models.random import DINO_MODELS, MODELS, TEXT_MODELS
+
+OLD = row_of("tensorrt", "8.5.3")
+# Operators that every parser of the table reads, as far as graphs of detrt hold them. From the parser of TensorRT 8.5
+# (onnx/onnx-tensorrt, branch 8.5-GA); those of 8.6 to 11 read these as well.
+READ = frozenset(
+    [
+        "Abs",
+        "Add",
+        "And",
+        "ArgMax",
+        "AveragePool",
+        "Cast",
+        "Ceil",
+        "Clip",
+        "Concat",
+        "ConstantOfShape",
+        "Conv",
+        "ConvTranspose",
+        "Cos",
+        "CumSum",
+        "DequantizeLinear",
+        "Div",
+        "Einsum",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Expand",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Gemm",
+        "GlobalAveragePool",
+        "Greater",
+        "GreaterOrEqual",
+        "GridSample",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "InstanceNormalization",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "MatMul",
+        "Max",
+        "MaxPool",
+        "Min",
+        "Mul",
+        "Neg",
+        "NonMaxSuppression",
+        "Not",
+        "OneHot",
+        "Or",
+        "PRelu",
+        "Pad",
+        "Pow",
+        "QuantizeLinear",
+        "Range",
+        "Reciprocal",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "Resize",
+        "Round",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Slice",
+        "Softmax",
+        "Softplus",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tanh",
+        "Tile",
+        "TopK",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+        "Xor",
+    ]
+)
+TINY = sorted({*MODELS, *DINO_MODELS, *TEXT_MODELS})
+
+
+def run(model, feeds):
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})
+
+
+def dialect(model, row=OLD):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    write_out(copy, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
+    return copy
+
+
+def refused(model, row) -> list[str]:
+    """What a version's parser would refuse in a graph, by its row of the table."""
+    found = []
+    opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    if opset > row.opset:
+        found.append(f"opset {opset}")
+    for node in model.graph.node:
+        names = {entry.name for entry in node.attribute}
+        if node.op_type in row.lacks or node.op_type not in READ | {"LayerNormalization", "Mod"}:
+            found.append(node.op_type)
+        if node.op_type == "Shape" and not row.shape_range and names & {"start", "end"}:
+            found.append("Shape with start or end")
+        if node.op_type == "ScatterND" and not row.scatter_reduction and "reduction" in names:
+            found.append("ScatterND with reduction")
+    return found
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_every_family_has_a_dialect_for_every_version(family, exported):
+    report = exported(family, check=False)
+    for path in sorted(report.path.parent.glob(f"{report.path.stem}*.onnx")):
+        model = onnx.load(path)
+        rows = {row.since: refused(dialect(model, row) if row.rewrites else model, row) for row in VERSIONS}
+        assert not any(rows.values()), (path.name, rows)
+
+
+@pytest.mark.parametrize("family", sorted(set(TINY) - set(TEXT_MODELS)))
+def test_outputs_stay_equal(family, exported):
+    report = exported(family, check=False)
+    model = onnx.load(report.path)
+    feeds = example_feeds(report.spec, 2, trace_size(report.spec), seed=5)
+    selections = topk_outputs(model)
+    model = with_outputs(model, selections)
+    want = run(model, feeds)
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    fix_axes(fixed, {name: array.shape for name, array in feeds.items()}, optimize_basic)
+    fixed = dialect(fixed)  # after it: the optimiser writes default attributes out
+    assert all(d.dim_value for v in fixed.graph.input for d in v.type.tensor_type.shape.dim)
+    for written in (dialect(model), fixed):
+        check_equal(run(written, feeds), want, len(selections))
+    assert not refused(fixed, OLD)
+
+
+def check_equal(got, want, selections):
+    """Outputs are equal where the same query stands; queries of nearly equal scores may change places."""
+    count = len(want) - selections
+    for a, b in zip(got[:count], want[:count], strict=True):
+        same = np.ones(b.shape[:2], bool)
+        for chosen, expected in zip(got[count:], want[count:], strict=True):
+            if chosen.shape == same.shape:
+                same &= chosen == expected
+                assert np.mean([len(set(x) & set(y)) / len(x) for x, y in zip(chosen, expected, strict=True)]) > 0.9
+        assert same.mean() > 0.3
+        np.testing.assert_allclose(a[same], b[same], rtol=2e-4, atol=2e-5)
+
+
+def one(node, inputs, output, opset=17, constants=()):
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [info(name, kind, shape) for name, kind, shape in inputs],
+        [info(*output)],
+        [numpy_helper.from_array(array, name) for name, array in constants],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+RNG = np.random.default_rng(3)
+FLOATS = RNG.normal(size=(2, 6, 5)).astype(np.float32) * 3
+CASES = {
+    "LayerNormalization": (
+        helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=-2, epsilon=1e-3), FLOATS, TensorProto.FLOAT, 17,
+        [("s", RNG.normal(size=(6, 5)).astype(np.float32)), ("b", RNG.normal(size=(6, 5)).astype(np.float32))],
+    ),
+    "GroupNormalization 21": (
+        helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=3), FLOATS, TensorProto.FLOAT, 21,
+        [("s", RNG.normal(size=6).astype(np.float32)), ("b", RNG.normal(size=6).astype(np.float32))],
+    ),
+    "Mod": (helper.make_node("Mod", ["x", "m"], ["y"]), np.arange(-9, 9), TensorProto.INT64, 17, [("m", np.array(4))]),
+    "Mod of a negative": (helper.make_node("Mod", ["x", "m"], ["y"]), np.arange(-9, 9), TensorProto.INT64, 17, [("m", np.array(-4))]),
+    "Mish": (helper.make_node("Mish", ["x"], ["y"]), FLOATS, TensorProto.FLOAT, 18, []),
+    "Gelu": (helper.make_node("Gelu", ["x"], ["y"]), FLOATS, TensorProto.FLOAT, 20, []),
+    "Gelu by tanh": (helper.make_node("Gelu", ["x"], ["y"], approximate="tanh"), FLOATS, TensorProto.FLOAT, 20, []),
+    "IsInf": (helper.make_node("IsInf", ["x"], ["y"]), np.array([1, np.inf, -np.inf, 0], np.float32), TensorProto.BOOL, 17, []),
+    "ArgMax": (
+        helper.make_node("ArgMax", ["x"], ["y"], axis=1, keepdims=0), RNG.integers(0, 40000, (3, 9)), TensorProto.INT64, 17, [],
+    ),
+    "Shape": (helper.make_node("Shape", ["x"], ["y"], start=-2), FLOATS, TensorProto.INT64, 17, []),
+    "Shape to an end": (helper.make_node("Shape", ["x"], ["y"], start=1, end=-1), FLOATS, TensorProto.INT64, 17, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_operator_written_out_equals_itself(case):
+    node, x, kind, opset, constants = CASES[case]
+    model = one(node, [("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)], ("y", kind, None), opset, constants)
+    written = dialect(model)
+    assert node.op_type in ("ArgMax", "Shape") or node.op_type not in Counter(n.op_type for n in written.graph.node)
+    assert len(written.graph.node) > 1
+    np.testing.assert_allclose(run(written, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_default_reduction_goes_and_another_stays():
+    for reduction, left in (("none", 0), ("add", 1)):
+        node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
+        inputs = [("x", TensorProto.FLOAT, [4]), ("i", TensorProto.INT64, [1, 1]), ("u", TensorProto.FLOAT, [1])]
+        written = dialect(one(node, inputs, ("y", TensorProto.FLOAT, [4])))
+        assert len(written.graph.node[0].attribute) == left
+
+
+def test_what_cannot_be_written_out_is_refused():
+    with pytest.raises(GraphError, match="Unique"):
+        write_out(one(helper.make_node("Abs", ["x"], ["y"]), [("x", 1, [1])], ("y", 1, [1])), {"Unique"})
+    node = helper.make_node("Mod", ["x", "m"], ["y"], fmod=1)
+    with pytest.raises(GraphError, match="fmod"):
+        dialect(one(node, [("x", 1, [2])], ("y", 1, [2]), constants=[("m", np.float32([2]))]))
+
+
+def test_types_come_out_of_a_typed_graph_and_are_remembered(exported):
+    """The nodes that the rules keep in FP32, and no others, are constraints of a builder that chooses types itself."""
+    from detrt.graph.view import GraphView
+    from detrt.precision.cast import retype
+    from detrt.precision.rules import Rules
+    from detrt.spec import Precision
+
+    report = exported("rt_detr", check=False)
+    model = onnx.load(report.path)
+    typing = retype(model, Rules(GraphView.typed(model), Precision.FP16), Precision.FP16)
+    feeds = example_feeds(report.spec, 1, trace_size(report.spec), seed=2)
+    want = run(model, feeds)
+    nodes = {node.name for node in model.graph.node}
+    done = widen(model)
+    onnx.checker.check_model(model)
+    assert done.low and not done.quantized
+    wide = {node.name for node in model.graph.node if done.fp32.intersection(node.output)}
+    assert set(typing.kept) & {n.name for n in model.graph.node} <= wide and not wide & typing.low
+    assert wide <= nodes
+    assert TensorProto.FLOAT16 not in {t.data_type for t in model.graph.initializer}
+    assert not any(a.name == "to" and a.i == TensorProto.FLOAT16 for n in model.graph.node for a in n.attribute)
+    assert [o.shape for o in run(model, feeds)] == [o.shape for o in want]
+
+
+def test_brain_floats_have_no_wide_form():
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
+    with pytest.raises(GraphError, match="BF16"):
+        widen(one(node, [("x", TensorProto.FLOAT, [2])], ("y", TensorProto.BFLOAT16, [2])))
