@@ -117,8 +117,9 @@ READ = frozenset(
 TINY = sorted({*MODELS, *DINO_MODELS, *TEXT_MODELS})
 
 
-def run(model, feeds):
+def run(model, feeds, level=ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
     options = ort.SessionOptions()
+    options.graph_optimization_level = level
     options.log_severity_level = 4
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})
@@ -170,22 +171,30 @@ def test_outputs_stay_equal(family, exported):
     fix_axes(fixed, {name: array.shape for name, array in feeds.items()}, optimize_basic)
     fixed = dialect(fixed)  # after it: the optimiser writes default attributes out
     assert all(d.dim_value for v in fixed.graph.input for d in v.type.tensor_type.shape.dim)
+    outputs = len(want) - len(selections)
+    chosen = dict(zip(selections, want[outputs:], strict=True))
+    # FP32 noise of the graph itself: what ONNX Runtime's own optimizations change (3e-4 in DEIMv2's logits, else 1e-6).
+    plain = run(model, feeds, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    same = all(np.array_equal(a, b) for a, b in zip(plain[outputs:], want[outputs:], strict=True))
+    noise = [np.abs(a - b).max() if same else 0 for a, b in zip(plain[:outputs], want[:outputs], strict=True)]
     for written in (dialect(model), fixed):
-        check_equal(run(written, feeds), want, len(selections))
+        got = run(with_selections(written, chosen), feeds | {f"{name}/forced": array for name, array in chosen.items()})
+        for a, b, largest in zip(got[:outputs], want[:outputs], noise, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 + 4 * largest)
     assert not refused(fixed, OLD)
 
 
-def check_equal(got, want, selections):
-    """Outputs are equal where the same query stands; queries of nearly equal scores may change places."""
-    count = len(want) - selections
-    for a, b in zip(got[:count], want[:count], strict=True):
-        same = np.ones(b.shape[:2], bool)
-        for chosen, expected in zip(got[count:], want[count:], strict=True):
-            if chosen.shape == same.shape:
-                same &= chosen == expected
-                assert np.mean([len(set(x) & set(y)) / len(x) for x, y in zip(chosen, expected, strict=True)]) > 0.9
-        assert same.mean() > 0.3
-        np.testing.assert_allclose(a[same], b[same], rtol=2e-4, atol=2e-5)
+def with_selections(model, chosen):
+    """A copy whose graph reads the indices of its TopK nodes from inputs, because nearly equal scores may change places."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        for position, name in enumerate(node.input):
+            if name in chosen:
+                node.input[position] = f"{name}/forced"
+    for name, array in chosen.items():
+        copy.graph.input.append(helper.make_tensor_value_info(f"{name}/forced", TensorProto.INT64, array.shape))
+    return copy
 
 
 def one(node, inputs, output, opset=17, constants=()):

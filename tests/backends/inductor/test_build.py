@@ -219,7 +219,7 @@ def test_a_package_equals_onnx_runtime(bundle):
 
 def test_opening_a_package_needs_neither_the_compiler_nor_its_python_code(bundle):
     code = "import sys; from detrt.backends.open import open_session; s = open_session(sys.argv[1], backend='inductor'); "
-    code += "print(s.backend, sorted(m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules))"
+    code += "print(s.info.name, sorted(m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(bundle)], env={**os.environ, "PATH": "", "CXX": ""}, capture_output=True, text=True
     )
@@ -277,13 +277,13 @@ def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
         x = torch.arange(3.0 * batch).reshape(batch, 3) - 2
         assert torch.equal(run(x)[0], Scaled()(x)[0])
     want = [Scaled()(example)[0].detach()]
-    _require_batches(run, (example,), want, (1, 4), ("y",), "fp32")
+    _require_batches(run, (example,), want, (1, 4), ("y",), Precision.FP32)
 
     def static(x):
         raise AssertionError(f"expected size {len(x)}==2")
 
     with pytest.raises(GateError, match=r"does not run at batch (1|4) of the range 1 to 4"):
-        _require_batches(static, (example,), want, (1, 4), ("y",), "fp32")
+        _require_batches(static, (example,), want, (1, 4), ("y",), Precision.FP32)
 
 
 def test_bench_measures_a_package_beside_onnx_runtime(bundle):
