@@ -11,28 +11,6 @@ from detrt.data.coco import load_coco, match_categories
 from detrt.errors import ImageError, OutputError, SpecError
 
 
-@pytest.fixture
-def truth(tmp_path):
-    path = tmp_path / "truth.json"
-    path.write_text(
-        json.dumps(
-            {
-                "images": [
-                    {"id": 40, "file_name": "one.jpg"},
-                    {"id": 41, "file_name": "left/same.jpg"},
-                    {"id": 42, "file_name": "right/same.jpg"},
-                ],
-                "categories": [
-                    {"id": 18, "name": "Dog"},
-                    {"id": 5, "name": "airplane"},
-                    {"id": 6, "name": "hot_dog"},
-                ],
-            }
-        )
-    )
-    return path
-
-
 def test_ids(truth):
     images = load_coco(truth, annotations=False)
     assert images.image_id("/data/x/one.jpg") == 40 == images.image_id("one.jpg")

@@ -80,28 +80,6 @@ def test_stdout_gets_nothing_else(capsys):
     assert len([json.loads(line) for line in out.splitlines()]) == 3
 
 
-@pytest.fixture
-def truth(tmp_path):
-    path = tmp_path / "truth.json"
-    path.write_text(
-        json.dumps(
-            {
-                "images": [
-                    {"id": 40, "file_name": "one.jpg"},
-                    {"id": 41, "file_name": "left/same.jpg"},
-                    {"id": 42, "file_name": "right/same.jpg"},
-                ],
-                "categories": [
-                    {"id": 18, "name": "Dog"},
-                    {"id": 5, "name": "airplane"},
-                    {"id": 6, "name": "hot_dog"},
-                ],
-            }
-        )
-    )
-    return path
-
-
 def test_coco_without_truth(tmp_path):
     path = tmp_path / "out.json"
     write_all(coco_writer(path, SPEC))

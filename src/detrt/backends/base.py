@@ -6,6 +6,7 @@ serve do not depend on what runs the model. `FakeSession` ships for tests of any
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -185,7 +186,7 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-class BaseSession:
+class BaseSession(ABC):
     """What the sessions of all back ends share; `_info` is set by each."""
 
     spec: ModelSpec
@@ -212,8 +213,8 @@ class BaseSession:
         """Add to `info.notes`."""
         self._info = replace(self._info, notes=(*self._info.notes, text))
 
-    def run(self, feeds: Feeds) -> Outputs:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, feeds: Feeds) -> Outputs: ...
 
     def bind(self, *prompts: Any, **options: Any) -> Session:
         raise PromptError(NO_PROMPT)
@@ -229,8 +230,8 @@ class BaseSession:
     ) -> list[Detections]:
         return decode(outputs, self.spec, sizes_hw, threshold=threshold, class_ids=class_ids, max_detections=max_detections)
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Any:
         return self

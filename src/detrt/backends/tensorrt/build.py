@@ -11,6 +11,7 @@ from typing import Any
 from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
+from ...graph.operators import PLUGIN_NODES
 from ...spec import ModelSpec
 from ...system import Progress
 from ..child_process import run_child
@@ -19,8 +20,6 @@ from .bindings import check_installed
 from .config import EngineConfig
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.tensorrt.worker")
-# Looked for as NodeProto's field op_type (tag 0x22, length, text), since the caller's process does not load `onnx`.
-_PLUGIN_NODES = ("MSDeformAttn", "MultiscaleDeformableAttnPlugin_TRT")
 # Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
 _FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
 
@@ -124,7 +123,7 @@ def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
             f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with --msda "
             "gather, or choose --target tensorrt"
         )
-    if _PLUGIN_NODES[0] in held and not config.plugins:
+    if "MSDeformAttn" in held and not config.plugins:
         raise EngineError(
             f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/guide/plugin.md "
             "says how to build it), or export with --msda gather"
@@ -133,8 +132,9 @@ def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
 
 def plugin_operators(model_onnx: Path) -> list[str]:
     """Operators in an ONNX file that only a TensorRT plugin runs, without loading it."""
+    # Found as NodeProto's field op_type (tag 0x22, length, text), since the caller's process does not load `onnx`.
     with open(model_onnx, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return [name for name in _PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
+        return [name for name in PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
 
 
 def check_model_file(path: Path) -> None:
