@@ -1,4 +1,4 @@
-"""Images a second of `detrt detect --devices` for several lists of devices; run by hand, see docs/results/capacity.md.
+"""Images per second of `detrt detect --devices` for several lists of devices; run by hand, see docs/results/capacity.md.
 
     python benchmarks/measure_devices.py MODEL FOLDER --devices 0 --devices 0,0 --devices 0,1 --images 4096 --batch 32
 

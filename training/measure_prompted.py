@@ -2,8 +2,8 @@
 
     python training/measure_prompted.py random:grounding_dino 800x1200
 
-The detector graph runs on a ready tensor with the text tower's features; transformers runs its whole forward, and
-once more its text tower alone, which is taken off. Medians of `--repeats` runs, seconds.
+The detector graph runs on a ready tensor with the text encoder's features; transformers runs its whole forward, and
+once more its text encoder alone, which is taken off. Medians of `--repeats` runs, seconds.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ def main() -> None:
         start = time.perf_counter()
         report = export_onnx(source, Path(folder) / "model.onnx", ExportConfig())
         exported = time.perf_counter() - start
-        tower = OnnxSession(Path(folder) / "text.onnx")
+        text_encoder = OnnxSession(Path(folder) / "text.onnx")
         detector = OnnxSession(report.path)
-        known = {**text, **tower.run(text), PIXEL_VALUES: pixels, PIXEL_MASK: np.ones((1, height, width), np.int64)}
+        known = {**text, **text_encoder.run(text), PIXEL_VALUES: pixels, PIXEL_MASK: np.ones((1, height, width), np.int64)}
         feeds = {info.name: known[info.name] for info in detector.inputs}
-        ours, tower_seconds = median(lambda: detector.run(feeds), args.repeats), median(lambda: tower.run(text), args.repeats)
+        ours, encoder_seconds = (
+            median(lambda: detector.run(feeds), args.repeats),
+            median(lambda: text_encoder.run(text), args.repeats),
+        )
     mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in (source.spec.input.mean, source.spec.input.std))
     inputs = {
         PIXEL_VALUES: (torch.from_numpy(pixels).float() / 255 - mean) / std,
@@ -77,7 +80,7 @@ def main() -> None:
                 "threads": torch.get_num_threads(),
                 "export_and_check_s": round(exported, 1),
                 "onnxruntime_s": round(ours, 3),
-                "tower_s": round(tower_seconds, 3),
+                "tower_s": round(encoder_seconds, 3),
                 "transformers_s": round(whole, 3),
                 "transformers_text_s": round(bert, 3),
                 "ratio": round((whole - bert) / ours, 2),

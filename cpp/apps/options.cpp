@@ -12,12 +12,12 @@ const char* const help_text =
     "Without an output option, one line for each image is printed.\n"
     "\n"
     "  -t, --threshold NUMBER   keep scores above it (0.5)\n"
-    "      --classes NAMES      keep these classes: names or ids, with commas\n"
+    "      --classes NAMES      keep these classes: names or ids, comma-separated\n"
     "      --prompt FILE        what to find: a file of `detrt encode-prompt`, for models that take a prompt\n"
     "      --max-detections N   keep at most so many in an image\n"
     "      --json FILE          JSON lines to this file; - is stdout\n"
     "      --save DIR           annotated copies into this folder\n"
-    "      --batch N            images a run\n"
+    "      --batch N            batch size\n"
     "      --size HxW           input size, for models with a dynamic size\n"
     "      --benchmark N        time N runs of one batch after warming up\n"
     "      --backend NAME       auto, or one that was built in\n"
@@ -43,7 +43,7 @@ long whole(const std::string& name, const std::string& text, long low, long high
   errno = 0;
   const long value = std::strtol(text.c_str(), &end, 10);
   if (text.empty() || *end != '\0' || errno != 0 || value < low || value > high)
-    fail(name + " must be a whole number from " + std::to_string(low) + " to " + std::to_string(high) + "; got '" +
+    fail(name + " must be an integer from " + std::to_string(low) + " to " + std::to_string(high) + "; got '" +
          text + "'");
   return value;
 }
@@ -72,7 +72,7 @@ std::vector<std::string> names_of(const std::string& text) {
     start = end + 1;
   }
   if (names.empty())
-    fail("--classes must name classes with commas; got '" + text + "'");
+    fail("--classes must be comma-separated class names; got '" + text + "'");
   return names;
 }
 

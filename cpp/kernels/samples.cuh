@@ -89,7 +89,7 @@ template <class Row> __device__ __forceinline__ void fill_table(const Call& call
   }
 }
 
-// 2^23: an FP32 sum with it holds the whole number in its last bits.
+// 2^23: an FP32 sum with it holds the integer in its last bits.
 constexpr float whole = 8388608.0f;
 constexpr unsigned whole_bits = 0x4B000000u;
 
@@ -122,7 +122,7 @@ __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2
     x = inside ? x : 0.0f;
     y = inside ? y : 0.0f;
     weight = inside ? weight : 0.0f;
-    constexpr float magic = 1.5f * whole; // rounding down to whole numbers, also below zero
+    constexpr float magic = 1.5f * whole; // rounding down to integers, also below zero
     const float x0 = __fadd_rd(x, magic) - magic, y0 = __fadd_rd(y, magic) - magic;
     float right = x - x0, low = y - y0;
     if constexpr (Exact) {

@@ -88,7 +88,7 @@ template <class Call> std::int32_t guarded(const char* what, Call&& call) noexce
 
 std::int32_t one_number(const PluginField& field) {
   if (field.data == nullptr || field.length != 1)
-    throw std::invalid_argument(std::string("attribute '") + field.name + "' must be one whole number");
+    throw std::invalid_argument(std::string("attribute '") + field.name + "' must be one integer");
   if (field.type == PluginFieldType::kINT32)
     return *static_cast<const std::int32_t*>(field.data);
   if (field.type == PluginFieldType::kINT64)
@@ -104,7 +104,7 @@ std::vector<std::int32_t> numbers(const PluginField& field) {
     else if (field.data != nullptr && field.type == PluginFieldType::kINT64)
       found.push_back(static_cast<std::int32_t>(static_cast<const std::int64_t*>(field.data)[i]));
     else
-      throw std::invalid_argument(std::string("attribute '") + field.name + "' must be whole numbers, INT32 or INT64");
+      throw std::invalid_argument(std::string("attribute '") + field.name + "' must be integers, INT32 or INT64");
   return found;
 }
 

@@ -24,7 +24,7 @@ std::vector<std::int64_t> shape_of(const Json& json, const std::string& where, s
   for (const Json& side : json) {
     const bool symbolic = axes != nullptr && side.is_string();
     if (!symbolic && !side.is_number_integer())
-      throw Error(ErrorKind::spec, where + " must hold whole numbers; got " + Fields::shown(side));
+      throw Error(ErrorKind::spec, where + " must hold integers; got " + Fields::shown(side));
     shape.push_back(symbolic ? -1 : side.get<std::int64_t>());
     if (axes != nullptr)
       axes->push_back(symbolic ? side.get<std::string>() : "");

@@ -64,7 +64,7 @@ Detector::Detector(std::unique_ptr<Session> session, ModelSpec spec, const Detec
   batch_ = options.batch.value_or(fixed_batch_ > 0 ? fixed_batch_ : session_->max_batch() ? most : 1);
   if (batch_ < 1 || batch_ > most)
     throw Error(ErrorKind::usage, "batch must be from 1 to " + std::to_string(most) +
-                                      " images a run with this model and back end (" + session_->backend() + "); got " +
+                                      " with this model and back end (" + session_->backend() + "); got " +
                                       std::to_string(batch_));
 }
 

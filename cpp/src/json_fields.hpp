@@ -76,7 +76,7 @@ public:
         value.is_number_integer() &&
         !(value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX));
     if (!fits || value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)
-      fail(key, "must be a whole number from " + std::to_string(low) + " to " + std::to_string(high) + "; got " +
+      fail(key, "must be an integer from " + std::to_string(low) + " to " + std::to_string(high) + "; got " +
                     shown(value));
     return value.get<std::int64_t>();
   }

@@ -13,7 +13,7 @@ std::string text_of(Size size) {
   return std::to_string(size.height) + "x" + std::to_string(size.width);
 }
 
-// Largest size of the same aspect ratio inside the target; whole numbers only, halves round up.
+// Largest size of the same aspect ratio inside the target; integers only, halves round up.
 Size fit_size(Size original, Size target) {
   const std::int64_t h = original.height, w = original.width, th = target.height, tw = target.width;
   if (tw * h <= th * w) {

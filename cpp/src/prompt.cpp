@@ -114,7 +114,7 @@ void check_digest(const Fields& fields, const char* key, const Bundle& bundle, c
       return;
   if (digest.empty() && bundle.of_kind(kind).empty())
     return;
-  throw Error(ErrorKind::prompt, name + " was made for another bundle (the " + (kind == "text" ? "text tower" : kind) +
+  throw Error(ErrorKind::prompt, name + " was made for another bundle (the " + (kind == "text" ? "text encoder" : kind) +
                                      " differs); make it again with: detrt encode-prompt " + bundle.folder().string() +
                                      " --prompt '...' -o FILE");
 }

@@ -1,5 +1,5 @@
 // The resampling of Pillow, written from its published description: for every output pixel a window of input pixels
-// with normalised weights; one pass along the rows, one along the columns; weights are whole numbers of 1/2^22, and
+// with normalised weights; one pass along the rows, one along the columns; weights are integers of 1/2^22, and
 // each pass rounds to 8 bits.
 #include <algorithm>
 #include <cmath>

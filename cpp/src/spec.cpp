@@ -59,7 +59,7 @@ InputSpec read_input(const Json& json) {
   spec.normalize_in_graph = fields.flag("normalize_in_graph", true);
   if (spec.resize == Resize::shortest_edge) {
     check(spec.shortest_edge.has_value(),
-          "spec.input.shortest_edge must be a whole number from 1 to 16384; got nothing");
+          "spec.input.shortest_edge must be an integer from 1 to 16384; got nothing");
     check(!spec.longest_edge || *spec.longest_edge >= *spec.shortest_edge,
           "spec.input.longest_edge must be at least shortest_edge; got " +
               std::to_string(spec.longest_edge.value_or(0)));
@@ -119,8 +119,8 @@ TextSpec read_text(const Json& json) {
     spec.separators = value.get<std::vector<std::int64_t>>();
   }
   spec.tokenizer = fields.text("tokenizer", spec.tokenizer);
-  spec.tower = fields.text("tower", spec.tower);
-  for (const auto& [name, value] : {std::pair{"tokenizer", spec.tokenizer}, std::pair{"tower", spec.tower}})
+  spec.encoder = fields.text("tower", spec.encoder);
+  for (const auto& [name, value] : {std::pair{"tokenizer", spec.tokenizer}, std::pair{"tower", spec.encoder}})
     if (value.find_first_of("/\\") != std::string::npos || value == "." || value == "..")
       fields.fail(name, "must be the name of a file beside the model; got '" + value + "'");
   check(!spec.tokenizer.empty(), "spec.text.tokenizer must not be empty");
@@ -130,7 +130,7 @@ TextSpec read_text(const Json& json) {
 std::int64_t class_id_of(const std::string& key) {
   const bool digits = !key.empty() && key.size() <= 9 &&
                       std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-  check(digits, "labels: class ids must be whole numbers; got " + Fields::shown(key));
+  check(digits, "labels: class ids must be integers; got " + Fields::shown(key));
   return std::stoll(key);
 }
 

@@ -65,7 +65,7 @@ TEST_CASE("a detector keeps the order of the images, whatever the batch") {
 TEST_CASE("a batch that the model cannot take is refused") {
   detrt::DetectorOptions options;
   options.batch = 9;
-  CHECK_ERROR(detector_of(-1, 8, options), "batch must be from 1 to 8 images a run with this model");
+  CHECK_ERROR(detector_of(-1, 8, options), "batch must be from 1 to 8 with this model");
   CHECK_ERROR(detector_of(4, 8, options), "batch must be from 1 to 4");
   options.batch = 5000;
   CHECK_ERROR(detector_of(-1, {}, options), "batch must be from 1 to 1024");

@@ -100,10 +100,10 @@ TEST_CASE("a wrong prompt is refused") {
     const char* message;
   };
   const Row rows[] = {
-      {"/schema", 2, "schema must be a whole number from 1 to 1"},
+      {"/schema", 2, "schema must be an integer from 1 to 1"},
       {"/kind", "classes", "does not belong to this bundle"},
       {"/tokenizer_sha256", "ab", "was made for another bundle (the tokenizer differs)"},
-      {"/tower_sha256", "ab", "the text tower differs"},
+      {"/tower_sha256", "ab", "the text encoder differs"},
       {"/num_classes", 1, "above every class id"},
       {"/parts", Json::array(), ""},
       {"/parts/0/phrases", Json::array(), "must be a list of phrases"},

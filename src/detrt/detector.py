@@ -71,7 +71,7 @@ class Detector:
 
     session: what runs the model; the detector closes it.
     threshold: keep scores above it. classes: names or ids to keep, default all.
-    batch_size: images a run, default: what the session was made for (its fixed or largest batch), else 1.
+    batch_size: images per run; default: the fixed or largest batch of the session, else 1.
     size_hw: another (height, width) of the input, for models with a dynamic size.
     max_detections: keep at most so many for each image.
     resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.

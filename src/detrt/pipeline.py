@@ -218,8 +218,8 @@ class _Builder:
         facts = self._engine(MODEL, name, config, "engine")
         if check:
             check_engine(facts, self._precision)
-        if self.spec.text is not None and self.spec.text.tower:
-            self._engine(self.spec.text.tower, text_engine_name(name), config, "text-engine")
+        if self.spec.text is not None and self.spec.text.encoder:
+            self._engine(self.spec.text.encoder, text_engine_name(name), config, "text-engine")
 
     def _engine(self, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
         start = time.perf_counter()
@@ -341,7 +341,7 @@ def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
     for name in graph.data_files(path):
         shutil.copyfile(path.parent / name, folder / name)
     shutil.copyfile(path, folder / MODEL)
-    for name in (spec.text.tower, spec.text.tokenizer) if spec.text is not None else ():
+    for name in (spec.text.encoder, spec.text.tokenizer) if spec.text is not None else ():
         if name and not (path.parent / name).is_file():
             raise SpecError(f"'{path}' needs '{name}' beside it, which is not there; export the checkpoint again")
         if name:
@@ -354,7 +354,7 @@ def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
 def _model_entries(folder: Path, spec: ModelSpec) -> list[BundleFile]:
     kinds = {MODEL: "onnx", RANGES: "ranges", SEARCH_PLOT: "plot", SEARCH_STATE: "search"}
     if spec.text is not None:
-        kinds |= {spec.text.tower: "text", spec.text.tokenizer: "tokenizer"}
+        kinds |= {spec.text.encoder: "text", spec.text.tokenizer: "tokenizer"}
     return [_entry(folder, path.name, kinds.get(path.name, "weights")) for path in sorted(folder.iterdir())]
 
 

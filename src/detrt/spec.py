@@ -30,7 +30,7 @@ SCORES = "scores"  # (batch, max_detections) descending
 LABELS = "labels"  # (batch, max_detections) int64
 NUM_DETECTIONS = "num_detections"  # (batch,) int64
 
-# Of models with a prompt. The text tower turns the first two into the others.
+# Of models with a prompt. The text encoder turns the first two into the others.
 INPUT_IDS = "input_ids"  # (batch, tokens) int64
 ATTENTION_MASK = "attention_mask"  # (batch, tokens) int64, 1 = token, 0 = padding
 TEXT_FEATURES = "text_features"  # (batch, tokens, d) float32
@@ -48,6 +48,8 @@ ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
 PROMPTS = ("tokens", "classes")
+# JSON key of `TextSpec.encoder`: the name of the field in the first files of this schema.
+_ENCODER_KEY = "tower"
 
 
 def _check(condition: bool, message: str) -> None:
@@ -61,7 +63,7 @@ def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
 
 def _whole(field: str, value: object, low: int, high: int) -> None:
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    _check(ok, f"{field} must be a whole number from {low} to {high}; got {value!r}")
+    _check(ok, f"{field} must be an integer from {low} to {high}; got {value!r}")
 
 
 def _flag(field: str, value: object) -> None:
@@ -197,8 +199,8 @@ class TextSpec:
     kind "tokens": one prompt of phrases, and one logit for each token (Grounding DINO); `separators` are the
     token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one
     logit for each name (OmDet-Turbo).
-    tokenizer: file of the `tokenizers` library beside the model. tower: ONNX file of the text tower beside
-    the model; "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
+    tokenizer: file of the `tokenizers` library beside the model. encoder: ONNX file of the text encoder beside
+    the model (key "tower" in JSON); "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
     max_tokens: longest prompt, with its framing tokens. features: width of the text features.
     """
 
@@ -208,7 +210,7 @@ class TextSpec:
     pad_id: int = 0
     separators: tuple[int, ...] = ()
     tokenizer: str = "tokenizer.json"
-    tower: str = "text.onnx"
+    encoder: str = "text.onnx"
 
     def __post_init__(self) -> None:
         _one_of("text.kind", self.kind, PROMPTS)
@@ -218,8 +220,7 @@ class TextSpec:
         ok = isinstance(self.separators, (list, tuple)) and all(type(i) is int and i >= 0 for i in self.separators)
         _check(ok, f"text.separators must be token ids; got {self.separators!r}")
         object.__setattr__(self, "separators", tuple(self.separators))
-        for name in ("tokenizer", "tower"):
-            value = getattr(self, name)
+        for name, value in (("tokenizer", self.tokenizer), (_ENCODER_KEY, self.encoder)):
             plain = isinstance(value, str) and "/" not in value and "\\" not in value and value not in (".", "..")
             _check(plain, f"text.{name} must be the name of a file beside the model; got {value!r}")
         _check(bool(self.tokenizer), "text.tokenizer must not be empty")
@@ -249,7 +250,7 @@ class ModelSpec:
             try:
                 class_id = int(key)
             except (TypeError, ValueError):
-                raise SpecError(f"labels: class ids must be whole numbers; got {key!r}") from None
+                raise SpecError(f"labels: class ids must be integers; got {key!r}") from None
             _check(
                 0 <= class_id < self.decode.num_classes,
                 f"labels: class id {class_id} ({value!r}) does not fit a head with "
@@ -300,6 +301,7 @@ class ModelSpec:
             del data["text"]
         else:
             data["text"]["separators"] = list(self.text.separators)
+            data["text"][_ENCODER_KEY] = data["text"].pop("encoder")
         return {"schema": SCHEMA, **data}
 
     def to_json(self) -> str:
@@ -326,7 +328,8 @@ class ModelSpec:
         if data.get("text") is not None:
             kinds["text"] = TextSpec
         for key, kind in kinds.items():
-            values = _fields_of(f"spec.{key}", data.pop(key), {f.name for f in fields(kind)})
+            names = {_ENCODER_KEY if (key, f.name) == ("text", "encoder") else f.name: f.name for f in fields(kind)}
+            values = {names[name]: value for name, value in _fields_of(f"spec.{key}", data.pop(key), set(names)).items()}
             try:
                 parts[key] = kind(**values)
             except TypeError as error:
@@ -350,10 +353,10 @@ def _fields_of(where: str, data: object, allowed: set[str]) -> dict[str, Any]:
     return dict(data)
 
 
-TOWER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
+TEXT_ENCODER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
 
-# What a text tower returns, by the kind of the text part.
-TOWER_OUTPUTS = {
+# What a text encoder returns, by the kind of the text part.
+TEXT_ENCODER_OUTPUTS = {
     "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
     "classes": (TEXT_FEATURES, CLASS_FEATURES),
 }
@@ -374,13 +377,13 @@ def text_inputs(spec: ModelSpec) -> list[str]:
         return []
     if spec.text.kind == "classes":
         return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
-    names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.tower else list(TOWER_INPUTS)
+    names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.encoder else list(TEXT_ENCODER_INPUTS)
     return names + [PHRASE_MASK] * spec.decode.in_graph
 
 
-def is_tower(inputs: tuple[TensorInfo, ...]) -> bool:
-    """Whether a model with these inputs is a text tower."""
-    return {info.name for info in inputs} == set(TOWER_INPUTS)
+def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:
+    """Whether a model with these inputs is a text encoder."""
+    return {info.name for info in inputs} == set(TEXT_ENCODER_INPUTS)
 
 
 def parse_size(text: str) -> tuple[int, int]:

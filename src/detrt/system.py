@@ -165,7 +165,7 @@ def usable_cores() -> int:
 
 # Peak memory of this process.
 def peak_memory_mib() -> float:
-    """Largest resident memory of this process so far, MiB; 0 where the system does not tell.
+    """Largest resident memory of this process so far, MiB; 0 if the system does not report it.
 
     Linux's `ru_maxrss` survives fork and exec, so a child starts with its parent's peak; `VmHWM` is its own.
     """

@@ -1,4 +1,4 @@
-"""A model that takes a prompt, through the Detector: phrases and boxes, one run of the tower a prompt, lists in parts."""
+"""A model that takes a prompt, through the Detector: phrases and boxes, one run of the text encoder a prompt, lists in parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from text_cases import (
     model_spec,
     picture,
     run_detector,
-    run_tower,
+    run_text_encoder,
     tensors,
+    text_encoder_outputs,
     text_spec,
     tokenizer_json,
-    tower_outputs,
 )
 
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
@@ -46,7 +46,7 @@ def labels(found):
 def model(request):
     """The same model in its four forms."""
     kind = "classes" if request.param == "classes" else "tokens"
-    text = text_spec(kind, tower="" if request.param == "single graph" else "text.onnx")
+    text = text_spec(kind, encoder="" if request.param == "single graph" else "text.onnx")
     decode = {"in_graph": True} if request.param == "in graph" else {}
     return make_prompted(kind, spec=model_spec(kind, text=text, decode=decode))
 
@@ -91,11 +91,11 @@ def test_a_video_pays_for_its_prompt_once():
     detector = Detector(make_prompted(log=log), batch_size=2, prompt="red. blue.")
     for _ in detector.stream(RED_BLUE for _ in range(9)):
         pass
-    assert log["tower"] == 1 and log["detector"] == 5
+    assert log["text_encoder"] == 1 and log["detector"] == 5
     detector([GREEN] * 4, prompts=["a cat.", "red. blue.", "a cat.", "a dog."])
-    assert log["tower"] == 3
+    assert log["text_encoder"] == 3
     detector([GREEN], prompts=["red.  BLUE"])  # the same tokens
-    assert log["tower"] == 3
+    assert log["text_encoder"] == 3
 
 
 def test_the_cache_keeps_what_was_used_last():
@@ -103,7 +103,7 @@ def test_the_cache_keeps_what_was_used_last():
     detector = Detector(make_prompted(log=log, cache_size=2))
     for prompt in ("cat.", "dog.", "cat.", "red.", "cat.", "dog."):
         detector([GREEN], prompts=[prompt])
-    assert log["tower"] == 4  # "dog." had to go for "red."
+    assert log["text_encoder"] == 4  # "dog." had to go for "red."
     with pytest.raises(SessionError, match="at least 1"):
         make_prompted(cache_size=0)
 
@@ -114,14 +114,14 @@ def test_what_is_kept_does_not_change_the_result():
     assert first.boxes_xyxy.tobytes() == again.boxes_xyxy.tobytes() and first.scores.tobytes() == again.scores.tobytes()
 
 
-def test_class_names_are_towered_once_each():
+def test_class_names_are_encoded_once_each():
     log = Counter()
     detector = Detector(make_prompted("classes", log=log))
     detector([RED_BLUE, GREEN], prompts=["red. blue.", "blue. green."])
-    rows = [shapes["input_ids"][0] for name, shapes in log["shapes"] if name == "tower"]
+    rows = [shapes["input_ids"][0] for name, shapes in log["shapes"] if name == "text_encoder"]
     assert rows == [2, 1, 1, 1]  # the names of the first image and its task; one new name and a new task
     detector([GREEN], prompts=["green. red. blue."])
-    assert [shapes["input_ids"][0] for name, shapes in log["shapes"] if name == "tower"][4:] == [1]  # its task
+    assert [shapes["input_ids"][0] for name, shapes in log["shapes"] if name == "text_encoder"][4:] == [1]  # its task
 
 
 def test_a_task_of_ones_own():
@@ -236,7 +236,7 @@ def test_padding_of_a_batch_of_prompts():
 
 
 def profiled(text_max=64, minimum=4):
-    """Detector and tower with the profiles of engines."""
+    """Detector and text encoder with the profiles of engines."""
     spec = model_spec()
 
     def fake(inputs, outputs, function):
@@ -255,14 +255,14 @@ def profiled(text_max=64, minimum=4):
         shapes.append(feeds["text_features"].shape)
         return run_detector(feeds)
 
-    outs = tower_outputs("tokens")
+    outs = text_encoder_outputs("tokens")
 
-    def tower(feeds):
-        made = run_tower(feeds)
+    def text_encoder(feeds):
+        made = run_text_encoder(feeds)
         return {info.name: made[info.name] for info in outs}
 
     inputs, outputs = detector_tensors(spec)
-    both = fake(inputs, outputs, detect), fake(tensors("input_ids", "attention_mask"), outs, tower)
+    both = fake(inputs, outputs, detect), fake(tensors("input_ids", "attention_mask"), outs, text_encoder)
     return PromptedSession(both[0], PromptTokenizer(tokenizer_json(), spec.text), both[1]), shapes
 
 
@@ -337,7 +337,7 @@ def test_pairs_that_do_not_fit():
         PromptedSession(detector, made, detector)
     with pytest.raises(SessionError, match="fixed classes"):
         PromptedSession(make_session(fixed_spec()), made)
-    single = model_spec(text=text_spec(tower=""))
+    single = model_spec(text=text_spec(encoder=""))
     with pytest.raises(SessionError, match="is one graph"):
         PromptedSession(FakeSession(single, *detector_tensors(single), run_detector), made, detector)
 
@@ -349,10 +349,10 @@ def test_closing_closes_both():
     assert session.detector.closed and session.text_encoder.closed
 
 
-@pytest.mark.parametrize("where", ["tower", "detector", "queries"])
+@pytest.mark.parametrize("where", ["text_encoder", "detector", "queries"])
 def test_numbers_that_overflowed(where):
     session = make_prompted()
-    if where == "tower":
+    if where == "text_encoder":
         good = session.text_encoder._function
         session.text_encoder._function = lambda feeds: {
             n: a * np.nan if n == "text_features" else a for n, a in good(feeds).items()

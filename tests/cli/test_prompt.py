@@ -230,7 +230,7 @@ def test_damaged_parts(cli, place, name, damage):
     cli.refused("detect", "files/model.onnx", "in", "--prompt", "red.", names=name, advice="export|copy")
 
 
-def test_the_tower_is_no_model(cli, place):
+def test_a_text_encoder_is_not_a_detector(cli, place):
     cli.refused("detect", "files/text.onnx", "in", "--prompt", "red.", names="text encoder", advice="give the model itself")
 
 
@@ -256,8 +256,8 @@ def test_neither_torch_nor_transformers_is_loaded(place):
 
 
 def test_one_graph(place):
-    """A model without a tower takes the token ids itself; here it is opened without its file."""
-    spec = model_spec(text=text_spec(tower=""))
+    """A model without a text encoder takes the token ids itself; here it is opened without its file."""
+    spec = model_spec(text=text_spec(encoder=""))
     from text_cases import make_prompted
 
     session = make_prompted(spec=spec)

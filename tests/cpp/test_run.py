@@ -121,7 +121,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([tmp_path / "broken"], "cannot be read as JSON"),
         ([edit("schema", lambda d: d["spec"].update(schema=9))], "spec has schema 9"),
         ([edit("outside", lambda d: d["files"][0].update(path="../x"))], "outside its own folder; refused"),
-        ([bundle, "--batch", "0"], "--batch must be a whole number"),
+        ([bundle, "--batch", "0"], "--batch must be an integer"),
         ([bundle, "--threshold", "2"], "--threshold must be a number from 0 to 1; got '2'"),
         ([bundle, "--prompt", "p.json"], "there is no prompt file 'p.json'"),
         ([bundle, "--what"], "there is no option '--what'"),

@@ -197,7 +197,7 @@ def prompt_cases() -> list[dict]:
     listed = ["red", "green square", "blue", "striped star"]
     return [
         prompt_case("prompt", "tokens", "a red circle. the blue disk."),
-        prompt_case("prompt-of-one-graph", "tokens", "red. green. blue", text={"tower": ""}),
+        prompt_case("prompt-of-one-graph", "tokens", "red. green. blue", text={"encoder": ""}),
         prompt_case("list-in-parts", "tokens", listed, text={"max_tokens": 6}),
         prompt_case("prompt-in-graph", "tokens", "a red circle. the blue disk.", decode={"in_graph": True}),
         prompt_case("list-in-graph-in-parts", "tokens", listed, text={"max_tokens": 6}, decode={"in_graph": True}),
@@ -214,7 +214,7 @@ def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | N
 
     spec = text_cases.model_spec(kind, decode=decode, text=text_cases.text_spec(kind, **(text or {})))
     files = [BundleFile("tokenizer", "tokenizer.json", "12" * 32, 1), BundleFile("text", "text.onnx", "34" * 32, 1)]
-    files = files if spec.text.tower else files[:1]
+    files = files if spec.text.encoder else files[:1]
     rng = np.random.default_rng(len(name))
     images = [rng.integers(0, 256, (10, 12, 3), dtype=np.uint8), rng.integers(0, 256, (16, 9, 3), dtype=np.uint8)]
     images[0][:, :4, 1:] //= 8  # reddish on the left

@@ -19,7 +19,7 @@ from detrt.export import ExportConfig, export_onnx
 from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, unpadded
 from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs
-from detrt.models.contract import contract, tower_contract
+from detrt.models.contract import contract, text_encoder_contract
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds
 from detrt.models.load import load_source
 from detrt.models.wrapper import StockTextModule, TextExportModule, best_phrases
@@ -51,21 +51,21 @@ def made(tiny, tmp_path_factory):
 
 
 class Pair:
-    """An exported detector with its tower, next to the library's own model."""
+    """An exported detector with its text encoder, next to the library's own model."""
 
     def __init__(self, source, report):
         self.source, self.spec = source, report.spec
         model = graph.load(report.path)
         self.selections = topk_outputs(model)
         self.session = OnnxSession(with_outputs(model, self.selections).SerializeToString(), report.spec)
-        self.tower = None
-        if report.spec.text.tower:
-            self.tower = OnnxSession(report.path.with_name(report.spec.text.tower), report.spec)
+        self.encoder = None
+        if report.spec.text.encoder:
+            self.encoder = OnnxSession(report.path.with_name(report.spec.text.encoder), report.spec)
         self.module = TextExportModule(source, report.spec).eval()
         self.stock = StockTextModule(source, report.spec).eval()
 
     def encode(self, ids, mask):
-        return self.tower.run({"input_ids": ids, "attention_mask": mask})
+        return self.encoder.run({"input_ids": ids, "attention_mask": mask})
 
     def feeds(self, batch, size, tokens, seed=0):
         self.ids = example_ids(self.source, batch, tokens, seed)
@@ -91,14 +91,14 @@ def test_facts_of_the_files(name, made):
     assert graph.read_spec(report.path) == spec
     folder = report.path.parent
     assert (folder / spec.text.tokenizer).read_bytes() == source.tokenizer
-    files = {"model.onnx", spec.text.tokenizer, *([spec.text.tower] if spec.text.tower else [])}
+    files = {"model.onnx", spec.text.tokenizer, *([spec.text.encoder] if spec.text.encoder else [])}
     assert {path.name for path in folder.iterdir()} == files
-    assert (spec.text.tower == "") is (name == "single")
-    if spec.text.tower:
-        tower = graph.load(folder / spec.text.tower)
-        assert graph.read_spec(folder / spec.text.tower) == spec
-        summary = graph.summarise(tower)
-        wanted_in, wanted_out = tower_contract(spec)
+    assert (spec.text.encoder == "") is (name == "single")
+    if spec.text.encoder:
+        text_encoder = graph.load(folder / spec.text.encoder)
+        assert graph.read_spec(folder / spec.text.encoder) == spec
+        summary = graph.summarise(text_encoder)
+        wanted_in, wanted_out = text_encoder_contract(spec)
         assert dict(summary.inputs) == {i.name: (i.dtype, i.shape) for i in wanted_in}
         assert dict(summary.outputs) == {o.name: (o.dtype, o.shape) for o in wanted_out}
     model = graph.load(report.path)
@@ -169,7 +169,7 @@ def test_different_prompts_give_different_results(pairs):
     assert np.abs(found[0] - found[1]).max() > 1e-3 and np.abs(found[1] - found[2]).max() > 1e-3
 
 
-def test_the_single_graph_is_tower_and_detector(pairs, tiny):
+def test_the_single_graph_is_text_encoder_and_detector(pairs, tiny):
     pair = pairs("single")
     assert [info.name for info in pair.session.inputs][-2:] == ["input_ids", "attention_mask"]
     feeds = pair.feeds(2, (96, 128), 12, seed=4)

@@ -95,7 +95,7 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
         source = load_source(f"random:{name}/tiny")
         spec = exported_spec(source, ExportConfig())
         if spec.text is not None and spec.text.kind == "tokens":
-            spec = replace(spec, text=replace(spec.text, tower=""))  # the plain model reads token ids itself
+            spec = replace(spec, text=replace(spec.text, encoder=""))  # the plain model reads token ids itself
         session = TorchSession(source, device=device, spec=spec)
         step = spec.input.multiple_of
         size = spec.input.size_hw if not spec.input.dynamic else (-(-96 // step) * step, -(-160 // step) * step)
@@ -103,7 +103,7 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
         if spec.text is not None:
             feeds |= token_feeds(example_ids(source, 2, 8), spec)
         rng = np.random.default_rng(0)
-        for info in session.inputs:  # what a text tower gives
+        for info in session.inputs:  # what a text encoder gives
             shape = [{"batch": 2}.get(axis, 4) if isinstance(axis, str) else axis for axis in info.shape]
             made = rng.normal(size=shape).astype("float32") if info.dtype == "float32" else np.ones(shape, info.dtype)
             feeds.setdefault(info.name, made)

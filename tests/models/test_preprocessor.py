@@ -29,7 +29,7 @@ CASES = {
     "missing file, rf_detr": ("rf_detr", None, {"resize": "stretch", "height": 112, "dynamic": False, "mean": IMAGENET_MEAN}),
     "empty file": ("rt_detr", {}, {"height": 640, "rescale": 1 / 255, "resample": "bilinear"}),
     "nulls": ("rt_detr", {"size": None, "resample": None, "image_mean": None, "rescale_factor": None}, {"height": 640}),
-    "old whole-number size": (
+    "old integer size": (
         "detr",
         {"size": 600, "max_size": 1000},
         {"resize": "shortest_edge", "shortest_edge": 600, "longest_edge": 1000, "height": 600, "width": 800},

@@ -70,7 +70,7 @@ def test_answers():
         ([{**X, "shape": [2, 3], "data": [1] * 6}, Y], r"must have the shape \['batch', 2\]"),
         ([{**X, "shape": [2]}, Y], "must have the shape"),
         ([{**X, "shape": [0, 2], "data": []}, Y], "is empty"),
-        ([{**X, "shape": [-2, 2]}, Y], "whole numbers"),
+        ([{**X, "shape": [-2, 2]}, Y], "integers"),
         ([{**X, "shape": [2**40, 2**40]}, Y], "must have the shape"),
         ([{**X, "shape": [1, 2], "data": [1, 2]}, Y], "the same number of images"),
         ([{**X, "data": [1, 2, 3]}, Y], "needs 4 numbers; 'data' has 3"),

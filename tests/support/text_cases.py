@@ -1,4 +1,4 @@
-"""A small model that takes a prompt, as functions on arrays: a tokenizer, a text tower and a detector.
+"""A small model that takes a prompt, as functions on arrays: a tokenizer, a text encoder and a detector.
 
 A query of the detector sees one colour, the mean of a third of the picture, and is as sure of a token as the token's
 feature is like the feature of that colour's name. So what is found follows from the picture and the prompt alone.
@@ -64,7 +64,7 @@ def embedding(ids: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).reshape(*np.shape(ids), WIDTH).astype(np.float32)
 
 
-def run_tower(feeds) -> dict[str, np.ndarray]:
+def run_text_encoder(feeds) -> dict[str, np.ndarray]:
     """Features of the tokens; masks of sub-sentences by the loop of the published code."""
     ids, mask = feeds["input_ids"], feeds["attention_mask"]
     features = embedding(ids)
@@ -179,7 +179,7 @@ def detector_tensors(spec: ModelSpec, batch: int | str = "batch") -> tuple[tuple
     return (*inputs, *(TensorInfo(t.name, t.dtype, (batch, *t.shape[1:])) for t in texts)), outputs
 
 
-def tower_outputs(kind: str) -> tuple[TensorInfo, ...]:
+def text_encoder_outputs(kind: str) -> tuple[TensorInfo, ...]:
     names = ("text_features", "text_self_mask", "text_position_ids")
     if kind == "tokens":
         return tensors(*names)
@@ -189,7 +189,7 @@ def tower_outputs(kind: str) -> tuple[TensorInfo, ...]:
 def make_prompted(
     kind: str = "tokens", *, spec: ModelSpec | None = None, batch: int | str = "batch", log: Counter | None = None, **options
 ) -> PromptedSession:
-    """The model as a PromptedSession; log: counts "tower" and "detector" runs and keeps the last "feeds"."""
+    """The model as a PromptedSession; log: counts "text_encoder" and "detector" runs and keeps the last "feeds"."""
     spec = spec or model_spec(kind)
     counts = Counter() if log is None else log
 
@@ -204,17 +204,19 @@ def make_prompted(
 
     function = run_class_detector if kind == "classes" else run_decoding_detector if spec.decode.in_graph else run_detector
     detector = FakeSession(spec, *detector_tensors(spec, batch), counting("detector", function))
-    tower = None
-    if spec.text.tower:
-        outs = tower_outputs(kind)
+    text_encoder = None
+    if spec.text.encoder:
+        outs = text_encoder_outputs(kind)
         named = [info.name for info in outs]
-        tower = FakeSession(
+        text_encoder = FakeSession(
             spec,
             tensors("input_ids", "attention_mask"),
             outs,
-            counting("tower", lambda feeds: {name: array for name, array in run_tower(feeds).items() if name in named}),
+            counting(
+                "text_encoder", lambda feeds: {name: array for name, array in run_text_encoder(feeds).items() if name in named}
+            ),
         )
-    return PromptedSession(detector, PromptTokenizer(tokenizer_json(), spec.text), tower, **options)
+    return PromptedSession(detector, PromptTokenizer(tokenizer_json(), spec.text), text_encoder, **options)
 
 
 def picture(*colours: str, height: int = 9, width: int = 15) -> np.ndarray:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
-from text_cases import COLOURS, WIDTH, detector_tensors, embedding, model_spec, tensors, tokenizer_json, tower_outputs, word_id
+from text_cases import (
+    COLOURS,
+    WIDTH,
+    detector_tensors,
+    embedding,
+    model_spec,
+    tensors,
+    text_encoder_outputs,
+    tokenizer_json,
+    word_id,
+)
 
 from detrt import files
 from detrt.bundle import Bundle, BundleFile, Provenance
@@ -20,8 +30,8 @@ def write_text_model(folder: Path, spec: ModelSpec | None = None, extra: tuple[s
     spec = spec or model_spec()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_bytes(tokenizer_json(list(extra)))
-    if spec.text.tower:
-        (folder / "text.onnx").write_bytes(_tower(spec))
+    if spec.text.encoder:
+        (folder / "text.onnx").write_bytes(_text_encoder(spec))
     path = folder / "model.onnx"
     path.write_bytes(_detector(spec))
     return path
@@ -41,7 +51,7 @@ def write_text_bundle(folder: Path, spec: ModelSpec | None = None, without: str 
     return folder
 
 
-def _tower(spec: ModelSpec) -> bytes:
+def _text_encoder(spec: ModelSpec) -> bytes:
     """Features as in text_cases; the masks, which the detector here does not use, allow everything."""
     table = np.zeros((2100, WIDTH), np.float32)
     table[1000:] = embedding(np.arange(1000, 2100))
@@ -54,7 +64,7 @@ def _tower(spec: ModelSpec) -> bytes:
         helper.make_node("Mul", ["column", "row"], ["text_self_mask"]),
         helper.make_node("Mul", ["input_ids", "zero"], ["text_position_ids"]),
     ]
-    return _model(nodes, constants, tensors("input_ids", "attention_mask"), tower_outputs("tokens"), spec)
+    return _model(nodes, constants, tensors("input_ids", "attention_mask"), text_encoder_outputs("tokens"), spec)
 
 
 def _detector(spec: ModelSpec) -> bytes:

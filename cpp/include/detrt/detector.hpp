@@ -18,7 +18,7 @@ struct DetectorOptions {
   double threshold = 0.5;           // keep scores above it
   std::vector<std::string> classes; // names or ids to keep; empty: all
   std::optional<std::int64_t> max_detections;
-  std::optional<std::int64_t> batch; // images a run; default: the model's fixed batch, else 1
+  std::optional<std::int64_t> batch; // batch size; default: the model's fixed batch, else 1
   std::optional<Size> size;          // another input size, for models with a dynamic size
   std::string prompt;                // file of `detrt encode-prompt`, for models that take a prompt
   SessionOptions session;

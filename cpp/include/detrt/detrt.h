@@ -32,7 +32,7 @@ typedef struct detrt_options {
   int64_t max_detections; /* 0: no limit */
   int64_t batch;          /* 0: the model's own */
   int32_t threads;        /* 0: the back end's own */
-  const char* classes;    /* names or ids with commas; NULL: all */
+  const char* classes;    /* names or ids, comma-separated; NULL: all */
   const char* prompt;     /* file of `detrt encode-prompt`; NULL: none */
   const char* backend;    /* NULL: "auto" */
   const char* device;     /* NULL: "auto"; "cpu", "cuda", "cuda:1" */

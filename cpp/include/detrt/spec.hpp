@@ -59,7 +59,7 @@ struct TextSpec {
   TextKind kind = TextKind::tokens;
   std::int64_t max_tokens = 0, features = 0, pad_id = 0;
   std::vector<std::int64_t> separators;
-  std::string tokenizer = "tokenizer.json", tower = "text.onnx";
+  std::string tokenizer = "tokenizer.json", encoder = "text.onnx";
 };
 
 struct ModelSpec {

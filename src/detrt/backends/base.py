@@ -32,12 +32,12 @@ from ..spec import (
     PRED_BOXES,
     SCORES,
     TARGET_SIZES,
-    TOWER_INPUTS,
-    TOWER_OUTPUTS,
+    TEXT_ENCODER_INPUTS,
+    TEXT_ENCODER_OUTPUTS,
     ModelSpec,
     TensorInfo,
     TextSpec,
-    is_tower,
+    is_text_encoder,
     text_inputs,
 )
 from ..text.tokenizer import EncodedPrompt
@@ -270,7 +270,7 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Feeds) -> None:
 def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> None:
     """Compare the tensors of a model with what its spec promises; more outputs than that are fine.
 
-    A model with a text part may be its detector or its text tower.
+    A model with a text part may be its detector or its text encoder.
 
     Raises:
         SpecError: other names, another dtype of the pixels, or a fixed size that the spec does not allow.
@@ -279,8 +279,8 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
     wants_in = [PIXEL_VALUES] + [PIXEL_MASK] * spec.input.mask + [TARGET_SIZES] * decoded + text_inputs(spec)
     wants_out = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if decoded else [LOGITS, PRED_BOXES]
     has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
-    if spec.text is not None and is_tower(inputs):
-        wants_in, wants_out = list(TOWER_INPUTS), list(TOWER_OUTPUTS[spec.text.kind])
+    if spec.text is not None and is_text_encoder(inputs):
+        wants_in, wants_out = list(TEXT_ENCODER_INPUTS), list(TEXT_ENCODER_OUTPUTS[spec.text.kind])
     if set(has_in) != set(wants_in) or not set(wants_out) <= set(has_out):
         raise SpecError(
             f"{name} has the inputs {has_in} and outputs {has_out}; its spec promises {wants_in} and "

@@ -12,7 +12,7 @@ from typing import Any
 from ..bundle import MANIFEST, Bundle, BundleFile
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import LoadOptions
-from ..spec import ModelSpec, is_tower
+from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from .base import BaseSession
@@ -251,7 +251,7 @@ def _with_text_of(
         return session
     with _closing_on_error(session) as opened:
         tokenizer = PromptTokenizer(_only(bundle, "tokenizer", text.tokenizer), text)
-        if not text.tower:
+        if not text.encoder:
             return PromptedSession(session, tokenizer)
         why = "the bundle has none for the same target and GPUs"
         for entry in bundle.of_kind("text-engine") if engine is not None else []:
@@ -267,7 +267,7 @@ def _with_text_of(
             raise EngineError(
                 f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
             )
-        path = _only(bundle, "text", text.tower)
+        path = _only(bundle, "text", text.encoder)
         opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
         prompted = PromptedSession(session, tokenizer, opened[-1])
         if engine is not None:
@@ -289,15 +289,15 @@ def _with_text(
     if text is None:
         return session
     with _closing_on_error(session) as opened:
-        if is_tower(session.inputs):
+        if is_text_encoder(session.inputs):
             raise SessionError("this is the text encoder of a model; give the model itself, which lies beside it")
         tokenizer = PromptTokenizer(folder / text.tokenizer, text)
-        if not text.tower:
+        if not text.encoder:
             return PromptedSession(session, tokenizer)
         if engine is not None:
             opened.append(_open_engine(engine, device))
         else:
-            path = folder / text.tower
+            path = folder / text.encoder
             if not path.is_file():
                 raise SessionError(
                     f"there is no text encoder '{path}', which this model needs to read a prompt; copy it there from where the "

@@ -75,7 +75,7 @@ def to_json(session: PromptedSession, encoded: EncodedPrompt, bundle: Bundle) ->
         "schema": SCHEMA,
         "kind": bundle.spec.text.kind,
         "tokenizer_sha256": _digest(bundle, "tokenizer", bundle.spec.text.tokenizer),
-        "tower_sha256": _digest(bundle, "text", bundle.spec.text.tower),
+        "tower_sha256": _digest(bundle, "text", bundle.spec.text.encoder),
         "prompt": encoded.prompt.text,
         "listed": encoded.prompt.listed,
         "num_classes": encoded.prompt.num_classes,

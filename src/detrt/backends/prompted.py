@@ -44,10 +44,10 @@ from ..spec import (
     SCORES,
     TASK_FEATURES,
     TASK_MASK,
+    TEXT_ENCODER_INPUTS,
     TEXT_FEATURES,
     TEXT_POSITION_IDS,
     TEXT_SELF_MASK,
-    TOWER_INPUTS,
     ModelSpec,
     TensorInfo,
     TextSpec,
@@ -104,12 +104,14 @@ class PromptedSession(BaseSession):
             raise SessionError("this model has fixed classes and takes no prompt; open it without a tokenizer")
         if cache_size < 1:
             raise SessionError(f"cache_size must be at least 1; got {cache_size}")
-        needed = bool(text.tower)
+        needed = bool(text.encoder)
         if needed != (text_encoder is not None):
-            what = f"needs its text encoder '{text.tower}'" if needed else "is one graph and has no text encoder"
+            what = f"needs its text encoder '{text.encoder}'" if needed else "is one graph and has no text encoder"
             raise SessionError(f"this model {what}; open the bundle or the ONNX file with detrt.open_session")
-        if text_encoder is not None and {info.name for info in text_encoder.inputs} != set(TOWER_INPUTS):
-            raise SessionError(f"the text encoder must take {list(TOWER_INPUTS)}; got {[i.name for i in text_encoder.inputs]}")
+        if text_encoder is not None and {info.name for info in text_encoder.inputs} != set(TEXT_ENCODER_INPUTS):
+            raise SessionError(
+                f"the text encoder must take {list(TEXT_ENCODER_INPUTS)}; got {[i.name for i in text_encoder.inputs]}"
+            )
         self.detector, self.text_encoder, self.tokenizer = detector, text_encoder, tokenizer
         self.spec: ModelSpec = detector.spec
         self.text: TextSpec = text

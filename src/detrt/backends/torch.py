@@ -11,7 +11,7 @@ import torch
 from ..errors import SessionError, SourceError
 from ..models.contract import ExportConfig, contract, exported_spec
 from ..models.wrapper import ExportModule
-from ..spec import CLASS_FEATURES, TEXT_FEATURES, TOWER_INPUTS, ModelSpec, TensorInfo, TextSpec
+from ..spec import CLASS_FEATURES, TEXT_ENCODER_INPUTS, TEXT_FEATURES, ModelSpec, TensorInfo, TextSpec
 from ..text.tokenizer import PromptTokenizer
 from .base import Backend, BaseSession, Feeds, Outputs, Session, SessionInfo, check_feeds
 from .prompted import PromptedSession
@@ -36,13 +36,13 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     tokenizer = PromptTokenizer(source.tokenizer, text)
     # The plain model has no text encoder to be called by itself, except for class names; and no decoding in it.
     spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
-    spec = replace(spec, text=replace(text, tower=_text_encoder_of(text)))
+    spec = replace(spec, text=replace(text, encoder=_text_encoder_of(text)))
     encoder = TorchSession(source, device=device, spec=spec, part="text encoder") if _text_encoder_of(text) else None
     return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, encoder)
 
 
 def _text_encoder_of(text: TextSpec) -> str:
-    return (text.tower or "text.onnx") if text.kind == "classes" else ""
+    return (text.encoder or "text.onnx") if text.kind == "classes" else ""
 
 
 class TorchSession(BaseSession):
@@ -97,9 +97,9 @@ class TorchSession(BaseSession):
 def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
     if spec.text is None:
         return ExportModule(source.module, spec)
-    from ..models.wrapper import StockTextModule, StockTower
+    from ..models.wrapper import StockTextEncoder, StockTextModule
 
-    return StockTextModule(source, spec) if part == "detector" else StockTower(source)
+    return StockTextModule(source, spec) if part == "detector" else StockTextEncoder(source)
 
 
 def _use_kernel(model: torch.nn.Module) -> str:
@@ -118,5 +118,5 @@ def _text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tup
         TEXT_FEATURES: ("batch", "tokens", spec.text.features),
         CLASS_FEATURES: ("batch", spec.text.features),
     }
-    inputs = tuple(TensorInfo(name, "int64", ("batch", "tokens")) for name in TOWER_INPUTS)
+    inputs = tuple(TensorInfo(name, "int64", ("batch", "tokens")) for name in TEXT_ENCODER_INPUTS)
     return inputs, tuple(TensorInfo(name, "float32", shape) for name, shape in shapes.items())

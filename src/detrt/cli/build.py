@@ -67,7 +67,7 @@ class TargetOptions:
             if name == "onnxruntime":
                 raise EngineError("--target onnxruntime is now --target onnx: the ONNX file alone, which ONNX Runtime runs")
             if name not in (*TARGETS, INDUCTOR, ONNX):
-                raise EngineError(f"--target must be {allowed}, or several of them with commas; got {name!r}")
+                raise EngineError(f"--target must be {allowed}, or a comma-separated list of them; got {name!r}")
 
     @property
     def try_devices(self) -> tuple[str, ...]:

@@ -111,8 +111,8 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
         names = list(spec.labels.values())
         return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"}
     what = "phrases" if text.kind == "tokens" else f"up to {spec.decode.num_classes} class names, and a task"
-    tower = f"text tower {text.tower}" if text.tower else "one graph"
-    return {"prompt": f"{what}, up to {text.max_tokens} tokens{' each' if text.kind == 'classes' else ''}; {tower}"}
+    text_encoder = f"text encoder {text.encoder}" if text.encoder else "one graph"
+    return {"prompt": f"{what}, up to {text.max_tokens} tokens{' each' if text.kind == 'classes' else ''}; {text_encoder}"}
 
 
 def family_rows() -> list[dict[str, Any]]:

@@ -186,9 +186,9 @@ def _stopped_at(view: GraphView, error: str) -> Any:
 
 
 def comparable(candidate: GraphView, reference: GraphView) -> list[str]:
-    """Names that mean the same tensor in both graphs: floats, and whole numbers made of shapes only.
+    """Names that mean the same tensor in both graphs: floats, and integers made of shapes only.
 
-    Whole numbers that depend on the picture come from steps, which are compared in another way.
+    Integers that depend on the picture come from steps, which are compared in another way.
     """
     from ..graph.view import FLOATS
 
@@ -232,7 +232,7 @@ def _error(reference: NDArray, candidate: NDArray, metric: str) -> tuple[float, 
     a, b = reference.astype(np.float64), candidate.astype(np.float64)
     if reference.dtype.kind in "iub":
         wrong = int((a != b).sum())
-        return (1.0, f"{wrong} of {a.size} whole numbers differ") if wrong else (0.0, "")
+        return (1.0, f"{wrong} of {a.size} integers differ") if wrong else (0.0, "")
     with np.errstate(invalid="ignore", over="ignore"):
         masked = (np.abs(a) >= _MASKED) & (np.sign(a) == np.sign(b)) & (np.abs(b) >= 1e4)
     a, b = a[~masked], b[~masked]

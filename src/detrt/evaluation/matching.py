@@ -17,7 +17,7 @@ class Gate:
     """What counts as the same detections.
 
     threshold: compare detections with at least this score; where an image has fewer than `at_least`
-        such detections, its `at_least` best are compared, so that no image passes for want of boxes.
+        such detections, its `at_least` best are compared, so that no image passes because it has too few boxes.
     box_px: largest difference of a box side, in pixels of the original image. score: of a score.
     tensor: largest difference of logits and boxes relative to their largest value, selections forced.
     unmatched: share of the compared detections that may be missing, and of those that may be extra.

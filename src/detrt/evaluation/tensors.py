@@ -38,7 +38,7 @@ def forced_rows(
                 yield {**where, "output": "all", "error": float("inf"), "text": str(error)}
                 continue
             want = run_forced(detector_of(ref), given, chosen)
-            # What the text towers made, where both sides have one.
+            # What the text encoders made, where both sides have one.
             want |= {name: given[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in given and name in asked}
             got |= {name: asked[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in asked}
             for name, expected in want.items():

@@ -34,7 +34,7 @@ def export_onnx(
 ) -> ExportReport:
     """Export a source to one ONNX graph with its spec inside, and check it.
 
-    Of a prompted model also its text tower and its tokenizer, beside it under the names in the spec.
+    Of a prompted model also its text encoder and its tokenizer, beside it under the names in the spec.
 
     Raises:
         ExportError: a choice that the family cannot take, or a model that does not trace.

@@ -1,4 +1,4 @@
-"""Export of a prompted model: detector, text tower, tokenizer, and the check of both graphs together."""
+"""Export of a prompted model: detector, text encoder, tokenizer, and the check of both graphs together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..backends.base import relative_error
 from ..errors import ExportError, SourceError
 from ..graph.clean import topk_outputs, with_outputs
 from ..graph.io import summarise
-from ..models.contract import ExportConfig, contract, other_size, tower_contract, trace_size
-from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, tower_in_torch
+from ..models.contract import ExportConfig, contract, other_size, text_encoder_contract, trace_size
+from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
 from ..models.hooks import forced_topk
 from ..models.source import Source
-from ..models.wrapper import StockTextModule, TextExportModule, TowerModule
+from ..models.wrapper import StockTextModule, TextEncoderModule, TextExportModule
 from ..spec import (
     ATTENTION_MASK,
     CLASS_MASK,
@@ -47,13 +47,13 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     assert text is not None
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
-    if path.name in (text.tower, text.tokenizer):
-        raise ExportError(f"'{path.name}' is the name of the {text.tower and 'text tower'} beside the model; give another")
+    if path.name in (text.encoder, text.tokenizer):
+        raise ExportError(f"'{path.name}' is the name of the {text.encoder and 'text encoder'} beside the model; give another")
     start = time.perf_counter()
-    tower = None
-    if text.tower:
-        say("tracing the text tower")
-        tower = _traced_tower(source, spec, config)
+    text_encoder = None
+    if text.encoder:
+        say("tracing the text encoder")
+        text_encoder = _traced_text_encoder(source, spec, config)
     say("tracing")
     module = TextExportModule(source, spec).eval()
     model = _traced_detector(module, source, spec, config)
@@ -61,11 +61,11 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_text_export(module, source, model, tower, spec))
+        errors = tuple(check_text_export(module, source, model, text_encoder, spec))
         require_equal(errors)
     graph.save(model, path)
-    if tower is not None:
-        graph.save(tower, path.with_name(text.tower))
+    if text_encoder is not None:
+        graph.save(text_encoder, path.with_name(text.encoder))
     with files.writing(path.with_name(text.tokenizer)) as temporary:
         temporary.write_bytes(source.tokenizer)
     return ExportReport(path, spec, summarise(model), seconds, errors)
@@ -75,10 +75,10 @@ def _axes(infos: Any) -> dict[str, dict[int, str]]:
     return {i.name: {axis: side for axis, side in enumerate(i.shape) if isinstance(side, str)} for i in infos}
 
 
-def _traced_tower(source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
-    inputs, outputs = tower_contract(spec)
+def _traced_text_encoder(source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
+    inputs, outputs = text_encoder_contract(spec)
     ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
-    module = TowerModule(source, spec).eval()
+    module = TextEncoderModule(source, spec).eval()
     arrays = tuple(torch.from_numpy(array) for array in ids)
     names = [name for name in source.family.rewrites if name != "msda"]
     traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, names, config.opset)
@@ -89,26 +89,26 @@ def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, 
     inputs, outputs = contract(spec)
     feeds = image_feeds(spec, TRACED_ROWS, trace_size(spec))
     ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
-    feeds |= text_feeds(source, spec, ids, tower_in_torch(source, spec))
+    feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
     arrays = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
     traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, source.family.rewrites, config.opset)
     return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
 
 
 def check_text_export(
-    module: TextExportModule, source: Source, model: Any, tower: Any, spec: ModelSpec
+    module: TextExportModule, source: Source, model: Any, text_encoder: Any, spec: ModelSpec
 ) -> Iterator[dict[str, Any]]:
     """Run both graphs and the library's own model side by side at what was not traced.
 
-    The detector gets the features of the exported tower, so the rows hold the errors of both. Yields one
+    The detector gets the features of the exported text encoder, so the rows hold the errors of both. Yields one
     row a case and output: batch, height, width, tokens, output, error.
     """
     from ..backends.onnxruntime.session import OnnxSession
 
     selections = topk_outputs(model)
     session = OnnxSession(with_outputs(model, selections).SerializeToString(), spec)
-    towers = None if tower is None else OnnxSession(tower.SerializeToString(), spec)
-    inputs = [info.name for info in tower_contract(spec)[0]]
+    encoder_session = None if text_encoder is None else OnnxSession(text_encoder.SerializeToString(), spec)
+    inputs = [info.name for info in text_encoder_contract(spec)[0]]
     stock = StockTextModule(source, spec).eval()
     try:
         for batch, another, tokens in CHECKS:
@@ -116,8 +116,8 @@ def check_text_export(
             ids = example_ids(source, batch, tokens, seed=batch)
 
             def encode(*arrays: NDArray) -> Mapping[str, NDArray]:
-                assert towers is not None
-                return towers.run(dict(zip(inputs, arrays, strict=True)))
+                assert encoder_session is not None
+                return encoder_session.run(dict(zip(inputs, arrays, strict=True)))
 
             feeds = image_feeds(spec, batch, size, seed=batch) | text_feeds(source, spec, ids, encode)
             got = session.run(feeds)
@@ -130,8 +130,8 @@ def check_text_export(
                 yield {**row, "error": relative_error(*unpadded(expected, got[name], feeds, name))}
     finally:
         session.close()
-        if towers is not None:
-            towers.close()
+        if encoder_session is not None:
+            encoder_session.close()
 
 
 def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]) -> list[NDArray]:

@@ -23,11 +23,11 @@ from ..spec import (
     TARGET_SIZES,
     TASK_FEATURES,
     TASK_MASK,
+    TEXT_ENCODER_INPUTS,
+    TEXT_ENCODER_OUTPUTS,
     TEXT_FEATURES,
     TEXT_POSITION_IDS,
     TEXT_SELF_MASK,
-    TOWER_INPUTS,
-    TOWER_OUTPUTS,
     ModelSpec,
     TensorInfo,
     text_inputs,
@@ -114,7 +114,7 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
     return tuple(inputs), tuple(outputs)
 
 
-# Shapes of text inputs, and of the outputs of a tower; d is the width of the text features.
+# Shapes of text inputs, and of the outputs of a text encoder; d is the width of the text features.
 _TEXT_SHAPES: dict[str, tuple[str, ...]] = {
     INPUT_IDS: ("batch", "tokens"),
     ATTENTION_MASK: ("batch", "tokens"),
@@ -129,11 +129,11 @@ _TEXT_SHAPES: dict[str, tuple[str, ...]] = {
 }
 
 
-def tower_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Inputs and outputs of a text tower's graph."""
+def text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Inputs and outputs of a text encoder's graph."""
     assert spec.text is not None
-    inputs = tuple(_text_input(name, spec) for name in TOWER_INPUTS)
-    outputs = [_text_input(name, spec) for name in TOWER_OUTPUTS[spec.text.kind]]
+    inputs = tuple(_text_input(name, spec) for name in TEXT_ENCODER_INPUTS)
+    outputs = [_text_input(name, spec) for name in TEXT_ENCODER_OUTPUTS[spec.text.kind]]
     if spec.text.kind == "classes":  # one row a name: there is no axis of classes yet
         outputs[1] = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
     return inputs, tuple(outputs)
@@ -152,10 +152,10 @@ def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec
         raise ExportError(f"--single-graph is for models that take a prompt; {title} has one graph anyway")
     if spec.text.kind == "classes":
         raise ExportError(
-            f"--single-graph: {title} runs its text tower over every name and once for the task, so the two are graphs "
+            f"--single-graph: {title} runs its text encoder over every name and once for the task, so the two are graphs "
             "of different batches; leave --single-graph out"
         )
-    return replace(spec, text=replace(spec.text, tower=""))
+    return replace(spec, text=replace(spec.text, encoder=""))
 
 
 def _most_detections(spec: ModelSpec) -> int:
@@ -220,7 +220,7 @@ class ExportConfig:
     normalize: whether rescale and normalisation are part of the graph.
     input_dtype: "uint8" or "float32" raw pixels (only float32 when normalize is False).
     mask: keep the padding mask input of families that have one; False needs a fixed size.
-    single_graph: of a prompted model, one graph that takes token ids, instead of a detector and a text tower.
+    single_graph: of a prompted model, one graph that takes token ids, instead of a detector and a text encoder.
     check: run the result at a batch and a size that were not traced and compare with PyTorch.
     """
 
@@ -291,7 +291,7 @@ class ExportConfig:
             raise ExportError("give both --height and --width (or --size for a square), or neither")
         for name, value in (("--height", self.height), ("--width", self.width)):
             if value is not None and not (isinstance(value, int) and 1 <= value <= 16384):
-                raise ExportError(f"{name} must be a whole number of pixels from 1 to 16384; got {value!r}")
+                raise ExportError(f"{name} must be an integer of pixels from 1 to 16384; got {value!r}")
         if self.max_detections is not None and self.max_detections < 1:
             raise ExportError(f"--max-detections must be at least 1; got {self.max_detections}")
         if not 0.0 <= self.score_threshold <= 1.0:

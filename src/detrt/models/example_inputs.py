@@ -25,7 +25,7 @@ from ..spec import (
     text_inputs,
 )
 from .source import Source
-from .wrapper import TowerModule
+from .wrapper import TextEncoderModule
 
 
 def example_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int = 0) -> dict[str, NDArray]:
@@ -126,15 +126,15 @@ def example_phrases(ids: NDArray, spec: ModelSpec) -> NDArray[np.int64]:
 
 
 def token_feeds(ids: Ids, spec: ModelSpec) -> dict[str, NDArray]:
-    """The feeds that need no text tower: token ids, their mask, and the phrases of a graph that decodes."""
+    """The feeds that need no text encoder: token ids, their mask, and the phrases of a graph that decodes."""
     feeds = {INPUT_IDS: ids[0], ATTENTION_MASK: ids[1]}
     if spec.decode.in_graph:
         feeds[PHRASE_MASK] = example_phrases(ids[0], spec)
     return feeds
 
 
-# Maps an array of token ids and its mask to the outputs of a text tower, by name.
-Tower = Callable[[NDArray, NDArray], Mapping[str, NDArray]]
+# Maps an array of token ids and its mask to the outputs of a text encoder, by name.
+TextEncoder = Callable[[NDArray, NDArray], Mapping[str, NDArray]]
 
 
 def image_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int = 0) -> dict[str, NDArray]:
@@ -143,9 +143,9 @@ def image_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int
     return {name: feeds[name] for name in (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES) if name in feeds}
 
 
-def tower_in_torch(source: Source, spec: ModelSpec) -> Tower:
-    """The text tower on arrays, run by PyTorch."""
-    module = TowerModule(source, spec).eval()
+def torch_text_encoder(source: Source, spec: ModelSpec) -> TextEncoder:
+    """The text encoder on arrays, run by PyTorch."""
+    module = TextEncoderModule(source, spec).eval()
 
     def run(ids: NDArray, mask: NDArray) -> dict[str, NDArray]:
         with torch.no_grad():
@@ -155,7 +155,7 @@ def tower_in_torch(source: Source, spec: ModelSpec) -> Tower:
     return run
 
 
-def text_feeds(source: Source, spec: ModelSpec, ids: Ids, tower: Tower) -> dict[str, NDArray]:
+def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEncoder) -> dict[str, NDArray]:
     """The text feeds of a detector, one prompt an image.
 
     Kind "classes": image i asks for as many classes as are left after dropping i of them, all rows of the
@@ -164,12 +164,12 @@ def text_feeds(source: Source, spec: ModelSpec, ids: Ids, tower: Tower) -> dict[
     assert spec.text is not None
     feeds = token_feeds(ids, spec)
     if spec.text.kind == "tokens":
-        if spec.text.tower:
-            feeds |= tower(*ids)
+        if spec.text.encoder:
+            feeds |= text_encoder(*ids)
         return {name: feeds[name] for name in text_inputs(spec)}
     batch = len(ids[0])
     names = example_ids(source, batch + 2, 7, seed=batch)
-    features, task = tower(*names)[CLASS_FEATURES], tower(*ids)[TEXT_FEATURES]
+    features, task = text_encoder(*names)[CLASS_FEATURES], text_encoder(*ids)[TEXT_FEATURES]
     mask = np.ones((batch, len(names[0])), np.int64)
     for image in range(batch):
         mask[image, len(names[0]) - image :] = 0

@@ -72,12 +72,12 @@ def choose(
     known = ", ".join(f"{count} ({name})" for count, (name, _) in label_sets().items())
     raise SourceError(
         f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
-        "Give the names with --labels FILE, one a line"
+        "Give the names with --labels FILE, one per line"
     )
 
 
 def read_labels(path: Path | str, classes: int) -> dict[int, str]:
-    """Class names from a text file (one a line) or a JSON object of id to name.
+    """Class names from a text file (one per line) or a JSON object of id to name.
 
     Raises:
         SpecError: unreadable, empty, or not as many names as the head has classes.

@@ -46,7 +46,7 @@ class LoadOptions:
     family: str | None = field(
         default=None,
         metadata={
-            "help": "Model family of ckpt:FILE, if its keys do not tell; deimv2-upstream for a DEIMv2 folder.",
+            "help": "Model family of ckpt:FILE, if it cannot be inferred from the keys; deimv2-upstream for a DEIMv2 folder.",
             "panel": "Checkpoint",
         },
     )

@@ -27,7 +27,7 @@ from ..spec import (
 )
 from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
 from .arch.omdet_turbo import OmDetDetector, OmDetText
-from .contract import contract, tower_contract
+from .contract import contract, text_encoder_contract
 from .nms_op import surviving
 from .source import Source
 
@@ -135,13 +135,13 @@ class ExportModule(nn.Module):
         return corners * size, scores, labels, count
 
 
-# The modules that are traced for a prompted model: its detector, and its text tower.
+# The modules that are traced for a prompted model: its detector, and its text encoder.
 
 
 class TextExportModule(ExportModule):
     """A prompted detector with the input and output contract of its spec; see `detrt.models.contract`.
 
-    With `spec.text.tower` empty it takes token ids, and runs the text tower itself. Returns
+    With `spec.text.encoder` empty it takes token ids, and runs the text encoder itself. Returns
     (logits, pred_boxes) with a logit for each token or class, or (boxes, scores, labels, num_detections),
     where a label is the number of a phrase or of a class.
     """
@@ -150,7 +150,7 @@ class TextExportModule(ExportModule):
         assert spec.text is not None
         tokens = spec.text.kind == "tokens"
         super().__init__(GroundingDetector(source.module) if tokens else OmDetDetector(source.module), spec)
-        self.tower = None if spec.text.tower else tower_of(source, spec)
+        self.text_encoder = None if spec.text.encoder else text_encoder_of(source, spec)
 
     @property
     def input_names(self) -> list[str]:
@@ -160,9 +160,9 @@ class TextExportModule(ExportModule):
         feeds = dict(zip(self.input_names[1:], rest, strict=True))
         mask = feeds.get(PIXEL_MASK)
         pixels = self.normalized(pixel_values, mask)
-        if self.tower is not None:
+        if self.text_encoder is not None:
             ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
-            features, seen, positions = self.tower(ids, attention)
+            features, seen, positions = self.text_encoder(ids, attention)
             text = [features, attention, seen, positions]
         else:
             text = [feeds[name] for name in text_inputs(self.spec) if name != PHRASE_MASK]
@@ -191,21 +191,21 @@ def best_phrases(probabilities: Tensor, phrase_mask: Tensor) -> tuple[Tensor, Te
     return best, mask.argmax(1).gather(1, token)
 
 
-class TowerModule(nn.Module):
-    """A text tower: input_ids and attention_mask (batch, tokens) int64 -> the outputs of `tower_contract`."""
+class TextEncoderModule(nn.Module):
+    """A text encoder: input_ids and attention_mask (batch, tokens) int64 -> the outputs of `text_encoder_contract`."""
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.model = tower_of(source, spec)
-        inputs, outputs = tower_contract(spec)
+        self.model = text_encoder_of(source, spec)
+        inputs, outputs = text_encoder_contract(spec)
         self.input_names, self.output_names = [i.name for i in inputs], [o.name for o in outputs]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         return self.model(input_ids, attention_mask)
 
 
-def tower_of(source: Source, spec: ModelSpec) -> nn.Module:
+def text_encoder_of(source: Source, spec: ModelSpec) -> nn.Module:
     assert spec.text is not None
     if spec.text.kind == "tokens":
         return GroundingText(source.module, spec.text.separators)
@@ -219,7 +219,7 @@ class StockTextModule(ExportModule):
     """The library's own forward, without detrt's modules and rewrites; raw outputs only.
 
     kind "tokens": pixel_values, pixel_mask, input_ids, attention_mask, as of a single graph, whatever
-    `spec.text.tower` says. kind "classes": the inputs of the detector's graph.
+    `spec.text.encoder` says. kind "classes": the inputs of the detector's graph.
     Returns logits (batch, queries, tokens or classes), padding `PADDED_LOGIT`, and pred_boxes
     (batch, queries, 4).
     """
@@ -271,7 +271,7 @@ class StockTextModule(ExportModule):
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-class StockTower(torch.nn.Module):
+class StockTextEncoder(torch.nn.Module):
     """The library's own text model of kind "classes".
 
     input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d), class_features (n, d).

@@ -126,7 +126,7 @@ class _Retyper:
             maker = view.nodes[index] if index is not None else None
             source = name
             if maker is not None and maker.op_type == "Cast" and not view.float_inputs(maker):
-                source = maker.input[0]  # straight from the whole number, not through another float
+                source = maker.input[0]  # straight from the integer, not through another float
             label = f"{maker.name if maker is not None else '/' + name}/Cast_{'fp32' if kind == FLOAT else self.precision}"
             cast = helper.make_node("Cast", [source], [copy], name=label, to=kind)
             (self.before if index is None else self.after.setdefault(index, [])).append(cast)

@@ -46,7 +46,7 @@ class PrecisionConfig:
         set of blocks that must stay out of `low`, within `budget`.
     calibration: folder of images, or a COCO annotation file whose images lie beside it (see
         `calibration.find`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
-    calibration_images: use at most so many of them. batch_size: images a run.
+    calibration_images: use at most so many of them. batch_size: batch size.
     prompt: what a model with a prompt is asked for on these images; such a model needs one.
     method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
     percentile: for that method, in percent.

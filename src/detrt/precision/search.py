@@ -95,7 +95,7 @@ class Search:
     """Finds the smallest set of blocks that must not be in the low type.
 
     model, spec: the FP32 graph. coco: annotation file and image folder, for a budget in AP. state: JSON file.
-    prompted: of a model that takes a prompt, a session that brings its text tower and tokenizer; what the pictures are asked
+    prompted: of a model that takes a prompt, a session that brings its text encoder and tokenizer; what the pictures are asked
     for is the prompt of `config`. It stays open.
     """
 

@@ -74,7 +74,7 @@ def convert_file(
 
 def text_feeds(path: Path, prompt: str) -> list[Feeds]:
     """The text inputs of a detector for one image, for each part in which it takes the prompt; path: its ONNX file,
-    beside which its text tower and its tokenizer lie.
+    beside which its text encoder and its tokenizer lie.
 
     Raises:
         PromptError: nothing to look for, or too many tokens.

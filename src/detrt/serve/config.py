@@ -29,7 +29,7 @@ class ServedModel:
 class ServeConfig:
     """How to serve.
 
-    max_batch: images a run. max_delay_ms: how long an image waits for others while a worker has nothing to do.
+    max_batch: largest batch. max_delay_ms: longest time that an image waits for others while a worker is idle.
     workers: processes for each device; None: two that share the cores of a CPU, one for each GPU.
     devices: as `detrt.system.parse_devices` returns them. threads: of each CPU worker; None: its share of the cores.
     size_hw: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.

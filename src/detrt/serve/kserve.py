@@ -146,7 +146,7 @@ def _feeds(data: Mapping[str, Any], tail: bytes, infos: Sequence[TensorInfo]) ->
 def _shape(entry: Mapping[str, Any], info: TensorInfo) -> tuple[int, ...]:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(axis) is int and axis >= 0 for axis in shape):
-        raise bad(f"input '{info.name}' needs a 'shape' of whole numbers; got {json.dumps(shape)[:100]}")
+        raise bad(f"input '{info.name}' needs a 'shape' of integers; got {json.dumps(shape)[:100]}")
     if len(shape) != len(info.shape) or math.prod(shape) > _LARGEST:
         raise bad(f"input '{info.name}' must have the shape {list(info.shape)}; got {str(shape)[:100]}")
     if 0 in shape:
@@ -238,7 +238,7 @@ def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
     if value is None or (type(value) is int and value == 0):
         return None
     if type(value) is not int or not 0 < value <= 86_400_000_000:
-        raise bad(f"'timeout' must be a whole number of microseconds; got {json.dumps(value)[:40]}")
+        raise bad(f"'timeout' must be an integer of microseconds; got {json.dumps(value)[:40]}")
     return value / 1e3
 
 

@@ -410,7 +410,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A field of a form or of a query: lists are text with commas, and null is leaving it out."""
+    """A field of a form or of a query: lists are comma-separated text, and null means that it is left out."""
     kinds = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
     kind = next((part for part in kinds if part["type"] != "array"), {"type": "string"})
     text = schema.get("description") or kind.get("description") or ""

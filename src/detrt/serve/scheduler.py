@@ -389,7 +389,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def peeked_size(data: bytes) -> tuple[int, int] | None:
-    """(height, width) from the header of an image file, None where it does not tell.
+    """(height, width) from the header of an image file; None if it has none.
 
     It only chooses who shares a batch; what the worker decodes decides. A image that is turned by its EXIF data
     may so wait in another lane than it should.

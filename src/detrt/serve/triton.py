@@ -249,7 +249,7 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     spec = bundle.spec
     if spec.text is not None:
         raise SpecError(
-            f"'{bundle_folder}' takes a prompt: its tokenizer and its text tower are not models of Triton; serve it with: "
+            f"'{bundle_folder}' takes a prompt: its tokenizer and its text encoder are not models of Triton; serve it with: "
             f"detrt serve {bundle_folder}"
         )
     name = config.name or re.sub(r"[^A-Za-z0-9_.-]", "_", Path(os.path.abspath(bundle_folder)).name)

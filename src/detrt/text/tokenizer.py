@@ -139,7 +139,7 @@ class PromptTokenizer:
             if chunk.length > limit:
                 raise PromptError(
                     f"the prompt has {chunk.length} tokens ({frame} of them frame it), this model takes at most {limit}; make "
-                    "it shorter, or give class names one a line with --classes-from FILE, which run in chunks"
+                    "it shorter, or give class names one per line with --classes-from FILE, which run in chunks"
                 )
             self._check_count(prompt, max_phrases)
             return EncodedPrompt(prompt, (chunk,), unknown)
@@ -203,7 +203,7 @@ class PromptTokenizer:
         if most is not None and len(prompt.phrases) > most:
             raise PromptError(
                 f"the prompt has {len(prompt.phrases)} phrases, this model takes at most {most} in a run; make it shorter, or "
-                "give class names one a line with --classes-from FILE, which run in chunks"
+                "give class names one per line with --classes-from FILE, which run in chunks"
             )
 
     def _check_words(self, prompt: Prompt, encodings: Sequence[Any]) -> tuple[str, ...]:

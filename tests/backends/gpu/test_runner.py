@@ -235,7 +235,7 @@ def test_a_prompt_is_told_once(tmp_path):
         detector = kind(path)
         text = detector.spec.text
         return PromptedSession(
-            detector, PromptTokenizer(tmp_path / text.tokenizer, text), OnnxSession(tmp_path / text.tower, detector.spec)
+            detector, PromptTokenizer(tmp_path / text.tokenizer, text), OnnxSession(tmp_path / text.encoder, detector.spec)
         )
 
     images = [picture(40, 60), picture(60, 40), picture(44, 44)]

@@ -38,7 +38,7 @@ def test_what_a_prompted_package_cannot_be():
     with pytest.raises(EngineError, match="--decode graph is not for"):
         check_ready(InductorConfig(), spec.with_decode(in_graph=True))
     with pytest.raises(EngineError, match="--single-graph is not for"):
-        check_ready(InductorConfig(), replace(spec, text=replace(spec.text, tower="")))
+        check_ready(InductorConfig(), replace(spec, text=replace(spec.text, encoder="")))
     with pytest.raises(EngineError, match="fixed classes"):
         check_ready(InductorConfig(tokens=16), replace(spec, text=None))
 
@@ -61,7 +61,7 @@ def test_queries_that_tie_may_change_places():
 
 @pytest.mark.slow
 def test_detections_are_those_of_the_onnx_file(tmp_path, capsys):
-    """The detector compiled for prompts of one length, with its tower and its tokenizer, from the command."""
+    """The detector compiled for prompts of one length, with its text encoder and its tokenizer, from the command."""
     from PIL import Image
 
     from detrt.data.scenes.scene import draw_scene

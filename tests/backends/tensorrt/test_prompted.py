@@ -10,10 +10,10 @@ from text_cases import (
     model_spec,
     picture,
     run_detector,
-    run_tower,
+    run_text_encoder,
     tensors,
+    text_encoder_outputs,
     tokenizer_json,
-    tower_outputs,
 )
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
@@ -48,9 +48,9 @@ def write_engine(path, inputs, outputs, tokens=(4, 32, 64), capabilities=(89,)):
     return facts
 
 
-def tower(feeds):
-    made = run_tower(feeds)
-    return {info.name: made[info.name] for info in tower_outputs("tokens")}
+def text_encoder(feeds):
+    made = run_text_encoder(feeds)
+    return {info.name: made[info.name] for info in text_encoder_outputs("tokens")}
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def shapes(monkeypatch):
     seen = []
 
     def opened(path, device):
-        function = tower if path.name.startswith("text") else run_detector
+        function = text_encoder if path.name.startswith("text") else run_detector
 
         def run(feeds):
             seen.append((path.name, {name: array.shape for name, array in feeds.items()}))
@@ -74,7 +74,7 @@ def shapes(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A bundle; `left_out`: kinds without an entry; capabilities: of the tower's engine."""
+    """A bundle; `left_out`: kinds without an entry; capabilities: of the text encoder's engine."""
 
     def make(*left_out, capabilities=(89,), tokens=(4, 32, 64)):
         write_text_model(tmp_path)
@@ -83,7 +83,7 @@ def folder(tmp_path):
             "text.sm89.engine": write_engine(
                 tmp_path / "text.sm89.engine",
                 tensors("input_ids", "attention_mask"),
-                tower_outputs("tokens"),
+                text_encoder_outputs("tokens"),
                 capabilities=capabilities,
             ),
         }
@@ -133,7 +133,7 @@ def test_the_limit_is_that_of_the_profile(folder, shapes):
     assert all(s["attention_mask"][1] <= 48 for _, s in shapes)
 
 
-def test_without_an_engine_of_the_tower(folder, shapes):
+def test_without_an_engine_of_the_text_encoder(folder, shapes):
     session = open_session(folder("text-engine"))
     assert session.info.name == "tensorrt-rtx" and session.text_encoder.info.name == "onnxruntime-cpu"
     assert "the text encoder runs with ONNX Runtime" in session.info.note
@@ -145,7 +145,7 @@ def test_without_an_engine_of_the_tower(folder, shapes):
     assert "none for the same target and GPUs" in open_session(folder(capabilities=(75,))).info.note
 
 
-def test_an_engine_of_the_tower_that_does_not_open(folder, shapes, monkeypatch):
+def test_a_text_encoder_engine_that_does_not_open(folder, shapes, monkeypatch):
     opened = sessions._open_engine
 
     def only_detectors(path, device):
@@ -168,7 +168,7 @@ def test_parts_that_are_missing(folder, shapes, kind):
         open_session(folder(*kinds))
 
 
-def test_a_damaged_engine_of_the_tower_is_an_error(folder, shapes):
+def test_a_damaged_text_encoder_engine_is_an_error(folder, shapes):
     place = folder()
     (place / "text.sm89.engine").write_bytes(b"other")
     with pytest.raises(SpecError, match=r"text.sm89.engine"):

@@ -15,7 +15,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt.profile import NetworkTensor, check_shapes, plan_profile
 from detrt.errors import EngineError, ExportError, GraphError, SessionError, SpecError
 from detrt.graph.emulate_low_precision import rounded
-from detrt.models.contract import contract, exported_spec, tower_contract
+from detrt.models.contract import contract, exported_spec, text_encoder_contract
 from detrt.precision import PrecisionConfig
 from detrt.precision.calibrate import Prompted, image_feeds
 from detrt.precision.stage import text_feeds
@@ -36,8 +36,8 @@ def test_profile_of_phrases(tiny):
     assert shapes(found, "text_self_mask") == [[1, 4, 4], [2, 32, 32], [4, 256, 256]]
     assert shapes(found, "phrase_mask") == [[1, 1, 4], [2, 8, 32], [4, 128, 256]]
     assert shapes(found, "pixel_mask") == [[1, 200, 200], [2, 800, 1067], [4, 1333, 1333]]
-    tower = plan_profile(network(tower_contract(spec)[0]), EngineConfig(batch=(1, 2, 4)), spec)
-    assert shapes(tower, "input_ids") == [[1, 4], [2, 32], [4, 256]]
+    text_encoder = plan_profile(network(text_encoder_contract(spec)[0]), EngineConfig(batch=(1, 2, 4)), spec)
+    assert shapes(text_encoder, "input_ids") == [[1, 4], [2, 32], [4, 256]]
 
 
 def test_profile_of_class_names(tiny):
@@ -45,15 +45,15 @@ def test_profile_of_class_names(tiny):
     found = plan_profile(network(contract(spec)[0]), EngineConfig(), spec)
     assert shapes(found, "class_mask") == [[1, 1], [1, 16], [8, 1000]]
     assert shapes(found, "task_features") == [[1, 4, 24], [1, 32, 24], [8, 77, 24]]
-    # The tower's batch is names, whatever the batch of images.
-    tower = plan_profile(network(tower_contract(spec)[0]), EngineConfig(batch=(1, 1, 2)), spec)
-    assert shapes(tower, "input_ids") == [[1, 4], [16, 32], [64, 77]]
+    # The text encoder's batch is names, whatever the batch of images.
+    text_encoder = plan_profile(network(text_encoder_contract(spec)[0]), EngineConfig(batch=(1, 1, 2)), spec)
+    assert shapes(text_encoder, "input_ids") == [[1, 4], [16, 32], [64, 77]]
 
 
 def test_a_short_limit_bounds_the_profile(tiny):
     spec = exported_spec(tiny("grounding_dino"), ExportConfig())
     spec = replace(spec, text=replace(spec.text, max_tokens=20))
-    found = plan_profile(network(tower_contract(spec)[0]), EngineConfig(), spec)
+    found = plan_profile(network(text_encoder_contract(spec)[0]), EngineConfig(), spec)
     assert shapes(found, "input_ids") == [[1, 4], [1, 20], [8, 20]]
 
 
@@ -199,15 +199,15 @@ def test_the_search_asks_for_the_prompt(photographs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["grounding_dino", "omdet_turbo"])
-def test_the_tower_builds(name, tiny, tmp_path):
+def test_the_text_encoder_builds(name, tiny, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     from detrt import graph
     from detrt.backends.tensorrt import build_engine
-    from detrt.export.prompted import _traced_tower
+    from detrt.export.prompted import _traced_text_encoder
 
     source = tiny(name)
     spec = exported_spec(source, ExportConfig())
-    graph.save(_traced_tower(source, spec, ExportConfig()), tmp_path / "text.onnx")
+    graph.save(_traced_text_encoder(source, spec, ExportConfig()), tmp_path / "text.onnx")
     built = build_engine(tmp_path / "text.onnx", tmp_path / "text.engine", EngineConfig(sms=(89,)), spec)
     assert built.facts.precision == "fp32" and built.facts.layers > 100
     assert {tensor["name"] for tensor in built.facts.inputs} == {"input_ids", "attention_mask"}
@@ -228,7 +228,7 @@ def test_both_graphs_build(name, choices, tmp_path):
 
 @pytest.mark.slow
 def test_a_low_precision_without_images(tmp_path):
-    """FP16 needs no images; the tower stays as it is, and the trained detector finds the same things."""
+    """FP16 needs no images; the text encoder stays as it is, and the trained detector finds the same things."""
     import numpy as np
 
     from detrt import Detector

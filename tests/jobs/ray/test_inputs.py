@@ -45,7 +45,7 @@ def test_manifests(place):
     [
         ("a.txt", "", "names no images"),
         ("a.csv", "x,y\n1,2\n", "must name the images"),
-        ("a.csv", "path,image_id\na.png,x\n", "whole number"),
+        ("a.csv", "path,image_id\na.png,x\n", "integer"),
         ("a.csv", "path,image_id\na.png,1\nb.png,1\n", "image_id 1"),
         ("a.jsonl", "{", "line 1"),
         ("a.jsonl", "[1]\n", "JSON object"),

@@ -80,7 +80,7 @@ class GpuDecoder:
     def _decoded(self, files: Sequence[EncodedImage]) -> list[GpuImage | None]:
         try:
             return self._together(files)
-        except RuntimeError:  # no memory left there, or a file that the library takes offence at: each by itself
+        except RuntimeError:  # out of GPU memory, or a file that the library rejects: one at a time
             return [None] if len(files) == 1 else [made for one in files for made in self._decoded([one])]
 
     def _together(self, files: Sequence[EncodedImage]) -> list[GpuImage | None]:

@@ -1,6 +1,6 @@
 """The Triton kernel that resizes, pads and normalises the pictures of a batch; `pictures.py` launches it.
 
-One program makes a block of pixels of one picture, in Pillow's own whole numbers (`detrt.data.resample`): the first pass is
+One program makes a block of pixels of one picture, in Pillow's own integers (`detrt.data.resample`): the first pass is
 computed anew for every block, which spares the picture between the two passes and a launch.
 """
 

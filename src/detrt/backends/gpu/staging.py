@@ -1,6 +1,6 @@
 """Pictures of a batch and the tables that resize them, as one block of bytes for one copy to the device. NumPy only.
 
-A block holds, in this order: a row of whole numbers for each picture, the tables, what is copied of the pictures, and room
+A block holds, in this order: a row of integers for each picture, the tables, what is copied of the pictures, and room
 for pictures that become RGB on the device. The first two depend on forms and sizes alone, so that a block that stays on the
 device needs them once.
 """
@@ -19,7 +19,7 @@ from ...data.resample import AxisTable, axis_table, down_first
 
 SizeHW = tuple[int, int]
 Image = NDArray[np.uint8] | RawImage
-# Whole numbers that describe one picture to the kernel, in this order; sizes in pixels, `source` in bytes from the start
+# Integers that describe one picture to the kernel, in this order; sizes in pixels, `source` in bytes from the start
 # of the block, the places of tables in int32 from there. Rows have a fixed length, so that a program finds its own.
 FIELDS = (
     "source", "source_height", "source_width", "height", "width",

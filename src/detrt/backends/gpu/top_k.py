@@ -90,7 +90,7 @@ top_k = torch.ops.detrt.top_k.default
 # Columns of a packed candidate: value, place among (query, class), cxcywh. One more row holds the flags of overflow.
 _COLUMNS = 6
 _OVERFLOWS = ("", LOGITS, PRED_BOXES)
-LARGEST_PLACE = 1 << 24  # whole numbers that float32 holds
+LARGEST_PLACE = 1 << 24  # integers that float32 holds
 
 
 def can_select(spec: ModelSpec) -> bool:

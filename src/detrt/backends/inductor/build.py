@@ -59,7 +59,7 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
                 f"--tokens {config.tokens} is for models that take a prompt; this one has fixed classes; leave it out"
             )
         return
-    if spec.decode.in_graph or not spec.text.tower:
+    if spec.decode.in_graph or not spec.text.encoder:
         choice = "--decode graph" if spec.decode.in_graph else "--single-graph"
         raise EngineError(f"{choice} is not for --target inductor with a model that takes a prompt; leave it out")
     if config.batch is not None and config.batch[0] != config.batch[2]:

@@ -72,7 +72,7 @@ def capture_text(
     source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu", names: int | None = None
 ) -> Captured:
     """As `capture`, for the detector of a prompted model and prompts of one length; names: of its lists of names."""
-    from ...models.example_inputs import example_ids, image_feeds, text_feeds, tower_in_torch
+    from ...models.example_inputs import example_ids, image_feeds, text_feeds, torch_text_encoder
     from ...models.wrapper import TextExportModule
 
     count = batch[0]
@@ -84,7 +84,7 @@ def capture_text(
         module = TextExportModule(source, spec)
     feeds = image_feeds(spec, count, spec.input.size_hw)
     ids = example_ids(source, count, tokens)
-    feeds |= text_feeds(source, spec, ids, tower_in_torch(source, spec))
+    feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
     for name in (CLASS_FEATURES, CLASS_MASK):
         if names is not None and name in feeds:  # the rest is padding, as in every shorter list
             rest = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)

@@ -88,7 +88,7 @@ class InductorConfig:
         if (self.height is None) != (self.width is None):
             raise EngineError("give both height and width, or neither")
         if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= LARGEST_PROMPT):
-            raise EngineError(f"--tokens must be a whole number from 4 to {LARGEST_PROMPT}; got {self.tokens}")
+            raise EngineError(f"--tokens must be an integer from 4 to {LARGEST_PROMPT}; got {self.tokens}")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
 

@@ -313,7 +313,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     if kind not in _PROVIDERS:
         raise SessionError(f"provider must be one of {', '.join(_PROVIDERS)}, e.g. cuda:0; got {provider!r}")
     if number and not number.isdigit():
-        raise SessionError(f"the device number of a provider must be a whole number; got {provider!r}")
+        raise SessionError(f"the device number of a provider must be an integer; got {provider!r}")
     if _PROVIDERS[kind] not in available:
         here = [name for name, full in _PROVIDERS.items() if full in available]
         raise SessionError(

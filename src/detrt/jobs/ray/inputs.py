@@ -99,7 +99,7 @@ def _of_manifest(name: str) -> Iterator[ImageRef]:
                 image_id = int(image_id)
             except (TypeError, ValueError):
                 raise ImageError(
-                    f"the manifest '{name}', entry {number}: image_id must be a whole number; got {image_id!r}"
+                    f"the manifest '{name}', entry {number}: image_id must be an integer; got {image_id!r}"
                 ) from None
         absolute = is_address(image) or os.path.isabs(image)
         yield ImageRef(image, image if absolute else f"{folder}/{image}", image_id)

@@ -91,7 +91,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The identity of a run: what must be the same for its output to be gone on with."""
+    """The identity of a run: the fields that must match for it to be resumed."""
 
     model: str
     options: Mapping[str, Any]

@@ -168,7 +168,7 @@ def pack(ref: str) -> Shipment:
         paths = [one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith(".")]
         contents = {one.relative_to(path).as_posix(): one.read_bytes() for one in paths}
         return Shipment("", _digest(contents), contents)
-    # A model file with what lies beside it under its name: sidecars, external data, the text tower and its tokenizer.
+    # A model file with what lies beside it under its name: sidecars, external data, the text encoder and its tokenizer.
     beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and _belongs(one.name, path.name)]
     contents = {one.name: one.read_bytes() for one in beside}
     return Shipment(path.name, _digest(contents), contents)

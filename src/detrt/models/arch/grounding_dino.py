@@ -1,6 +1,6 @@
 """Grounding DINO (Liu et al., arXiv:2303.05499) and MM-Grounding-DINO (arXiv:2401.02361) on tensors alone.
 
-Two modules over the weights of transformers' classes: the text tower, which runs once for a prompt, and the
+Two modules over the weights of transformers' classes: the text encoder, which runs once for a prompt, and the
 detector. Tokenising is outside. Both compute the function of `GroundingDinoForObjectDetection`, with these
 differences in how:
 
@@ -90,7 +90,7 @@ def nearest_rows(mask: Tensor, size: tuple[Any, Any]) -> Tensor:
 
 
 class GroundingText(nn.Module):
-    """The text tower: BERT under the sub-sentence mask, and its projection.
+    """The text encoder: BERT under the sub-sentence mask, and its projection.
 
     input_ids, attention_mask: (batch, tokens) int64. Returns text_features (batch, tokens, d_model) float32,
     0 at padding; text_self_mask (batch, tokens, tokens) int64; text_position_ids (batch, tokens) int64.

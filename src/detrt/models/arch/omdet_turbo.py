@@ -1,4 +1,4 @@
-"""OmDet-Turbo (Zhao et al., arXiv:2403.06892) on tensors alone: the CLIP text tower and the detector.
+"""OmDet-Turbo (Zhao et al., arXiv:2403.06892) on tensors alone: the CLIP text encoder and the detector.
 
 Both work on the weights of transformers' `OmDetTurboForObjectDetection`, whose own forward keeps Python
 caches of prompts, loops over images and bakes sizes into tables. The function is the same but for this: an
