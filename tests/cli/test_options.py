@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from dataclasses import dataclass, field, fields
 
 import pytest
 import typer
 from cli_support import cli, place, snapshot  # noqa: F401 - fixtures
-from typer.main import get_command
 
 from detrt.backends.inductor.config import InductorConfig
 from detrt.backends.tensorrt import EngineConfig
-from detrt.cli import app
+from detrt.cli import app, load_command
 from detrt.cli.options import PANELS, Given, command, flag_of
 from detrt.errors import GraphError
 from detrt.models.contract import ExportConfig
@@ -19,9 +21,11 @@ from detrt.models.load import LoadOptions
 from detrt.precision import PrecisionConfig
 from detrt.serve.config import ServeConfig
 
+NAMES = [one.name for one in app.registered_commands]
+
 
 def options_of(name):
-    return {flag: one for one in get_command(app).commands[name].params for flag in one.opts if flag.startswith("--")}
+    return {flag: one for one in load_command(name).params for flag in one.opts if flag.startswith("--")}
 
 
 @pytest.mark.parametrize(
@@ -48,9 +52,26 @@ def test_defaults_are_those_of_the_config(name, configs):
             assert option.default == one.default, one.name
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_of_commands_says_what_each_says(name):
+    """`detrt --help` imports no command, so its lines stand beside the names."""
+    (listed,) = (one.help for one in app.registered_commands if one.name == name)
+    first = load_command(name).help.partition("\n\n")[0]
+    assert listed == " ".join(first.split())
+
+
+def test_help_imports_no_command():
+    """What a command does not need costs no time: `detrt --help` takes under 0.3 s."""
+    code = "import sys; from detrt.cli import main; main(['--help']); print([n for n in sys.modules if n.startswith('detrt.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert {"detrt.cli", "detrt.errors"} <= set(loaded)
+    assert [name for name in loaded if name.startswith("detrt.cli.") or name.count(".") > 1] == []
+
+
 def test_every_option_has_a_panel_of_the_list():
-    for name, group in get_command(app).commands.items():
-        for option in group.params:
+    for name in NAMES:
+        for option in load_command(name).params:
             assert getattr(option, "rich_help_panel", None) in PANELS, (name, option.name)
 
 

@@ -73,13 +73,10 @@ def test_stages(stage):
 def check_options(command):
     """Every option is one of `detrt serve`."""
     pytest.importorskip("fastapi", reason="needs the 'serve' extra")
-    import typer
-
-    from detrt.cli import app
+    from detrt.cli import load_command
 
     assert command[0] == "serve"
-    serve = typer.main.get_command(app).commands["serve"]
-    known = {name for parameter in serve.params for name in parameter.opts}
+    known = {name for parameter in load_command("serve").params for name in parameter.opts}
     assert {word for word in command if word.startswith("--")} <= known
 
 

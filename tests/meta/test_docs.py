@@ -96,7 +96,7 @@ def test_reference_names_every_command():
     from detrt.cli import app
 
     listed = " ".join(_listed("commands.md"))
-    names = [c.name or c.callback.__name__.replace("_", "-") for c in app.registered_commands]
+    names = [c.name for c in app.registered_commands]
     assert names and [n for n in names if f"detrt {n}" not in listed] == []
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import files
 from ..errors import DetrtError
@@ -25,37 +28,57 @@ _RENAMED = {
     "--provider": "--device, e.g. --device cuda:0, with --backend onnxruntime where a bundle has an engine or package as well",
 }
 
+# Each command: module and function, and the first line of its help. `detrt --help` shows the line without the module.
+_COMMANDS = {
+    "build": ("build:build", "Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine."),
+    "export": ("build:export", "Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."),
+    "detect": ("detect:detect", "Find objects in images and videos."),
+    "serve": ("serve:serve", "Serve detectors over HTTP: images in, boxes out, with a page to try them."),
+    "verify": (
+        "verify:verify",
+        "Compare two models on real images: tensors, batch invariance, detections, AP. Exit code 3 if they differ.",
+    ),
+    "bench": (
+        "bench:bench",
+        "Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here).",
+    ),
+    "info": ("info:info", "Say what a model is, or list the families."),
+    "doctor": ("info:doctor", "Say what is installed, which targets work here, and what to install for the rest."),
+    "demo": ("demo:demo", "Take the embedded detector from checkpoint to engine, check it, and detect in a picture."),
+    "eval": ("eval:evaluate", "COCO average precision: all twelve metrics and one for each class."),
+    "demo-data": ("demo:demo_data", "Draw scenes with exact boxes as a dataset in COCO format."),
+    "encode-prompt": ("encode:encode_prompt", "Tokenise a prompt and run the text encoder, for `detrt-run --prompt FILE`."),
+    "triton-repo": ("triton:triton_repo", "Write a model repository for Triton Inference Server."),
+}
+
+
+def load_command(name: str) -> Any:
+    """The command `name`, with its options, as click has it. Imports its module."""
+    module, _, function = _COMMANDS[name][0].partition(":")
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(importlib.import_module(f".{module}", __name__), function))
+    return typer.main.get_command(alone)
+
+
+class _Commands(TyperGroup):
+    """Commands that are imported when they are called: those that are not called cost no time and no memory."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(str(name)), rest
+
+
 app = typer.Typer(
     name="detrt",
+    cls=_Commands,
     help="Take every DETR from PyTorch to TensorRT, and verify that it matches PyTorch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _register() -> None:
-    from .bench import bench
-    from .build import build, export
-    from .demo import demo, demo_data
-    from .detect import detect
-    from .encode import encode_prompt
-    from .eval import evaluate
-    from .info import doctor, info
-    from .serve import serve
-    from .triton import triton_repo
-    from .verify import verify
-
-    for command in (build, export, detect, serve, verify, bench, info, doctor, demo):
-        app.command()(command)
-    app.command("eval")(evaluate)
-    app.command("demo-data")(demo_data)
-    app.command("encode-prompt")(encode_prompt)
-    app.command("triton-repo")(triton_repo)
-
-
-_register()
+for _name, (_, _line) in _COMMANDS.items():
+    app.command(_name, help=_line)(lambda: None)
 
 
 def main(arguments: list[str] | None = None) -> int:
