@@ -15,8 +15,9 @@ from detrt.bundle import (
     read_sidecar,
     sidecar_path,
     write_sidecar,
+    writing_bundle,
 )
-from detrt.errors import EngineError, SpecError
+from detrt.errors import EngineError, OutputError, SpecError
 
 FACTS = EngineFacts(
     "tensorrt-rtx",
@@ -130,3 +131,52 @@ def test_sidecar(tmp_path):
     sidecar_path(engine).write_text("{")
     with pytest.raises((EngineError, SpecError), match="JSON"):
         read_sidecar(engine)
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def write_next(bundle, folder):
+    """In place of `bundle`: another graph, another engine, and no model.engine any more."""
+    (folder / "model.onnx").write_bytes(b"next")
+    (folder / "other.engine").write_bytes(b"other!")
+    rows = [BundleFile("onnx", "model.onnx", files.sha256_of(folder / "model.onnx"), 4)]
+    rows += [BundleFile("engine", "other.engine", files.sha256_of(folder / "other.engine"), 6, FACTS)]
+    Bundle(folder, bundle.spec, bundle.provenance, tuple(rows)).save()
+
+
+def test_files_of_an_earlier_bundle_give_way(bundle):
+    (bundle.folder / "model.engine.json").write_text("{}")
+    (bundle.folder / "notes").mkdir()
+    (bundle.folder / "notes" / "model.engine").write_text("of the user")
+    with writing_bundle(bundle.folder) as folder:
+        write_next(bundle, folder)
+    assert sorted(contents(bundle.folder)) == [MANIFEST, "model.onnx", "notes/model.engine", "other.engine"]
+    found = Bundle.open(bundle.folder)
+    assert [found.checked_path(entry).name for entry in found.files] == ["model.onnx", "other.engine"]
+
+
+@pytest.mark.parametrize("failing", range(1, 5))
+def test_a_bundle_is_written_whole_or_not_at_all(bundle, failing, monkeypatch):
+    """Stopped at any of the renames: graph moved away, graph moved in, engine moved in, manifest."""
+    before, rename, calls = contents(bundle.folder), files.os.replace, []
+
+    def stop(source, target):
+        calls.append(target)
+        if len(calls) == failing + 1:  # the first one writes the new manifest, in its own folder
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr("os.replace", stop)
+    with pytest.raises(KeyboardInterrupt), writing_bundle(bundle.folder) as folder:
+        write_next(bundle, folder)
+    assert contents(bundle.folder) == before and len(calls) > failing
+
+
+def test_a_file_of_the_user_is_in_the_way(bundle):
+    (bundle.folder / "other.engine").write_text("of the user")
+    before = contents(bundle.folder)
+    with pytest.raises(OutputError, match=r"other.engine.*move it"), writing_bundle(bundle.folder) as folder:
+        write_next(bundle, folder)
+    assert contents(bundle.folder) == before

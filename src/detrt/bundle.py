@@ -6,24 +6,28 @@ a runtime needs nothing else and notices a file that is not the one that was bui
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from . import files
-from .errors import EngineError, SpecError
+from .errors import EngineError, OutputError, SpecError
 from .spec import SCHEMA, ModelSpec
 
 MANIFEST = "detrt.json"
+PROVENANCE_KEY = "detrt.provenance"  # of the metadata of an ONNX file
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """Where a model came from.
 
-    source: the reference it was loaded from. checkpoint_sha256: digest over the weight files.
+    source: the reference it was loaded from; a path is absolute, and a hub id has its revision. checkpoint_sha256: digest over the weight files.
     options: the caller's choices. versions: package name -> version. parameters: number of weights.
     """
 
@@ -33,6 +37,20 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
+
+    def to_json(self) -> str:
+        """For the metadata of an ONNX file."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Provenance:
+        """Read `to_json`'s form. Raises SpecError."""
+        try:
+            provenance = cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"the ONNX file says in a damaged form where it comes from ({error}); export it again") from None
+        _check_types("the provenance in the ONNX file", provenance, _PROVENANCE_TYPES)
+        return provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +152,11 @@ class Bundle:
     def of_kind(self, kind: str) -> list[BundleFile]:
         return [entry for entry in self.files if entry.kind == kind]
 
+    def names(self) -> set[str]:
+        """Names of the files that belong to the bundle: those it lists, and the sidecars of engines and packages."""
+        listed = {entry.path for entry in self.files}
+        return listed | {sidecar_path(Path(entry.path)).as_posix() for entry in self.files if entry.engine is not None}
+
     def save(self) -> Path:
         """Write `detrt.json` atomically; the files themselves must be in place."""
         data = {
@@ -187,6 +210,78 @@ class Bundle:
         path = self.path_of(entry)
         check_digest(path, entry.sha256, entry.size)
         return path
+
+
+@contextlib.contextmanager
+def writing_bundle(output: Path | str) -> Iterator[Path]:
+    """Give a temporary folder whose files, `detrt.json` among them, become those of the bundle `output` if the block succeeds.
+
+    In a bundle that is there already, files of the same name are replaced, and those of the earlier bundle that the new
+    `detrt.json` does not list are removed; other files stay. `detrt.json` is replaced last, atomically. If anything fails, the
+    folder stays as it was.
+
+    Raises:
+        OutputError: `output` cannot be written, or is a folder with files that is no bundle.
+    """
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with -o")
+    place = Path(os.path.realpath(output))  # behind a link, so that the folder is written and not the link to it
+    exists = place.is_dir()
+    if exists and not (place / MANIFEST).is_file() and any(place.iterdir()):
+        raise OutputError(f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o")
+    # Inside a folder that is there: it may be a volume of its own, where nothing outside can be renamed into it.
+    hidden = f".{place.name}.{uuid.uuid4().hex[:8]}.tmp"
+    temporary = place / hidden if exists else place.with_name(hidden)
+    try:
+        with files.making_parents(place):
+            try:
+                temporary.mkdir()
+                yield temporary
+                if exists:
+                    _move_in(temporary, place)
+                else:
+                    os.replace(temporary, place)
+            finally:
+                files.remove(temporary)
+    except OSError as error:
+        raise files.output_error(output, error) from error
+    except OutputError as error:
+        # The caller knows the place that was given, not the temporary folder.
+        raise OutputError(str(error).replace(str(temporary), str(output))) from error
+
+
+def _move_in(temporary: Path, place: Path) -> None:
+    """Replace the files of a bundle by those of `temporary`; all or none, also for Ctrl-C."""
+    names = sorted((path.name for path in temporary.iterdir()), key=lambda name: name == MANIFEST)
+    stale: set[str] = set()
+    if (place / MANIFEST).is_file():
+        with contextlib.suppress(SpecError):  # a damaged manifest does not say which files are its own
+            own = Bundle.open(place).names()
+            stale = {name for name in own - Bundle.open(temporary).names() if Path(name).name == name}
+            for name in names:
+                if name != MANIFEST and name not in own and os.path.lexists(place / name):
+                    raise OutputError(f"cannot write '{place / name}': a file that is not of this bundle has that name; move it")
+    backup = temporary / ".replaced"
+    backup.mkdir()
+    moved: list[str] = []
+    try:
+        for name in [*names, *sorted(stale)]:
+            moved.append(name)
+            # The old manifest stays until the new one takes its place in one step; it is copied for the way back.
+            if name == MANIFEST and (place / name).is_file():
+                (backup / name).write_bytes((place / name).read_bytes())
+            elif os.path.lexists(place / name):
+                os.replace(place / name, backup / name)
+            if name not in stale:
+                os.replace(temporary / name, place / name)
+    except BaseException:
+        for name in moved:
+            if (backup / name).exists():
+                os.replace(backup / name, place / name)
+            elif name in names and not (temporary / name).exists():
+                (place / name).unlink()
+        raise
 
 
 def check_digest(path: Path, sha256: str, size: int | None = None) -> None:

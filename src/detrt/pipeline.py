@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,16 +17,16 @@ from .backends.inductor.config import InductorConfig
 from .backends.onnxruntime.session import OnnxSession
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
-from .bundle import MANIFEST, Bundle, BundleFile, EngineFacts, Provenance
+from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
 from .data.preprocess import preprocess
 from .data.scenes.scene import draw_scene
-from .errors import EngineError, ExportError, OutputError, SourceError, SpecError
+from .errors import EngineError, ExportError, OutputError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
-from .models.load import LoadOptions
+from .models.load import RECORDED, LoadOptions, check_unchanged
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
-from .spec import ModelSpec
+from .spec import ModelSpec, Precision
 from .system import StageProgress
 
 MODEL = "model.onnx"
@@ -57,7 +55,7 @@ class BuildReport:
 
 def build(
     model: str | Path,
-    output: Path | str,
+    output: Path | str | None = None,
     *,
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
     engines: Sequence[EngineConfig] = (EngineConfig(),),
@@ -68,14 +66,15 @@ def build(
     progress: StageProgress | None = None,
     **changes: Any,
 ) -> BuildReport:
-    """Build a bundle in `output`.
+    """Build a bundle in `output`, or add engines and packages to a bundle.
 
     A model that takes a prompt brings its text encoder and its tokenizer, and an engine of the encoder beside each engine; the
-    encoder stays FP32. An existing bundle in `output` is replaced when everything is done, and stays as it was if anything fails.
+    encoder stays FP32. A bundle that is in `output` already is replaced when everything is done, and stays as it was if anything
+    fails. Files in its folder that are not of the bundle stay; so do its engines and packages where the graph is the same.
 
     Args:
-        model: a checkpoint reference (see `load_source`), or an ONNX file with its spec.
-        output: folder of the bundle.
+        model: a checkpoint reference (see `load_source`), an ONNX file, or a bundle.
+        output: folder of the bundle; None, of a bundle: `model` itself, to which the engines and packages are added.
         export: how the checkpoint becomes an ONNX graph.
         engines: one engine file for each; empty for a bundle without engines.
         packages: one package compiled by PyTorch for each.
@@ -92,33 +91,69 @@ def build(
     """
     load = replace(load or LoadOptions(), **changes)
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
+    held = Bundle.open(model) if (Path(model) / MANIFEST).is_file() else None
+    if output is None:
+        if held is None:
+            raise OutputError("it is not said where the bundle goes; give a folder with -o, such as -o bundle")
+        output = model
+    grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
+    if held is not None and grows:
+        _check_addition(held, precision, adds=bool(engines or packages or try_devices))
+    is_onnx = held is not None or str(model).lower().endswith(".onnx")
     _check_engines(engines, export, precision)
-    check_packages(packages, str(model), export, precision.precision)
+    source = str(model) if held is None else held.provenance.source
+    check_packages(packages, source, export, precision.precision)
     warnings = check_before(precision, engines)
-    is_onnx = str(model).lower().endswith(".onnx")
     if is_onnx:
-        _refuse_export_choices(model, export, load)
-    elif (Path(model) / MANIFEST).is_file():
-        raise SourceError(f"'{model}' is a bundle already; to build other engines from its graph, give '{Path(model) / MODEL}'")
-    with _new_folder(Path(output)) as folder:
+        _refuse_export_choices(model, export, load, builds=bool(engines or packages), checkpoint=bool(packages))
+    with writing_bundle(output) as folder:
         work = _Builder(folder, precision, progress or (lambda stage, fraction, text: None), warnings)
-        if is_onnx:
-            work.adopt(Path(model))
+        if held is not None and grows:
+            work.extend(held)
+        elif is_onnx:
+            work.adopt(_graph_of(held) if held is not None else Path(model))
         else:
             work.export(str(model), export, engines, load)
-        if precision.precision != "fp32":
+        if precision.target != Precision.FP32:
             work.convert()
-        work.add_files()
+        if not grows:
+            work.add_files()
         for config in engines:
-            # An ONNX file may be in a low precision already.
-            work.build_engine(config, check=precision.precision != "fp32" or not is_onnx)
+            work.build_engine(config)
         if packages:
-            work.build_packages(str(model), packages, load)
+            work.build_packages(source, packages, load)
         for device in try_devices:
             work.try_device(device)
+        if (Path(output) / MANIFEST).is_file():
+            work.keep(Path(output))
         work.save()
-    notes = tuple(work.provenance.options.get("loading", ()))
-    return BuildReport(Bundle.open(output), tuple(work.stages), tuple(work.warnings), notes)
+    return BuildReport(Bundle.open(output), tuple(work.stages), tuple(work.warnings), tuple(work.notes))
+
+
+def _check_addition(bundle: Bundle, precision: PrecisionConfig, *, adds: bool) -> None:
+    """Refuse what cannot be added to a bundle.
+
+    Raises:
+        ExportError: another precision of its graph, or nothing to add.
+    """
+    if precision.target != Precision.FP32:
+        raise ExportError(
+            f"--precision {precision.precision} changes the graph, and the engines of '{bundle.folder}' were built from the one "
+            "it has; build another bundle with -o FOLDER"
+        )
+    if not adds:
+        raise ExportError(
+            f"'{bundle.folder}' has its ONNX graph already, so --target onnx adds nothing; choose --target tensorrt-rtx, "
+            "tensorrt or inductor, or another bundle with -o FOLDER"
+        )
+
+
+def _graph_of(bundle: Bundle) -> Path:
+    """The ONNX file of a bundle. Raises SpecError where it has none, or not the one that was built."""
+    found = bundle.of_kind("onnx")
+    if not found:
+        raise SpecError(f"the bundle '{bundle.folder}' has no ONNX file to build from; build it again from its checkpoint")
+    return bundle.checked_path(found[0])
 
 
 def _check_engines(engines: Sequence[EngineConfig], export: ExportConfig, precision: PrecisionConfig) -> None:
@@ -144,21 +179,41 @@ class _Builder:
 
     Attributes:
         stages: the finished stages.
-        warnings: of all stages.
+        warnings: of all stages. notes: what was decided on the way.
         entries: the files of the bundle.
-        spec, provenance: of the graph, set by `adopt` or `export`.
+        spec, provenance: of the graph, set by `extend`, `adopt` or `export`.
     """
 
     spec: ModelSpec
     provenance: Provenance
 
     def __init__(self, folder: Path, precision: PrecisionConfig, say: StageProgress, warnings: Iterable[str]) -> None:
-        self._folder = folder
+        self._folder = self._graphs = folder
         self._precision = precision
         self._say = say
         self.stages: list[Stage] = []
         self.warnings = list(warnings)
+        self.notes: list[str] = []
         self.entries: list[BundleFile] = []
+
+    @property
+    def _graph_precision(self) -> Precision | None:
+        """Precision of the graph; None where nothing says it."""
+        if self._precision.target != Precision.FP32:
+            return self._precision.target
+        recorded = self.provenance.options.get("precision")
+        if isinstance(recorded, Mapping):
+            return Precision(recorded["precision"])
+        return Precision.FP32 if "export" in self.provenance.options else None
+
+    def extend(self, bundle: Bundle) -> None:
+        """Take over what a bundle has; its graph stays where it is."""
+        for entry in bundle.files:
+            if entry.engine is None:
+                bundle.checked_path(entry)
+        self._graphs = bundle.folder
+        self.spec, self.provenance, self.entries = bundle.spec, bundle.provenance, list(bundle.files)
+        _graph_of(bundle)
 
     def adopt(self, path: Path) -> None:
         """Copy an ONNX file and what belongs to it."""
@@ -166,6 +221,20 @@ class _Builder:
         self.spec, self.provenance = _adopt(path, self._folder)
         self._done("copy", start, path.stat().st_size, f"spec of {self.spec.family}")
         check_prompt(self.spec, self._precision)
+
+    def keep(self, folder: Path) -> None:
+        """Keep the files of the bundle that `folder` holds which belong to the same graph and were not built again."""
+        try:
+            old = Bundle.open(folder)
+        except SpecError:  # damaged: nothing says what its files are
+            return
+        new = {entry.path: entry for entry in self.entries}
+        same = _graph_digests(old.files) == _graph_digests(self.entries)
+        for entry in old.files:
+            if entry.path not in new and same and old.path_of(entry).is_file():
+                self.entries.append(entry)
+            elif entry.path not in new and entry.engine is not None:
+                self.notes.append(f"{entry.path} was removed: it was built from the earlier graph")
 
     def export(self, ref: str, config: ExportConfig, engines: Sequence[EngineConfig], load: LoadOptions) -> None:
         """Load the checkpoint, export it, and compare the graph with it."""
@@ -188,14 +257,13 @@ class _Builder:
             cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
             verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
             self._done("check", loaded + report.seconds, 0, verdict)
-        origin: dict[str, Any] = {"family": load.family, "loading": list(source.notes)}
-        origin |= {key: str(path) for key, path in (("labels", load.labels), ("tokenizer", load.tokenizer)) if path is not None}
-        options = {"export": options_of(config), **{key: value for key, value in origin.items() if value}}
+        options = {**source.provenance.options, "export": options_of(config)}
         self.spec, self.provenance = report.spec, replace(source.provenance, options=options)
+        self.notes.extend(source.notes)
 
     def convert(self) -> None:
         """The precision stage; its options and its report go into the provenance."""
-        from .precision.stage import convert_file
+        from .precision.stage import convert_file, facts_of
 
         start = time.perf_counter()
         say = self._say
@@ -205,53 +273,65 @@ class _Builder:
         size = sum(path.stat().st_size for path in self._folder.glob(MODEL + "*"))
         self._done(f"precision {report.precision}", start, size, report.verdict)
         self.warnings.extend(report.warnings)
-        facts = {**self._precision.to_dict(), **report.to_dict()}
+        facts = facts_of(self._precision, report)
         self.provenance = replace(self.provenance, options={**self.provenance.options, "precision": facts})
 
     def add_files(self) -> None:
         """Enter what the graph consists of."""
         self.entries += _model_entries(self._folder, self.spec)
 
-    def build_engine(self, config: EngineConfig, *, check: bool) -> None:
-        """The engine of the detector, and the one of its text encoder. check: compare its precision with the requested one."""
-        name = engine_name(config, self._precision.target)
+    def build_engine(self, config: EngineConfig) -> None:
+        """The engine of the detector, and the one of its text encoder."""
+        precision = self._graph_precision
+        name = engine_name(config, precision or Precision.FP32)
         facts = self._engine(MODEL, name, config, "engine")
-        if check:
-            check_engine(facts, self._precision)
+        if precision is not None:
+            check_engine(facts, precision)
         if self.spec.text is not None and self.spec.text.encoder:
             self._engine(self.spec.text.encoder, text_engine_name(name), config, "text-engine")
 
     def _engine(self, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
         start = time.perf_counter()
         built = build_engine(
-            self._folder / graph,
+            self._graphs / graph,
             self._folder / name,
             config,
             self.spec,
             progress=lambda fraction, text: self._say(f"engine {name}", fraction, text),
         )
         self.warnings.extend(built.warnings)
-        self.entries.append(_entry(self._folder, name, kind, built.facts))
+        self._add(_entry(self._folder, name, kind, built.facts))
         title = kind.replace("-", " ")
         self._done(f"{title} {config.label}", start, built.size, engine_verdict(built.facts))
         return built.facts
 
-    def build_packages(self, model: str, packages: Sequence[InductorConfig], load: LoadOptions) -> None:
+    def build_packages(self, checkpoint: str, packages: Sequence[InductorConfig], load: LoadOptions) -> None:
         """The checkpoint compiled by PyTorch."""
-        precision = self._precision.precision
-        for one in build_packages(model, self._folder, MODEL, packages, self.spec, precision, load.to_dict(), self._say):
+        loading = {**load.to_dict(), **{key: value for key, value in self.provenance.options.items() if key in RECORDED}}
+        if self._graphs != self._folder:
+            check_unchanged(checkpoint, self.provenance.checkpoint_sha256)
+        precision = str(self._graph_precision or Precision.FP32)
+        if self._precision.precision == Precision.TF32:
+            precision = str(Precision.TF32)
+        sha256 = files.sha256_of(self._graphs / MODEL)
+        for one in build_packages(checkpoint, self._folder, sha256, packages, self.spec, precision, loading, self._say):
             self.stages.append(Stage(one.name, one.seconds, one.built.size, one.verdict))
-            self.entries.append(_entry(self._folder, one.built.path.name, "inductor", one.built.facts))
+            self._add(_entry(self._folder, one.built.path.name, "inductor", one.built.facts))
+
+    def _add(self, entry: BundleFile) -> None:
+        """Enter a file; one of the same name gives way."""
+        self.entries = [*(other for other in self.entries if other.path != entry.path), entry]
 
     def try_device(self, device: str) -> None:
         """Run the finished graph once with ONNX Runtime."""
         self._say("onnxruntime", None, f"trying {device}")
-        self.stages.append(_try_device(self._folder / MODEL, self.spec, device))
+        self.stages.append(_try_device(self._graphs / MODEL, self.spec, device))
 
     def save(self) -> None:
         """Write the manifest of the bundle."""
-        seconds = {stage.name: round(stage.seconds, 3) for stage in self.stages}
-        self.provenance = replace(self.provenance, options={**self.provenance.options, "seconds": seconds})
+        options = self.provenance.options
+        seconds = {**options.get("seconds", {}), **{stage.name: round(stage.seconds, 3) for stage in self.stages}}
+        self.provenance = replace(self.provenance, options={**options, "seconds": seconds})
         Bundle(self._folder, self.spec, self.provenance, tuple(self.entries)).save()
 
     def _done(self, name: str, start: float, size: int, verdict: str) -> None:
@@ -301,10 +381,10 @@ def _check_sizes(family: Family, engines: Sequence[EngineConfig]) -> None:
                 )
 
 
-def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOptions) -> None:
+def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOptions, *, builds: bool, checkpoint: bool) -> None:
     """A finished graph cannot be exported otherwise; leaving a choice out silently would hide that.
 
-    Height and width are not refused: they also choose the engine's profile.
+    builds: engines or packages are built, whose profile height and width choose. checkpoint: it is read again, for packages.
     """
     if load.labels is not None:
         raise SpecError(
@@ -317,8 +397,13 @@ def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOp
         raise SpecError(
             f"--tokenizer '{load.tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out"
         )
-    if load.trust_remote_code:
+    if load.trust_remote_code and not checkpoint:
         raise SpecError(f"--trust-remote-code has no effect on '{model}', which is exported already; leave it out")
+    if export.height is not None and not builds:
+        raise ExportError(
+            f"--size {export.height}x{export.width} has no effect on '{model}', which is exported already, without an engine; "
+            "leave it out, or choose an engine with --target"
+        )
     usual = ExportConfig()
     for field in fields(ExportConfig):
         given = getattr(export, field.name)
@@ -334,7 +419,6 @@ def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOp
 def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
     """Copy an ONNX file and its external weights into the bundle."""
     from . import graph
-    from .models.source import versions
 
     check_model_file(path)
     spec = graph.read_spec(path)
@@ -346,9 +430,31 @@ def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
             raise SpecError(f"'{path}' needs '{name}' beside it, which is not there; export the checkpoint again")
         if name:
             shutil.copyfile(path.parent / name, folder / name)
+    return spec, _origin(path)
+
+
+def _origin(path: Path) -> Provenance:
+    """Where an ONNX file comes from: what its bundle or the file itself says, else the file."""
+    from . import graph
+    from .models.source import versions
+
+    sha256 = files.sha256_of(path)
+    if (path.parent / MANIFEST).is_file():
+        bundle = Bundle.open(path.parent)
+        if any(entry.path == path.name and entry.sha256 == sha256 for entry in bundle.of_kind("onnx")):
+            return bundle.provenance
+    model = graph.load(path, weights=False)
+    recorded = graph.read_metadata(model, PROVENANCE_KEY)
+    if recorded:
+        return Provenance.from_json(recorded)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    provenance = Provenance(path.name, files.sha256_of(path), versions=versions(), created=created)
-    return spec, provenance
+    elements = graph.summarise(model).weight_elements
+    return Provenance(str(path.absolute()), sha256, elements, versions=versions(), created=created)
+
+
+def _graph_digests(entries: Iterable[BundleFile]) -> dict[str, str]:
+    """Path and digest of what the engines of a bundle are built from."""
+    return {entry.path: entry.sha256 for entry in entries if entry.kind in ("onnx", "weights", "text")}
 
 
 def _model_entries(folder: Path, spec: ModelSpec) -> list[BundleFile]:
@@ -361,52 +467,6 @@ def _model_entries(folder: Path, spec: ModelSpec) -> list[BundleFile]:
 def _entry(folder: Path, name: str, kind: str, facts: EngineFacts | None = None) -> BundleFile:
     path = folder / name
     return BundleFile(kind, name, files.sha256_of(path), path.stat().st_size, facts)
-
-
-@contextlib.contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
-    """A temporary folder beside `output` that takes its place if the block succeeds."""
-    if output.exists() and not output.is_dir():
-        raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with -o")
-    # The place behind a link, so that the folder is replaced and not the link to it.
-    place = Path(os.path.realpath(output))
-    if Path.cwd().is_relative_to(place):
-        raise OutputError(
-            f"cannot write the bundle '{output}': a bundle replaces its folder, and this one holds the working folder; "
-            "give a folder of its own with -o, such as -o bundle"
-        )
-    if place.is_dir() and any(place.iterdir()) and not (place / MANIFEST).is_file():
-        raise OutputError(f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o")
-    temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with files.making_parents(place):
-            try:
-                temporary.mkdir()
-                yield temporary
-                _replace(place, temporary)
-            finally:
-                files.remove(temporary)
-    except OSError as error:
-        raise files.output_error(output, error) from error
-    except OutputError as error:
-        # The caller knows the place that was given, not the temporary folder beside it.
-        raise OutputError(str(error).replace(str(temporary), str(output))) from error
-
-
-def _replace(place: Path, temporary: Path) -> None:
-    if not place.exists():
-        os.replace(temporary, place)
-        return
-    old = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        os.replace(place, old)
-        os.replace(temporary, place)
-    except BaseException:
-        # Also for Ctrl-C between the two: the previous bundle goes back to its place.
-        if old.exists() and not place.exists():
-            os.replace(old, place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def report_to_dict(report: BuildReport) -> dict[str, Any]:

@@ -53,12 +53,93 @@ def test_onnx_to_bundle(cli, place):
     assert Bundle.open("out").of_kind("engine")[0].engine.profile["pixel_values"]["max"] == [8, 3, 8, 12]
 
 
+@rtx
 def test_replaces_an_old_bundle(cli, place):
-    (place / "bundle" / "note.txt").write_text("of the old bundle")
+    """Files of the old bundle go, and are named where that cost a build; files of the user stay."""
+    cli("build", "bundle", "--sm", 89)
+    (place / "bundle/notes").mkdir()
+    for name in ("note.txt", "notes/more.txt"):
+        (place / "bundle" / name).write_text("of the user")
     write_onnx(place / "other.onnx", height=16)
-    cli("build", "other.onnx", "-o", "bundle", "--target", "onnx")
-    assert sorted(os.listdir("bundle")) == ["detrt.json", "model.onnx"]
+    result = cli("build", "other.onnx", "-o", "bundle", "--target", "onnx")
+    assert sorted(os.listdir("bundle")) == ["detrt.json", "model.onnx", "note.txt", "notes"]
+    assert (place / "bundle/notes/more.txt").read_text() == "of the user"
+    assert f"{RTX_NAME} was removed: it was built from the earlier graph" in result.err
     assert Bundle.open("bundle").spec.input.height == 16 and not left_over(place)
+
+
+@rtx
+def test_a_bundle_grows(cli, place):
+    """An engine joins the rest, also one of the same name; what fails changes nothing."""
+    (place / "bundle/note.txt").write_text("of the user")
+    before = snapshot(place / "bundle")
+    result = cli("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89, "--json", "-")
+    assert [row["stage"] for row in result.json["stages"]] == ["engine tensorrt-rtx-sm89"] and result.json["bundle"] == "bundle"
+    cli("build", "bundle", "-o", "bundle", "--sm", 86)
+    after = snapshot(place / "bundle")
+    assert {name: after[name] for name in before if name != "detrt.json"} == {
+        k: v for k, v in before.items() if k != "detrt.json"
+    }
+    bundle = Bundle.open("bundle")
+    assert [entry.engine.compute_capabilities for entry in bundle.of_kind("engine")] == [(89,), (86,)]
+    assert sorted(bundle.checked_path(entry).suffix for entry in bundle.files) == [".engine", ".engine", ".onnx"]
+    cli("build", "bundle", "--sm", 89, "--batch", 2)
+    bundle = Bundle.open("bundle")
+    profiles = {entry.engine.compute_capabilities[0]: entry.engine.profile for entry in bundle.of_kind("engine")}
+    assert {sm: row["pixel_values"]["max"][0] for sm, row in profiles.items()} == {86: 8, 89: 2}
+    assert [bundle.checked_path(entry) for entry in bundle.files] and not left_over(place)
+    before = snapshot(place)
+    cli.refused("build", "bundle", "--sm", 89, "--size", 64, names="64", advice="Leave --height out")
+    (place / "bundle/model.onnx").write_bytes(b"other")
+    cli.refused("build", "bundle", "--sm", 80, names="bundle/model.onnx", advice="build it again")
+    write_onnx(place / "bundle/model.onnx")
+    assert snapshot(place) == before
+    cli("build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx")
+    assert len(Bundle.open("bundle").files) == 3, "engines of the same graph stay"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "advice"),
+    [
+        (["bundle", "--target", "onnx"], "'bundle'", "--target tensorrt-rtx"),
+        (["bundle", "--precision", "fp16"], "--precision fp16", "another bundle with -o"),
+        (["bundle", "--opset", "20"], "--opset 20", "leave it out"),
+        (["bundle", "--target", "inductor"], "ONNX file", "give the checkpoint itself"),
+        (["model.onnx"], "where the bundle goes", "-o FOLDER|-o bundle"),
+        (["model.onnx", "-o", "out", "--target", "onnx", "--size", "8x12"], "--size 8x12", "leave it out"),
+        (["model.onnx", "-o", "out", "--calibration", "in"], "--calibration in", "--precision"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_adds_nothing_is_refused(cli, place, arguments, names, advice):
+    before = snapshot(place)
+    cli.refused("build", *arguments, names=names, advice=advice)
+    assert snapshot(place) == before
+
+
+def test_a_file_of_the_user_is_not_replaced(cli, place):
+    """Of a bundle whose manifest does not list it, also where the user's file has the name of a new one."""
+    import onnx
+    from onnx.external_data_helper import set_external_data
+
+    model = onnx.load("model.onnx")
+    set_external_data(next(tensor for tensor in model.graph.initializer if tensor.name == "boxes"), "split.data")
+    onnx.save(model, "split.onnx")
+    (place / "bundle/split.data").write_text("of the user")
+    before = snapshot(place)
+    cli.refused("build", "split.onnx", "-o", "bundle", "--target", "onnx", names="bundle/split.data", advice="move it")
+    assert snapshot(place) == before
+
+
+def test_where_a_graph_comes_from_goes_with_it(cli, exported, tmp_path):
+    """Through an export and a bundle of a bundle: reference, parameters and choices."""
+    path = exported("yolos").path
+    cli("build", path, "-o", tmp_path / "a", "--target", "onnx")
+    cli("build", tmp_path / "a", "-o", tmp_path / "b", "--target", "onnx")
+    for name in "ab":
+        origin = Bundle.open(tmp_path / name).provenance
+        assert origin.source == "random:yolos/tiny" and origin.parameters > 1000
+        assert origin.options["export"]["opset"] == 17 and origin.versions["torch"]
 
 
 def test_the_graph_is_tried_on_a_device(cli, place):
@@ -93,8 +174,8 @@ def test_into_an_empty_folder_and_through_a_link(cli, place):
         ("in", "give a new or empty folder"),
         ("model.onnx", "give a folder with -o"),
         ("model.onnx/sub", "a part of the path is a file"),
-        (".", "a folder of its own"),
-        ("..", "a folder of its own"),
+        (".", "give a new or empty folder"),
+        ("..", "give a new or empty folder"),
         ("/proc/bundle", "give another output path"),
     ],
 )
@@ -184,7 +265,7 @@ def test_export_refuses_early(cli, place, arguments, names, advice):
 def test_info(cli, place):
     cli("build", "model.onnx", "-o", "out", "--sm", 89)
     bundle = cli("info", "out", "--json", "-").json
-    assert bundle["kind"] == "bundle" and bundle["family"] == "test" and bundle["source"] == "model.onnx"
+    assert bundle["kind"] == "bundle" and bundle["family"] == "test" and bundle["source"] == str(place / "model.onnx")
     assert [(f["path"], f["present"]) for f in bundle["files"]] == [("model.onnx", True), (RTX_NAME, True)]
     model = cli("info", "model.onnx", "--json", "-").json
     assert model["kind"] == "onnx" and model["operators"]["Cast"] == 1 and model["opset"] == 18

@@ -64,7 +64,7 @@ def check(process, out, err, number):
 
 
 def temporaries(place):
-    return list(place.glob(".bundle.*.tmp"))
+    return list((place / "bundle").glob(".bundle.*.tmp"))
 
 
 @rtx
@@ -136,6 +136,6 @@ def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
     after = snapshot(place)
     left = {name for name in after if name not in before}
     assert {name: after[name] for name in before} == before
-    assert left and all(name.startswith(".bundle.") and ".tmp/" in name for name in left)
+    assert left and all(name.startswith("bundle/.bundle.") and ".tmp/" in name for name in left)
     cli("build", "model.onnx", "-o", "bundle", "--target", "onnx")
     assert len(cli("detect", "bundle", "in", "--json", "-", "-q").lines) == 2

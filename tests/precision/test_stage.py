@@ -83,9 +83,9 @@ def test_builds_for_every_gpu_that_has_the_type(name, precision, low_file, tmp_p
     sms = {"fp8": (89, 120)}.get(precision, (80, 86, 89, 120))
     built = build_engine(path, tmp_path / "m.engine", EngineConfig(sms=sms))
     assert built.facts.compute_capabilities == sms
-    check_engine(built.facts, PrecisionConfig(precision, calibration="x"))
+    check_engine(built.facts, Precision(precision))
     with pytest.raises(GateError, match="fp32 was asked for, but the engine also has"):
-        check_engine(built.facts, PrecisionConfig())
+        check_engine(built.facts, Precision.FP32)
 
 
 def test_an_engine_of_another_precision_is_refused():
@@ -93,10 +93,10 @@ def test_an_engine_of_another_precision_is_refused():
         return EngineFacts("tensorrt-rtx", "1", (89,), "", {}, "", layer_types=types)
 
     with pytest.raises(GateError, match="fp16 was asked for, but the engine has no HALF layer"):
-        check_engine(facts(FLOAT=9), PrecisionConfig("fp16"))
+        check_engine(facts(FLOAT=9), Precision.FP16)
     with pytest.raises(GateError, match="also has BF16"):
-        check_engine(facts(FLOAT=9, HALF=3, BF16=1), PrecisionConfig("fp16"))
-    check_engine(facts(FLOAT=9), PrecisionConfig("tf32"))
+        check_engine(facts(FLOAT=9, HALF=3, BF16=1), Precision.FP16)
+    check_engine(facts(FLOAT=9), Precision.FP32)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n not in QUICK else n for n in FAMILIES])

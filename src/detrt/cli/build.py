@@ -29,7 +29,7 @@ ONNX, INDUCTOR = "onnx", "inductor"
 Model = Annotated[
     str,
     typer.Argument(
-        help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or an .onnx file with its spec."
+        help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, an .onnx file, or a bundle."
     ),
 ]
 Checkpoint = Annotated[
@@ -78,7 +78,6 @@ class TargetOptions:
 @command
 def build(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle.")],
     targets: TargetOptions,
     size: SizeOptions,
     export: Given[ExportConfig],
@@ -86,11 +85,14 @@ def build(
     engine: Given[EngineConfig],
     package: Given[InductorConfig],
     load: LoadOptions,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the bundle; default, if MODEL is a bundle: that bundle.")
+    ] = None,
     json_file: Json = None,
 ) -> None:
     """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
 
-    Given an ONNX file with its spec (from detrt export), only the engine is built.
+    Given an ONNX file with its spec (from detrt export), only the engine is built. Given a bundle, the engine is added to it.
     """
     from ..pipeline import build as run
     from ..pipeline import report_to_dict
@@ -120,7 +122,7 @@ def build(
     if json_file:
         show.write_json(report_to_dict(report), json_file)
     if json_file != "-":
-        _show_build(report, output)
+        _show_build(report, report.bundle.folder)
 
 
 def _export_config(size: SizeOptions, export: Given[ExportConfig]) -> ExportConfig:

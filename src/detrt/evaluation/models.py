@@ -62,6 +62,11 @@ def default_reference(candidate: str | Path) -> str:
     here = file.is_file() if source.startswith("ckpt:") else (file / "config.json").is_file()
     if here or source.startswith(("embedded:", "random:")):
         return source
+    if source.endswith(".onnx"):
+        raise DetrtError(
+            f"'{candidate}' was made from the ONNX file '{source}', which does not say where it comes from; give the reference "
+            "with --against CHECKPOINT"
+        )
     raise DetrtError(
         f"'{candidate}' was made from '{source}', which is not on this machine or would have to be downloaded; "
         f"give the reference with --against CHECKPOINT, e.g. --against '{source}'"

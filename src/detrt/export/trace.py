@@ -6,7 +6,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import graph
 from ..backends.onnxruntime.session import optimize_basic
+from ..bundle import PROVENANCE_KEY
 from ..errors import ExportError, GateError
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify
 from ..graph.io import GraphSummary
@@ -73,6 +74,9 @@ def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, ou
     declare_outputs(model, outputs)
     model.producer_name, model.producer_version = "detrt", package_version()
     model.graph.name = spec.name or spec.family
+    options = {**source.provenance.options, "export": options_of(config)}
+    provenance = replace(source.provenance, options=options, created="")  # equal exports are equal files
+    graph.with_metadata(model, PROVENANCE_KEY, provenance.to_json())
     return graph.with_spec(model, spec)
 
 

@@ -103,11 +103,21 @@ def data_files(path: Path | str) -> list[str]:
 
 def with_spec(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto:
     """Put the spec into the model's metadata, in place."""
-    kept = [(p.key, p.value) for p in model.metadata_props if p.key != SPEC_KEY]
+    return with_metadata(model, SPEC_KEY, spec.to_json())
+
+
+def with_metadata(model: onnx.ModelProto, key: str, value: str) -> onnx.ModelProto:
+    """Put an entry into the model's metadata, in place of one of the same key."""
+    kept = [(p.key, p.value) for p in model.metadata_props if p.key != key]
     del model.metadata_props[:]
-    for key, value in [*kept, (SPEC_KEY, spec.to_json())]:
-        model.metadata_props.add(key=key, value=value)
+    for name, text in [*kept, (key, value)]:
+        model.metadata_props.add(key=name, value=text)
     return model
+
+
+def read_metadata(model: onnx.ModelProto, key: str) -> str:
+    """An entry of the model's metadata; "" where it has none."""
+    return next((entry.value for entry in model.metadata_props if entry.key == key), "")
 
 
 def read_spec(path: Path | str) -> ModelSpec:
@@ -116,10 +126,9 @@ def read_spec(path: Path | str) -> ModelSpec:
     Raises:
         GraphError: not an ONNX file, or one without a spec.
     """
-    model = load(path, weights=False)
-    for entry in model.metadata_props:
-        if entry.key == SPEC_KEY:
-            return ModelSpec.from_json(entry.value)
+    text = read_metadata(load(path, weights=False), SPEC_KEY)
+    if text:
+        return ModelSpec.from_json(text)
     raise GraphError(
         f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; "
         "export it with detrt export, or give one with --spec FILE (see docs/guide/export.md)"

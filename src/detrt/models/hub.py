@@ -105,7 +105,7 @@ def load_folder(
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     provenance = Provenance(
         source=ref,
-        checkpoint_sha256=_weights_digest(folder),
+        checkpoint_sha256=weights_digest(folder),
         parameters=sum(p.numel() for p in module.parameters()),
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -267,7 +267,7 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _weights_digest(folder: Path) -> str:
+def weights_digest(folder: Path) -> str:
     """One SHA-256 over the digests of the weight files, in name order."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]):

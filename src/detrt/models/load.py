@@ -25,6 +25,10 @@ EMBEDDED = {"embedded:shapes": _EMBEDDED / "shapes", "embedded:phrases": _EMBEDD
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
+# Fields of LoadOptions that the provenance records; paths are absolute.
+RECORDED = ("family", "labels", "tokenizer")
+
+
 def is_checkpoint_reference(ref: str) -> bool:
     """Whether `ref` names a checkpoint: a scheme, or a folder with a config.json."""
     return ref.startswith(("hf:", "embedded:", "ckpt:", "random:")) or (Path(ref) / "config.json").is_file()
@@ -91,9 +95,19 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) ->
         SourceError: unknown reference or family, missing or damaged files, NaN weights, code that is
             not trusted. SpecError: labels that do not fit the head.
     """
-    from .hub import download, load_folder
-
     options = replace(options or LoadOptions(), **changes)
+    source = _load(ref, options)
+    chosen: dict[str, Any] = {"loading": list(source.notes)}
+    for name in RECORDED:
+        value = getattr(options, name)
+        chosen[name] = str(value.absolute()) if isinstance(value, Path) else value
+    recorded = {key: value for key, value in chosen.items() if value}
+    return replace(source, provenance=replace(source.provenance, options=recorded))
+
+
+def _load(ref: str, options: LoadOptions) -> Source:
+    from .hub import load_folder
+
     trust_remote_code, labels, family, tokenizer = (
         options.trust_remote_code, options.labels, options.family, options.tokenizer
     )  # fmt: skip
@@ -101,28 +115,67 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) ->
         from .random import load_random
 
         return load_random(ref, labels=labels, tokenizer=tokenizer)
+    if ref.startswith("ckpt:"):
+        return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
+    folder, origin = _folder_of(ref, options)
+    source = load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
+    return replace(source, provenance=replace(source.provenance, source=origin))
+
+
+def _folder_of(ref: str, options: LoadOptions) -> tuple[Path, str]:
+    """The folder of a checkpoint, and its reference that holds anywhere: an absolute path, or a hub id with its revision.
+
+    Raises:
+        SourceError: there is none, or it cannot be downloaded.
+    """
+    from .hub import download
+
     if ref.startswith("embedded:"):
         if ref not in EMBEDDED:
             raise SourceError(f"there is no embedded model {ref!r}; allowed: {', '.join(EMBEDDED)}")
-        folder = EMBEDDED[ref]
-    elif ref.startswith("hf:"):
+        return EMBEDDED[ref], ref
+    if ref.startswith("hf:"):
         name, _, tag = ref[3:].partition("@")
         if not _HUB_ID.match(name):
             raise SourceError(f"{ref!r} is not a hub reference; write hf:<organisation>/<model>, e.g. hf:{FAMILIES[0].example}")
-        folder = download(name, options.revision or tag or None, trust_remote_code=trust_remote_code)
-    elif ref.startswith("ckpt:"):
-        return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
+        folder = download(name, options.revision or tag or None, trust_remote_code=options.trust_remote_code)
+        # The cache keeps a revision in snapshots/<commit>.
+        revision = folder.name if folder.parent.name == "snapshots" else options.revision or tag
+        return folder, f"hf:{name}@{revision}" if revision else f"hf:{name}"
+    folder = Path(ref).expanduser()
+    if not folder.is_dir():
+        if folder.is_file():
+            raise SourceError(
+                f"{ref!r} is a file; give the folder that holds config.json and the weights, or ckpt:{ref} for a "
+                "checkpoint file as its authors publish it"
+            )
+        hint = f"write 'hf:{ref}' for the Hugging Face hub" if _HUB_ID.match(ref) else "give hf:<organisation>/<model>"
+        raise SourceError(f"{ref!r} is not a folder; {hint}, a transformers checkpoint folder, or embedded:shapes")
+    return folder, str(folder.absolute())
+
+
+def check_unchanged(ref: str, sha256: str) -> None:
+    """Compare the weights of a checkpoint with the digest in a provenance; "" is of one without files.
+
+    Raises:
+        SourceError: the checkpoint is not on this machine, or its weights are others.
+    """
+    from .hub import weights_digest
+
+    if not sha256:
+        return
+    if ref.startswith("ckpt:"):
+        path = Path(ref.removeprefix("ckpt:"))
+        if not path.is_file():
+            raise SourceError(f"the checkpoint '{ref}' is not on this machine; build the bundle again from where it is now")
+        found = files.sha256_of(path)
     else:
-        folder = Path(ref).expanduser()
-        if not folder.is_dir():
-            if folder.is_file():
-                raise SourceError(
-                    f"{ref!r} is a file; give the folder that holds config.json and the weights, or ckpt:{ref} for a "
-                    "checkpoint file as its authors publish it"
-                )
-            hint = f"write 'hf:{ref}' for the Hugging Face hub" if _HUB_ID.match(ref) else "give hf:<organisation>/<model>"
-            raise SourceError(f"{ref!r} is not a folder; {hint}, a transformers checkpoint folder, or embedded:shapes")
-    return load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
+        found = weights_digest(_folder_of(ref, LoadOptions())[0])
+    if found != sha256:
+        raise SourceError(
+            f"the weights of '{ref}' are not those that the bundle was made from (their SHA-256 differs); build another bundle "
+            "from them with -o FOLDER"
+        )
 
 
 def family_names() -> list[str]:
@@ -181,7 +234,7 @@ def load_checkpoint(
         spec = text_spec(row, module, read_input_spec(None, row, module.config), words, ref)
     check_finite(module, ref)
     provenance = Provenance(
-        source=ref,
+        source=f"ckpt:{path.absolute()}",
         checkpoint_sha256=files.sha256_of(path),
         parameters=sum(p.numel() for p in module.parameters()),
         versions=versions(),

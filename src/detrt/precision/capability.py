@@ -60,13 +60,13 @@ def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig]) -> li
     return check_capability(precision, engines) if precision != Precision.FP32 else []
 
 
-def check_engine(facts: EngineFacts, config: PrecisionConfig) -> None:
-    """Compare the types of an engine's layers with what was asked for.
+def check_engine(facts: EngineFacts, target: Precision) -> None:
+    """Compare the types of an engine's layers with the precision of its graph.
 
     Raises:
         GateError: the engine lacks the low type (a silent upgrade), or has one that was not asked for.
     """
-    types, target = dict(facts.layer_types), config.target
+    types = dict(facts.layer_types)
     if not types:
         return
     low = {kind.tensorrt for kind in Precision if kind.bits < 32}
@@ -77,6 +77,6 @@ def check_engine(facts: EngineFacts, config: PrecisionConfig) -> None:
         text = ", ".join(f"{kind} {count}" for kind, count in types.items())
         fault = f"has no {', '.join(sorted(missing))} layer" if missing else f"also has {', '.join(sorted(extra))} layers"
         raise GateError(
-            f"--precision {config.precision} was asked for, but the engine {fault} (layer outputs by type: {text}); "
+            f"--precision {target} was asked for, but the engine {fault} (layer outputs by type: {text}); "
             "build it again from the checkpoint with the --precision that you want"
         )

@@ -73,6 +73,7 @@ class PrecisionConfig:
         metadata={
             "help": "Calibration images: a folder or a COCO file; for fp16 ranges, for int8 and fp8 scales.",
             "panel": "Precision",
+            "needs": {"precision": LOWERED},
         },
     )
     calibration_images: int = field(

@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from .. import files, graph
 from ..backends.base import Feeds
 from ..backends.open import open_prompted
+from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.images import ImageSource
 from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
@@ -66,10 +68,19 @@ def convert_file(
         typed, report = apply_precision(model, spec, config, images, progress=say)
     if drawn:
         report.warnings = (*report.warnings, NO_CALIBRATION)
+    if origin := graph.read_metadata(typed, PROVENANCE_KEY):
+        provenance = Provenance.from_json(origin)
+        provenance = replace(provenance, options={**provenance.options, "precision": facts_of(config, report)})
+        graph.with_metadata(typed, PROVENANCE_KEY, provenance.to_json())
     graph.save(graph.with_spec(typed, spec), path)
     if extras is not None and report.ranges:
         write_ranges(report, extras / RANGES)
     return report
+
+
+def facts_of(config: PrecisionConfig, report: PrecisionReport) -> dict[str, Any]:
+    """Choices and outcome as JSON-ready values, for provenance."""
+    return {**config.to_dict(), **report.to_dict()}
 
 
 def text_feeds(path: Path, prompt: str) -> list[Feeds]:

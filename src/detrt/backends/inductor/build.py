@@ -233,14 +233,14 @@ def check_packages(packages: Sequence[InductorConfig], model: str, export: Expor
 def build_packages(
     model: str,
     folder: Path,
-    graph: str,
+    onnx_sha256: str,
     packages: Sequence[InductorConfig],
     spec: ModelSpec,
     precision: str,
     loading: Mapping[str, Any],
     say: StageProgress,
 ) -> list[Packaged]:
-    """Compile each package into the folder of a bundle. graph: its ONNX file. loading: as `load_source` takes it.
+    """Compile each package into the folder of a bundle. onnx_sha256: digest of its ONNX file. loading: as `load_source` takes it.
 
     Raises:
         See `build_package`.
@@ -257,7 +257,7 @@ def build_packages(
             spec,
             precision,
             loading=loading,
-            onnx_sha256=files.sha256_of(folder / graph),
+            onnx_sha256=onnx_sha256,
             progress=lambda fraction, text, name=name: say(name, fraction, text),  # type: ignore[misc]
             sized=several,
         )
