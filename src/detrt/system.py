@@ -89,8 +89,11 @@ def _package(name: str) -> Package:
             version = metadata.version(name)
     except (ImportError, metadata.PackageNotFoundError):
         # onnxruntime also comes as onnxruntime-gpu and others: present, under another distribution name.
-        owners = metadata.packages_distributions().get(module.split(".")[0], [])
-        version = metadata.version(owners[0]) if owners and util.find_spec(module.split(".")[0]) else None
+        # TensorRT of JetPack and of tar files comes without metadata: present, of a version that only an import tells.
+        top = module.split(".")[0]
+        owners = metadata.packages_distributions().get(top, [])
+        if util.find_spec(top):
+            version = metadata.version(owners[0]) if owners else "of unknown version"
     return Package(name, version, purpose, f"pip install 'detrt[{extra}]'" if extra else f"pip install {name}")
 
 
