@@ -20,7 +20,7 @@ from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
 from .data.preprocess import preprocess
 from .data.scenes.scene import draw_scene
-from .errors import EngineError, ExportError, OutputError, SpecError
+from .errors import EngineError, ExportError, GateError, OutputError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
 from .models.load import RECORDED, LoadOptions, check_unchanged
@@ -119,7 +119,7 @@ def build(
         if not grows:
             work.add_files()
         for config in engines:
-            work.build_engine(config)
+            work.build_engine(config, compare=export.check)
         if packages:
             work.build_packages(source, packages, load)
         for device in try_devices:
@@ -280,8 +280,12 @@ class _Builder:
         """Enter what the graph consists of."""
         self.entries += _model_entries(self._folder, self.spec)
 
-    def build_engine(self, config: EngineConfig) -> None:
-        """The engine of the detector, and the one of its text encoder."""
+    def build_engine(self, config: EngineConfig, *, compare: bool) -> None:
+        """The engine of the detector, and the one of its text encoder. compare: run it beside its graph, where this machine can.
+
+        Raises:
+            GateError: the engine has another precision than its graph, or detects something else.
+        """
         precision = self._graph_precision
         name = engine_name(config, precision or Precision.FP32)
         facts = self._engine(MODEL, name, config, "engine")
@@ -289,6 +293,33 @@ class _Builder:
             check_engine(facts, precision)
         if self.spec.text is not None and self.spec.text.encoder:
             self._engine(self.spec.text.encoder, text_engine_name(name), config, "text-engine")
+        # TensorRT-RTX builds on machines without a GPU, and for other GPUs.
+        if compare and config.target == "tensorrt":
+            self._compare_engine(name, config, precision or Precision.FP32)
+
+    def _compare_engine(self, name: str, config: EngineConfig, precision: Precision) -> None:
+        from .evaluation.engine_check import check_engine as compare_engine
+
+        start = time.perf_counter()
+        found = compare_engine(
+            self._folder / MODEL,
+            self._folder / name,
+            Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
+            lambda fraction, text: self._say(f"check {name}", fraction, text),
+        )
+        self._done(f"check {config.label}", start, 0, found.verdict)
+        checks = {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()}
+        self.provenance = replace(self.provenance, options={**self.provenance.options, "engine_checks": checks})
+        if found.passed:
+            return
+        failure = (
+            f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
+            "wrongly. Try --msda gather, another --precision or another TensorRT version; --no-check builds without the comparison"
+        )
+        if not self.provenance.source.startswith("random:"):
+            raise GateError(failure)
+        # Scores of random weights are nearly equal, so that rounding alone changes which queries are selected.
+        self.warnings.append(f"{failure}. Not judged, because the weights are random")
 
     def _engine(self, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
         start = time.perf_counter()

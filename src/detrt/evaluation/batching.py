@@ -62,7 +62,7 @@ def slot_rows(
     """
     smallest = min((batch for batch, _ in shapes), default=1) if _smallest_matters(session) else 1
     for batch, size_hw in shapes:
-        pictures = _different(images, batch, session)
+        pictures = different_images(images, batch, session)
         where = {"batch": batch, "height": size_hw[0], "width": size_hw[1]}
         given = preprocess(pictures, session.spec, size_hw=_size(session, size_hw))
         try:
@@ -91,7 +91,7 @@ def padding_rows(
     if not session.spec.input.mask:
         return
     count = session.info.fixed_batch or 1
-    pictures = _different(images, count, session)
+    pictures = different_images(images, count, session)
     given = preprocess(pictures, session.spec, size_hw=_size(session, size_hw or _square(session)))
     mask = given.feeds[PIXEL_MASK]
     if mask.all():
@@ -109,7 +109,7 @@ def padding_rows(
 
 def slot_feeds(session: Session, images: Sequence[NDArray[np.uint8]], batch: int, size_hw: SizeHW) -> Feeds:
     """The feeds that `slot_rows` used for a shape, e.g. to search where they go wrong."""
-    return preprocess(_different(images, batch, session), session.spec, size_hw=_size(session, size_hw)).feeds
+    return preprocess(different_images(images, batch, session), session.spec, size_hw=_size(session, size_hw)).feeds
 
 
 def _compare(session: Session, alone: Outputs, together: Outputs, slot: int, size_hw: SizeHW, gate: Gate) -> tuple[float, bool]:
@@ -131,7 +131,7 @@ def _one(outputs: Outputs, slot: int) -> Outputs:
     return {name: array[slot : slot + 1] for name, array in outputs.items()}
 
 
-def _different(images: Sequence[NDArray[np.uint8]], count: int, session: Session) -> list[NDArray[np.uint8]]:
+def different_images(images: Sequence[NDArray[np.uint8]], count: int, session: Session) -> list[NDArray[np.uint8]]:
     """As many pictures as asked for, no two equal, of one size where the model cannot pad."""
     pictures = []
     for index in range(count):

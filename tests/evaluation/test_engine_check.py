@@ -1,0 +1,72 @@
+"""A new engine beside its graph: a right one passes, a planted wrong one is found. ONNX Runtime stands in for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+from onnx import helper, numpy_helper
+
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.evaluation import engine_check
+from detrt.evaluation.engine_check import check_engine
+from detrt.spec import PIXEL_VALUES, PRED_BOXES
+
+PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Makes `check_engine` open `path.engine` as the ONNX file `path` with a profile."""
+    real = engine_check.open_session
+
+    def open_either(path):
+        if path.suffix != ".engine":
+            return real(path)
+        session = OnnxSession(path.with_suffix(".onnx"))
+        session._info = replace(session.info, profile=PROFILE, max_batch=3)
+        return session
+
+    monkeypatch.setattr(engine_check, "open_session", open_either)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """The trained model that comes with detrt: rounding does not change which of its queries win."""
+    from detrt.export import ExportConfig, export_onnx
+    from detrt.models.load import load_source
+
+    path = tmp_path_factory.mktemp("shapes") / "shapes.onnx"
+    return export_onnx(load_source("embedded:shapes"), path, ExportConfig(check=False)).path
+
+
+def with_boxes(path, target, change):
+    """A copy of a graph whose boxes pass through one more node."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        for position, name in enumerate(node.output):
+            if name == PRED_BOXES:
+                node.output[position] = "boxes/right"
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(change), "change"))
+    model.graph.node.append(helper.make_node("Mul", ["boxes/right", "change"], [PRED_BOXES], "wrong"))
+    onnx.save(model, target)
+    return target.with_suffix(".engine")
+
+
+def test_a_right_engine_passes(engine, graph, tmp_path):
+    found = check_engine(graph, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
+    assert found.passed, found.verdict
+    assert [(row.batch, row.height, row.width) for row in found.rows] == [
+        (1, 320, 320), (2, 320, 320), (3, 320, 320), (1, 192, 192), (1, 320, 384),
+    ]  # fmt: skip
+    assert all(row.compared for row in found.rows)
+
+
+@pytest.mark.parametrize(("change", "precision"), [(1.02, "fp32"), (1.1, "fp16"), (1.5, "int8"), (np.nan, "fp16")])
+def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
+    found = check_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)
+    assert not found.passed
+    assert found.to_dict()["passed"] is False
