@@ -337,6 +337,53 @@ def set_opset(model: onnx.ModelProto, version: int) -> None:
     model.ir_version = max(model.ir_version, {19: 9, 20: 9, 21: 10, 22: 10}.get(version, 8))
 
 
+def lower_opset(model: onnx.ModelProto, version: int) -> None:
+    """Lower the default opset in place, for parsers that read no newer one.
+
+    Raises:
+        GraphError: a node that the older opset cannot express.
+    """
+    entry = next(e for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    if entry.version <= version:
+        return
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if version < 18 and node.op_type in _AXES_BECAME_INPUT and len(node.input) > 1 and node.input[1] in constants:
+            axes = numpy_helper.to_array(constants[node.input[1]]).tolist()
+            node.attribute.append(onnx.helper.make_attribute("axes", axes))
+            del node.input[1:]
+        if version < 18 and node.op_type == "Split" and len(node.input) < 2:
+            _drop_attribute(node, "num_outputs")
+        if version < 20 and node.op_type == "GridSample":
+            mode = {b"linear": "bilinear", b"cubic": "bicubic"}.get(attribute(node, "mode", b"linear"), "nearest")
+            _drop_attribute(node, "mode")
+            node.attribute.append(onnx.helper.make_attribute("mode", mode))
+        _check_expressible(node, entry.version, version)
+    entry.version = version
+    drop_dead(model)
+
+
+def _check_expressible(node: onnx.NodeProto, new: int, old: int) -> None:
+    """Drop attributes that an older opset lacks where they have their default value; refuse other values and more inputs."""
+    refusal = f"node '{node.name}' ({node.op_type}) cannot be expressed in opset {old}; export the model with --opset {old}"
+    try:
+        schema = onnx.defs.get_schema(node.op_type, old)
+        newer = onnx.defs.get_schema(node.op_type, new)
+    except onnx.defs.SchemaError:
+        raise GraphError(refusal) from None
+    if schema.deprecated or len(node.input) > schema.max_input or len(node.output) > schema.max_output:
+        raise GraphError(refusal)
+    for entry in list(node.attribute):
+        if entry.name in schema.attributes:
+            continue
+        default = newer.attributes[entry.name].default_value if entry.name in newer.attributes else None
+        if default is None or onnx.helper.get_attribute_value(default) != onnx.helper.get_attribute_value(entry):
+            raise GraphError(refusal)
+        _drop_attribute(node, entry.name)
+
+
 _AXES_BECAME_INPUT = (
     "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
     "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",

@@ -155,6 +155,61 @@ def widen(model: onnx.ModelProto) -> Widened:
     return done
 
 
+# Operators that give values of their inputs and nothing new, and which of their inputs are values; None: all.
+_MOVES: dict[str, tuple[int, ...] | None] = {
+    "Concat": None, "Where": (1, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2), "Pad": (0, 2),
+    **dict.fromkeys(
+        ("Reshape", "Flatten", "Transpose", "Slice", "Gather", "GatherND", "GatherElements", "Unsqueeze", "Squeeze", "Expand",
+         "Tile", "Split", "Identity"),
+        (0,),
+    ),
+}  # fmt: skip
+
+
+def move_integers(model: onnx.ModelProto) -> int:
+    """Move integers where a graph moves booleans, in place, for builders whose kernels move none (TensorRT 8).
+
+    A boolean is cast to INT32 before it is moved, and compared with zero where something needs a boolean again.
+
+    Returns:
+        How many nodes move integers now.
+    """
+    graph = model.graph
+    kinds = element_types(model)
+    integers: dict[str, str] = {}  # boolean -> the INT32 tensor with its values
+    constants = {tensor.name for tensor in graph.initializer}
+    zero = numpy_helper.from_array(np.zeros((), np.int32), "detrt/zero")
+    nodes: list[onnx.NodeProto] = []
+    count = 0
+    for node in graph.node:
+        positions = _MOVES.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+        positions = tuple(range(len(node.input))) if positions is None else positions
+        values = [i for i in positions if i < len(node.input) and kinds.get(node.input[i]) == TensorProto.BOOL]
+        if not values or kinds.get(node.output[0]) != TensorProto.BOOL:
+            nodes.append(node)
+            continue
+        count += 1
+        moved = onnx.NodeProto()
+        moved.CopyFrom(node)
+        for i in values:
+            name = node.input[i]
+            if name not in integers:
+                integers[name] = f"{name}/int32"
+                cast = helper.make_node("Cast", [name], [integers[name]], f"{name}/int32", to=TensorProto.INT32)
+                nodes.insert(0, cast) if name in constants else nodes.append(cast)
+            moved.input[i] = integers[name]
+        for i, name in enumerate(node.output):
+            integers[name] = moved.output[i] = f"{name}/int32"
+        nodes.append(moved)
+        for name in node.output:
+            nodes.append(helper.make_node("Greater", [integers[name], zero.name], [name], f"{name}/bool"))
+    if count:
+        graph.initializer.append(zero)
+        replace_nodes(model, nodes)
+        drop_dead(model)
+    return count
+
+
 def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimize: Callable[[bytes], bytes]) -> None:
     """Give inputs their only shape and compute what depends on shapes alone, in place.
 

@@ -30,7 +30,7 @@ class Rewritten:
     Attributes:
         path: the file to parse.
         low, quantized: whether the typed graph computes in FP16, and holds Q/DQ; for builders without strong typing.
-        changes: operator -> how many nodes were written out.
+        changes: operator -> how many nodes were written in another form.
         inputs, outputs: {"name", "dtype", "shape"} of the ONNX file, where the parser would change them; else None.
     """
 
@@ -48,25 +48,31 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     Raises:
         EngineError: an opset that is too new. GraphError: what cannot be written out, or a type that the version lacks.
     """
-    if not row.rewrites:
-        return Rewritten(onnx)
     from ... import graph
-    from ...graph.dialect import Widened, fix_axes, widen, write_out
+    from ...graph.clean import lower_opset
+    from ...graph.dialect import Widened, fix_axes, move_integers, widen, write_out
+    from ...graph.lower_msda import sum_by_reduction
     from ..onnxruntime.session import optimize_basic
 
     model = graph.load(onnx)
     summary = graph.summarise(model)
-    if summary.opset > row.opset:
+    if summary.opset > row.opset and row.strongly_typed:
         raise EngineError(
             f"'{onnx.name}' has opset {summary.opset}; this TensorRT reads up to {row.opset}. Export it with --opset {row.opset}"
         )
-    widened = Widened() if row.strongly_typed else widen(model)
-    # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
-    fixed = {} if row.strongly_typed else _fixed_shapes(summary.inputs, config, spec)
-    if fixed:
-        fix_axes(model, fixed, optimize_basic)
+    changes: Counter[str] = Counter()
+    changes["MatMul"] = sum_by_reduction(model)
+    widened = Widened()
+    if not row.strongly_typed:
+        widened = widen(model)
+        lower_opset(model, row.opset)
+        # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
+        if fixed := _fixed_shapes(summary.inputs, config, spec):
+            fix_axes(model, fixed, optimize_basic)
+        changes["booleans"] = move_integers(model)
     written = write_out(model, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
-    if row.strongly_typed and not written:
+    changes += Counter(one.operator for one in written)
+    if row.strongly_typed and not changes:
         return Rewritten(onnx)
     described = {}
     if not row.strongly_typed:
@@ -77,8 +83,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         _mark(model, widened.fp32 if widened.low else set())
     path = folder / "model.onnx"
     graph.save(model, path)
-    changes = dict(Counter(one.operator for one in written))
-    return Rewritten(path, widened.low, widened.quantized, changes, **described)
+    return Rewritten(path, widened.low, widened.quantized, dict(changes), **described)
 
 
 def _described(tensors: Mapping[str, tuple[str, tuple[int | str, ...]]]) -> tuple[Mapping[str, Any], ...]:

@@ -47,11 +47,6 @@ class Version:
     msda_plugin: str = ""
     state: str = ""
 
-    @property
-    def rewrites(self) -> bool:
-        """Whether a graph may need another dialect before this version's parser reads it."""
-        return bool(self.lacks) or not (self.shape_range and self.scatter_reduction)
-
 
 _16 = ("fp16", "bf16", "int8", "fp8")
 VERSIONS: tuple[Version, ...] = (

@@ -11,10 +11,12 @@ from .bindings import Trt
 from .config import EngineConfig
 from .rewrite import FP32_MARK, Rewritten
 
-# Layers that take no precision: they hold weights or shapes, or are parts of a loop.
+# Layers that take no precision: they hold weights or shapes, are parts of a loop, or move values, which keep the type of the
+# layer before. TensorRT 8.5 finds "no supported formats" for constraints on those.
 _UNTYPED = frozenset(
     ("CONSTANT", "SHAPE", "TRIP_LIMIT", "RECURRENCE", "LOOP_OUTPUT", "ITERATOR", "CONDITION", "CONDITIONAL_INPUT",
-     "CONDITIONAL_OUTPUT", "ASSERTION", "PLUGIN", "PLUGIN_V2", "QUANTIZE", "DEQUANTIZE")
+     "CONDITIONAL_OUTPUT", "ASSERTION", "PLUGIN", "PLUGIN_V2", "QUANTIZE", "DEQUANTIZE", "SHUFFLE", "SLICE", "CONCATENATION",
+     "GATHER", "SELECT", "IDENTITY", "SCATTER", "TOPK", "NMS", "NON_ZERO", "ONE_HOT")
 )  # fmt: skip
 # cuDNN is large, often absent, and NVIDIA's later versions do without it.
 _NO_TACTICS = ("CUDNN",)
