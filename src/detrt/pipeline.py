@@ -302,10 +302,11 @@ class _Builder:
 
         start = time.perf_counter()
         found = compare_engine(
-            self._folder / MODEL,
+            self._graphs / MODEL,
             self._folder / name,
             Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
-            lambda fraction, text: self._say(f"check {name}", fraction, text),
+            text_engine=self._folder / text_engine_name(name) if self.spec.text is not None and self.spec.text.encoder else None,
+            progress=lambda fraction, text: self._say(f"check {name}", fraction, text),
         )
         self._done(f"check {config.label}", start, 0, found.verdict)
         checks = {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()}

@@ -21,16 +21,13 @@ PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 @pytest.fixture
 def engine(monkeypatch):
     """Makes `check_engine` open `path.engine` as the ONNX file `path` with a profile."""
-    real = engine_check.open_session
 
-    def open_either(path):
-        if path.suffix != ".engine":
-            return real(path)
+    def open_engine(path):
         session = OnnxSession(path.with_suffix(".onnx"))
         session._info = replace(session.info, profile=PROFILE, max_batch=3)
         return session
 
-    monkeypatch.setattr(engine_check, "open_session", open_either)
+    monkeypatch.setattr(engine_check, "open_engine", open_engine)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def open_session(
         return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
-    engine = _open_engine(Path(ref), device)
+    engine = open_engine(Path(ref), device)
     encoder = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
     return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
@@ -160,7 +160,8 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
         raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
 
 
-def _open_engine(path: Path, device: str | None) -> BaseSession:
+def open_engine(path: Path, device: str | None = None) -> BaseSession:
+    """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt."""
     from .tensorrt import TensorRTSession
 
     return TensorRTSession(path) if device is None else TensorRTSession(path, device=device)
@@ -183,7 +184,7 @@ def _open_bundle(
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
         path = bundle.checked_path(entry)
         try:
-            session = _open_engine(path, device)
+            session = open_engine(path, device)
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
         else:
@@ -259,7 +260,7 @@ def _with_text_of(
                 continue
             path = bundle.checked_path(entry)
             try:
-                opened.append(_open_engine(path, device))
+                opened.append(open_engine(path, device))
                 return PromptedSession(session, tokenizer, opened[-1])
             except (EngineError, MissingPackageError, SessionError) as error:
                 why = f"{entry.path}: {error}"
@@ -295,7 +296,7 @@ def _with_text(
         if not text.encoder:
             return PromptedSession(session, tokenizer)
         if engine is not None:
-            opened.append(_open_engine(engine, device))
+            opened.append(open_engine(engine, device))
         else:
             path = folder / text.encoder
             if not path.is_file():

@@ -5,6 +5,7 @@ TensorRT versions exist that compile a graph wrongly without an error, so a buil
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Outputs, Session, relative_error
-from ..backends.open import emulate_low_precision, open_session
+from ..backends.open import emulate_low_precision, open_engine, open_session
+from ..backends.prompted import PromptedSession
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..data.scenes.scene import draw_scene
@@ -86,7 +88,14 @@ class EngineCheck:
         return {"passed": self.passed, "rows": [asdict(row) for row in self.rows]}
 
 
-def check_engine(graph: Path, engine: Path, precision: str, progress: Callable[[float, str], None] | None = None) -> EngineCheck:
+def check_engine(
+    graph: Path,
+    engine: Path,
+    precision: str,
+    *,
+    text_engine: Path | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> EngineCheck:
     """Compare an engine with its ONNX graph on drawn scenes.
 
     Both run at the least, usual and largest batch size of the profile at its usual size, and at batch size 1 of its smallest
@@ -95,6 +104,7 @@ def check_engine(graph: Path, engine: Path, precision: str, progress: Callable[[
     Args:
         graph: the ONNX file, which ONNX Runtime runs on the CPU.
         engine: the engine; its sidecar lies beside it.
+        text_engine: engine of the text encoder, of a model that takes a prompt; None: ONNX Runtime runs it on both sides.
         precision: of the graph; chooses the tolerances.
         progress: called with (fraction, text).
 
@@ -102,11 +112,18 @@ def check_engine(graph: Path, engine: Path, precision: str, progress: Callable[[
         SessionError: ONNX Runtime cannot run the graph. EngineError: the engine cannot be opened here.
     """
     gate = gate_for(precision)
-    with open_session(graph) as first, open_session(engine) as second:
-        reference: Session = emulate_low_precision(first)
-        candidate: Session = second
-        if reference.info.text is not None:
-            reference, candidate = reference.bind(PROMPT), candidate.bind(PROMPT)
+    with contextlib.ExitStack() as closing:
+        reference: Session = emulate_low_precision(open_session(graph))
+        closing.callback(reference.close)
+        candidate: Session = open_engine(engine)
+        closing.callback(candidate.close)
+        if isinstance(reference, PromptedSession):
+            encoder = reference.text_encoder
+            if encoder is not None and text_engine is not None:
+                encoder = open_engine(text_engine)
+                closing.callback(encoder.close)
+            candidate = reference.with_sessions(candidate, encoder).bind(PROMPT)
+            reference = reference.bind(PROMPT)
         shapes = shapes_of(candidate)
         rows = []
         for number, (batch, size_hw) in enumerate(shapes):
