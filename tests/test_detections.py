@@ -97,5 +97,5 @@ def test_missing_supervision(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingPackageError, match=r"detrt\[supervision\]"):
+    with pytest.raises(MissingPackageError, match=r"\.\[supervision\]"):
         THREE.to_supervision()

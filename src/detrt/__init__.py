@@ -74,7 +74,6 @@ def __getattr__(name: str) -> Any:
         return package_version()
     if name in _HOMES:
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-
         globals()[name] = value
         return value
     raise AttributeError(f"module 'detrt' has no attribute {name!r}")

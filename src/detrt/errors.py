@@ -60,8 +60,17 @@ class OutputError(DetrtError):
 
 
 class MissingPackageError(DetrtError):
+    """An optional package that is not installed.
+
+    Args:
+        package: name of the package, or several comma-separated.
+        extra: extra of detrt that brings it, or several comma-separated; "": none does.
+        purpose: what needs it.
+    """
+
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}', which is not installed; run: pip install 'detrt[{extra}]'")
+        what = f"the packages '{package}', which are" if ", " in package else f"the package '{package}', which is"
+        super().__init__(f"{purpose} needs {what} not installed; {install_hint(extra, package)}")
         self.package = package
         self.extra = extra
         self.purpose = purpose
@@ -72,3 +81,45 @@ class MissingPackageError(DetrtError):
 
 class GateError(DetrtError):
     exit_code = 3
+
+
+# Extra of detrt -> import names of its packages. A name that two extras bring stands in the smaller one.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "export": ("torch", "transformers", "safetensors", "huggingface_hub", "onnx", "onnxscript", "onnxslim"),
+    "rtx": ("tensorrt_rtx_libs", "tensorrt_rtx_bindings"),
+    "trt": ("tensorrt",),
+    "gpu": ("cuda",),
+    "text": ("tokenizers",),
+    "video": ("av",),
+    "decode": ("nvidia",),
+    "eval": ("pycocotools",),
+    "bench": ("matplotlib",),
+    "supervision": ("supervision",),
+    "serve": (
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "uvloop",
+        "prometheus_client",
+        "python_multipart",
+        "multipart",
+    ),
+    "ray": ("ray", "pyarrow", "fsspec"),
+}
+
+
+def install_hint(extra: str, package: str = "") -> str:
+    """What to type for an extra of detrt, or for a package that no extra brings; `detrt` itself is on no package index."""
+    if not extra:
+        return f"run: pip install {package}"
+    return f"run: pip install -e '.[{extra}]' in a clone of detrt, or add [{extra}] to how detrt was installed"
+
+
+def missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackageError | None:
+    """The error for a failed import of an optional package; None where the module is none, which is a bug."""
+    package = (error.name or "").partition(".")[0]
+    for extra, names in EXTRAS.items():
+        if package in names:
+            return MissingPackageError(package, extra, purpose)
+    return None

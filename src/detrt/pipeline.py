@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import time
@@ -20,7 +21,7 @@ from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
 from .data.preprocess import preprocess
 from .data.scenes.scene import draw_scene
-from .errors import EngineError, ExportError, GateError, OutputError, SpecError
+from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
 from .models.load import RECORDED, LoadOptions, check_unchanged
@@ -101,6 +102,7 @@ def build(
         _check_addition(held, precision, adds=bool(engines or packages or try_devices))
     is_onnx = held is not None or str(model).lower().endswith(".onnx")
     _check_engines(engines, export, precision)
+    _check_installed(engines, checkpoint=not is_onnx)
     source = str(model) if held is None else held.provenance.source
     check_packages(packages, source, export, precision.precision)
     warnings = check_before(precision, engines)
@@ -158,8 +160,6 @@ def _graph_of(bundle: Bundle) -> Path:
 
 def _check_engines(engines: Sequence[EngineConfig], export: ExportConfig, precision: PrecisionConfig) -> None:
     """Refuse engines that cannot be built, before minutes of export."""
-    from .backends.tensorrt.bindings import check_installed
-
     names = [engine_name(config, precision.target) for config in engines]
     if len(set(names)) != len(names):
         raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
@@ -170,8 +170,25 @@ def _check_engines(engines: Sequence[EngineConfig], export: ExportConfig, precis
                 "--msda gather"
             )
         if export.msda == "plugin" and not config.plugins:
-            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/plugin.md)")
-        check_installed(config.target)
+            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/guide/plugin.md)")
+
+
+def _check_installed(engines: Sequence[EngineConfig], *, checkpoint: bool) -> None:
+    """Name all that is missing at once. Raises MissingPackageError."""
+    from .backends.tensorrt.bindings import check_installed
+
+    missing = []
+    if checkpoint and importlib.util.find_spec("torch") is None:
+        missing.append(MissingPackageError("torch", "export", "a checkpoint"))
+    for target in dict.fromkeys(config.target for config in engines):
+        try:
+            check_installed(target)
+        except MissingPackageError as error:
+            missing.append(error)
+    if len(missing) == 1:
+        raise missing[0]
+    if missing:
+        raise MissingPackageError(", ".join(m.package for m in missing), ",".join(m.extra for m in missing), "this build")
 
 
 class _Builder:

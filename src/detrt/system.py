@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .errors import SessionError
+from .errors import SessionError, install_hint
 
 # package -> (import name, extra, what it is for)
 PACKAGES: dict[str, tuple[str, str, str]] = {
@@ -45,9 +45,12 @@ CountProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Package:
+    """An optional package. extra: of detrt, which brings it; "": none. install: what to do where it is missing."""
+
     name: str
     version: str | None
     purpose: str
+    extra: str
     install: str
 
 
@@ -94,7 +97,7 @@ def _package(name: str) -> Package:
         owners = metadata.packages_distributions().get(top, [])
         if util.find_spec(top):
             version = metadata.version(owners[0]) if owners else "of unknown version"
-    return Package(name, version, purpose, f"pip install 'detrt[{extra}]'" if extra else f"pip install {name}")
+    return Package(name, version, purpose, extra, install_hint(extra, name))
 
 
 def _machine() -> dict[str, Any]:
@@ -140,7 +143,9 @@ def _cuda_driver() -> bool:
 
 def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
     def needs(*names: str) -> str:
-        return ", ".join(f"{n} ({_package(n).install})" for n in names if n not in have)
+        missing = [_package(name) for name in names if name not in have]
+        extras = "".join(f"[{extra}]" for extra in dict.fromkeys(p.extra for p in missing) if extra)
+        return ", ".join(p.name for p in missing) + (f" {extras}" if extras else "")
 
     exports = ("torch", "transformers", "onnx", "onnxslim")
     rtx, driver = "tensorrt-rtx-cu13-bindings", _cuda_driver()

@@ -98,5 +98,5 @@ def test_missing_file_and_missing_package(coco, monkeypatch):
         evaluate_coco(make_session(make_spec()), folder / "gone.json", folder)
 
     monkeypatch.setitem(__import__("sys").modules, "pycocotools.coco", None)
-    with pytest.raises(MissingPackageError, match=r"pycocotools.*detrt\[eval\]"):
+    with pytest.raises(MissingPackageError, match=r"pycocotools.*\.\[eval\]"):
         evaluate._pycocotools()

@@ -289,7 +289,7 @@ def test_video_without_av(folder, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     (folder / "clip.mp4").write_bytes(b"x")
-    with pytest.raises(MissingPackageError, match=r"detrt\[video\]"):
+    with pytest.raises(MissingPackageError, match=r"\.\[video\]"):
         list(read_frames(folder / "clip.mp4"))
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..errors import DetrtError
+from ..errors import DetrtError, missing_package
 
 _LENGTH = struct.Struct("<Q")
 _EXIT_SECONDS = 10.0
@@ -48,6 +48,8 @@ class Failed:
     @classmethod
     def of(cls, error: Exception) -> Failed:
         """The message for an error that was raised; only those of the user and the system travel as they are."""
+        if isinstance(error, ModuleNotFoundError):
+            error = missing_package(error, "this") or error
         if isinstance(error, (DetrtError, OSError)):
             return cls(error)
         return cls(RuntimeError(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))

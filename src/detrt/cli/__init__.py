@@ -11,13 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from .. import files
-from ..errors import DetrtError
+from ..errors import DetrtError, missing_package
 
 _INTERRUPTED = 130
 # Options of earlier versions -> what to write now.
@@ -81,6 +81,23 @@ for _name, (_, _line) in _COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from ..system import package_version
+
+        print(f"detrt {package_version()}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 bad input, 3 a gate failed; 130 and 143: stopped.
 
@@ -124,6 +141,12 @@ def main(arguments: list[str] | None = None) -> int:
         # What typer makes of Ctrl-C: Abort in older versions, Exit(130) in newer ones.
         code = getattr(error, "exit_code", _INTERRUPTED)
         return _stopped() if code == _INTERRUPTED else code
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, " ".join(["detrt", *(arguments or sys.argv[1:])[:1]]))
+        if missing is None:
+            raise
+        print(f"detrt: {missing}", file=sys.stderr)
+        return missing.exit_code
     except Exception as error:
         # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
         show = getattr(error, "show", None)

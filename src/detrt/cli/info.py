@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import DetrtError
+from ..errors import DetrtError, install_hint
 from ..models.load import LoadOptions
 from .options import Given, command
 
@@ -73,9 +73,12 @@ def doctor(json_file: Json = None) -> None:
     show.table("what works here", ("", "", ""), rows)
     show.table(
         "packages",
-        ("package", "version", "for", "install with"),
-        [(p.name, p.version or "-", p.purpose, "" if p.version else p.install) for p in found.packages],
+        ("package", "version", "for", "extra"),
+        [(p.name, p.version or "-", p.purpose, f"[{p.extra}]" if p.extra else "") for p in found.packages],
     )
+    missing = next((p.extra for p in found.packages if p.extra and not p.version), "")
+    if missing:
+        print(f"to install an extra, e.g. [{missing}], {install_hint(missing)}")
 
 
 def _cell(value: object) -> str:

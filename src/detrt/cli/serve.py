@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import MissingPackageError, SessionError
+from ..errors import SessionError
 from ..serve.config import ServeConfig, named_models
 from .options import Given, command
-
-_PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client", "python_multipart"}
 
 
 @command
@@ -47,15 +45,9 @@ def serve(
         counts = {device: config.worker_devices.count(device) for device in dict.fromkeys(config.worker_devices)}
         print("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()), flush=True)
 
-    try:
-        from ..serve.server import serve as run
+    from ..serve.server import serve as run
 
-        run(config, on_ready=ready)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _PACKAGES:
-            raise
-        raise MissingPackageError(package, "serve", "detrt serve") from None
+    run(config, on_ready=ready)
 
 
 def _api_key(path: Path | None) -> str | None:

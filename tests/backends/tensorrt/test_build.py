@@ -201,7 +201,7 @@ def test_a_graph_without_a_spec(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
 def test_missing_library(tmp_path):
-    with pytest.raises(MissingPackageError, match=r"pip install 'detrt\[trt\]'"):
+    with pytest.raises(MissingPackageError, match=r"\.\[trt\]"):
         build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig("tensorrt"), EDGE)
 
 

@@ -396,11 +396,11 @@ def test_without_cuda_python(tmp_path):
     from detrt.backends.tensorrt.bindings import load_trt
 
     path = write(tmp_path, tensorrt_version=load_trt("tensorrt-rtx").version)
-    with pytest.raises(MissingPackageError, match=r"detrt\[gpu\]"):
+    with pytest.raises(MissingPackageError, match=r"\.\[gpu\]"):
         TensorRTSession(path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
 def test_without_tensorrt(tmp_path):
-    with pytest.raises(MissingPackageError, match=r"detrt\[trt\]"):
+    with pytest.raises(MissingPackageError, match=r"\.\[trt\]"):
         TensorRTSession(write(tmp_path, target="tensorrt"))

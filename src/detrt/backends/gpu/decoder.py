@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data.images import ImageSource, load_encoded
 from ...data.raw_image import EncodedImage, RawImage
-from ...errors import ImageError, MissingPackageError, SessionError
+from ...errors import ImageError, MissingPackageError, SessionError, install_hint
 from .yuv import GpuImage
 
 Opened = NDArray[np.uint8] | RawImage
@@ -175,7 +175,7 @@ class JpegDecoder:
             )
         except RuntimeError as error:
             raise SessionError(
-                f"nvImageCodec cannot decode on cuda:{index}: {error}; it needs nvJPEG: pip install 'detrt[decode]'"
+                f"nvImageCodec cannot decode on cuda:{index}: {error}; it needs nvJPEG; {install_hint('decode')}"
             ) from error
         self._images: list[Any] = []  # their memory is used again: taking it anew costs more than decoding
         self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB)

@@ -22,6 +22,7 @@ from .config import TARGETS
 from .versions import OLDEST, Version, row_of, version_tuple
 
 # target -> (module, extra of detrt)
+_DISTRIBUTIONS = {"tensorrt-rtx": "tensorrt-rtx-cu13-bindings", "tensorrt": "tensorrt"}
 _LIBRARIES = {"tensorrt-rtx": ("tensorrt_rtx_bindings", "rtx"), "tensorrt": ("tensorrt", "trt")}
 
 # TensorRT DataType name -> NumPy dtype name. BF16, FP8, INT4 and FP4 have no NumPy type.
@@ -244,7 +245,7 @@ def load_trt(target: str) -> Trt:
         EngineError: it cannot be loaded, or it is too old.
     """
     check_installed(target)
-    name, extra = _LIBRARIES[target]
+    name, _ = _LIBRARIES[target]
     with _load_lock:
         if target not in _loaded:
             try:
@@ -252,14 +253,14 @@ def load_trt(target: str) -> Trt:
             except (ImportError, OSError, RuntimeError) as error:
                 raise EngineError(
                     f"the package '{name}' is installed but cannot be loaded: {error}; run: pip install "
-                    f"--force-reinstall 'detrt[{extra}]'"
+                    f"--force-reinstall {_DISTRIBUTIONS[target]}"
                 ) from None
             version = _version_of(module)
             oldest = OLDEST[target]
             if version_tuple(version)[: len(oldest)] < oldest:
                 wanted = ".".join(map(str, oldest))
                 raise EngineError(
-                    f"detrt needs {name} {wanted} or newer; installed: {version}; run: pip install -U 'detrt[{extra}]'"
+                    f"detrt needs {name} {wanted} or newer; installed: {version}; run: pip install -U {_DISTRIBUTIONS[target]}"
                 )
             _loaded[target] = Trt(module, version, target)
         return _loaded[target]

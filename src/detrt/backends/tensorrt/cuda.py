@@ -42,7 +42,7 @@ class Cuda:
         if int(status) == _OLD_DRIVER:
             raise EngineError(
                 "the NVIDIA driver is older than the CUDA of the installed cuda-python. For CUDA 13 install driver 580 or newer; for "
-                "an older driver: pip install 'detrt[gpu-cu12]', and 'detrt[trt-cu12]' for TensorRT. Or run the ONNX file: "
+                "an older driver use CUDA 12: pip install 'cuda-python<13' tensorrt-cu12. Or run the ONNX file: "
                 "--backend onnxruntime"
             )
         return 0 if int(status) in _NO_DEVICE else int(self._checked("cudaGetDeviceCount", (status, count)))

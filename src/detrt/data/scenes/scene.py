@@ -30,6 +30,7 @@ from ...system import CountProgress
 CLASSES: tuple[str, ...] = tuple(SHAPES)
 
 MIN_VISIBLE = 0.35  # an object with less of its silhouette in sight is left out altogether
+MIN_SIDE = 64  # pixels of the smallest scene
 _SIDES_PX = (240, 640)
 _SIZES_PX = (20.0, 200.0)
 _STREAM = 0x5CE7E5  # keeps these seeds apart from other uses of the same small integers
@@ -75,8 +76,8 @@ def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects
         height, width = _random_size(rng)
     else:
         height, width = int(size_hw[0]), int(size_hw[1])
-        if min(height, width) < 64:
-            raise ValueError(f"size_hw must be at least 64 px on each side, got {size_hw!r}")
+        if min(height, width) < MIN_SIDE:
+            raise ValueError(f"size_hw must be at least {MIN_SIDE} px on each side, got {size_hw!r}")
     picture = _background(rng, height, width)
     kept = _choose_objects(rng, picture, max_objects)
     for sprite, _ in reversed(kept):  # chosen front to back, drawn back to front
