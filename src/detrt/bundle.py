@@ -57,7 +57,8 @@ class Provenance:
 class EngineFacts:
     """What an engine was built for, kept in its sidecar.
 
-    target: "tensorrt-rtx", "tensorrt", "inductor-cpu" or "inductor-cuda" (then tensorrt_version is PyTorch's). compute_capabilities: e.g. (86, 89).
+    target: "tensorrt-rtx", "tensorrt", "inductor-cpu" or "inductor-cuda" (then tensorrt_version is PyTorch's), "openvino" (then it
+        is OpenVINO's). compute_capabilities: e.g. (86, 89).
     profile: input name -> {"min": [...], "opt": [...], "max": [...]}. precision: e.g. "fp32".
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
@@ -128,7 +129,7 @@ def _check_types(where: str, record: object, types: Mapping[str, type | tuple[ty
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """One file of a bundle. kind: "onnx", "engine", "inductor" and others; path is relative to the bundle."""
+    """One file of a bundle. kind: "onnx", "engine", "inductor", "openvino" and others; path is relative to the bundle."""
 
     kind: str
     path: str

@@ -240,7 +240,9 @@ class Detector:
     @property
     def ahead(self) -> int:
         """How many batches to `submit` before the result of the first is read."""
-        return 0 if self._runner is None else AHEAD
+        if self._runner is not None:
+            return AHEAD
+        return self.session.info.parallel if self.session.info.parallel > 1 else 0
 
     @property
     def planar(self) -> bool:
@@ -256,7 +258,8 @@ class Detector:
     ) -> PendingDetections:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
 
-        Where a GPU prepares the images, it works on meanwhile; otherwise the model has run when this returns.
+        Where a GPU prepares the images, or a session works on several batches, that goes on meanwhile; otherwise the model has run
+        when this returns.
 
         Args:
             images: arrays (H, W, 3) uint8 RGB, or raw images.
@@ -287,7 +290,7 @@ class Detector:
             if prompts is not None:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
-            begun.append((plan, session, session.run(feeds)))
+            begun.append((plan, session, session.start(feeds)))
         return PendingDetections(begun, threshold, self.class_ids, self.max_detections)
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:

@@ -16,6 +16,9 @@ from . import files
 from .backends.inductor.build import build_packages, check_packages
 from .backends.inductor.config import InductorConfig
 from .backends.onnxruntime.session import OnnxSession
+from .backends.openvino.build import build_openvino
+from .backends.openvino.build import check_installed as check_openvino
+from .backends.openvino.config import OpenVinoConfig, model_name
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
@@ -61,6 +64,7 @@ def build(
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
     engines: Sequence[EngineConfig] = (EngineConfig(),),
     packages: Sequence[InductorConfig] = (),
+    openvino: Sequence[OpenVinoConfig] = (),
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     try_devices: Sequence[str] = (),
     load: LoadOptions | None = None,
@@ -79,6 +83,7 @@ def build(
         export: how the checkpoint becomes an ONNX graph.
         engines: one engine file for each; empty for a bundle without engines.
         packages: one package compiled by PyTorch for each.
+        openvino: at most one: the OpenVINO model of the graph, and of its text encoder.
         precision: precision of the graph; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
             images are given.
         try_devices: devices ("cuda", "cpu") on which ONNX Runtime runs the finished graph once.
@@ -99,12 +104,13 @@ def build(
         output = model
     grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
     if held is not None and grows:
-        _check_addition(held, precision, adds=bool(engines or packages or try_devices))
+        _check_addition(held, precision, adds=bool(engines or packages or openvino or try_devices))
     is_onnx = held is not None or str(model).lower().endswith(".onnx")
     _check_engines(engines, export, precision)
     _check_installed(engines, checkpoint=not is_onnx)
     source = str(model) if held is None else held.provenance.source
     check_packages(packages, source, export, precision.precision)
+    _check_openvino(openvino, export)
     warnings = check_before(precision, engines)
     if is_onnx:
         _refuse_export_choices(model, export, load, builds=bool(engines or packages), checkpoint=bool(packages))
@@ -124,6 +130,8 @@ def build(
             work.build_engine(config, compare=export.check)
         if packages:
             work.build_packages(source, packages, load)
+        for choices in openvino:
+            work.build_openvino(choices)
         for device in try_devices:
             work.try_device(device)
         if (Path(output) / MANIFEST).is_file():
@@ -146,7 +154,7 @@ def _check_addition(bundle: Bundle, precision: PrecisionConfig, *, adds: bool) -
     if not adds:
         raise ExportError(
             f"'{bundle.folder}' has its ONNX graph already, so --target onnx adds nothing; choose --target tensorrt-rtx, "
-            "tensorrt or inductor, or another bundle with -o FOLDER"
+            "tensorrt, inductor or openvino, or another bundle with -o FOLDER"
         )
 
 
@@ -189,6 +197,16 @@ def _check_installed(engines: Sequence[EngineConfig], *, checkpoint: bool) -> No
         raise missing[0]
     if missing:
         raise MissingPackageError(", ".join(m.package for m in missing), ",".join(m.extra for m in missing), "this build")
+
+
+def _check_openvino(models: Sequence[OpenVinoConfig], export: ExportConfig) -> None:
+    """Refuse an OpenVINO model that cannot be built, before minutes of export."""
+    if len(models) > 1:
+        raise EngineError("a bundle has one OpenVINO model, which takes every size; give one config")
+    if models and export.plugin:
+        raise ExportError(f"--msda {export.msda} makes plugin nodes, which only TensorRT runs; choose --msda gather for OpenVINO")
+    if models:
+        check_openvino()
 
 
 class _Builder:
@@ -370,6 +388,28 @@ class _Builder:
     def _add(self, entry: BundleFile) -> None:
         """Enter a file; one of the same name gives way."""
         self.entries = [*(other for other in self.entries if other.path != entry.path), entry]
+
+    def build_openvino(self, config: OpenVinoConfig) -> None:
+        """The OpenVINO model of the detector, and the one of its text encoder."""
+        text = self.spec.text
+        # Random weights give scores that are nearly equal, so that rounding alone changes which queries are selected.
+        judged = not self.provenance.source.startswith("random:")
+        parts = [(MODEL, "model", self._graph_precision or Precision.FP32, "openvino")]
+        if text is not None and text.encoder:
+            parts.append((text.encoder, "text", Precision.FP32, "text-openvino"))  # the encoder stays FP32
+        for graph, part, precision, kind in parts:
+            start, title = time.perf_counter(), kind.replace("-", " ")
+            built = build_openvino(
+                self._graphs / graph,
+                self._folder / model_name(precision, part),
+                config,
+                self.spec,
+                judged=judged,
+                progress=lambda fraction, message, title=title: self._say(title, fraction, message),  # type: ignore[misc]
+            )
+            self._add(_entry(self._folder, built.path.name, kind, built.facts))
+            self._add(_entry(self._folder, built.weights.name, "openvino-weights"))
+            self._done(title, start, built.size, built.verdict)
 
     def try_device(self, device: str) -> None:
         """Run the finished graph once with ONNX Runtime."""

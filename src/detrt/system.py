@@ -18,6 +18,7 @@ from .errors import SessionError, install_hint
 # package -> (import name, extra, what it is for)
 PACKAGES: dict[str, tuple[str, str, str]] = {
     "onnxruntime": ("onnxruntime", "", "run ONNX files"),
+    "openvino": ("openvino", "openvino", "run OpenVINO models"),
     "torch": ("torch", "export", "load checkpoints"),
     "transformers": ("transformers", "export", "load checkpoints"),
     "onnx": ("onnx", "export", "write ONNX graphs"),
@@ -155,6 +156,7 @@ def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
     for name, packages, extra_need, works in (
         ("load and export checkpoints", exports, "", "PyTorch on this CPU"),
         ("detect with ONNX Runtime", ("onnxruntime",), "", "on this CPU"),
+        ("build and run OpenVINO models", ("openvino",), "", "on this CPU"),
         ("build TensorRT-RTX engines", (rtx,), "", "SM 80, 86, 89, 120, 121 (75 not in FP32); no GPU needed"),
         ("run TensorRT-RTX engines", (rtx, "cuda-python"), missing_gpu, gpu),
         ("build and run TensorRT engines", ("tensorrt", "cuda-python"), missing_gpu, gpu),
@@ -194,11 +196,11 @@ def peak_memory_mib() -> float:
 
 CPU = "cpu"
 IMAGE_DECODERS = ("cpu", "gpu")
-_FORM = "comma-separated numbers of GPUs and 'cpu', or cuda:all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu"
+_FORM = "comma-separated numbers of GPUs and 'cpu', or cuda:all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu; for OpenVINO also xpu (Intel GPU) and npu"
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """ "0,1" -> ("cuda:0", "cuda:1"); also "cuda:1", "cpu", and "cuda:all" for every GPU.
+    """ "0,1" -> ("cuda:0", "cuda:1"); also "cuda:1", "cpu", "cuda:all" for every GPU, and OpenVINO's "xpu:0" and "npu".
 
     A device may be named several times: that many processes then share it.
 
@@ -214,6 +216,8 @@ def parse_devices(text: str) -> tuple[str, ...]:
             found.append(CPU)
         elif part in ("cuda", "gpu"):
             found.append("cuda:0")
+        elif re.fullmatch(r"xpu(:\d{1,2})?|npu", part):
+            found.append(part)
         elif part in ("all", "cuda:all"):
             found += _every_gpu()
         else:

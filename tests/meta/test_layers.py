@@ -49,6 +49,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "onnx": ("graph/", "precision/", "export/"),
     "onnxslim": ("graph/",),
     "onnxruntime": ("backends/onnxruntime/session.py",),
+    "openvino": ("backends/openvino/runtime.py",),
     "tokenizers": ("text/tokenizer.py", "models/"),
     "tensorrt": (),
     "tensorrt_rtx_bindings": (),
@@ -85,9 +86,22 @@ LIGHT = (
     "text",
 )
 HEAVY = frozenset(
-    ("torch", "transformers", "triton", "onnx", "onnxruntime", "tokenizers", "fastapi", "uvicorn", "matplotlib", "ray", "av")
+    (
+        "torch",
+        "transformers",
+        "triton",
+        "onnx",
+        "onnxruntime",
+        "openvino",
+        "tokenizers",
+        "fastapi",
+        "uvicorn",
+        "matplotlib",
+        "ray",
+        "av",
+    )
 )
-LAZY = ("onnxruntime", "av", "nvidia", "matplotlib", "ray", "pyarrow", "fsspec", "uvloop", "onnxslim")
+LAZY = ("onnxruntime", "openvino", "av", "nvidia", "matplotlib", "ray", "pyarrow", "fsspec", "uvloop", "onnxslim")
 
 
 @cache

@@ -1,6 +1,6 @@
 """The interface of the back ends: a `Session` runs a model on NumPy arrays, and its `SessionInfo` describes it.
 
-PyTorch, ONNX Runtime, TensorRT and TorchInductor sessions have the same interface, so that detect, verify, bench and
+PyTorch, ONNX Runtime, OpenVINO, TensorRT and TorchInductor sessions have the same interface, so that detect, verify, bench and
 serve do not depend on what runs the model. `FakeSession` ships for tests of anything built on a Session.
 """
 
@@ -61,6 +61,7 @@ class Backend(str, Enum):
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "tensorrt"
     INDUCTOR = "inductor"
+    OPENVINO = "openvino"
     FUNCTION = "function"  # a Python function: `FakeSession`
 
 
@@ -71,7 +72,7 @@ class SessionInfo:
     Attributes:
         backend: what runs it.
         name: for people, reports and state files: "torch-cpu", "onnxruntime-cuda", "tensorrt-rtx", ...
-        device: "cpu" or "cuda:N".
+        device: "cpu" or "cuda:N"; of OpenVINO also "xpu:N" (an Intel GPU) and "npu".
         inputs, outputs: its tensors with their dtypes; an axis is a length, or a name where it is symbolic.
         path: the file of the model; None where it has none.
         min_batch, max_batch: batch sizes that it takes; max_batch None: any.
@@ -79,6 +80,7 @@ class SessionInfo:
         profile: of an engine: input name -> its smallest, optimal and largest shape.
         facts: what the sidecar of an engine or of a package says; `facts_by_size`: of each of `sizes`.
         gpu_name, compute_capability: of the GPU of an engine; compute_capability e.g. 89.
+        parallel: batches that it works on at a time, each begun with `start`; 1: `run` alone.
         text: of a model that takes a prompt and has none bound; None: fixed classes.
         notes: why this session and not another, and what it cannot do here; for people.
     """
@@ -97,6 +99,7 @@ class SessionInfo:
     facts_by_size: Mapping[SizeHW, EngineFacts] = field(default_factory=dict)
     gpu_name: str = ""
     compute_capability: int | None = None
+    parallel: int = 1
     text: TextSpec | None = None
     notes: tuple[str, ...] = ()
 
@@ -169,6 +172,9 @@ class Session(Protocol):
 
     def run(self, feeds: Feeds) -> Outputs: ...
 
+    def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
+        """Begin a batch, where `info.parallel` says that the session works on several; else as `run`."""
+
     def bind(self, *prompts: Any, **options: Any) -> Session:
         """The model with a fixed prompt; see `PromptedSession.bind`. Raises PromptError: it has fixed classes."""
 
@@ -215,6 +221,9 @@ class BaseSession(ABC):
 
     @abstractmethod
     def run(self, feeds: Feeds) -> Outputs: ...
+
+    def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
+        return self.run(feeds)
 
     def bind(self, *prompts: Any, **options: Any) -> Session:
         raise PromptError(NO_PROMPT)
@@ -339,3 +348,30 @@ def relative_error(expected: NDArray, actual: NDArray) -> float:
         return 0.0
     a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
     return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
+
+
+def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, float]:
+    """Output -> largest difference, relative to the largest value.
+
+    Models that select queries by rank may give two that tie within rounding in the other order. So where places differ by
+    more than `limit`, each query is compared with the one that is most like it, if that is a different one for each.
+    """
+    errors = {name: relative_error(array, got[name]) for name, array in want.items()}
+    queries = {a.shape[:2] for side in (want, got) for a in side.values() if a.ndim == 3}
+    if max(errors.values()) <= limit or len(queries) != 1 or any(a.ndim != 3 for a in want.values()):
+        return errors
+    # Scaled, so that logits do not hide boxes; what is infinite (a masked class) is equal or not.
+    scales = {name: max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-9) for name, a in want.items()}
+    before, after = (
+        np.concatenate([np.nan_to_num(side[name] / scales[name], nan=0.0, posinf=1e3, neginf=-1e3) for name in want], -1)
+        for side in (want, got)
+    )
+    partner = np.stack([_nearest(a, b) for a, b in zip(before, after, strict=True)])
+    if any(len(set(row.tolist())) != len(row) for row in partner):
+        return errors
+    return {name: relative_error(a, np.take_along_axis(got[name], partner[..., None], 1)) for name, a in want.items()}
+
+
+def _nearest(rows: NDArray, others: NDArray) -> NDArray:
+    """For each row the index of the other row at the least distance."""
+    return np.array([int(np.square(others - row).sum(-1).argmin()) for row in rows])

@@ -18,9 +18,13 @@ from ..text.tokenizer import PromptTokenizer
 from .base import BaseSession
 from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.session import OnnxSession
+from .openvino.session import OpenVinoSession
 from .prompted import PromptedSession
 
-BACKENDS = ("auto", "onnxruntime", "tensorrt", "inductor", "torch")
+BACKENDS = ("auto", "onnxruntime", "openvino", "tensorrt", "inductor", "torch")
+# On a CPU a bundle's OpenVINO model comes before its ONNX file.
+PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
+OPENVINO_DEVICES = ("xpu", "npu")  # that no other back end has
 
 
 def open_session(
@@ -38,13 +42,14 @@ def open_session(
     A model that takes a prompt comes as a `PromptedSession`, with the text encoder and the tokenizer that lie beside it.
 
     Args:
-        ref: a bundle folder (the engine or compiled package that suits this machine, else its ONNX file; `session.info.note`
-            says why), a `.onnx` file, a `.engine` file, a `.pt2` package, or a checkpoint: `hf:org/name`, a folder with
+        ref: a bundle folder (the engine or compiled package that suits this machine, else its OpenVINO model or its ONNX file;
+            `session.info.note` says why), a `.onnx` file, a `.engine` file, a `.pt2` package, the `.xml` file of an OpenVINO model,
+            or a checkpoint: `hf:org/name`, a folder with
             config.json, `embedded:name`, `ckpt:FILE` (a checkpoint file of the authors).
         backend: one of BACKENDS; anything but "auto" must suit the reference.
-        device: "cpu" or "cuda:N", never the CPU where a GPU is named; None: the backend's own default. With "cpu" the ONNX file
-            of a bundle runs, unless `backend` says otherwise.
-        threads: of ONNX Runtime on the CPU.
+        device: "cpu" or "cuda:N", never the CPU where a GPU is named; with OpenVINO also "xpu:N" (an Intel GPU) and "npu". None:
+            the backend's own default. With "cpu" the OpenVINO model or the ONNX file of a bundle runs, unless `backend` says otherwise.
+        threads: of ONNX Runtime and OpenVINO on the CPU.
         spec: replaces the spec of an ONNX file.
         load: how a checkpoint is read.
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
@@ -59,6 +64,8 @@ def open_session(
     _check_backend(ref, kind, backend)
     if spec is not None and kind not in ("onnx", "bundle"):
         raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
+    if spec is not None and backend not in ("auto", "onnxruntime"):
+        raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {backend}")
     load = replace(load or LoadOptions(), **changes)
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
@@ -66,12 +73,16 @@ def open_session(
         if (value := getattr(load, name)) is not None:
             raise SpecError(
                 f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
-                f"{'an' if kind in ('engine', 'onnx', 'inductor') else 'a'} {kind} and has its own; leave it out"
+                f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
             )
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec)
     if kind == "inductor":
         return InductorSession(ref, device=device)
+    if kind == "openvino":
+        path, encoder = Path(ref), Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
+        session = OpenVinoSession(path, device=device, threads=threads)
+        return _with_text(session, path.parent, threads=threads, device=device, openvino=encoder)
     if kind == "onnx":
         onnx = OnnxSession(ref, spec, provider=device or CPU, threads=threads)
         return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
@@ -113,7 +124,7 @@ def open_prompted(ref: str | os.PathLike, **options: Any) -> PromptedSession:
 
 
 def kind_of(ref: str | os.PathLike) -> str:
-    """What a reference is: "bundle", "onnx", "engine", "inductor" or "checkpoint"; looks at names and folders only.
+    """What a reference is: "bundle", "onnx", "engine", "inductor", "openvino" or "checkpoint"; looks at names and folders only.
 
     Raises:
         SessionError: a path that is not there, or a file or folder of another kind.
@@ -133,6 +144,8 @@ def kind_of(ref: str | os.PathLike) -> str:
         return "engine"
     if suffix == ".pt2":
         return "inductor"
+    if suffix == ".xml":
+        return "openvino"
     scheme, colon, rest = text.partition(":")
     if colon and scheme.isalpha() and len(scheme) > 1 and rest:
         return "checkpoint"
@@ -152,7 +165,8 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
         "onnx": ("onnxruntime",),
         "engine": ("tensorrt",),
         "inductor": ("inductor",),
-        "bundle": ("onnxruntime", "tensorrt", "inductor"),
+        "openvino": ("openvino",),
+        "bundle": ("onnxruntime", "openvino", "tensorrt", "inductor"),
         "checkpoint": ("torch",),
     }[kind]
     if backend != "auto" and backend not in runs:
@@ -177,9 +191,13 @@ def _open_bundle(
     reasons: list[str] = []
     engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
     packages = bundle.of_kind("inductor") if backend in ("auto", "inductor") else []
-    # A spec is for ONNX Runtime, and so is the CPU unless a backend is named.
-    if backend == "auto" and (spec is not None or device == CPU):
+    models = bundle.of_kind("openvino") if backend in ("auto", "openvino") else []
+    on_gpu = device is not None and device.partition(":")[0] not in (CPU, *OPENVINO_DEVICES)
+    # Unless a backend is named, a spec is for ONNX Runtime, a device of NVIDIA's for engines and packages, others for OpenVINO.
+    if backend == "auto" and (spec is not None or (device is not None and not on_gpu)):
         engines, packages = [], []
+    if backend == "auto" and (spec is not None or on_gpu):
+        models = []
     for entry in engines:
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
         path = bundle.checked_path(entry)
@@ -201,20 +219,29 @@ def _open_bundle(
     if backend == "tensorrt":
         why = "; ".join(reasons) or "it holds no engine"
         raise EngineError(f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build")
-    models = bundle.of_kind("onnx")
-    if not models:
+    found = _open_openvino(bundle, models, backend, device, threads, reasons)
+    if found is not None:
+        return found
+    if backend == "openvino" or (device is not None and device.partition(":")[0] in OPENVINO_DEVICES):
+        why = "; ".join(reasons) or "it holds none"
+        raise EngineError(
+            f"no OpenVINO model of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build MODEL -o OUT "
+            "--target openvino"
+        )
+    graphs = bundle.of_kind("onnx")
+    if not graphs:
         why = f" ({'; '.join(reasons)})" if reasons else ""
         raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
     provider = device or CPU
     try:
-        onnx = OnnxSession(bundle.checked_path(models[0]), spec or bundle.spec, provider=provider, threads=threads)
+        onnx = OnnxSession(bundle.checked_path(graphs[0]), spec or bundle.spec, provider=provider, threads=threads)
     except DetrtError as error:
         if provider == CPU:
             raise
         raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*reasons, str(error)])}") from None
     if reasons:
         onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
-    elif engines == [] and packages == [] and backend == "auto" and not bundle.of_kind("engine") + bundle.of_kind("inductor"):
+    elif backend == "auto" and not any(bundle.of_kind(kind) for kind in ("engine", "inductor", "openvino")):
         onnx.add_note("running the ONNX file with ONNX Runtime: the bundle has no engine")
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
 
@@ -232,6 +259,23 @@ def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
     return SizedSession(opened) if len(opened) > 1 else opened[0] if opened else None
+
+
+def _open_openvino(
+    bundle: Bundle, models: list[BundleFile], backend: str, device: str | None, threads: int | None, reasons: list[str]
+) -> BaseSession | None:
+    """The first OpenVINO model that runs here, with its text encoder; why the others do not is added to `reasons`."""
+    for entry in models:
+        path = bundle.checked_path(entry)
+        try:
+            session = OpenVinoSession(path, bundle.spec, entry.engine, device=device, threads=threads)
+        except (MissingPackageError, SessionError) as error:
+            reasons.append(f"{entry.path}: {error}")
+            continue
+        if backend == "auto":
+            session.add_note(PREFERRED_ON_CPU)
+        return _with_text_of(bundle, session, backend, CPU, device, threads)
+    return None
 
 
 def _with_text_of(
@@ -268,6 +312,14 @@ def _with_text_of(
             raise EngineError(
                 f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
             )
+        encoders = bundle.of_kind("text-openvino") if isinstance(session, OpenVinoSession) else []
+        if encoders:
+            opened.append(
+                OpenVinoSession(
+                    bundle.checked_path(encoders[0]), session.spec, encoders[0].engine, device=device, threads=threads
+                )
+            )
+            return PromptedSession(session, tokenizer, opened[-1])
         path = _only(bundle, "text", text.encoder)
         opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
         prompted = PromptedSession(session, tokenizer, opened[-1])
@@ -284,6 +336,7 @@ def _with_text(
     threads: int | None = None,
     device: str | None = None,
     engine: Path | None = None,
+    openvino: Path | None = None,
 ) -> BaseSession:
     """As `_with_text_of`, with the files beside a model that was opened by its path."""
     text = session.spec.text
@@ -297,6 +350,8 @@ def _with_text(
             return PromptedSession(session, tokenizer)
         if engine is not None:
             opened.append(open_engine(engine, device))
+        elif openvino is not None and openvino.is_file():
+            opened.append(OpenVinoSession(openvino, device=device, threads=threads))
         else:
             path = folder / text.encoder
             if not path.is_file():

@@ -63,7 +63,7 @@ def measure_bundles(refs: Sequence[str], meter: Meter, progress: StageProgress) 
 
 
 def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
-    """What a bundle or a file of one can run with: TensorRT, packages, ONNX Runtime, their devices in the order given.
+    """What a bundle or a file of one can run with: TensorRT, packages, OpenVINO, ONNX Runtime, their devices in the order given.
 
     Raises:
         SessionError: the model has none of the backends that are wanted.
@@ -72,11 +72,11 @@ def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
     packages: set[str | None] = {None}
     if kind == "bundle":
         bundle = Bundle.open(Path(ref))
-        entries = {"tensorrt": "engine", "inductor": "inductor", "onnxruntime": "onnx"}
+        entries = {"tensorrt": "engine", "inductor": "inductor", "openvino": "openvino", "onnxruntime": "onnx"}
         present = [backend for backend, entry in entries.items() if bundle.of_kind(entry)]
         packages = {_package_device(entry.engine) for entry in bundle.of_kind("inductor")}
     else:
-        present = [{"onnx": "onnxruntime", "engine": "tensorrt", "inductor": "inductor"}[kind]]
+        present = [{"onnx": "onnxruntime", "engine": "tensorrt"}.get(kind, kind)]
     wanted = [backend for backend in present if not config.backends or backend in config.backends]
     if not wanted:
         has = ", ".join(present) or "no model"
@@ -85,6 +85,8 @@ def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
     for backend in wanted:
         if backend == "onnxruntime":
             targets += [RunTarget(backend, device=provider) for provider in config.providers or _providers()]
+        elif backend == "openvino":
+            targets.append(RunTarget(backend))
         elif backend == "tensorrt":
             gpus = [device for device in config.devices if device.startswith("cuda")]
             targets += [RunTarget(backend, device=gpu) for gpu in gpus] if config.devices else [RunTarget(backend)]

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import DetrtError
 
 SCOPES = ("kernel", "forward", "end_to_end")
-BACKENDS = ("onnxruntime", "inductor", "tensorrt")
+BACKENDS = ("onnxruntime", "openvino", "inductor", "tensorrt")
 CHECKPOINTS, BUNDLES = "checkpoints", "bundles"
 
 
@@ -26,7 +26,7 @@ class BenchConfig:
         batches: batch sizes; checkpoints take one.
         size_hw: (height, width) of the input in pixels; None: the model's own.
         repeats, warmup: timed runs, and runs before them.
-        threads: of PyTorch and ONNX Runtime; None: all cores.
+        threads: of PyTorch, ONNX Runtime and OpenVINO; None: all cores.
 
         engine: with checkpoints: also build a TensorRT-RTX engine; None: yes.
         torch: with checkpoints: also time the plain transformers model; None: yes.

@@ -24,7 +24,7 @@ def bench(
     warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
     threads: Annotated[int | None, typer.Option(help="Threads of PyTorch and ONNX Runtime; default: all cores.")] = None,
     backends: Annotated[
-        str | None, typer.Option(help="With bundles: onnxruntime, inductor, tensorrt; default: all that run here.")
+        str | None, typer.Option(help="With bundles: onnxruntime, openvino, inductor, tensorrt; default: all that run here.")
     ] = None,
     provider: Annotated[
         str | None, typer.Option(help="With bundles: of ONNX Runtime, comma-separated: cpu, cuda; default: all it has.")

@@ -12,6 +12,7 @@ import typer
 
 from .. import files
 from ..backends.inductor.config import InductorConfig
+from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
 from ..errors import DetrtError, EngineError, SourceError
 from ..models.contract import ExportConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..models.source import Source
     from ..pipeline import BuildReport
 
-ONNX, INDUCTOR = "onnx", "inductor"
+ONNX, INDUCTOR, OPENVINO = "onnx", "inductor", "openvino"
 
 Model = Annotated[
     str,
@@ -48,7 +49,10 @@ class TargetOptions:
 
     target: tuple[str, ...] = field(
         default="tensorrt-rtx",  # type: ignore[assignment]  # as the command line has it
-        metadata={"help": "tensorrt-rtx, tensorrt, inductor, onnx (no engine); comma-separated.", "parse": comma_separated},
+        metadata={
+            "help": "tensorrt-rtx, tensorrt, inductor, openvino, onnx (no engine); comma-separated.",
+            "parse": comma_separated,
+        },
     )
     device: tuple[str, ...] = field(
         default=(),
@@ -60,13 +64,13 @@ class TargetOptions:
     )
 
     def __post_init__(self) -> None:
-        allowed = f"{', '.join(TARGETS)}, {INDUCTOR} or {ONNX} (no engine)"
+        allowed = f"{', '.join(TARGETS)}, {INDUCTOR}, {OPENVINO} or {ONNX} (no engine)"
         if not self.target:
             raise EngineError(f"--target must be {allowed}; got nothing")
         for name in self.target:
             if name == "onnxruntime":
                 raise EngineError("--target onnxruntime is now --target onnx: the ONNX file alone, which ONNX Runtime runs")
-            if name not in (*TARGETS, INDUCTOR, ONNX):
+            if name not in (*TARGETS, INDUCTOR, OPENVINO, ONNX):
                 raise EngineError(f"--target must be {allowed}, or a comma-separated list of them; got {name!r}")
 
     @property
@@ -84,6 +88,7 @@ def build(
     precision: PrecisionConfig,
     engine: Given[EngineConfig],
     package: Given[InductorConfig],
+    openvino: Given[OpenVinoConfig],
     load: LoadOptions,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the bundle; default, if MODEL is a bundle: that bundle.")
@@ -106,6 +111,7 @@ def build(
             require_provider(device)
     engines = _engines(targets, size, engine)
     packages = _packages(targets, size, engine, package)
+    models = [openvino.make(timeout_seconds=engine.timeout_seconds)] if OPENVINO in targets.target else []
     with show.progress() as step:
         report = run(
             model,
@@ -113,6 +119,7 @@ def build(
             export=_export_config(size, export),
             engines=engines,
             packages=packages,
+            openvino=models,
             precision=precision,
             try_devices=targets.try_devices,
             load=load,

@@ -39,7 +39,7 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             **{key: origin.options[key] for key in ("family", "labels", "loading") if key in origin.options},
             "files": entries,
         }
-    if kind == "engine":
+    if kind in ("engine", "inductor", "openvino"):
         spec, facts = read_sidecar(Path(ref))
         return {
             "kind": kind,
@@ -70,7 +70,7 @@ def engine_facts(facts: EngineFacts) -> dict[str, Any]:
     """What an engine was built for and what it needs, as JSON-ready values."""
     return {
         "target": facts.target,
-        "tensorrt": facts.tensorrt_version,
+        ("tensorrt" if facts.target.startswith("tensorrt") else "version"): facts.tensorrt_version,
         "compute_capabilities": list(facts.compute_capabilities),
         "precision": facts.precision,
         "layers": facts.layers,

@@ -251,7 +251,7 @@ def parse_device(text: str) -> tuple[str, ...]:
 class RunOptions:
     """What runs a model, and on which devices: none is the backend's own, several are a worker process each."""
 
-    backend: str = field(default="auto", metadata={"help": "auto, onnxruntime, tensorrt, inductor or torch."})
+    backend: str = field(default="auto", metadata={"help": "auto, onnxruntime, openvino, tensorrt, inductor or torch."})
     device: tuple[str, ...] = field(
         default=(),
         metadata={

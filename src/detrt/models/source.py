@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..spec import ModelSpec
     from .families import Family
 
-VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "onnxslim", "numpy")
+VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino", "onnxslim", "numpy")
 
 
 def versions() -> dict[str, str]:

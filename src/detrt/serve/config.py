@@ -75,7 +75,7 @@ class ServeConfig:
     )
     backend: str = field(
         default="auto",
-        metadata={"help": "auto, onnxruntime, tensorrt, inductor or torch."},
+        metadata={"help": "auto, onnxruntime, openvino, tensorrt, inductor or torch."},
     )
     size_hw: tuple[int, int] | None = field(
         default=None,

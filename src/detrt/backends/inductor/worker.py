@@ -22,7 +22,7 @@ from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
-from ..base import relative_error
+from ..base import output_differences
 from ..child_process import answer_parent
 from .compile import compile_package
 from .config import InductorConfig
@@ -93,26 +93,9 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def differences(names: Sequence[str], want: Sequence[Tensor], got: Sequence[Tensor], limit: float) -> dict[str, float]:
-    """Output -> largest difference, relative to the largest value.
-
-    Models that select queries by rank may give two that tie within rounding in the other order. So where places differ by
-    more than `limit`, each query is compared with the one that is most like it, if that is a different one for each.
-    """
-    errors = {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(names, want, got, strict=True)}
-    queries = {t.shape[:2] for t in (*want, *got) if t.ndim == 3}
-    if max(errors.values()) <= limit or len(queries) != 1 or any(t.ndim != 3 for t in want):
-        return errors
-    # Scaled, so that logits do not hide boxes; what is infinite (a masked class) is equal or not.
-    scales = [float(t[t.isfinite()].abs().max().clamp(min=1e-9)) for t in want]
-    before, after = (
-        torch.cat([(t / scale).nan_to_num(0.0, 1e3, -1e3) for t, scale in zip(side, scales, strict=True)], -1)
-        for side in (want, got)
-    )
-    partner = torch.cdist(before, after, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-    if any(len(set(row.tolist())) != len(row) for row in partner):
-        return errors
-    moved = [torch.gather(t, 1, partner[..., None].expand_as(t)) for t in got]
-    return {name: relative_error(a.numpy(), b.numpy()) for name, a, b in zip(names, want, moved, strict=True)}
+    """See `output_differences`."""
+    sides = ({name: tensor.numpy() for name, tensor in zip(names, side, strict=True)} for side in (want, got))
+    return output_differences(*sides, limit)
 
 
 def _require_equal(errors: dict[str, float], precision: Precision) -> None:

@@ -120,7 +120,7 @@ class EngineConfig:
             "help": "Longest time of one engine or package build, seconds.",
             "panel": "Engine",
             "flag": "--timeout",
-            "needs": {"target": BUILDERS},
+            "needs": {"target": (*BUILDERS, "openvino")},
         },
     )
     version_compatible: bool = False

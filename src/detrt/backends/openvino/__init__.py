@@ -1,0 +1,1 @@
+"""The target `openvino`: ONNX -> OpenVINO IR, and running it on Intel CPUs."""

@@ -1,0 +1,111 @@
+"""ONNX -> OpenVINO model and its sidecar, in a child process."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import uuid
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ... import bundle, files
+from ...bundle import EngineFacts
+from ...errors import EngineError, GateError, MissingPackageError
+from ...spec import ModelSpec, Precision
+from ...system import Progress
+from ..child_process import run_child
+from ..tensorrt.build import check_model_file, plugin_operators
+from .config import OpenVinoConfig
+
+WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.openvino.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A written model. size: bytes of both files; errors: output -> largest relative difference to ONNX Runtime."""
+
+    path: Path
+    facts: EngineFacts
+    size: int
+    errors: dict[str, float]
+
+    @property
+    def weights(self) -> Path:
+        return self.path.with_suffix(".bin")
+
+    @property
+    def verdict(self) -> str:
+        judged = f", {max(self.errors.values()):.1e} from ONNX Runtime" if self.errors else ", opened"
+        return f"{self.facts.precision}, {self.facts.layers} operations{judged}"
+
+
+def check_installed() -> None:
+    """Raise MissingPackageError where the package is missing."""
+    if find_spec("openvino") is None:
+        raise MissingPackageError("openvino", "openvino", "--target openvino")
+
+
+def build_openvino(
+    model_onnx: Path | str,
+    output: Path | str,
+    config: OpenVinoConfig,
+    spec: ModelSpec,
+    *,
+    judged: bool = True,
+    progress: Progress | None = None,
+) -> BuiltModel:
+    """Write `output` (.xml), the weights beside it (.bin) and the sidecar `<output>.json` from an ONNX file.
+
+    judged: refuse an FP32 model whose outputs are not those of ONNX Runtime; without it only one whose values are not finite.
+
+    Raises:
+        EngineError: the file is not a model, holds plugin nodes, or OpenVINO refused it, crashed or took too long.
+        GateError: the outputs are not those of ONNX Runtime. MissingPackageError: openvino is not installed.
+    """
+    check_installed()
+    model_onnx, output = Path(model_onnx), Path(output)
+    check_model_file(model_onnx)
+    if held := plugin_operators(model_onnx):
+        raise EngineError(
+            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), which only TensorRT runs; export with --msda gather for OpenVINO"
+        )
+    # OpenVINO finds the weights by the name of the model, so both get their names together.
+    temporary = output.with_name(f".{output.stem}.{uuid.uuid4().hex[:8]}.xml")
+    request = {
+        "onnx": str(model_onnx.resolve()),
+        "xml": str(temporary.resolve()),
+        "spec": spec.to_dict(),
+        "config": config.to_dict(),
+    }
+    try:
+        answer: dict[str, Any] = run_child(
+            WORKER_COMMAND, request, what="OpenVINO", timeout_seconds=config.timeout_seconds, progress=progress
+        )
+        facts = EngineFacts.from_dict(answer["facts"])
+        _require_equal(answer["errors"], facts, spec, judged)
+        os.replace(temporary.with_suffix(".bin"), output.with_suffix(".bin"))
+        os.replace(temporary, output)
+    finally:
+        files.remove(temporary)
+        files.remove(temporary.with_suffix(".bin"))
+    bundle.write_sidecar(output, spec, facts)
+    if progress:
+        progress(1.0, "done")
+    return BuiltModel(output, facts, answer["size"], answer["errors"])
+
+
+def _require_equal(errors: dict[str, float], facts: EngineFacts, spec: ModelSpec, judged: bool) -> None:
+    """Raise GateError where OpenVINO gives something else than ONNX Runtime."""
+    precision = Precision(facts.precision)
+    # 16 bits may select other queries, and boxes that the graph decodes are ranked: detrt verify judges those by detections.
+    exact = judged and precision.bits == 32 and not facts.options["compress_weights"] and not spec.decode.in_graph
+    limit = precision.output_tolerance if exact else math.inf
+    for name, error in errors.items():
+        if not error <= limit or not math.isfinite(error):
+            raise GateError(
+                f"the OpenVINO model differs from ONNX Runtime by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
+                "written. Try another version of openvino, or use --target onnx"
+            )

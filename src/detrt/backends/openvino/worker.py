@@ -1,0 +1,107 @@
+"""The process that writes an OpenVINO model: `python -m detrt.backends.openvino.worker FD`.
+
+The request: {"onnx", "xml", "spec", "config"}. The model is written, opened again, and compared with ONNX Runtime on drawn scenes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ... import files, graph
+from ...bundle import EngineFacts
+from ...data.preprocess import preprocess
+from ...data.scenes.scene import draw_scene
+from ...errors import EngineError
+from ...graph.view import GraphView, graph_precision
+from ...spec import ModelSpec, Precision
+from ...system import Progress, peak_memory_mib
+from ..base import output_differences
+from ..child_process import answer_parent
+from ..onnxruntime.session import OnnxSession
+from .config import TARGET, OpenVinoConfig
+from .runtime import core, package, short, version
+from .session import OpenVinoSession
+
+# One image and two: a graph that kept the batch of one is found out.
+BATCHES = (1, 2)
+
+
+def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Write the model at request["xml"] and return {"facts", "size", "errors"}.
+
+    Raises:
+        EngineError: OpenVINO cannot read the graph.
+    """
+    source, target = Path(request["onnx"]), Path(request["xml"])
+    config = OpenVinoConfig.from_dict(request["config"])
+    spec, start = ModelSpec.from_dict(request["spec"]), time.monotonic()
+    openvino = package("--target openvino")
+    progress(0.0, "reading the graph")
+    summary = graph.summarise(graph.load(source, weights=False))
+    precision = graph_precision(GraphView(graph.load(source)))
+    try:
+        model = core().read_model(str(source))
+        openvino.save_model(model, str(target), compress_to_fp16=config.compress_weights)
+        operations = model.get_ordered_ops()
+        types = Counter(op.get_output_element_type(0).to_string() for op in operations if op.get_output_size())
+        layers = len(operations)
+        del model, operations
+    except Exception as error:  # what OpenVINO raises shares no base class
+        raise EngineError(f"OpenVINO {version()} cannot read '{source.name}': {short(error)}") from None
+    weights = target.with_suffix(".bin")
+    facts = EngineFacts(
+        target=TARGET,
+        tensorrt_version=version(),
+        compute_capabilities=(),
+        precision=str(precision),
+        profile={},
+        onnx_sha256=files.sha256_of(source),
+        layers=layers,
+        options={"opset": summary.opset, **config.to_dict(), "weights_sha256": files.sha256_of(weights)},
+        inputs=_described(summary.inputs),
+        outputs=_described(summary.outputs),
+        layer_types=dict(types.most_common()),
+    )
+    progress(0.4, "comparing with ONNX Runtime")
+    errors = _compare(source, target, spec, facts)
+    seconds, memory = round(time.monotonic() - start, 3), round(peak_memory_mib())
+    facts = EngineFacts.from_dict({**asdict(facts), "build_seconds": seconds, "peak_memory_mib": memory})
+    return {"facts": asdict(facts), "size": target.stat().st_size + weights.stat().st_size, "errors": errors}
+
+
+def _described(tensors: dict[str, tuple[str, tuple[int | str, ...]]]) -> tuple[dict[str, Any], ...]:
+    return tuple({"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in tensors.items())
+
+
+def _compare(source: Path, target: Path, spec: ModelSpec, facts: EngineFacts) -> dict[str, float]:
+    """Output -> largest difference to ONNX Runtime, relative to the largest value; {} for a model that takes a prompt, which is
+    only opened.
+    """
+    worst: dict[str, float] = {}
+    with OpenVinoSession(target, spec, facts) as session:
+        if spec.text is not None:
+            return {}
+        with OnnxSession(source, spec) as reference:
+            fixed = session.info.fixed_batch
+            for count in BATCHES if fixed is None else (fixed,):
+                # The smallest scene is 64 pixels; preprocessing resizes it to the size of the model.
+                sides = [max(64, side) for side in spec.input.size_hw]
+                images = [draw_scene(seed, size_hw=(sides[0], sides[1])).image for seed in range(count)]
+                feeds = preprocess(images, spec).feeds
+                found = output_differences(reference.run(feeds), session.run(feeds), Precision(facts.precision).output_tolerance)
+                worst = {name: max(error, worst.get(name, 0.0)) for name, error in found.items()}
+    return worst
+
+
+def main(arguments: list[str]) -> int:
+    answer_parent(int(arguments[0]), build)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

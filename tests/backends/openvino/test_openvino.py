@@ -1,0 +1,265 @@
+"""OpenVINO models: built from ONNX files, opened, run, and compared with ONNX Runtime and PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+pytest.importorskip("openvino", reason="needs the 'openvino' extra")
+from onnx_models import make_model, make_spec
+
+from detrt.backends.base import output_differences
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.open import PREFERRED_ON_CPU, open_session
+from detrt.backends.openvino import build as builder
+from detrt.backends.openvino import runtime
+from detrt.backends.openvino.config import OpenVinoConfig, model_name
+from detrt.backends.openvino.session import OpenVinoSession
+from detrt.backends.prompted import PromptedSession
+from detrt.bundle import Bundle
+from detrt.detector import Detector
+from detrt.errors import EngineError, ExportError, MissingPackageError, SessionError, SpecError
+from detrt.pipeline import build
+
+SPEC = make_spec(dynamic=True)
+RED = np.zeros((16, 24, 3), np.uint8)
+RED[..., 0] = 255
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A bundle with an ONNX file and its OpenVINO model."""
+    place = tmp_path_factory.mktemp("openvino")
+    (place / "given.onnx").write_bytes(make_model(SPEC))
+    build(place / "given.onnx", place / "bundle", engines=(), openvino=(OpenVinoConfig(),))
+    return place / "bundle"
+
+
+def feeds(batch=1, height=8, width=12, seed=0):
+    return {"pixel_values": np.random.default_rng(seed).integers(0, 256, (batch, 3, height, width), np.uint8)}
+
+
+def test_bundle_and_sidecar(folder):
+    bundle = Bundle.open(folder)
+    (entry,), (weights,) = bundle.of_kind("openvino"), bundle.of_kind("openvino-weights")
+    assert (entry.path, weights.path) == ("model.openvino.xml", "model.openvino.bin")
+    facts = entry.engine
+    assert facts.target == "openvino" and facts.precision == "fp32" and facts.tensorrt_version == runtime.version()
+    assert facts.options["opset"] == 18 and facts.options["weights_sha256"] == weights.sha256
+    assert facts.inputs[0]["shape"] == ["batch", 3, "height", "width"]
+    sidecar = json.loads((folder / "model.openvino.xml.json").read_text())
+    assert sidecar["sha256"] == entry.sha256 and sidecar["spec"] == SPEC.to_dict()
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 12), (3, 8, 12), (2, 20, 16)])
+def test_any_batch_and_size_equal_onnx_runtime(folder, shape):
+    with OpenVinoSession(folder / "model.openvino.xml") as session, OnnxSession(folder / "model.onnx") as reference:
+        assert session.info.name == "openvino-cpu" and session.inputs == reference.inputs and session.outputs == reference.outputs
+        want, got = (one.run(feeds(*shape)) for one in (reference, session))
+        assert max(output_differences(want, got, 1e-6).values()) <= 1e-6
+
+
+def test_results_belong_to_the_caller_and_batches_overlap(folder):
+    with OpenVinoSession(folder / "model.openvino.xml", performance="throughput", streams=2, threads=2) as session:
+        assert session.info.parallel == session.compiled.get_property("NUM_STREAMS") <= 2
+        begun = [session.start(feeds(seed=seed)) for seed in range(4)]
+        found = [one.outputs()["logits"] for one in reversed(begun)][::-1]
+        for seed, logits in enumerate(found):
+            np.testing.assert_array_equal(logits, session.run(feeds(seed=seed))["logits"])
+    with pytest.raises(SessionError, match="is closed"):
+        session.run(feeds())
+
+
+def test_detector_keeps_several_batches_on_their_way(folder):
+    images = [np.roll(RED, shift, axis=2) for shift in (0, 1, 2, 0, 1)]
+    found = {}
+    for performance in ("latency", "throughput"):
+        with Detector(
+            OpenVinoSession(folder / "model.openvino.xml", performance=performance, threads=2), threshold=0.6
+        ) as detector:
+            assert detector.ahead == (0 if detector.session.info.parallel == 1 else detector.session.info.parallel)
+            found[performance] = [one.labels for one in detector(images)]
+    assert (
+        found["latency"]
+        == found["throughput"]
+        == [(name,) * len(found["latency"][0]) for name in ("red", "green", "blue", "red", "green")]
+    )
+
+
+def test_a_cpu_takes_the_openvino_model_and_says_so(folder):
+    for device in (None, "cpu"):
+        with open_session(folder, device=device) as session:
+            assert session.info.name == "openvino-cpu" and session.info.note == PREFERRED_ON_CPU
+    with open_session(folder, backend="onnxruntime") as session:
+        assert session.info.name == "onnxruntime-cpu" and session.info.note == ""
+    with open_session(folder, spec=replace(SPEC, name="other")) as session:
+        assert session.info.name == "onnxruntime-cpu" and session.spec.name == "other"
+    with open_session(folder / "model.openvino.xml") as session:
+        assert session.info.note == ""
+    with pytest.raises(SpecError, match="a spec is for the ONNX file"):
+        open_session(folder, backend="openvino", spec=SPEC)
+
+
+def test_without_the_package_the_onnx_file_runs(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with open_session(folder) as session:
+        assert session.info.name == "onnxruntime-cpu" and "pip install 'detrt[openvino]'" in session.info.note
+    with pytest.raises(EngineError, match=r"no OpenVINO model of the bundle.*pip install 'detrt\[openvino\]'"):
+        open_session(folder, backend="openvino")
+    with pytest.raises(MissingPackageError, match=r"detrt\[openvino\]"):
+        open_session(folder / "model.openvino.xml")
+
+
+@pytest.mark.parametrize("device", ["npu", "xpu:3", "cuda:0"])
+def test_a_device_that_is_not_there(folder, device):
+    if device.partition(":")[0].replace("xpu", "gpu").upper() in {name.partition(".")[0] for name in runtime.devices()}:
+        pytest.skip(f"OpenVINO finds {device} here")
+    with pytest.raises((EngineError, SessionError), match=device):
+        open_session(folder, backend="openvino", device=device)
+
+
+def test_damaged_files(folder, tmp_path):
+    for name in ("model.openvino.xml", "model.openvino.bin"):
+        copy = tmp_path / name.replace(".", "-")
+        copy.mkdir()
+        for file in folder.iterdir():
+            (copy / file.name).write_bytes(file.read_bytes() + b"\0" * (file.name == name))
+        with pytest.raises((EngineError, SpecError), match=f"{name}.*build"):
+            open_session(copy, backend="openvino")
+
+
+def test_feeds_are_checked(folder):
+    with OpenVinoSession(folder / "model.openvino.xml") as session:
+        with pytest.raises(SessionError, match="must be uint8"):
+            session.run({"pixel_values": np.zeros((1, 3, 8, 12), np.float32)})
+        with pytest.raises(SessionError, match="missing"):
+            session.run({})
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"performance": "fast"}, "latency or throughput"),
+        ({"streams": 2}, "without --performance throughput"),
+        ({"performance": "throughput", "streams": 0}, "from 1 to"),
+        ({"timeout_seconds": 0}, "more than 0"),
+    ],
+)
+def test_choices_are_checked(choices, words):
+    with pytest.raises(EngineError, match=words):
+        OpenVinoConfig(**choices)
+
+
+def test_names():
+    assert [model_name(), model_name("int8"), model_name(part="text")] == [
+        "model.openvino.xml",
+        "model.openvino.int8.xml",
+        "text.openvino.xml",
+    ]
+
+
+def test_types_follow_the_processor(monkeypatch):
+    class Device:
+        """A processor with these capabilities."""
+
+        def __init__(self, *capabilities):
+            self.capabilities = capabilities
+
+        def get_property(self, device, name):
+            return list(self.capabilities) if name == "OPTIMIZATION_CAPABILITIES" else "Some CPU"
+
+    monkeypatch.setattr(runtime, "core", lambda: Device("FP32", "INT8"))
+    assert runtime.inference_type("fp32", "CPU") == ("f32", "")
+    kind, note = runtime.inference_type("bf16", "CPU")
+    assert kind == "f32" and "Some CPU has no BF16" in note
+    monkeypatch.setattr(runtime, "core", lambda: Device("FP32", "INT8", "BF16", "FP16"))
+    # Never by itself: an FP32 model stays FP32 where the processor has BF16.
+    assert [runtime.inference_type(kind, "CPU")[0] for kind in ("fp32", "bf16", "fp16", "int8")] == ["f32", "bf16", "f16", "f16"]
+
+
+def test_fp32_is_set_explicitly(folder):
+    with OpenVinoSession(folder / "model.openvino.xml") as session:
+        assert session.compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+
+
+def test_model_cache(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(runtime.CACHE_VARIABLE, str(tmp_path / "cache"))
+    OpenVinoSession(folder / "model.openvino.xml").close()
+    with OpenVinoSession(folder / "model.openvino.xml") as session:
+        assert session.compiled.get_property("LOADED_FROM_CACHE")
+        assert list((tmp_path / "cache").glob("*.blob"))
+        want = OnnxSession(folder / "model.onnx").run(feeds())
+        assert max(output_differences(want, session.run(feeds()), 1e-6).values()) <= 1e-6
+
+
+def test_compressed_weights(folder, tmp_path):
+    built = builder.build_openvino(folder / "model.onnx", tmp_path / "half.xml", OpenVinoConfig(compress_weights=True), SPEC)
+    assert built.facts.options["compress_weights"]
+    with OpenVinoSession(built.path) as half, OnnxSession(folder / "model.onnx") as reference:
+        assert max(output_differences(reference.run(feeds()), half.run(feeds()), 1e-3).values()) <= 1e-3
+
+
+def test_refused_before_and_during_the_build(tmp_path):
+    from detrt.models.contract import ExportConfig
+
+    (tmp_path / "bad.onnx").write_bytes(make_model(SPEC, node="Strange", domain="somewhere"))
+    with pytest.raises(EngineError, match=r"OpenVINO \d+.* cannot read 'bad.onnx'.*Strange"):
+        builder.build_openvino(tmp_path / "bad.onnx", tmp_path / "bad.xml", OpenVinoConfig(), SPEC)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.onnx"]
+    with pytest.raises(ExportError, match="choose --msda gather for OpenVINO"):
+        build(
+            "random:rt_detr_v2/tiny",
+            tmp_path / "out",
+            engines=(),
+            openvino=(OpenVinoConfig(),),
+            export=ExportConfig(msda="plugin"),
+        )
+
+
+def test_import_sends_no_telemetry(tmp_path):
+    """OpenVINO's own import writes an identifier into the home folder and sends an event."""
+    code = "from detrt.backends.openvino import runtime; import sys; runtime.core(); print('openvino_telemetry' in sys.modules)"
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False" and not list(tmp_path.iterdir())
+
+
+def test_prompted_model_has_two(tmp_path):
+    pytest.importorskip("tokenizers", reason="needs the 'text' extra")
+    from text_cases import picture
+    from text_models import write_text_model
+
+    path = write_text_model(tmp_path / "given")
+    build(path, tmp_path / "bundle", engines=(), openvino=(OpenVinoConfig(),))
+    assert [entry.path for entry in Bundle.open(tmp_path / "bundle").of_kind("text-openvino")] == ["text.openvino.xml"]
+    images, found = [picture("red", "black", "blue")], {}
+    for ref, backend in ((tmp_path / "bundle", "openvino"), (tmp_path / "bundle/model.openvino.xml", "auto"), (path, "auto")):
+        session = open_session(ref, backend=backend)
+        assert isinstance(session, PromptedSession)
+        name = session.text_encoder.info.name
+        with Detector(session, prompt="red. blue.", threshold=0.3) as detector:
+            found[f"{Path(ref).name} {name}"] = [(one.labels, one.scores.round(4).tolist()) for one in detector(images)]
+    assert list(found) == ["bundle openvino-cpu", "model.openvino.xml openvino-cpu", "model.onnx onnxruntime-cpu"]
+    assert len({str(one) for one in found.values()}) == 1 and next(iter(found.values()))[0][0]
+
+
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2", "lw_detr"])
+def test_families_equal_pytorch(name, tiny, exported, tmp_path):
+    from detrt.backends.torch import TorchSession
+
+    report = exported(name, check=False)
+    built = builder.build_openvino(report.path, tmp_path / "model.openvino.xml", OpenVinoConfig(), report.spec)
+    side = max(report.spec.input.height, 64) // 2 // 32 * 32 or 32
+    batch = {"pixel_values": np.random.default_rng(0).integers(0, 256, (2, 3, side, side * 2), np.uint8)}
+    if report.spec.input.mask:
+        batch["pixel_mask"] = np.ones((2, side, side * 2), np.int64)
+        batch["pixel_mask"][1, :, side:] = 0
+    with OpenVinoSession(built.path) as session, TorchSession(tiny(name), spec=report.spec) as reference:
+        assert max(output_differences(reference.run(batch), session.run(batch), 1e-3).values()) <= 1e-3
