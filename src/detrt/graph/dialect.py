@@ -119,6 +119,7 @@ def widen(model: onnx.ModelProto) -> Widened:
         raise GraphError(f"this TensorRT has no {' and no '.join(strange)}; build with --precision fp16 or int8")
     done = Widened(any(kind == TensorProto.FLOAT16 for kind in kinds.values()))
     done.quantized = any(node.op_type == "QuantizeLinear" for node in graph.node)
+    _add_zero_points(model)
     if not done.low:
         return done
     outer = {value.name for value in (*graph.input, *graph.output) if kinds.get(value.name) == TensorProto.FLOAT16}
@@ -227,6 +228,21 @@ def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimi
     drop_dead(folded)
     drop_unused_domains(folded)
     model.CopyFrom(folded)
+
+
+def _add_zero_points(model: onnx.ModelProto) -> None:
+    """Give each QuantizeLinear and DequantizeLinear the zero point that its absence means; TensorRT 8.5 wants three inputs."""
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) > 2 and node.input[2]:
+            continue
+        # Symmetric INT8 is the only integer type that detrt writes and TensorRT multiplies.
+        name = f"{node.input[1]}/zero_point"
+        if name not in shapes:
+            shapes[name] = shapes.get(node.input[1], [])
+            model.graph.initializer.append(numpy_helper.from_array(np.zeros(shapes[name], np.int8), name))
+        del node.input[2:]
+        node.input.append(name)
 
 
 def _wide(tensor: TensorProto) -> TensorProto:

@@ -19,14 +19,14 @@ from detrt.errors import EngineError, GraphError
 
 OLD = row_of("tensorrt", "8.5.3")
 DataType = Enum("DataType", ["FLOAT", "HALF", "INT32"])
-LayerType = Enum("LayerType", ["ELEMENTWISE", "SHAPE", "RECURRENCE", "TOPK", "GATHER"])
+LayerType = Enum("LayerType", ["ELEMENTWISE", "SHAPE", "RECURRENCE", "TOPK", "GATHER", "SOFTMAX"])
 
 
 class Layer:
     def __init__(self, name, kind, inputs, outputs):
         self.name, self.type = name, LayerType[kind]
-        self._inputs = [SimpleNamespace(dtype=DataType[kind]) for kind in inputs]
-        self._outputs = [SimpleNamespace(dtype=DataType[kind]) for kind in outputs]
+        self._inputs = [SimpleNamespace(dtype=DataType[kind], name=f"before {name}") for kind in inputs]
+        self._outputs = [SimpleNamespace(dtype=DataType[kind], name=f"after {name}") for kind in outputs]
         self.num_inputs, self.num_outputs = len(inputs), len(outputs)
         self.precision, self.types = None, {}
 
@@ -55,7 +55,7 @@ class BuilderConfig(SimpleNamespace):
 def trt():
     module = SimpleNamespace(
         DataType=DataType,
-        BuilderFlag=SimpleNamespace(FP16="FP16", INT8="INT8", OBEY_PRECISION_CONSTRAINTS="OBEY"),
+        BuilderFlag=SimpleNamespace(FP16="FP16", INT8="INT8", PREFER_PRECISION_CONSTRAINTS="PREFER"),
         TacticSource=SimpleNamespace(__members__={"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "JIT_CONVOLUTIONS": 4}),
         ProfilingVerbosity=SimpleNamespace(DETAILED="detailed"),
     )
@@ -71,15 +71,17 @@ def test_only_marked_layers_that_compute_floats_are_kept_wide():
         Layer("/a/CumSum@fp32", "RECURRENCE", ["FLOAT"], ["FLOAT"]),
         Layer("/a/TopK@fp32", "TOPK", ["FLOAT"], ["FLOAT", "INT32"]),
         Layer("/a/Gather@fp32", "GATHER", ["INT32", "INT32"], ["INT32"]),
+        Layer("/a/Softmax@fp32", "SOFTMAX", ["FLOAT"], ["FLOAT"]),  # fused with the TopK
     )
+    layers[5]._inputs = layers[7]._outputs
     assert weak.constrain(trt(), network(*layers)) == 2
-    assert [layer.precision is DataType.FLOAT for layer in layers] == [True, True, False, False, False, False, False]
+    assert [layer.precision is DataType.FLOAT for layer in layers] == [True, True, False, False, False, False, False, False]
     assert layers[0].types == {0: DataType.FLOAT}
 
 
 @pytest.mark.parametrize(
     ("low", "quantized", "flags"),
-    [(False, False, set()), (True, False, {"FP16", "OBEY"}), (True, True, {"FP16", "INT8", "OBEY"})],
+    [(False, False, set()), (True, False, {"FP16", "PREFER"}), (True, True, {"FP16", "INT8", "PREFER"})],
 )
 def test_flags_say_what_the_typed_graph_holds(low, quantized, flags, tmp_path):
     config = BuilderConfig(flags=set())

@@ -45,7 +45,7 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, co
     if source.quantized:
         builder_config.set_flag(flags.INT8)
     if source.low or source.quantized:
-        builder_config.set_flag(flags.OBEY_PRECISION_CONSTRAINTS)
+        builder_config.set_flag(flags.PREFER_PRECISION_CONSTRAINTS)
     if source.low and not constrain(trt, network):
         raise EngineError(
             f"TensorRT {trt.version} kept no node name of the graph, so that it cannot be told what must stay FP32; build with "
@@ -53,10 +53,28 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, co
         )
     sources = module.TacticSource.__members__
     builder_config.set_tactic_sources(sum(1 << int(source) for name, source in sources.items() if name not in _NO_TACTICS))
+    if config.optimization_level == 0:
+        builder_config.algorithm_selector = _first_algorithm(module)
     if config.optimization_level <= 3:
         # Each of thousands of tactics is timed; one repetition is enough to tell good ones from bad ones.
         builder_config.min_timing_iterations = builder_config.avg_timing_iterations = 1
     builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `layer_types`
+
+
+def _first_algorithm(module: Any) -> Any:
+    """An IAlgorithmSelector that leaves one implementation of each layer, so that none is timed: the fastest build."""
+
+    class FirstAlgorithm(module.IAlgorithmSelector):
+        def __init__(self) -> None:
+            module.IAlgorithmSelector.__init__(self)
+
+        def select_algorithms(self, context: Any, choices: Any) -> list[int]:
+            return [0] if len(choices) else []
+
+        def report_algorithms(self, contexts: Any, choices: Any) -> None:
+            pass
+
+    return FirstAlgorithm()
 
 
 def constrain(trt: Trt, network: Any) -> int:
@@ -64,12 +82,16 @@ def constrain(trt: Trt, network: Any) -> int:
     wide = trt.module.DataType.FLOAT
     floats = ("FLOAT", "HALF")
     count = 0
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    # TensorRT 8.5 fuses Softmax and TopK, and finds "no supported formats" for the two under a constraint.
+    selected = {layer.get_input(0).name for layer in layers if layer.type.name == "TOPK"}
+    for layer in layers:
         if FP32_MARK not in layer.name or layer.type.name in _UNTYPED:
             continue
         inputs = [layer.get_input(position) for position in range(layer.num_inputs)]
         outputs = [layer.get_output(position) for position in range(layer.num_outputs)]
+        if layer.type.name == "SOFTMAX" and outputs[0].name in selected:
+            continue
         if not any(tensor is not None and tensor.dtype.name in floats for tensor in (*inputs, *outputs)):
             continue
         layer.precision = wide
@@ -80,10 +102,10 @@ def constrain(trt: Trt, network: Any) -> int:
     return count
 
 
-def layer_types(trt: Trt, host_memory: Any) -> dict[str, int]:
+def layer_types(trt: Trt, engine: bytes) -> dict[str, int]:
     """TensorRT type -> number of layer outputs of a built engine, which alone knows what the builder chose."""
     runtime = trt.module.Runtime(trt.logger)
-    native = runtime.deserialize_cuda_engine(host_memory)
+    native = runtime.deserialize_cuda_engine(engine)
     if native is None:
         raise EngineError(f"TensorRT {trt.version} does not open the engine that it has just built; build it again")
     told = native.create_engine_inspector().get_engine_information(trt.module.LayerInformationFormat.JSON)

@@ -80,10 +80,10 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         if host_memory is None:
             raise EngineError(explain.build_failure(onnx.name, messages.errors, trt.version))
         _save_timing_cache(builder_config, config)
-        if not row.strongly_typed:
-            layer_types = weak.layer_types(trt, host_memory)
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
+        if not row.strongly_typed:
+            layer_types = weak.layer_types(trt, Path(request["engine"]).read_bytes())
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
     if activation_bytes > LARGE_ACTIVATION:

@@ -1,0 +1,74 @@
+"""AP and latency of TensorRT engines beside ONNX Runtime on the CPU; prints one JSON line per bundle.
+
+    python benchmarks/measure_tensorrt.py DATA DRAWS BUNDLE...
+
+DATA holds `images/coco_permissive`. AP is that of its 74 photographs and their mirror images, and of DRAWS copies of them whose
+pixels are changed by -1, 0 or 1; of `embedded:shapes`, of 500 drawn scenes. Latency is a call of `Session.run` with its copies
+to and from the GPU, at the batch size of the engine's profile: median and the range of the middle half of 200 calls.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "training"))
+import measure_precision as photographs  # noqa: E402
+
+from detrt.backends.open import open_session  # noqa: E402
+from detrt.bundle import Bundle  # noqa: E402
+from detrt.data.preprocess import preprocess  # noqa: E402
+from detrt.data.scenes.scene import draw_scene, write_dataset  # noqa: E402
+from detrt.evaluation.coco import evaluate_coco  # noqa: E402
+
+
+def main(data: Path, draws: int, bundles: list[str]) -> None:
+    coco = data / "images" / "coco_permissive"
+    truth, images, ids = photographs.read(coco)
+    ids = {name: ids[name] for name in ("val", "both, mirrored") if name in ids}
+    for folder in bundles:
+        bundle = Bundle.open(folder)
+        row = {"bundle": Path(folder).name, **latency(folder)}
+        for backend in ("tensorrt", "onnxruntime"):
+            if bundle.provenance.source.startswith("embedded:"):
+                row[backend] = drawn_scenes(folder, backend)
+                continue
+            shown = [images, *(photographs.changed(images, draw) for draw in range(draws))]
+            row[backend] = [photographs.scores(open_session(folder, backend=backend), truth, some, ids) for some in shown]
+        print(json.dumps(row), flush=True)
+
+
+def latency(folder: str) -> dict:
+    """Milliseconds of a call at the usual shape of the profile."""
+    with open_session(folder, backend="tensorrt") as session:
+        batch, _, height, width = session.info.profile["pixel_values"][1]
+        images = [draw_scene(seed, size_hw=(height, width)).image for seed in range(batch)]
+        feeds = preprocess(images, session.spec).feeds
+        samples = []
+        for call in range(220):
+            start = time.perf_counter()
+            session.run(feeds)
+            if call >= 20:
+                samples.append((time.perf_counter() - start) * 1e3)
+        low, middle, high = statistics.quantiles(samples, n=4)
+        note = getattr(session, "graph_note", "")
+        return {"batch": batch, "ms": round(middle, 3), "ms middle half": [round(low, 3), round(high, 3)], "no CUDA graph": note}
+
+
+def drawn_scenes(folder: str, backend: str) -> float | None:
+    """AP of 500 drawn scenes; the same ones every time."""
+    scenes = Path(tempfile.gettempdir()) / "detrt-scenes-500"
+    if not (scenes / "annotations.json").is_file():
+        write_dataset(scenes, 500, seed=10_000)
+    with open_session(folder, backend=backend) as session:
+        return evaluate_coco(session, scenes / "annotations.json", scenes / "images", batch_size=1).metrics["AP"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
