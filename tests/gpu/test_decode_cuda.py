@@ -96,7 +96,7 @@ def test_detections_in_a_video_are_the_same(clip: Any, model: Any, decoder: Any)
             found.append(list(detect_inputs(detector, [Input(clip, "video")])))
             assert options == {} or detector.decoder.counts["videos on the GPU"] == 1
             if isinstance(session, OnGpu):  # what was done to a frame was recorded
-                assert session.image_runner._fixed._kept and not session.image_runner._fixed.why
+                assert session.image_runner._layout_graphs._entries and not session.image_runner._layout_graphs.failure
     assert len(found[0]) == 30 and sum(len(one.record.detections) for one in found[0]) > 30
     for gpu, planar, plain in zip(*found, strict=True):
         assert np.array_equal(gpu.record.detections.boxes_xyxy, planar.record.detections.boxes_xyxy)

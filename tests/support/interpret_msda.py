@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from detrt.backends.inductor.kernels import portable as windows_portable
-from detrt.backends.inductor.windows_triton import attend as attend_windows
+from detrt.backends.inductor.windows_triton import launch_windows
 from detrt.models.ops import ms_deform_attn_fused
 from detrt.models.ops import msda as portable
 from detrt.models.ops.msda_launch import attend
@@ -89,7 +89,7 @@ def inside_windows() -> int:
         mask = -100.0 * (torch.rand(masks, tokens, tokens, generator=generator) < 0.3) if masks else None
         expected = windows_portable(*(None if t is None else t.double() for t in (qkv, bias, mask)), heads, 0.2)
         for blocks in ((16, 16), (64, 32)):
-            assert relative(attend_windows(qkv, bias, mask, heads, 0.2, None, *blocks), expected) < 1e-6, (tokens, blocks)
+            assert relative(launch_windows(qkv, bias, mask, heads, 0.2, None, *blocks), expected) < 1e-6, (tokens, blocks)
     return len(cases)
 
 

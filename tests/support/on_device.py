@@ -19,10 +19,10 @@ class OnDevice(OnnxSession):
             self._images = GpuRunner(self.spec, self.inputs, self.outputs, torch.device("cpu"), self._prepare)
         return self._images
 
-    def _prepare(self, inputs, then):
+    def _prepare(self, inputs, finish):
         def step():
             found = self.run({name: tensor.numpy() for name, tensor in inputs.items()})
-            return then({name: torch.from_numpy(found[name]) for name in (info.name for info in self.outputs)})
+            return finish({name: torch.from_numpy(found[name]) for name in (info.name for info in self.outputs)})
 
         results = step()
 

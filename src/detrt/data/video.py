@@ -87,7 +87,7 @@ def raw_frames(
         for index, frame in enumerate(container.decode(stream)):
             on_gpu = frame.format.name == "cuda"
             if gpu is not None and not count:
-                gpu.found(on_gpu)
+                gpu.count_video(on_gpu)
             count += 1
             if index % every:
                 continue

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 
 from on_device import OnDevice
 
-from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.runner import DEPTH
-from detrt.backends.gpu.staging import PIECE, layout
-from detrt.backends.gpu.top_k import select, unpacked
+from detrt.backends.gpu.staging import COPY_CHUNK_BYTES, layout
+from detrt.backends.gpu.top_k import select, unpack
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input
 from detrt.data.postprocess import decode
@@ -74,11 +74,11 @@ def test_pictures_are_those_of_preprocess(name, tiny):
     want = preprocess(images, spec)
     plan = layout([*images, images[-1]], [*want.resized_sizes_hw, want.resized_sizes_hw[-1]], given.resample)
     assert len(plan.sources) == 3, "a picture that fills a batch up is not uploaded again"
-    block = np.empty(plan.size, np.uint8)
+    block = np.empty(plan.upload_size, np.uint8)
     plan.write(block, [*images, images[-1]])
     pixels = torch.full((4, *want.feeds[PIXEL_VALUES].shape[1:]), 9, dtype=getattr(torch, given.dtype))
     mask = torch.full((4, *pixels.shape[2:]), 9) if given.mask else None
-    fill_pictures(torch.from_numpy(block), 4, pixels, mask, given)
+    resize_batch(torch.from_numpy(block), 4, pixels, mask, given)
     assert np.array_equal(pixels[:3].numpy(), want.feeds[PIXEL_VALUES])
     assert torch.equal(pixels[3], pixels[2])
     if mask is not None:
@@ -88,16 +88,16 @@ def test_pictures_are_those_of_preprocess(name, tiny):
 def test_large_pictures_are_packed_by_several_threads():
     images = [picture(700, 900), picture(10, 10), picture(400, 1200)]
     plan = layout(images, [(20, 30)] * 3, "bilinear")
-    alone, shared = np.zeros(plan.size, np.uint8), np.zeros(plan.size, np.uint8)
+    alone, shared = np.zeros(plan.upload_size, np.uint8), np.zeros(plan.upload_size, np.uint8)
     plan.write(alone, images)
     with ThreadPoolExecutor(3) as pool:
         plan.write(shared, images, pool)
-    assert np.array_equal(alone, shared) and max(image.size for image in images) > PIECE
+    assert np.array_equal(alone, shared) and max(image.size for image in images) > COPY_CHUNK_BYTES
 
 
 def test_kernel_gives_the_same_pixels_interpreted():
     pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds")
-    script = Path(__file__).parents[2] / "support" / "interpret_pictures.py"
+    script = Path(__file__).parents[2] / "support" / "interpret_resize.py"
     run = subprocess.run(
         [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
@@ -167,15 +167,15 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
 def test_layouts_that_come_again_are_recorded(exported):
     path = exported("detr").path
     with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
-        kept = there._runner._fixed
+        kept = there._runner._layout_graphs
         kept._most, kept._patience = 2, 6
         sizes = [(40, 60)] * 4 + [(30, 60)] * 4 + [(50, 60)] * 5
         for size, count in zip(sizes, [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2], strict=True):
             image = picture(*size)
             assert np.allclose(there([image])[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
-            assert len(kept._kept) == count and not kept.why
+            assert len(kept._entries) == count and not kept.failure
         # The third size came when the first had not been asked for lately.
-        assert {tuple(one.plan.rows[0, 1:3]) for one in kept._kept.values()} == {(30, 60), (50, 60)}
+        assert {tuple(one.plan.rows[0, 1:3]) for one in kept._entries.values()} == {(30, 60), (50, 60)}
 
 
 def test_batches_may_be_asked_for_late(exported):
@@ -197,7 +197,7 @@ def test_selection_is_the_rule_of_decode(name, tiny):
     logits[1, :, 0] = -np.inf  # classes that cannot be
     boxes = RNG.uniform(0.1, 0.9, (2, rule.num_queries, 4)).astype(np.float32)
     sizes = [(480, 640), (100, 90)]
-    found = unpacked(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+    found = unpack(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
     for threshold in (0.0, 0.6):
         raw = decode({LOGITS: logits, PRED_BOXES: boxes}, spec, sizes, threshold=threshold)
         for want, got in zip(raw, decode(found, spec, sizes, threshold=threshold), strict=True):
@@ -207,7 +207,7 @@ def test_selection_is_the_rule_of_decode(name, tiny):
     for output, array in ((LOGITS, logits), (PRED_BOXES, boxes)):
         kept = array[1, 2, 1]
         array[1, 2, 1] = np.nan
-        found = unpacked(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+        found = unpack(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
         with pytest.raises(SessionError, match=f"infinite values in '{output}'"):
             decode(found, spec, sizes)
         array[1, 2, 1] = kept

@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.backends.gpu.top_k import fits, part_of, top_k
-from detrt.backends.inductor.fusing import fuse_selections
+from detrt.backends.gpu.top_k import chunk_length, is_faster, top_k
+from detrt.backends.inductor.fusing import fuse_top_k
 from detrt.backends.inductor.nodes import finish
 
 
@@ -38,15 +38,15 @@ def test_bad_scores_are_refused(scores, k):
     ("n", "k"), [(300, 300), (1600, 300), (8400, 300), (22_223, 300), (19_952, 900), (73_656, 900), (8193, 8192)]
 )
 def test_every_part_holds_as_many_as_are_chosen(n, k):
-    part = part_of(n, k)
-    sizes = [min(part, n - begin) for begin in range(0, n, part)]
+    chunk = chunk_length(n, k)
+    sizes = [min(chunk, n - begin) for begin in range(0, n, chunk)]
     assert sum(sizes) == n and min(sizes) >= k
-    assert len(sizes) == 1 or n * part + (len(sizes) * k) ** 2 < n * n
+    assert len(sizes) == 1 or n * chunk + (len(sizes) * k) ** 2 < n * n
 
 
 def test_large_batches_are_left_to_pytorch():
-    assert fits(1, 8400, 300) and fits(8, 8400, 300) and fits(1, 22_223, 900)
-    assert not fits(16, 8400, 300) and not fits(1, 73_656, 900) and not fits(1, 300, 301)
+    assert is_faster(1, 8400, 300) and is_faster(8, 8400, 300) and is_faster(1, 22_223, 900)
+    assert not is_faster(16, 8400, 300) and not is_faster(1, 73_656, 900) and not is_faster(1, 300, 301)
 
 
 class Chosen(torch.nn.Module):
@@ -63,7 +63,7 @@ class Chosen(torch.nn.Module):
 def test_selections_become_the_op(largest):
     logits = torch.randn(2, 40, 3)
     graph = torch.export.export(Chosen(largest), (logits,)).run_decompositions({}).module(check_guards=False)
-    assert fuse_selections(graph) == int(largest), "the smallest are left alone"
+    assert fuse_top_k(graph) == int(largest), "the smallest are left alone"
     finish(graph)
     assert any(node.target == top_k for node in graph.graph.nodes) == largest
     for found, want in zip(graph(logits), Chosen(largest)(logits), strict=True):

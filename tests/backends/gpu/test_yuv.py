@@ -10,9 +10,9 @@ import pytest
 av = pytest.importorskip("av", reason="PyAV comes with detrt[video]")
 torch = pytest.importorskip("torch")
 
-from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.staging import layout
-from detrt.backends.gpu.yuv import fill_rgb, make
+from detrt.backends.gpu.yuv import convert_to_rgb, fill_rgb
 from detrt.data.preprocess import resize
 from detrt.data.raw_image import Colours, YuvImage, as_array, yuv_to_rgb
 from detrt.data.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer
@@ -58,13 +58,13 @@ def test_arrays_and_frames_share_a_batch():
     images = [RNG.integers(0, 256, (41, 33, 3), np.uint8), *frames, frames[0]]
     given = InputSpec("stretch", 40, 56)
     plan = layout(images, [(40, 56)] * 4, given.resample)
-    assert [len(source.planes) for source in plan.sources] == [0, 3, 3] and plan.head < plan.size < plan.room
-    block = np.empty(plan.room, np.uint8)
+    assert [len(source.planes) for source in plan.sources] == [0, 3, 3] and plan.header_size < plan.upload_size < plan.block_size
+    block = np.empty(plan.block_size, np.uint8)
     plan.write(block, images)
     device = torch.from_numpy(block)
-    make(device, plan, images)
+    convert_to_rgb(device, plan, images)
     pixels = torch.empty((4, 3, 40, 56), dtype=torch.uint8)
-    fill_pictures(device, 4, pixels, None, given)
+    resize_batch(device, 4, pixels, None, given)
     for got, image in zip(pixels.numpy(), images, strict=True):
         assert np.array_equal(got, resize(as_array(image), (40, 56), given.resample).transpose(2, 0, 1))
 

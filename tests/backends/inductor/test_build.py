@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
-from detrt.backends.inductor.capture import Captured, capture
+from detrt.backends.inductor.capture import CapturedGraph, capture
 from detrt.backends.inductor.compile import compile_artifact
 from detrt.backends.inductor.config import InductorConfig, package_name
 from detrt.backends.inductor.fusing import fuse_attention
@@ -270,7 +270,9 @@ def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
     """The form of GPU packages; the compiler would fix the batch of the examples."""
     example = torch.arange(6.0).reshape(2, 3)
     program = torch.export.export(Scaled(), (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4)},))
-    captured = Captured(program.module(check_guards=False), (example,), ("x",), ("y",), {"x": {0: "batch"}}, {"batch": (1, 4)})
+    captured = CapturedGraph(
+        program.module(check_guards=False), (example,), ("x",), ("y",), {"x": {0: "batch"}}, {"batch": (1, 4)}
+    )
     compile_artifact(captured, tmp_path / "package.pt2", {})
     run = load_package(tmp_path / "package.pt2")
     for batch in (1, 2, 4):

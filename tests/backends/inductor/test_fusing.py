@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from detrt.backends.inductor.folding import fill_fixed, fold_constants
+from detrt.backends.inductor.folding import fold_constants, fold_fills
 from detrt.backends.inductor.fusing import fuse_epilogues, pad_heads
 from detrt.backends.inductor.kernels import conv_relu, linear_relu, portable, window_attention
 from detrt.backends.inductor.passes import prepare, tune_for_gpu
@@ -38,7 +38,7 @@ def test_fills_of_fixed_size_are_constants():
 
     x = torch.randn(2, 3, 5, 4)
     graph = graph_of(Mask(), x)
-    fill_fixed(graph)
+    fold_fills(graph)
     fold_constants(graph)
     graph.recompile()
     assert len(targets(graph)) == 1, "a product with a constant"

@@ -104,7 +104,7 @@ def test_a_graph_that_cannot_be_captured_is_said(model):
         session._open(str(model), onnxruntime.SessionOptions(), [("CUDAExecutionProvider", {"device_id": "0"})])
         assert len(opened) == 2 and not session._graphs.enabled
         assert session.info.note == "", "a session of one shape may still capture it"
-        assert session._graphs.fixed(session.inputs, {"pixel_values": (1, 3, 64, 64), "pixel_mask": (1, 64, 64)}) is None
+        assert session._graphs.fixed_session(session.inputs, {"pixel_values": (1, 3, 64, 64), "pixel_mask": (1, 64, 64)}) is None
         assert "without a CUDA graph: control flow cannot be captured" in session.info.note
         session.add_note("chosen because")
         assert session.info.note.startswith("chosen because; ONNX Runtime runs")

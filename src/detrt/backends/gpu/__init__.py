@@ -1,1 +1,1 @@
-"""Pictures to detections on the device that runs the model; see docs/guide/compiled-packages.md."""
+"""Images to detections on the device that runs the model; see docs/guide/compiled-packages.md."""

@@ -1,4 +1,4 @@
-"""What is done to the pictures of one layout on the device, recorded: one call instead of many, and tables that stay there."""
+"""CUDA graphs of the GPU preprocessing, cached by batch layout, and the capture of any GPU work as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .staging import Image, Layout
+from ...data.raw_image import LoadedImage
+from .staging import Layout
 
-LARGEST = 1 << 24  # pixels of a batch
+MAX_GRAPH_PIXELS = 1 << 24  # of a batch
 
 
-class Fixed:
-    """A block of its own for one layout, and a CUDA graph of `fill` on it, which may wait for nothing.
+class LayoutGraph:
+    """A device block for one layout, with its tables uploaded, and a CUDA graph of `fill` on it.
 
-    fill(block): makes the inputs of the model from the block. stream: to record on; None: the device is no GPU, and nothing
-    is recorded.
+    Args:
+        plan: the layout.
+        device: of the block.
+        fill: writes the inputs of the model from the block, without synchronizing.
+        stream: to record on; None on a CPU, where `fill` is called as it is.
     """
 
     def __init__(self, plan: Layout, device: torch.device, fill: Callable[[Tensor], None], stream: Any) -> None:
-        self.block = torch.zeros(plan.room, dtype=torch.uint8, device=device)
-        head = np.zeros(plan.head, np.uint8)
-        plan.write_head(head)
-        self.block[: plan.head].copy_(torch.from_numpy(head))
+        self.block = torch.zeros(plan.block_size, dtype=torch.uint8, device=device)
+        header = np.zeros(plan.header_size, np.uint8)
+        plan.write_header(header)
+        self.block[: plan.header_size].copy_(torch.from_numpy(header))
 
         def step() -> list[Tensor]:
             fill(self.block)
@@ -34,72 +38,85 @@ class Fixed:
 
         self.fill: Callable[[], Any] = step
         if stream is not None:
-            graph, _ = captured(step, stream, trim=False)
+            graph, _ = capture_graph(step, stream, trim=False)
             self.fill = graph.replay
 
 
-class FixedLayouts:
-    """Recordings of the layouts that come again and again: made at the `at`-th time of one, `most` of them at once.
+class LayoutGraphCache:
+    """Graphs of the layouts that recur.
 
-    One that has come lately is not given up for another: recording takes longer than it saves in many batches. why: what went
-    wrong with one, after which none is made.
+    Args:
+        min_uses: a layout is recorded at its `min_uses`-th batch.
+        capacity: largest number of graphs.
+        patience: a graph used within so many lookups is not evicted, because recording costs more than many batches save.
+
+    Attributes:
+        failure: why recording failed, after which nothing is recorded; "" otherwise.
     """
 
-    def __init__(self, at: int = 3, most: int = 8, patience: int = 200) -> None:
-        self._at, self._most, self._patience = at, most, patience
-        self._kept: dict[int, _Kept] = {}
-        self._asked = 0
-        self.why = ""
+    def __init__(self, min_uses: int = 3, capacity: int = 8, patience: int = 200) -> None:
+        self._min_uses, self._capacity, self._patience = min_uses, capacity, patience
+        self._entries: dict[int, _Entry] = {}
+        self._lookups = 0
+        self.failure = ""
 
-    def get(self, plan: Layout, times: int, owner: object, make: Callable[[], Fixed]) -> Fixed | None:
-        """The recording of a layout that was asked for so many `times`, or None. owner: of what it writes to."""
-        self._asked += 1
-        found = self._kept.get(id(plan))
-        if found is None or found.owner is not owner:
-            if times < self._at or self.why or not self._makes_room(found):
+    def get(self, plan: Layout, uses: int, owner: object, record: Callable[[], LayoutGraph]) -> LayoutGraph | None:
+        """The graph of a layout, recorded if due; None: run without one.
+
+        Args:
+            plan: the layout.
+            uses: how often it has been used, this time included.
+            owner: of the tensors that the graph writes to; another owner needs another graph.
+            record: records the graph.
+        """
+        self._lookups += 1
+        entry = self._entries.get(id(plan))
+        if entry is None or entry.owner is not owner:
+            if uses < self._min_uses or self.failure or not (entry or self._has_room()):
                 return None
             try:
-                found = self._kept[id(plan)] = _Kept(plan, owner, make())
-            except RuntimeError as error:  # of CUDA: no memory left, or a step that cannot be recorded
-                self._kept.pop(id(plan), None)
-                self.why = str(error)
+                entry = self._entries[id(plan)] = _Entry(plan, owner, record())
+            except RuntimeError as error:  # of CUDA: out of memory, or a step that cannot be recorded
+                self._entries.pop(id(plan), None)
+                self.failure = str(error)
                 return None
-        found.last = self._asked
-        return found.fixed
+        entry.last_use = self._lookups
+        return entry.graph
 
-    def _makes_room(self, found: _Kept | None) -> bool:
-        if found is None and len(self._kept) >= self._most:
-            oldest = min(self._kept, key=lambda key: self._kept[key].last)
-            if self._asked - self._kept[oldest].last < self._patience:
-                return False
-            del self._kept[oldest]
+    def _has_room(self) -> bool:
+        """Whether a graph can be added, after evicting the oldest if it is idle."""
+        if len(self._entries) < self._capacity:
+            return True
+        oldest = min(self._entries, key=lambda key: self._entries[key].last_use)
+        if self._lookups - self._entries[oldest].last_use < self._patience:
+            return False
+        del self._entries[oldest]
         return True
 
 
 @dataclass(slots=True)
-class _Kept:
-    plan: Layout  # so that no other gets its id
+class _Entry:
+    plan: Layout  # a reference, so that no other layout gets its id
     owner: object
-    fixed: Fixed
-    last: int = 0
+    graph: LayoutGraph
+    last_use: int = 0
 
 
-def recordable(images: Sequence[Image]) -> bool:
-    """Whether it pays: not for very large pictures, whose blocks would be kept."""
-    return sum(image.shape[0] * image.shape[1] for image in images) <= LARGEST
+def recordable(images: Sequence[LoadedImage]) -> bool:
+    """Whether a batch is small enough to keep a block for it on the device."""
+    return sum(image.shape[0] * image.shape[1] for image in images) <= MAX_GRAPH_PIXELS
 
 
-# Recording work on a GPU as a CUDA graph.
-def captured(step: Callable[[], list[Tensor]], stream: Any, *, trim: bool = True) -> tuple[Any, list[Tensor]]:
-    """(a CUDA graph of `step`, its results, which stay where they are). trim: give back memory that was taken meanwhile."""
+def capture_graph(step: Callable[[], list[Tensor]], stream: Any, *, trim: bool = True) -> tuple[Any, list[Tensor]]:
+    """(CUDA graph of `step`, its results, whose memory is fixed). trim: release cached memory before the capture."""
     with torch.cuda.stream(stream):
-        for _ in range(2):  # handles and work memory are made before the capture, which allows neither
+        for _ in range(2):  # warm-up creates handles and workspaces, which a capture must not
             step()
         stream.synchronize()
         if trim:
             torch.cuda.empty_cache()  # the search for fast kernels took more memory than the graph will need
         graph = torch.cuda.CUDAGraph()
-        # Decoders of pictures take memory in threads of their own meanwhile, which is no fault of this one.
+        # Image decoders allocate in other threads at the same time, which must not invalidate the capture.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = step()
     return graph, results

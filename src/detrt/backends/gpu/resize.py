@@ -1,4 +1,4 @@
-"""Resized, padded and normalised pictures on the device that runs the model, equal to `detrt.data.preprocess` on the CPU."""
+"""Resizing, padding and normalisation on the device that runs the model, equal to `detrt.data.preprocess` on the CPU."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from .staging import FIELDS, ROW
 BLOCK_Y, BLOCK_X, WARPS = 8, 64, 4
 
 
-def fill_pictures(
-    block: Tensor, count: int, pixels: Tensor, mask: Tensor | None, given: InputSpec, *, kernel: bool | None = None
+def resize_batch(
+    block: Tensor, count: int, pixels: Tensor, mask: Tensor | None, spec: InputSpec, *, kernel: bool | None = None
 ) -> None:
-    """Make the input of a model from a block of bytes (`on_device.staging`).
+    """Write the image inputs of a model from a block of bytes (`backends.gpu.staging`). All tensors are on one device.
 
-    block: (bytes,) uint8. count: pictures. pixels: (count, 3, H, W) uint8 or float32, written wholly; padding is 0.
-    mask: (count, H, W) int64, likewise: 1 where the picture is. All on one device. kernel: use the Triton kernel; None:
-    where Triton can run it.
+    Args:
+        block: (bytes,) uint8.
+        count: number of images.
+        pixels: (count, 3, H, W) uint8 or float32; written wholly, padding is 0.
+        mask: (count, H, W) int64; written wholly, 1 = image, 0 = padding.
+        spec: the input of the model.
+        kernel: use the Triton kernel; None: if it can run.
     """
     rows = block[: count * ROW * 8].view(torch.int64).view(count, ROW)
     if triton_available() and pixels.is_cuda if kernel is None else kernel:
-        _launch(block, rows, pixels, mask, given)
+        _launch(block, rows, pixels, mask, spec)
         return
     pixels.zero_()
     if mask is not None:
@@ -33,11 +37,11 @@ def fill_pictures(
     for index, row in enumerate(rows.tolist()):
         facts = dict(zip(FIELDS, row, strict=False))
         height, width = facts["height"], facts["width"]
-        picture = _resized(block, facts)
-        if not given.normalize_in_graph:
-            mean, std = (torch.tensor(v, dtype=torch.float32, device=picture.device) for v in (given.mean, given.std))
-            picture = (picture.to(torch.float32) * float(np.float32(given.rescale)) - mean) / std
-        pixels[index, :, :height, :width] = picture.permute(2, 0, 1).to(pixels.dtype)
+        image = _resized(block, facts)
+        if not spec.normalize_in_graph:
+            mean, std = (torch.tensor(v, dtype=torch.float32, device=image.device) for v in (spec.mean, spec.std))
+            image = (image.to(torch.float32) * float(np.float32(spec.rescale)) - mean) / std
+        pixels[index, :, :height, :width] = image.permute(2, 0, 1).to(pixels.dtype)
         if mask is not None:
             mask[index, :height, :width] = 1
 
@@ -54,20 +58,20 @@ def _resized(block: Tensor, facts: dict[str, int]) -> Tensor:
         shape[axis] = length
         total: Tensor | int = 1 << (BITS - 1)
         for tap in range(taps):
-            place = (first + tap).clamp_(max=image.shape[axis] - 1)
-            total = total + image.index_select(axis, place).to(torch.int32) * weights[tap].view(shape)
+            source = (first + tap).clamp_(max=image.shape[axis] - 1)
+            total = total + image.index_select(axis, source).to(torch.int32) * weights[tap].view(shape)
         assert isinstance(total, Tensor)
         image = (total >> BITS).clamp_(0, 255).to(torch.uint8)
     return image
 
 
-def _launch(block: Tensor, rows: Tensor, pixels: Tensor, mask: Tensor | None, given: InputSpec) -> None:
-    from .resize_triton import pictures_kernel
+def _launch(block: Tensor, rows: Tensor, pixels: Tensor, mask: Tensor | None, spec: InputSpec) -> None:
+    from .resize_triton import resize_kernel
 
     count, _, height, width = pixels.shape
     grid = (-(-width // BLOCK_X), -(-height // BLOCK_Y), count)
-    exact = [float(np.float32(v)) for v in (given.rescale, *given.mean, *given.std)]
-    pictures_kernel[grid](
+    exact = [float(np.float32(v)) for v in (spec.rescale, *spec.mean, *spec.std)]
+    resize_kernel[grid](
         block,
         block[: block.numel() // 4 * 4].view(torch.int32),
         rows,
@@ -78,7 +82,7 @@ def _launch(block: Tensor, rows: Tensor, pixels: Tensor, mask: Tensor | None, gi
         width,
         ROW=ROW,
         FLOAT=pixels.dtype == torch.float32,
-        NORMALIZE=not given.normalize_in_graph,
+        NORMALIZE=not spec.normalize_in_graph,
         MASK=mask is not None,
         BLOCK_Y=BLOCK_Y,
         BLOCK_X=BLOCK_X,

@@ -1,7 +1,7 @@
-"""The Triton kernel that resizes, pads and normalises the pictures of a batch; `pictures.py` launches it.
+"""The Triton kernel that resizes, pads and normalises the images of a batch; `resize.py` launches it.
 
-One program makes a block of pixels of one picture, in Pillow's own integers (`detrt.data.resample`): the first pass is
-computed anew for every block, which spares the picture between the two passes and a launch.
+One program writes a block of pixels of one image, in the integers of Pillow (`detrt.data.resample`). Each block computes the
+first pass itself, which saves the image between the two passes and a launch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ def _level(total):
 
 
 @triton.jit
-def pictures_kernel(
+def resize_kernel(
     data, tables, rows, pixels, mask, rescale, mean_r, mean_g, mean_b, std_r, std_g, std_b, full_height, full_width,
     ROW: tl.constexpr, FLOAT: tl.constexpr, NORMALIZE: tl.constexpr, MASK: tl.constexpr,
     BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
-    picture = tl.program_id(2)
-    row = rows + picture * ROW
+    image = tl.program_id(2)
+    row = rows + image * ROW
     source = data + tl.load(row)
     source_height, source_width = tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
     height, width = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
@@ -45,10 +45,10 @@ def pictures_kernel(
             r, g, b = half, half, half
             for j in range(0, x_taps):
                 weight = tl.load(x_weights + j * width + x_in)[None, :]
-                place = source + (line + tl.minimum(left + j, source_width - 1)[None, :]) * 3
-                r += tl.load(place).to(tl.int32) * weight
-                g += tl.load(place + 1).to(tl.int32) * weight
-                b += tl.load(place + 2).to(tl.int32) * weight
+                source_pixel = source + (line + tl.minimum(left + j, source_width - 1)[None, :]) * 3
+                r += tl.load(source_pixel).to(tl.int32) * weight
+                g += tl.load(source_pixel + 1).to(tl.int32) * weight
+                b += tl.load(source_pixel + 2).to(tl.int32) * weight
             red += _level(r) * outer
             green += _level(g) * outer
             blue += _level(b) * outer
@@ -60,10 +60,10 @@ def pictures_kernel(
             for i in range(0, y_taps):
                 weight = tl.load(y_weights + i * height + y_in)[:, None]
                 line = tl.minimum(top + i, source_height - 1).to(tl.int64)[:, None] * source_width
-                place = source + (line + column) * 3
-                r += tl.load(place).to(tl.int32) * weight
-                g += tl.load(place + 1).to(tl.int32) * weight
-                b += tl.load(place + 2).to(tl.int32) * weight
+                source_pixel = source + (line + column) * 3
+                r += tl.load(source_pixel).to(tl.int32) * weight
+                g += tl.load(source_pixel + 1).to(tl.int32) * weight
+                b += tl.load(source_pixel + 2).to(tl.int32) * weight
             red += _level(r) * outer
             green += _level(g) * outer
             blue += _level(b) * outer
@@ -76,7 +76,7 @@ def pictures_kernel(
     within = (y < full_height)[:, None] & (x < full_width)[None, :]
     plane = (tl.zeros((), tl.int64) + full_height) * full_width
     flat = y[:, None].to(tl.int64) * full_width + x[None, :]
-    place = pixels + picture.to(tl.int64) * 3 * plane + flat
+    target = pixels + image.to(tl.int64) * 3 * plane + flat
     if FLOAT:
         r, g, b = red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
         if NORMALIZE:
@@ -84,12 +84,12 @@ def pictures_kernel(
             r = tl.where(inside, tl.div_rn(r * rescale - mean_r, none + std_r), none)
             g = tl.where(inside, tl.div_rn(g * rescale - mean_g, none + std_g), none)
             b = tl.where(inside, tl.div_rn(b * rescale - mean_b, none + std_b), none)
-        tl.store(place, r, within)
-        tl.store(place + plane, g, within)
-        tl.store(place + 2 * plane, b, within)
+        tl.store(target, r, within)
+        tl.store(target + plane, g, within)
+        tl.store(target + 2 * plane, b, within)
     else:
-        tl.store(place, red.to(tl.uint8), within)
-        tl.store(place + plane, green.to(tl.uint8), within)
-        tl.store(place + 2 * plane, blue.to(tl.uint8), within)
+        tl.store(target, red.to(tl.uint8), within)
+        tl.store(target + plane, green.to(tl.uint8), within)
+        tl.store(target + 2 * plane, blue.to(tl.uint8), within)
     if MASK:
-        tl.store(mask + picture.to(tl.int64) * plane + flat, inside.to(tl.int64), within)
+        tl.store(mask + image.to(tl.int64) * plane + flat, inside.to(tl.int64), within)

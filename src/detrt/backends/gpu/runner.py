@@ -1,7 +1,7 @@
-"""Images in, candidates out, asynchronously: upload, resize, forward and selection on one device, in order.
+"""Images to candidates, asynchronously: upload, resize, forward and selection on one device and stream.
 
-`GpuRunner.submit` puts the work of one batch on a stream and returns at once, so that the next batch is decoded and
-packed while the device works. All memory is kept: pinned on the host, fixed on the device, as CUDA graphs need.
+`GpuRunner.submit` enqueues the work of one batch and returns at once, so that the next batch is decoded and packed while the
+device works. All memory is reused: pinned on the host, at fixed addresses on the device, as CUDA graphs need.
 """
 
 from __future__ import annotations
@@ -23,42 +23,47 @@ from ...errors import ImageError
 from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
 from ...system import usable_cores
 from ..base import Feeds, Outputs
-from .cuda_graph import Fixed, FixedLayouts, recordable
+from .cuda_graph import LayoutGraph, LayoutGraphCache, recordable
 from .decoder import GpuDecoder
-from .resize import fill_pictures
-from .staging import Image, Layout, Layouts
-from .top_k import can_select, select, unpacked
-from .yuv import bring, make
+from .resize import resize_batch
+from .staging import Layout, LayoutCache
+from .top_k import can_select, select, unpack
+from .yuv import convert_to_rgb, copy_to_block
 
-# Input shapes whose memory and graphs are kept; batches on their way at once.
+# Input shapes whose memory and graphs are cached; batches in flight.
 SLOTS = 8
 DEPTH = 3
-COPIERS = 4  # threads that pack large images, and that help to decode files on the device
+COPY_THREADS = 4  # that pack large images and help to decode files on the device
 Tensors = Mapping[str, Tensor]
-# prepare(inputs, then): what runs the model on these very tensors and `then` on its outputs, and the results of `then`,
-# which stay where they are.
+# prepare(inputs, finish) -> (run, results): `run` runs the model on these tensors and `finish` on its outputs, and writes
+# `results`, whose memory is fixed.
 Prepare = Callable[[Tensors, Callable[[Tensors], list[Tensor]]], tuple[Callable[[], None], list[Tensor]]]
 
 
 class Pending:
-    """A batch that the device works on."""
+    """A batch in flight."""
 
     def __init__(self, download: _Download, count: int, names: Sequence[str] | None) -> None:
         self._download, self._count, self._names = download, count, names
 
     def outputs(self) -> Outputs | Candidates:
-        """Wait for the outputs, as `decode` takes them."""
+        """Wait for the outputs, in the form that post-processing takes."""
         arrays = self._download.arrays()
         if self._names is None:
-            return unpacked(arrays[0], self._count)
+            return unpack(arrays[0], self._count)
         return {name: array[: self._count] for name, array in zip(self._names, arrays, strict=True)}
 
 
 class GpuRunner:
-    """Runs a model on images. Not for several threads at once.
+    """Runs a model on images. Not thread-safe.
 
-    spec, inputs, outputs: of the session. device: a CUDA device; the CPU works too, without overlap. prepare: see above.
-    stream: the CUDA stream that `prepare`'s model runs on; None makes one.
+    Args:
+        spec: of the session.
+        inputs: of the session.
+        outputs: of the session.
+        device: a CUDA device; the CPU works too, without overlap.
+        prepare: binds the model to fixed tensors, see `Prepare`.
+        stream: CUDA stream that the model runs on; None creates one.
     """
 
     def __init__(
@@ -77,64 +82,66 @@ class GpuRunner:
         self._cuda = device.type == "cuda"
         self._stream = stream if stream is not None or not self._cuda else torch.cuda.Stream(device)
         self._slots: dict[tuple[int, SizeHW], _Slot] = {}
-        self._hosts: list[_Host] = [_Host(self._cuda) for _ in range(DEPTH)]
-        self._layouts, self._fixed = Layouts(spec.input.resample), FixedLayouts()
+        self._hosts: list[_HostBuffers] = [_HostBuffers(self._cuda) for _ in range(DEPTH)]
+        self._layouts, self._layout_graphs = LayoutCache(spec.input.resample), LayoutGraphCache()
         self._block = torch.empty(0, dtype=torch.uint8, device=device)
-        self._pool = ThreadPoolExecutor(COPIERS, "detrt-copy")
+        self._pool = ThreadPoolExecutor(COPY_THREADS, "detrt-copy")
         self._turn = 0
 
     def submit(self, images: Sequence[LoadedImage], plan: BatchPlan, text: Feeds | None = None) -> Pending:
-        """Begin a batch. At most DEPTH batches may be on their way: waits for the oldest otherwise.
+        """Enqueue a batch. At most DEPTH batches are in flight: waits for the oldest otherwise.
 
         Args:
             images: (H, W, 3) uint8 RGB, raw images, or images that `GpuDecoder` decoded on this device.
             plan: their sizes.
-            text: the text inputs of a prompted model; the same object again is not copied again.
+            text: the text inputs of a prompted model; not copied again if it is the same object as before.
 
         Raises:
-            ImageError: an array that is no image.
+            ImageError: an array that is not an image.
         """
         for index, image in enumerate(images):
             _check_image(index, image)
-        layout, times = self._layouts.get(images, plan.resized_hw)
+        layout, uses = self._layouts.get(images, plan.resized_hw)
         host = self._hosts[self._turn]
         self._turn = (self._turn + 1) % DEPTH
         with torch.inference_mode(), self._on_stream():
             slot = self._slot(len(images), plan.tensor_hw)
-            fixed = (
-                self._fixed.get(layout, times, slot, lambda: self._record(layout, images, slot)) if recordable(images) else None
+            graph = (
+                self._layout_graphs.get(layout, uses, slot, lambda: self._record(layout, images, slot))
+                if recordable(images)
+                else None
             )
-            block, start = (self._room(layout), 0) if fixed is None else (fixed.block, layout.head)
-            layout.write(host.block(layout.size), images, self._pool, start=start)
-            if start < layout.size:
-                block[start : layout.size].copy_(host.bytes[start : layout.size], non_blocking=True)
-            on_device = bring(block, layout, images)
-            if fixed is not None:
-                fixed.fill()
+            block, start = (self._shared_block(layout), 0) if graph is None else (graph.block, layout.header_size)
+            layout.write(host.block(layout.upload_size), images, self._pool, start=start)
+            if start < layout.upload_size:
+                block[start : layout.upload_size].copy_(host.bytes[start : layout.upload_size], non_blocking=True)
+            on_device = copy_to_block(block, layout, images)
+            if graph is not None:
+                graph.fill()
             else:
-                make(block, layout, images)
+                convert_to_rgb(block, layout, images)
                 slot.fill(block, layout.rows, self.spec)
             slot.set_text(text)
             slot.run()
             download = host.download(slot.results, on_device)
         return Pending(download, len(images), None if slot.selects else self._outputs)
 
-    def _room(self, plan: Layout) -> Tensor:
-        """The block that all layouts share."""
-        if self._block.numel() < plan.room:
-            self._block = torch.empty(plan.room * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
+    def _shared_block(self, plan: Layout) -> Tensor:
+        """The block of all layouts without a graph."""
+        if self._block.numel() < plan.block_size:
+            self._block = torch.empty(plan.block_size * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
         return self._block
 
-    def _record(self, plan: Layout, images: Sequence[Image], slot: _Slot) -> Fixed:
+    def _record(self, plan: Layout, images: Sequence[LoadedImage], slot: _Slot) -> LayoutGraph:
         def fill(block: Tensor) -> None:
-            make(block, plan, images)
+            convert_to_rgb(block, plan, images)
             slot.fill(block, plan.rows, self.spec)
 
-        return Fixed(plan, self.device, fill, self._stream if self._cuda else None)
+        return LayoutGraph(plan, self.device, fill, self._stream if self._cuda else None)
 
     def decoder(self) -> GpuDecoder:
-        """What decodes on this device."""
-        return GpuDecoder(self.device, min(COPIERS, usable_cores()))
+        """A decoder of JPEG files and videos on this device."""
+        return GpuDecoder(self.device, min(COPY_THREADS, usable_cores()))
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext()  # the device with it
@@ -156,7 +163,7 @@ def _check_image(index: int, image: LoadedImage) -> None:
 
 
 class _Slot:
-    """Fixed tensors of one input shape, and what runs the model on them."""
+    """Input tensors of one shape, at fixed addresses, with the model bound to them."""
 
     def __init__(
         self,
@@ -174,21 +181,21 @@ class _Slot:
             self.tensors[PIXEL_MASK] = torch.ones((count, height, width), dtype=torch.int64, device=device)
         if TARGET_SIZES in inputs:
             self.tensors[TARGET_SIZES] = torch.full((count, 2), height, dtype=torch.int64, device=device)
-        for name in inputs.keys() - self.tensors.keys():  # of the text; fixed but for the batch
+        for name in inputs.keys() - self.tensors.keys():  # text inputs; their only symbolic axis is the batch
             info = inputs[name]
             shape = [count if isinstance(axis, str) else axis for axis in info.shape]
             self.tensors[name] = torch.zeros(shape, dtype=getattr(torch, info.dtype), device=device)
         self._text: Feeds | None = None
         self.selects = can_select(spec)
 
-        def then(found: Tensors) -> list[Tensor]:
-            return [select(found[LOGITS], found[PRED_BOXES], spec)] if self.selects else list(found.values())
+        def finish(outputs: Tensors) -> list[Tensor]:
+            return [select(outputs[LOGITS], outputs[PRED_BOXES], spec)] if self.selects else list(outputs.values())
 
-        self.run, self.results = prepare(self.tensors, then)
+        self.run, self.results = prepare(self.tensors, finish)
 
     def fill(self, block: Tensor, rows: NDArray[np.int64], spec: ModelSpec) -> None:
         count = len(rows)
-        fill_pictures(block, count, self.tensors[PIXEL_VALUES], self.tensors.get(PIXEL_MASK), spec.input)
+        resize_batch(block, count, self.tensors[PIXEL_VALUES], self.tensors.get(PIXEL_MASK), spec.input)
         if TARGET_SIZES in self.tensors:
             sizes = block[: rows.nbytes].view(torch.int64).view(count, -1)[:, 1:3]
             self.tensors[TARGET_SIZES].copy_(sizes)
@@ -200,8 +207,8 @@ class _Slot:
             self._text = text
 
 
-class _Host:
-    """Memory of the host for one batch: its bytes on the way up, its results on the way down."""
+class _HostBuffers:
+    """Host memory of one batch: the bytes to upload, and the downloaded results."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -210,7 +217,7 @@ class _Host:
         self._last: _Download | None = None
 
     def block(self, size: int) -> NDArray[np.uint8]:
-        """Room for `size` bytes, once the batch that used it has come back."""
+        """At least `size` bytes, after waiting for the batch that used them."""
         if self._last is not None:
             self._last.arrays()
         if self.bytes.numel() < size:
@@ -218,7 +225,7 @@ class _Host:
         return self.bytes.numpy()
 
     def download(self, results: Sequence[Tensor], images: Sequence[RawImage]) -> _Download:
-        """Begin to copy results of the current stream. images: referenced until these are there."""
+        """Start to copy results on the current stream. images: referenced until the copy is done."""
         if [t.shape for t in self._results] != [t.shape for t in results]:
             self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=self._pinned) for t in results]
         for mine, theirs in zip(self._results, results, strict=True):
@@ -238,7 +245,7 @@ class _Download:
         self._arrays: list[NDArray] | None = None
 
     def arrays(self) -> list[NDArray]:
-        """Waits; the arrays stay when the memory is used again."""
+        """Wait for the results; the arrays are copies, which the next batch does not overwrite."""
         if self._arrays is None:
             if self._event is not None:
                 self._event.synchronize()

@@ -1,8 +1,8 @@
-"""The k best of many scores, in order, as a PyTorch op.
+"""Stable top-k of scores as a PyTorch op, and the selection of the best candidates on the device.
 
-PyTorch's `topk` selects with one block of threads and sorts with another, which for thousands of scores leaves a GPU idle.
-Here each score's place is counted: it is the number of scores before it. That is n * n comparisons, or fewer in two steps: the best
-of each part first. Equal scores stay in their order, so that a model's queries do, too.
+PyTorch's `topk` selects with one block of threads and sorts with another, which leaves a GPU idle for thousands of scores. The
+kernel here computes the rank of each score by counting the scores before it: n * n comparisons, or fewer in two steps, with the
+top-k of each chunk first. Equal scores keep their order.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from ...spec import LOGITS, PRED_BOXES, ModelSpec
 
 OP = "detrt::top_k"
 
-# Comparisons that are done sooner than PyTorch's kernels, on an H200 (docs/results/kernel.md).
-MOST_COMPARISONS, MOST_PARTS = 150_000_000, 16
+# With so many comparisons the kernel is still faster than PyTorch's, on an H200 (docs/results/kernel.md).
+MAX_COMPARISONS, MAX_CHUNKS = 150_000_000, 16
 _LIBRARY = torch.library.Library("detrt", "FRAGMENT")
 _LIBRARY.define("top_k(Tensor scores, int k) -> (Tensor, Tensor)")
 
 
 def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(values, indices), both (rows, k): the k largest of each row from the largest on, of equal ones the first first.
+    """(values, indices), both (rows, k): top-k of each row, descending, stable (the lowest index wins ties).
 
-    scores: (rows, n) FP32. Infinities and what is not a number rank as the largest finite numbers, but are given as they are.
+    scores: (rows, n) FP32. Infinities and NaN rank as the largest finite number and are returned as they are.
 
     Raises:
         ValueError: scores of another shape or type, or fewer than k.
     """
     _check(scores, k)
     rows, n = scores.shape
-    if scores.device.type == "cuda" and triton_available() and fits(rows, n, k):
-        from .top_k_triton import ranked
+    if scores.device.type == "cuda" and triton_available() and is_faster(rows, n, k):
+        from .top_k_triton import rank_scores
 
         launch = torch.library.wrap_triton if type(scores) not in (Tensor, torch.nn.Parameter) else None
-        part = part_of(n, k)
-        values, indices = ranked(scores.contiguous(), None, k, part, launch)
-        return (values, indices) if part >= n else ranked(values, indices, k, values.shape[1], launch)
+        chunk = chunk_length(n, k)
+        values, indices = rank_scores(scores.contiguous(), None, k, chunk, launch)
+        return (values, indices) if chunk >= n else rank_scores(values, indices, k, values.shape[1], launch)
     return portable(scores, k)
 
 
-def fits(rows: int, n: int, k: int) -> bool:
-    """Whether the kernel is the faster way."""
-    return 1 <= k <= n and rows * _comparisons(n, k, part_of(n, k)) <= MOST_COMPARISONS
+def is_faster(rows: int, n: int, k: int) -> bool:
+    """Whether the kernel is faster than PyTorch's `topk`."""
+    return 1 <= k <= n and rows * _comparisons(n, k, chunk_length(n, k)) <= MAX_COMPARISONS
 
 
-def part_of(n: int, k: int) -> int:
-    """How many scores are compared with one another first, for the fewest comparisons; each part holds k at least."""
-    sizes = {n} | {-(-n // parts) for parts in range(2, min(MOST_PARTS, n // k) + 1)}
-    whole = [part for part in sizes if n - (-(-n // part) - 1) * part >= k]
-    return min(whole, key=lambda part: _comparisons(n, k, part))
+def chunk_length(n: int, k: int) -> int:
+    """Length of the chunks of the first step, for the fewest comparisons; each chunk holds at least k scores."""
+    sizes = {n} | {-(-n // chunks) for chunks in range(2, min(MAX_CHUNKS, n // k) + 1)}
+    allowed = [chunk for chunk in sizes if n - (-(-n // chunk) - 1) * chunk >= k]
+    return min(allowed, key=lambda chunk: _comparisons(n, k, chunk))
 
 
-def _comparisons(n: int, k: int, part: int) -> int:
-    parts = -(-n // part)
-    return n * part + ((parts * k) ** 2 if parts > 1 else 0)
+def _comparisons(n: int, k: int, chunk: int) -> int:
+    chunks = -(-n // chunk)
+    return n * chunk + ((chunks * k) ** 2 if chunks > 1 else 0)
 
 
 def portable(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The definition, in plain operators."""
+    """Reference implementation in PyTorch operators."""
     largest = torch.finfo(torch.float32).max
     indices = scores.nan_to_num(nan=largest).argsort(dim=1, descending=True, stable=True)[:, :k].contiguous()
     return scores.gather(1, indices), indices
@@ -85,30 +85,28 @@ _LIBRARY.impl("top_k", _run, "CompositeExplicitAutograd")
 see_through(OP, _run, _LIBRARY)
 top_k = torch.ops.detrt.top_k.default
 
-# The best candidates of a model's raw outputs, chosen on the device, so that little is copied back.
-
-# Columns of a packed candidate: value, place among (query, class), cxcywh. One more row holds the flags of overflow.
+# Columns of a packed candidate: value, flat index into (query, class), cxcywh. One more row holds the flags of overflow.
 _COLUMNS = 6
 _OVERFLOWS = ("", LOGITS, PRED_BOXES)
-LARGEST_PLACE = 1 << 24  # integers that float32 holds
+MAX_FLAT_INDEX = 1 << 24  # integers that float32 holds
 
 
 def can_select(spec: ModelSpec) -> bool:
-    """Whether this module knows the rule: raw outputs of a model of fixed classes."""
+    """Whether `select` supports the model: raw outputs and fixed classes."""
     rule = spec.decode
-    return not rule.in_graph and spec.text is None and rule.num_queries * rule.num_classes < LARGEST_PLACE
+    return not rule.in_graph and spec.text is None and rule.num_queries * rule.num_classes < MAX_FLAT_INDEX
 
 
 def select(logits: Tensor, boxes: Tensor, spec: ModelSpec) -> Tensor:
-    """(n, queries, columns) and (n, queries, 4) -> (n, k + 1, 6) float32, for `unpacked`. The rule is `decode`'s.
+    """(n, queries, columns) and (n, queries, 4) -> (n, k + 1, 6) float32, for `unpack`. Selects as `detrt.data.postprocess` does.
 
-    The sigmoid is left to the reader: it changes no order, and the CPU's gives the CPU's scores.
+    The sigmoid is applied on the CPU: it changes no order, and scores equal those of the CPU.
     """
     rule, count = spec.decode, count_candidates(spec)
     logits, boxes = logits.float(), boxes.float()
     values = logits if rule.activation == "sigmoid" else logits.softmax(-1)[..., :-1]
     if rule.select == "query":
-        best = values.argmax(-1)  # the first of equal ones
+        best = values.argmax(-1)  # stable: the first of equal ones
         values = values.gather(-1, best[..., None])[..., 0]
         flat = torch.arange(rule.num_queries, device=values.device) * rule.num_classes + best
         if count < rule.num_queries:
@@ -126,13 +124,13 @@ def select(logits: Tensor, boxes: Tensor, spec: ModelSpec) -> Tensor:
 
 
 def _best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    if values.is_cuda and fits(*values.shape, count):
+    if values.is_cuda and is_faster(*values.shape, count):
         return top_k(values, count)
     return values.topk(count, dim=-1)
 
 
-def unpacked(rows: NDArray[np.float32], images: int) -> Candidates:
-    """What `select` gave, on the CPU, for the first `images` of the batch."""
+def unpack(rows: NDArray[np.float32], images: int) -> Candidates:
+    """Candidates of the first `images` of the batch, from the result of `select` on the CPU."""
     rows = rows[:images]
     flags = rows[:, -1, :2].any(0)
     overflow = _OVERFLOWS[int(np.argmax(flags)) + 1 if flags.any() else 0]

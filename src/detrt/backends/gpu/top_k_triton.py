@@ -1,4 +1,4 @@
-"""The Triton kernel that ranks scores. Imported only where it runs; a door to `triton`."""
+"""The Triton kernel that ranks scores; `top_k.py` launches it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
-def _bounded(scores):
-    """Finite, so that the sign of a difference tells the order; zeros lose their sign."""
+def _clamp(scores):
+    """Finite scores, so that the sign of a difference gives the order; zeros lose their sign."""
     scores = tl.where(scores == scores, scores, LARGEST)
     return tl.minimum(tl.maximum(scores, -LARGEST), LARGEST) + 0.0
 
 
 @triton.jit
 def _next(scores):
-    """The number after a bounded score."""
+    """The next larger number after a clamped score."""
     bits = scores.to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) + 1
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
@@ -27,76 +27,76 @@ def _next(scores):
 @triton.jit
 def rank_kernel(
     scores,
-    places,
+    names,
     values,
     indices,
     N: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     K: tl.constexpr,
-    NAMED: tl.constexpr,
+    HAS_NAMES: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The K best of each part of a row, in order: a score's place is how many are before it, counted.
+    """Stable top-k of each chunk of a row: the rank of a score is the number of scores before it.
 
-    scores: (rows, N); a part is PART of them, the last one the rest. One program counts for BLOCK scores, WIDE others at a time, a
-    multiple of BLOCK. values, indices: (rows, PARTS * K), where the part begins anew at every K. NAMED: places (rows, N) holds what to
-    write as indices. Of equal scores the first comes first.
+    scores: (rows, N), in chunks of CHUNK scores; the last chunk may be shorter. One program ranks BLOCK scores against WIDE others
+    at a time, a multiple of BLOCK. values, indices: (rows, CHUNKS * K), K results for each chunk. HAS_NAMES: names (rows, N) holds
+    the indices to write.
     """
-    blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
+    blocks: tl.constexpr = (CHUNK + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
-    block, part, row = program % blocks, (program // blocks) % PARTS, program // (blocks * PARTS)
+    block, chunk, row = program % blocks, (program // blocks) % CHUNKS, program // (blocks * CHUNKS)
     scores += row.to(tl.int64) * N
-    begin = part * PART
-    end = tl.minimum(begin + PART, N)
+    begin = chunk * CHUNK
+    end = tl.minimum(begin + CHUNK, N)
     i = begin + block * BLOCK + tl.arange(0, BLOCK)
     own = tl.load(scores + i, mask=i < end, other=float("-inf"))
-    mine = _bounded(own)[:, None]
+    mine = _clamp(own)[:, None]
     before = tl.zeros((BLOCK, WIDE), tl.uint32)
     here = block * BLOCK // WIDE
-    for step in range((PART + WIDE - 1) // WIDE):
+    for step in range((CHUNK + WIDE - 1) // WIDE):
         j = begin + step * WIDE + tl.arange(0, WIDE)
-        other = _bounded(tl.load(scores + j, mask=j < end, other=float("-inf")))
-        # Equal ones that are wholly before come first, too.
+        other = _clamp(tl.load(scores + j, mask=j < end, other=float("-inf")))
+        # Equal scores in earlier blocks come first, too.
         other = tl.where(step < here, _next(other), other)
         # The sign bit of a difference is counted by one instruction, a comparison by three.
         before += (mine - other[None, :]).to(tl.uint32, bitcast=True) >> 31
     j = begin + here * WIDE + tl.arange(0, WIDE)
-    other = _bounded(tl.load(scores + j, mask=j < end, other=float("-inf")))
+    other = _clamp(tl.load(scores + j, mask=j < end, other=float("-inf")))
     before += ((other[None, :] == mine) & (j[None, :] < i[:, None])).to(tl.uint32)
     rank = tl.sum(before, 1).to(tl.int32)
     chosen = (i < end) & (rank < K)
-    at = row.to(tl.int64) * (PARTS * K) + part * K + rank
-    if NAMED:
-        name = tl.load(places + row.to(tl.int64) * N + i, mask=chosen, other=0)
+    at = row.to(tl.int64) * (CHUNKS * K) + chunk * K + rank
+    if HAS_NAMES:
+        name = tl.load(names + row.to(tl.int64) * N + i, mask=chosen, other=0)
     else:
         name = i.to(tl.int64)
     tl.store(values + at, own, mask=chosen)
     tl.store(indices + at, name, mask=chosen)
 
 
-def ranked(scores, places, k: int, part: int, launch=None, block: int = 16, wide: int = 512, warps: int = 4):
-    """Run the kernel: the k best of every `part` scores of each row, (values, indices) of (rows, parts * k).
+def rank_scores(scores, names, k: int, chunk: int, launch=None, block: int = 16, wide: int = 512, warps: int = 4):
+    """Run the kernel: (values, indices), both (rows, chunks * k), the top-k of each chunk.
 
-    scores: (rows, n) FP32, contiguous; every part has k of them at least. places: (rows, n) int64, or None for the scores' own.
-    launch: what wraps the kernel for PyTorch's compiler.
+    scores: (rows, n) FP32, contiguous; every chunk has at least k. names: (rows, n) int64 indices to return, or None for the
+    positions of the scores. launch: wrapper of the kernel for PyTorch's compiler.
     """
     rows, n = scores.shape
-    parts = -(-n // part)
-    values = scores.new_empty(rows, parts * k)
-    indices = scores.new_empty(rows, parts * k, dtype=torch.int64)
+    chunks = -(-n // chunk)
+    values = scores.new_empty(rows, chunks * k)
+    indices = scores.new_empty(rows, chunks * k, dtype=torch.int64)
     kernel = rank_kernel if launch is None else launch(rank_kernel)
-    kernel[(-(-part // block) * parts * rows,)](
+    kernel[(-(-chunk // block) * chunks * rows,)](
         scores,
-        indices if places is None else places,
+        indices if names is None else names,
         values,
         indices,
         N=n,
-        PART=part,
-        PARTS=parts,
+        CHUNK=chunk,
+        CHUNKS=chunks,
         K=k,
-        NAMED=places is not None,
+        HAS_NAMES=names is not None,
         BLOCK=block,
         WIDE=wide,
         num_warps=warps,

@@ -1,4 +1,4 @@
-"""A 4:2:0 video frame to upright RGB on the device, equal to what `detrt.data.video` gives on the CPU."""
+"""Conversion of 4:2:0 video frames to upright RGB on the device, equal to `detrt.data.video` on the CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.raw_image import Colours, RawImage, YuvImage, yuv_to_rgb
+from ...data.raw_image import Colours, LoadedImage, RawImage, YuvImage, yuv_to_rgb
 from ...models.ops.msda import triton_available
-from .staging import Image, Layout
+from .staging import Layout
 
 BLOCK = 512
 
@@ -31,9 +31,17 @@ def fill_rgb(
 ) -> None:
     """Write a frame as RGB.
 
-    rgb: (pixels * 3,) uint8, contiguous. y: (height, width) uint8; u, v: half of that, rounded up; rows and, for u and v,
-    columns may have strides. turns, fields: as in `YuvImage`. All on one device. kernel: use the Triton kernel;
-    None: where Triton can run it.
+    All tensors are on one device.
+
+    Args:
+        rgb: (height * width * 3,) uint8, contiguous; written.
+        y: (height, width) uint8; rows may have strides.
+        u: half of that, rounded up; rows and columns may have strides.
+        v: as `u`.
+        colours: the conversion.
+        turns: as in `YuvImage`.
+        fields: as in `YuvImage`.
+        kernel: use the Triton kernel; None: if it can run.
     """
     height, width = y.shape
     if not (triton_available() and rgb.is_cuda if kernel is None else kernel):
@@ -68,12 +76,9 @@ def fill_rgb(
     )
 
 
-# Pictures that become RGB on the device: frames as their codec leaves them, and files that a GPU decoded.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuImage(RawImage):
-    """An upright picture on a GPU. pixels: (height, width, 3) uint8 RGB, any strides. ready: a CUDA event after which it
+    """An upright image on a GPU. pixels: (height, width, 3) uint8 RGB, any strides. ready: CUDA event after which it
     is written, or None."""
 
     pixels: Tensor
@@ -90,9 +95,12 @@ class GpuImage(RawImage):
         return np.ascontiguousarray(self.pixels.cpu().numpy())
 
 
-def bring(block: Tensor, plan: Layout, images: Sequence[Image]) -> list[RawImage]:
-    """Copy what lies on the device already into its place, on the current stream; the pictures that must stay until then."""
-    kept: list[RawImage] = []
+def copy_to_block(block: Tensor, plan: Layout, images: Sequence[LoadedImage]) -> list[RawImage]:
+    """Copy images that are on the device already into the block, on the current stream.
+
+    Returns the copied images; their memory must live until the copies are done.
+    """
+    copied: list[RawImage] = []
     for source in plan.sources:
         image = images[source.index]
         if isinstance(image, GpuImage):
@@ -101,23 +109,23 @@ def bring(block: Tensor, plan: Layout, images: Sequence[Image]) -> list[RawImage
             block[source.rgb : source.rgb + height * width * 3].view(height, width, 3).copy_(image.pixels)
         elif isinstance(image, YuvImage) and image.on_gpu:
             _wait(image.ready, None)
-            for (place, shape), plane in zip(source.planes, image.planes, strict=True):
-                # The capsule itself: PyAV knows no stream that it could wait for.
-                given = torch.from_dlpack(plane.__dlpack__())
-                block[place : place + given.numel()].view(shape).copy_(given)
+            for (offset, shape), plane in zip(source.planes, image.planes, strict=True):
+                # The capsule itself, because PyAV's `__dlpack__` takes no stream to wait for.
+                pixels = torch.from_dlpack(plane.__dlpack__())
+                block[offset : offset + pixels.numel()].view(shape).copy_(pixels)
         else:
             continue
-        kept.append(image)
-    return kept
+        copied.append(image)
+    return copied
 
 
-def make(block: Tensor, plan: Layout, images: Sequence[Image]) -> None:
-    """Make RGB of frames, on the current stream, from their planes in the block."""
+def convert_to_rgb(block: Tensor, plan: Layout, images: Sequence[LoadedImage]) -> None:
+    """Convert the planes of frames in the block to RGB, on the current stream."""
     for source in plan.sources:
         image = images[source.index]
         if not isinstance(image, YuvImage):
             continue
-        planes = [block[place : place + int(np.prod(shape))].view(shape) for place, shape in source.planes]
+        planes = [block[offset : offset + int(np.prod(shape))].view(shape) for offset, shape in source.planes]
         y, u, v = planes if len(planes) == 3 else (planes[0], planes[1][..., 0], planes[1][..., 1])
         rgb = block[source.rgb : source.rgb + image.height * image.width * 3]
         fill_rgb(rgb, y, u, v, image.colours, image.turns, image.fields)

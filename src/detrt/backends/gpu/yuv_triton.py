@@ -1,4 +1,4 @@
-"""The Triton kernel that turns a 4:2:0 frame to upright RGB; `frames.py` launches it. The arithmetic is `pictures.Colours`'s."""
+"""The Triton kernel that converts a 4:2:0 frame to upright RGB, with the arithmetic of `Colours`; `yuv.py` launches it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def rgb_kernel(
     offset, luma_k, red_v, green_u, green_v, blue_u,
     CHROMA_STEP: tl.constexpr, INTERLACED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program makes BLOCK pixels of one row. `base`, `down`, `across`: where the pixel of row r and column c goes,
-    base + r * down + c * across, in pixels, which turns the frame."""
+    """One program writes BLOCK pixels of one row. The pixel of row r and column c goes to pixel
+    base + r * down + c * across of the result, which rotates the frame."""
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -29,7 +29,7 @@ def rgb_kernel(
     r = light + ((v * red_v) >> 16)
     g = light + ((u * green_u) >> 16) + ((v * green_v) >> 16)
     b = light + ((u * blue_u) >> 16)
-    place = rgb + (base + row.to(tl.int64) * down + column * across) * 3
-    tl.store(place, tl.minimum(tl.maximum(r, 0), 255).to(tl.uint8), inside)
-    tl.store(place + 1, tl.minimum(tl.maximum(g, 0), 255).to(tl.uint8), inside)
-    tl.store(place + 2, tl.minimum(tl.maximum(b, 0), 255).to(tl.uint8), inside)
+    target = rgb + (base + row.to(tl.int64) * down + column * across) * 3
+    tl.store(target, tl.minimum(tl.maximum(r, 0), 255).to(tl.uint8), inside)
+    tl.store(target + 1, tl.minimum(tl.maximum(g, 0), 255).to(tl.uint8), inside)
+    tl.store(target + 2, tl.minimum(tl.maximum(b, 0), 255).to(tl.uint8), inside)

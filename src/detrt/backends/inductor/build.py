@@ -1,4 +1,4 @@
-"""A checkpoint -> a compiled package and its sidecar, in a child process."""
+"""Build of compiled packages and their sidecars, in a child process; the target `inductor` as a stage of `detrt build`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inducto
 
 @dataclass(frozen=True, slots=True)
 class BuiltPackage:
-    """A written package. size in bytes; error: largest difference to PyTorch, relative to the largest value."""
+    """A written package. size: bytes. error: largest difference to PyTorch, relative to the largest value."""
 
     path: Path
     facts: EngineFacts
@@ -35,10 +35,10 @@ class BuiltPackage:
 
 
 def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
-    """Find out before minutes of export whether this machine can compile.
+    """Check that this machine can compile, before minutes of export.
 
     Raises:
-        MissingPackageError: no torch. EngineError: no C++ compiler, no GPU, or a model that the target cannot take.
+        MissingPackageError: no torch. EngineError: no C++ compiler, no GPU, or a model that the target does not support.
     """
     if find_spec("torch") is None:
         raise MissingPackageError("torch", "export", "--target inductor")
@@ -70,29 +70,31 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
 
 
 def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
-    """The spec at the package's one size; inputs and outputs stay those of the bundle.
+    """The spec at the size of the package; inputs and outputs stay those of the bundle.
 
     Raises:
-        EngineError: a size that the model cannot take.
+        EngineError: a size that the model does not take.
     """
-    given = spec.input
-    height, width = (t[0] if t else side for t, side in ((config.height, given.height), (config.width, given.width)))
-    if not given.dynamic and (height, width) != given.size_hw:
-        raise EngineError(f"this model takes {given.height}x{given.width} only; got {height}x{width}; leave the size out")
-    multiple = given.multiple_of
+    input_spec = spec.input
+    height, width = (t[0] if t else side for t, side in ((config.height, input_spec.height), (config.width, input_spec.width)))
+    if not input_spec.dynamic and (height, width) != input_spec.size_hw:
+        raise EngineError(
+            f"this model takes {input_spec.height}x{input_spec.width} only; got {height}x{width}; leave the size out"
+        )
+    multiple = input_spec.multiple_of
     if config.height is None:
         height, width = (-(-side // multiple) * multiple for side in (height, width))
     if height % multiple or width % multiple:
         raise EngineError(f"both sides must be multiples of {multiple} for this model; got {height}x{width} (height x width)")
-    if not given.dynamic:
+    if not input_spec.dynamic:
         return spec
-    if given.resize == "shortest_edge" and not given.mask:
+    if input_spec.resize == "shortest_edge" and not input_spec.mask:
         raise EngineError(
-            "this model keeps the aspect ratio of pictures and has no padding mask, so a package of one size needs a graph of one "
+            "this model keeps the aspect ratio of images and has no padding mask, so a package of one size needs a graph of one "
             f"size: give --size {height}x{width}"
         )
-    resize = "fit" if given.resize == "shortest_edge" else given.resize
-    fixed = replace(given, height=height, width=width, dynamic=False, resize=resize, shortest_edge=None, longest_edge=None)
+    resize = "fit" if input_spec.resize == "shortest_edge" else input_spec.resize
+    fixed = replace(input_spec, height=height, width=width, dynamic=False, resize=resize, shortest_edge=None, longest_edge=None)
     return replace(spec, input=fixed)
 
 
@@ -106,60 +108,68 @@ def build_package(
     loading: Mapping[str, Any] | None = None,
     onnx_sha256: str = "",
     progress: Progress | None = None,
-    sized: bool = False,
+    name_with_size: bool = False,
 ) -> BuiltPackage:
-    """Compile a checkpoint into `folder`, with a sidecar; both are written whole or not at all.
+    """Compile a checkpoint into `folder`, with a sidecar; both are written atomically.
 
-    ref, loading: as `load_source` takes them. spec: of the bundle. precision: one of PRECISIONS. sized: the bundle has
-    packages of several sizes, so the size is part of the name.
+    Args:
+        ref: reference of the checkpoint, as `load_source` takes it.
+        folder: of the bundle.
+        config: the caller's choices.
+        spec: of the bundle.
+        precision: one of PRECISIONS.
+        loading: keywords of `load_source`.
+        onnx_sha256: digest of the bundle's graph.
+        progress: called with a fraction and a text.
+        name_with_size: the bundle has packages of several sizes, so the size is part of the name.
 
     Raises:
-        EngineError: the choices do not fit, no compiler or GPU, the compiler failed or took too long.
-        GateError: the package's outputs are not those of PyTorch. ExportError: the model cannot be captured.
+        EngineError: choices that do not go together, no compiler or GPU, the compiler failed or took too long.
+        GateError: the outputs of the package differ from PyTorch. ExportError: the model cannot be captured.
     """
     check_ready(config, spec)
     if precision not in PRECISIONS:
         raise EngineError(
             f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
         )
-    spec_here = fixed_spec(spec, config)
-    place = folder / f".package-{os.getpid()}.pt2"
+    package_spec = fixed_spec(spec, config)
+    temporary = folder / f".package-{os.getpid()}.pt2"
     try:
-        answer = _run(ref, place, config, spec_here, precision, dict(loading or {}), progress)
-        sms = tuple(answer["compute_capabilities"])
+        result = _run_compiler(ref, temporary, config, package_spec, precision, dict(loading or {}), progress)
+        sms = tuple(result["compute_capabilities"])
         path = folder / package_name(
-            config.device, sms[0] if sms else None, precision, spec_here.input.size_hw if sized else None
+            config.device, sms[0] if sms else None, precision, package_spec.input.size_hw if name_with_size else None
         )
-        os.replace(place, path)
+        os.replace(temporary, path)
     finally:
-        files.remove(place)
+        files.remove(temporary)
     facts = EngineFacts(
         target=config.label,
-        tensorrt_version=answer["torch"],
+        tensorrt_version=result["torch"],
         compute_capabilities=sms,
         precision=precision,
-        profile=answer["profile"],
+        profile=result["profile"],
         onnx_sha256=onnx_sha256,
-        layers=answer["nodes"],
-        build_seconds=answer["build_seconds"],
+        layers=result["nodes"],
+        build_seconds=result["build_seconds"],
         options={
-            "format": answer["format"],
+            "format": result["format"],
             **config.to_dict(),
-            **answer["machine"],
-            "share": answer["share"],
-            "errors": answer["errors"],
+            **result["machine"],
+            "share": result["share"],
+            "errors": result["errors"],
         },
-        inputs=tuple(answer["inputs"]),
-        outputs=tuple(answer["outputs"]),
-        peak_memory_mib=answer["peak_memory_mib"],
+        inputs=tuple(result["inputs"]),
+        outputs=tuple(result["outputs"]),
+        peak_memory_mib=result["peak_memory_mib"],
     )
     bundle.write_sidecar(path, spec, facts)
     if progress:
         progress(1.0, "done")
-    return BuiltPackage(path, facts, answer["size"], max(answer["errors"].values()))
+    return BuiltPackage(path, facts, result["size"], max(result["errors"].values()))
 
 
-def _run(
+def _run_compiler(
     ref: str,
     package: Path,
     config: InductorConfig,
@@ -168,7 +178,7 @@ def _run(
     loading: dict[str, Any],
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """The answer of the compiler process."""
+    """The result of the compiler process."""
     local = ref if ":" in ref and not Path(ref).exists() else str(Path(ref).resolve())
     if ref.startswith("ckpt:"):
         local = "ckpt:" + str(Path(ref[5:]).resolve())
@@ -184,7 +194,7 @@ def _run(
     def environment(scratch: Path) -> dict[str, str]:
         return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"), "CXX": compiler()}
 
-    answer: dict[str, Any] = run_child(
+    result: dict[str, Any] = run_child(
         WORKER_COMMAND,
         request,
         what="compiler",
@@ -192,15 +202,12 @@ def _run(
         progress=progress,
         environment=environment,
     )
-    return answer
-
-
-# The target `inductor` as a stage of `detrt build`: what it refuses beforehand, and one package for each config.
+    return result
 
 
 @dataclass(frozen=True, slots=True)
-class Packaged:
-    """One finished package: its name in words, what was built, seconds, and a verdict in words."""
+class PackageResult:
+    """A finished package: its name for people, what was built, seconds, and a verdict for people."""
 
     name: str
     built: BuiltPackage
@@ -209,17 +216,17 @@ class Packaged:
 
 
 def check_packages(packages: Sequence[InductorConfig], model: str, export: ExportConfig, precision: str) -> None:
-    """Refuse what the target cannot build, before minutes of export.
+    """Raise for what the target cannot build, before minutes of export.
 
     Raises:
-        EngineError, ExportError: the choices do not fit. MissingPackageError: no torch.
+        EngineError, ExportError: choices that do not go together. MissingPackageError: torch is not installed.
     """
     if not packages:
         return
     if model.lower().endswith(".onnx"):
         raise EngineError(f"--target inductor compiles a checkpoint, and '{model}' is an ONNX file; give the checkpoint itself")
     if export.nms.startswith("graph"):
-        raise ExportError(f"--nms {export.nms} is not for --target inductor; leave it out: detrt suppresses outside the graph")
+        raise ExportError(f"--nms {export.nms} is not for --target inductor; leave it out: NMS runs in post-processing")
     if precision not in PRECISIONS:
         raise EngineError(
             f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; build it without, or with another target"
@@ -239,17 +246,19 @@ def build_packages(
     precision: str,
     loading: Mapping[str, Any],
     say: StageProgress,
-) -> list[Packaged]:
+) -> list[PackageResult]:
     """Compile each package into the folder of a bundle. onnx_sha256: digest of its ONNX file. loading: as `load_source` takes it.
 
     Raises:
         See `build_package`.
     """
-    done = []
-    several = len(packages) > len({config.device for config in packages})
+    results = []
+    several_sizes = len(packages) > len({config.device for config in packages})
     for config in packages:
         start = time.perf_counter()
-        name = config.label + (f" {config.height[0]}x{config.width[0]}" if several and config.height and config.width else "")
+        name = config.label + (
+            f" {config.height[0]}x{config.width[0]}" if several_sizes and config.height and config.width else ""
+        )
         built = build_package(
             model,
             folder,
@@ -259,14 +268,14 @@ def build_packages(
             loading=loading,
             onnx_sha256=onnx_sha256,
             progress=lambda fraction, text, name=name: say(name, fraction, text),  # type: ignore[misc]
-            sized=several,
+            name_with_size=several_sizes,
         )
         profile = next(iter(built.facts.profile.values()))
         low, high = profile["min"][0], profile["max"][0]
         batches = f"batch {low}" if low == high else f"batches {low} to {high}"
         # 16-bit types may select other queries, which a difference of tensors cannot judge.
         exact = Precision(built.facts.precision).bits == 32
-        judged = f"{built.error:.1e} from PyTorch" if exact else "finite; compare with: detrt verify"
-        verdict = f"{built.facts.precision}, {batches}, {judged}"
-        done.append(Packaged(name, built, time.perf_counter() - start, verdict))
-    return done
+        comparison = f"{built.error:.1e} from PyTorch" if exact else "finite; compare with: detrt verify"
+        verdict = f"{built.facts.precision}, {batches}, {comparison}"
+        results.append(PackageResult(name, built, time.perf_counter() - start, verdict))
+    return results

@@ -1,4 +1,4 @@
-"""A tensors-only module -> a functional graph of high-level ATen operators, ready for the passes.
+"""Capture of a tensors-only module as a functional graph of high-level ATen operators, the input of the passes.
 
 The size is fixed; the batch may be symbolic. `torch.export` is used without its Python front end (`strict=False`),
 because transformers' code needs none of it.
@@ -32,11 +32,11 @@ Ranges = Mapping[str, Range]
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """A graph with its example inputs.
 
-    graph: takes the tensors of `names` in their order, gives those of `outputs`. axes: input -> {axis: its name}, for
-    symbolic axes only. ranges: lengths of those.
+    graph: takes the tensors of `names` in that order, returns those of `outputs`. axes: input -> {axis: its name}, symbolic
+    axes only. ranges: of their lengths.
     """
 
     graph: fx.GraphModule
@@ -47,17 +47,17 @@ class Captured:
     ranges: Ranges
 
     def exported(self) -> torch.export.ExportedProgram:
-        """The graph as a program, traced again, so that its shapes and types are those of its operators."""
+        """The graph as a program; traced again, so that its shapes and types are those of its present operators."""
         return _export(self.graph, self.inputs, self.names, self.axes, self.ranges)
 
 
-def capture(source: Source, spec: ModelSpec, batch: Range, device: str = "cpu") -> Captured:
+def capture(source: Source, spec: ModelSpec, batch: Range, device: str = "cpu") -> CapturedGraph:
     """Capture a detector of fixed classes at the fixed size of `spec`, for batches from `batch[0]` to `batch[1]`.
 
-    The source's module is moved to the device, and stays there.
+    Moves the module of the source to the device.
 
     Raises:
-        ExportError: the model does not export, or holds an operator that this target does not have.
+        ExportError: the model cannot be exported, or has an operator that this target does not support.
     """
     module = ExportModule(source.module, spec).eval().to(device)
     low, high = batch
@@ -70,15 +70,15 @@ def capture(source: Source, spec: ModelSpec, batch: Range, device: str = "cpu") 
 
 def capture_text(
     source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu", names: int | None = None
-) -> Captured:
-    """As `capture`, for the detector of a prompted model and prompts of one length; names: of its lists of names."""
+) -> CapturedGraph:
+    """As `capture`, for the detector of a prompted model and prompts of `tokens` tokens; names: length of its class list."""
     from ...models.example_inputs import example_ids, image_feeds, text_feeds, torch_text_encoder
     from ...models.wrapper import TextExportModule
 
     count = batch[0]
     if not spec.input.mask and spec.text is not None and spec.text.kind == "tokens":
-        whole = replace(spec, input=replace(spec.input, mask=True))
-        inner: Any = TextExportModule(source, whole)
+        masked_spec = replace(spec, input=replace(spec.input, mask=True))
+        inner: Any = TextExportModule(source, masked_spec)
         module: Any = _WithoutMask(inner, inner.input_names, inner.output_names)
     else:
         module = TextExportModule(source, spec)
@@ -87,13 +87,13 @@ def capture_text(
     feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
     for name in (CLASS_FEATURES, CLASS_MASK):
         if names is not None and name in feeds:  # the rest is padding, as in every shorter list
-            rest = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
-            feeds[name] = np.pad(feeds[name], rest)
+            padding = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
+            feeds[name] = np.pad(feeds[name], padding)
     return capture_module(module.eval().to(device), source, feeds, {}, {}, device)
 
 
 class _WithoutMask(nn.Module):
-    """A prompted detector whose picture always fills its tensor."""
+    """A prompted detector whose image always fills its tensor, so that it takes no mask."""
 
     def __init__(self, inner: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -101,10 +101,10 @@ class _WithoutMask(nn.Module):
         self.input_names = [name for name in inputs if name != PIXEL_MASK]
         self.output_names = list(outputs)
 
-    def forward(self, pixel_values: Tensor, *rest: Tensor) -> Any:
+    def forward(self, pixel_values: Tensor, *text: Tensor) -> Any:
         batch, _, height, width = pixel_values.shape
         mask = torch.ones(batch, height, width, dtype=torch.int64, device=pixel_values.device)
-        return self.inner(pixel_values, mask, *rest)
+        return self.inner(pixel_values, mask, *text)
 
 
 def capture_module(
@@ -114,14 +114,14 @@ def capture_module(
     axes: Mapping[str, Mapping[int, str]],
     ranges: Ranges,
     device: str = "cpu",
-) -> Captured:
+) -> CapturedGraph:
     """As `capture`, for any tensors-only module with `input_names` and `output_names`."""
     inputs = tuple(torch.from_numpy(feeds[name]).to(device) for name in module.input_names)
     names = tuple(module.input_names)
     try:
-        # Some models make tables without naming the device.
-        place = contextlib.nullcontext() if device == "cpu" else torch.device(device)
-        with prepared(source.module), torch.no_grad(), place, rewrites(source.module, source.family.rewrites):
+        # Some models create tables without naming the device.
+        default_device = contextlib.nullcontext() if device == "cpu" else torch.device(device)
+        with _capture_mode(source.module), torch.no_grad(), default_device, rewrites(source.module, source.family.rewrites):
             module(*inputs)  # fills the tables that some rewrites compute beforehand
             program = _export(module, inputs, names, axes, ranges)
             graph = _functional(program)
@@ -132,12 +132,12 @@ def capture_module(
         raise ExportError(
             f"{source.family.title} cannot be captured by torch.export of torch {torch.__version__}: {text}"
         ) from error
-    found = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
-    if f"{NMS.replace('::', '.')}.default" in found:
-        raise ExportError("NMS in the graph is not for the target inductor; leave --nms graph out: detrt suppresses outside")
-    if source.family.deformable and not any(name.startswith(MSDA.replace("::", ".")) for name in found):
+    operators = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+    if f"{NMS.replace('::', '.')}.default" in operators:
+        raise ExportError("--target inductor has no NMS in the graph; leave --nms graph out: NMS runs in post-processing")
+    if source.family.deformable and not any(name.startswith(MSDA.replace("::", ".")) for name in operators):
         raise ExportError(f"{source.family.title}: no deformable attention was found in the captured graph")
-    return Captured(graph, inputs, names, tuple(module.output_names), axes, ranges)
+    return CapturedGraph(graph, inputs, names, tuple(module.output_names), axes, ranges)
 
 
 def _export(
@@ -150,8 +150,8 @@ def _export(
     shapes: Any = None
     if ranges:
         dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
-        each = [{axis: dims[name] for axis, name in axes.get(tensor, {}).items() if name in dims} for tensor in names]
-        shapes = (tuple(each),)  # one entry for *args
+        shapes_of_inputs = [{axis: dims[name] for axis, name in axes.get(tensor, {}).items() if name in dims} for tensor in names]
+        shapes = (tuple(shapes_of_inputs),)  # one entry for *args
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(_Positional(module), tuple(inputs), dynamic_shapes=shapes, strict=False)
@@ -169,16 +169,16 @@ class _Positional(nn.Module):
 
 
 def _functional(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """Without in-place operators, but with the high-level ones (linear, attention, norms) as they are."""
+    """Remove in-place operators, but keep high-level ones (linear, attention, norms)."""
     program = program.run_decompositions({})
     graph: fx.GraphModule = program.module(check_guards=False)  # type: ignore[assignment]
     return graph
 
 
 @contextlib.contextmanager
-def prepared(model: nn.Module) -> Iterator[None]:
-    """What capturing needs inside the block: `scaled_dot_product_attention` in every part of a transformers model that
-    knows it (detrt loads models with plain attention, for tracing), and sizes as numbers."""
+def _capture_mode(model: nn.Module) -> Iterator[None]:
+    """Patches for the time of a capture: `scaled_dot_product_attention` in every module of a transformers model that supports
+    it (detrt loads models with eager attention, for tracing), and sizes as numbers."""
     library = modeling_of(model)
     checks: list[tuple[ModuleType, Any]] = []
     configs = {}
@@ -189,7 +189,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
     shape_as_tensor, interpolate = torch._shape_as_tensor, nn.functional.interpolate
 
     def by_rows(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        # Masks are resized with the batch in the place of channels, and for a GPU PyTorch asks whether these are fewer than 4.
+        # Masks are resized with the batch as the channel axis, and on a GPU PyTorch branches on less than 4 channels.
         if input.ndim == 4 and not isinstance(input.shape[1], int):
             return interpolate(input.transpose(0, 1), *args, **kwargs).transpose(0, 1)
         return interpolate(input, *args, **kwargs)
@@ -198,9 +198,9 @@ def prepared(model: nn.Module) -> Iterator[None]:
         nn.functional.interpolate = by_rows
         for config in configs.values():
             config._attn_implementation = "sdpa"
-        # Without a symbolic size there is nothing to keep symbolic; only sides are ever asked for.
+        # Sizes are fixed, so nothing has to stay symbolic; the models read heights and widths only.
         torch._shape_as_tensor = lambda x: torch.tensor([n if isinstance(n, int) else -1 for n in x.shape])  # type: ignore[assignment]
-        # len() of a tensor gives a number of this one batch, shape[0] the symbolic one.
+        # len() of a tensor is the number of this batch, shape[0] is symbolic.
         for module in library:
             if hasattr(module, "torch_compilable_check"):
                 checks.append((module, module.torch_compilable_check))

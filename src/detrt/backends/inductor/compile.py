@@ -1,6 +1,6 @@
-"""A captured graph -> one file of compiled code, and back.
+"""Compilation of a captured graph to one file.
 
-Either an AOTInductor package, which C++ opens as well, or, for a GPU, an archive of the compiler's artifacts (its code, the
+Either an AOTInductor package, which C++ opens as well, or, for a GPU, an archive of the artifacts of the compiler (its code, the
 kernels as machine code) and the weights; see docs/guide/compiled-packages.md.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ExportError
-from .capture import Captured
-from .package import ARTIFACT, INDEX, WEIGHTS, Run, bound
+from .capture import CapturedGraph
+from .package import ARTIFACT, INDEX, WEIGHTS, Run, bind_weights
 
 
 def options_for(device: str, tune: str = "") -> dict[str, Any]:
@@ -27,8 +27,8 @@ def options_for(device: str, tune: str = "") -> dict[str, Any]:
     if device == "cpu":
         # Weights are laid out for the CPU's own convolutions while compiling.
         return {"freezing": True}
-    # Padded strides would reach the kernel of deformable attention, whose call has the plain ones. Whether padding a product
-    # pays is tried out while compiling, where other work misleads it: with it Grounding DINO took 4.5 ms instead of 4.1.
+    # Padded strides would reach the kernel of deformable attention, which needs dense ones. `shape_padding` times matmuls while
+    # compiling, where other work distorts the timing: with it Grounding DINO took 4.5 ms instead of 4.1.
     options: dict[str, Any] = {"comprehensive_padding": False, "reorder_for_peak_memory": False, "shape_padding": False}
     if "max" in tune:
         options |= {"max_autotune": True}
@@ -39,7 +39,7 @@ def options_for(device: str, tune: str = "") -> dict[str, Any]:
     return options
 
 
-def compile_package(captured: Captured, path: Path, tune: str = "", form: str = "") -> None:
+def compile_package(captured: CapturedGraph, path: Path, tune: str = "", form: str = "") -> None:
     """Compile a graph to `path`. form: "aoti" or "artifact"; "" is "aoti" for a CPU and "artifact" for a GPU.
 
     Raises:
@@ -52,7 +52,7 @@ def compile_package(captured: Captured, path: Path, tune: str = "", form: str = 
         compile_artifact(captured, path, options_for(device, tune))
 
 
-def compile_aoti(captured: Captured, path: Path, options: dict[str, Any]) -> None:
+def compile_aoti(captured: CapturedGraph, path: Path, options: dict[str, Any]) -> None:
     program = captured.exported()
     if captured.inputs[0].device.type == "cuda":
         # The code around the kernels runs once, while a CUDA graph is recorded.
@@ -61,13 +61,13 @@ def compile_aoti(captured: Captured, path: Path, options: dict[str, Any]) -> Non
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
-def compile_artifact(captured: Captured, path: Path | None, options: dict[str, Any]) -> Run:
-    """Compile, write to `path` where it is given, and return what runs."""
+def compile_artifact(captured: CapturedGraph, path: Path | None, options: dict[str, Any]) -> Run:
+    """Compile, write to `path` if given, and return the compiled function."""
     program = captured.exported()
     weights, order = _weights(program)
     examples, dynamic = [*weights, *captured.inputs], "from_example_inputs"
     if captured.ranges:
-        # The sizes of real examples would be fixed, or all symbolic; the graph's own say which is which.
+        # Real examples would make sizes all fixed or all symbolic; the values of the graph say which are symbolic.
         examples, dynamic = _symbolic_examples(program.graph_module), "from_graph"
     with _quiet(captured):
         artifact = torch._inductor.standalone_compile(
@@ -82,11 +82,11 @@ def compile_artifact(captured: Captured, path: Path | None, options: dict[str, A
                     archive.writestr(INDEX, json.dumps({"weights": order, "torch": torch.__version__}))
                     archive.write(saved, ARTIFACT)
                     archive.write(tensors, WEIGHTS)
-    return bound(artifact, weights)
+    return bind_weights(artifact, weights)
 
 
 def _symbolic_examples(graph: torch.fx.GraphModule) -> list[Any]:
-    """What stands for the inputs in a program's graph, and marks on its outputs by which the compiler finds their shapes."""
+    """The fake inputs of a program's graph; marks its outputs, so that the compiler finds their shapes."""
     for node in graph.graph.output_node().all_input_nodes:
         node.meta["example_value"] = node.meta["val"]
     return [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
@@ -109,14 +109,14 @@ def _weights(program: torch.export.ExportedProgram) -> tuple[list[Tensor], list[
         tensors.append(program.constants[target] if tensor is None else tensor)
         names.append(target)
         if seen_input:
-            raise ExportError("the captured program takes its weights behind its inputs, which detrt does not know")
+            raise ExportError("the captured program takes its weights after its inputs, which detrt does not support")
     return [t.detach() for t in tensors], names
 
 
 class _quiet:
-    """Silence the compiler and give its exceptions, which share no base class, one."""
+    """Silence the compiler, and turn its exceptions, which share no base class, into ExportError."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: CapturedGraph) -> None:
         self._device = captured.inputs[0].device.type
         self._caught = warnings.catch_warnings()
         self._grad = torch.no_grad()

@@ -1,4 +1,4 @@
-"""The caller's choices for one compiled package. No torch is needed to make or check them."""
+"""Configuration of a compiled package. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ DEVICES = ("cpu", "cuda")
 TUNES = ("default", "max")
 FORMS = ("auto", "aoti", "artifact")
 DEFAULT_BATCH = (1, 1, 8)
-DEFAULT_TOKENS, LARGEST_PROMPT = 64, 1024
+DEFAULT_TOKENS, MAX_PROMPT_TOKENS = 64, 1024
 PRECISIONS = tuple(kind for kind in Precision if not kind.quantized)
 
 
 @dataclass(frozen=True, slots=True)
 class InductorConfig:
-    """How to compile a package. Every value is checked here, before any work.
+    """How to compile a package. All values are checked here, before any work.
 
-    device: "cpu" or "cuda"; a package runs on the kind of processor that compiled it. batch: (min, opt, max); one number
-    for all three compiles for that batch alone, which is fastest. None: 1 to 8 on a CPU, 1 on a GPU.
-    height, width: (n, n, n) in pixels; a package has one size. None: the model's usual one.
-    tune: "max" tries many kernels for every product and convolution, which takes minutes; for a GPU.
-    form: "aoti" is a package that C++ opens, too; "artifact" is for Python alone, and for a GPU. "auto": see `package_form`.
-    tokens: of a model that takes a prompt: tokens of the longest prompt, and names of the longest list where it takes names;
-    None: 64, or what the model takes at most.
-    timeout_seconds: the build is stopped after it. None: no limit.
+    Args:
+        device: "cpu" or "cuda"; a package runs on the kind of processor that compiled it.
+        batch: (min, opt, max); three equal numbers compile for that batch only, which is fastest. None: 1 to 8 on a CPU, 1 on
+            a GPU.
+        height: (n, n, n) pixels; a package has one size. None: the default size of the model.
+        width: as `height`.
+        tune: "max" tries many kernels for every matmul and convolution, which takes minutes; GPU only.
+        form: "aoti" is a package for Python and C++; "artifact" is for Python on a GPU. "auto": see `package_form`.
+        tokens: of a model that takes a prompt: longest prompt in tokens, and longest class list if it takes class names. None:
+            64, or the maximum of the model.
+        timeout_seconds: limit of the build. None: no limit.
 
     Raises:
         EngineError: a value that is not allowed.
@@ -67,7 +70,7 @@ class InductorConfig:
             if getattr(self, name) not in allowed:
                 raise EngineError(f"--{name} must be {' or '.join(allowed)} for --target inductor; got {getattr(self, name)!r}")
         if self.device == "cpu" and self.tune == "max":
-            # PyTorch 2.13's own kernels for products: wrong for a range of batches, a twentieth faster for one.
+            # PyTorch 2.13's own matmul kernels are wrong for a range of batches, and 5 % faster for a single one.
             raise EngineError("--tune max is for --device cuda; leave it out, or build for cuda alone")
         if self.device == "cpu" and self.form == "artifact":
             raise EngineError("--form artifact is for --device cuda; a package for the CPU is always aoti")
@@ -87,8 +90,8 @@ class InductorConfig:
                 )
         if (self.height is None) != (self.width is None):
             raise EngineError("give both height and width, or neither")
-        if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= LARGEST_PROMPT):
-            raise EngineError(f"--tokens must be an integer from 4 to {LARGEST_PROMPT}; got {self.tokens}")
+        if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= MAX_PROMPT_TOKENS):
+            raise EngineError(f"--tokens must be an integer from 4 to {MAX_PROMPT_TOKENS}; got {self.tokens}")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
 
@@ -99,7 +102,7 @@ class InductorConfig:
         return low, high
 
     def lengths(self, text: TextSpec, num_classes: int) -> tuple[int, int]:
-        """(tokens, names) that a package of a prompted model takes; names is 0 where there are none."""
+        """(tokens, class names) that a package of a prompted model takes; class names is 0 if it takes none."""
         if text.kind == "classes":
             return text.max_tokens, min(self.tokens or DEFAULT_TOKENS, num_classes)
         return min(self.tokens or DEFAULT_TOKENS, text.max_tokens), 0
@@ -120,18 +123,18 @@ class InductorConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> InductorConfig:
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known})
+        names = {f.name for f in fields(cls)}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in names})
 
 
 def package_name(
     device: str, compute_capability: int | None, precision: str = "fp32", size_hw: tuple[int, int] | None = None
 ) -> str:
-    """File of a package in a bundle: `model.inductor-cpu.pt2`, `model.inductor-sm90.fp16.pt2`.
+    """File name of a package in a bundle: `model.inductor-cpu.pt2`, `model.inductor-sm90.fp16.pt2`.
 
-    size_hw: where the bundle has packages of several sizes, `model.inductor-sm90-800x1066.fp16.pt2`.
+    size_hw: given if the bundle has packages of several sizes: `model.inductor-sm90-800x1066.fp16.pt2`.
     """
-    place = "cpu" if device == "cpu" or compute_capability is None else f"sm{compute_capability}"
+    device_label = "cpu" if device == "cpu" or compute_capability is None else f"sm{compute_capability}"
     if size_hw is not None:
-        place += f"-{size_hw[0]}x{size_hw[1]}"
-    return f"model.{TARGET}-{place}{'' if precision in ('fp32', 'tf32') else '.' + precision}.pt2"
+        device_label += f"-{size_hw[0]}x{size_hw[1]}"
+    return f"model.{TARGET}-{device_label}{'' if precision in ('fp32', 'tf32') else '.' + precision}.pt2"

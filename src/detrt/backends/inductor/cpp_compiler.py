@@ -1,4 +1,4 @@
-"""The C++ compiler that PyTorch calls, and whether what it links can be loaded."""
+"""The C++ compiler that PyTorch calls, and whether PyTorch can load what it links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from ...errors import EngineError
 
-# The C++ compiler that PyTorch calls, and whether what it links can be loaded.
 INSTALL = "install one (Debian, Ubuntu: apt-get install g++), or name it in the environment variable CXX"
 
 
@@ -38,7 +37,7 @@ def _candidates() -> Iterator[str]:
     named = os.environ.get("CXX", "").split()[:1]
     if named and shutil.which(named[0]) is None:
         raise EngineError(f"CXX names the C++ compiler '{named[0]}', which is not there; unset CXX, or {INSTALL}")
-    # The rest is looked for where CXX names a compiler that is not whole.
+    # Others are tried if CXX names an incomplete compiler.
     for name in (*named, "g++", "clang++"):
         path = shutil.which(name)
         if path is not None:
@@ -50,7 +49,7 @@ def links_shared(path: str) -> bool:
     """Whether a compiler links the C++ library as a shared one.
 
     With a static copy the package has its own locales and type information beside PyTorch's, and crashes when it is loaded.
-    A compiler that was copied without its `libstdc++.so.6` takes the static library without a word.
+    A compiler that was copied without its `libstdc++.so.6` uses the static library silently.
     """
     if not sys.platform.startswith("linux"):
         return True
@@ -60,5 +59,5 @@ def links_shared(path: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     found = done.stdout.strip()
-    # The bare name comes back where no folder of the compiler has it; a link that leads nowhere is one, too.
+    # The compiler prints the bare name if it has no such file; a broken link counts as missing, too.
     return done.returncode == 0 and os.path.isabs(found) and os.path.isfile(found)

@@ -1,6 +1,6 @@
-"""What depends on weights and fixed sizes alone is computed once, and what does nothing goes.
+"""Constant folding and dead-code elimination.
 
-The graphs are functional, so a node whose inputs are known is a constant, and a node without users can go.
+The graphs are functional, so a node whose inputs are constant is a constant, and a node without users is dead.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, fx
 
 from .nodes import MSDA, VIEWS, Constants, aten, is_pure, uniform, value_of
 
-# A folded tensor larger than this stays what computes it, unless it was a weight before.
-MAX_CONSTANT_BYTES = 256 << 20  # bytes
+# A larger tensor is not folded.
+MAX_CONSTANT_BYTES = 256 << 20
 # Operators that fill a tensor with one number -> the number; None: their last argument.
 _FILLS = {
     aten.ones_like.default: 1,
@@ -28,7 +28,7 @@ _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "
 
 
 def drop_checks(graph: fx.GraphModule) -> None:
-    """Remove assertions about what was traced, and steps that do nothing."""
+    """Remove assertions of the tracer and operators without effect."""
     for node in list(graph.graph.nodes):
         name = str(node.target)
         if (node.op == "call_module" and "guard" in name) or any(check in name for check in _CHECKS):
@@ -42,14 +42,14 @@ def drop_checks(graph: fx.GraphModule) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
         elif node.op == "call_function" and node.target == aten.view.default:
-            node.target = aten.reshape.default  # a joined product gives slices, which have no view
+            node.target = aten.reshape.default  # merged linear layers return slices, which have no view
         elif node.op == "call_function" and node.target == aten.dropout.default and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
 
 
-def plain_norms(graph: fx.GraphModule) -> None:
-    """BatchNorm has one of two forms, depending on whether gradients were on while capturing; take the plain one."""
+def unify_batch_norms(graph: fx.GraphModule) -> None:
+    """Replace the form of BatchNorm that is captured without gradients by `batch_norm`, the form with them."""
     for node in list(graph.graph.nodes):
         if node.target != aten._native_batch_norm_legit_no_training.default:
             continue
@@ -68,7 +68,7 @@ def plain_norms(graph: fx.GraphModule) -> None:
 
 
 def fold_constants(graph: fx.GraphModule) -> None:
-    """Compute what depends on weights and fixed sizes alone: position tables, anchors, masks, scaled weights.
+    """Compute what depends on weights and fixed sizes only: position tables, anchors, masks, scaled weights.
 
     A tensor of one value becomes `full`, which the compiler puts into the code that reads it.
     """
@@ -103,9 +103,9 @@ def fold_constants(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
 
 
-def fill_fixed(graph: fx.GraphModule) -> None:
-    """`ones_like(picture)` and its kin read sizes alone; as `full` of fixed sizes they are constants, and so is what follows:
-    a mask without padding, its position table, the reference points of an encoder."""
+def fold_fills(graph: fx.GraphModule) -> None:
+    """Replace `ones_like(image)` and the like, which depend on sizes only, by `full`, which is a constant; so is what follows: a
+    mask without padding, its position table, the reference points of an encoder."""
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in _FILLS:
             continue
@@ -147,22 +147,22 @@ def _constant_node(constants: Constants, node: fx.Node, result: Tensor) -> fx.No
                 )
             new.meta["val"] = value_of(node)
             return new
-    # A view of something else is stored whole and by itself.
+    # A copy, because a view would keep its whole base.
     return constants.add(result.contiguous().clone(), node, node)
 
 
 def _replace_by_number(user: fx.Node, node: fx.Node, number: Any) -> None:
-    swap = lambda n: number if n is node else n  # noqa: E731
-    user.args, user.kwargs = fx.map_arg(user.args, swap), fx.map_arg(user.kwargs, swap)
+    substitute = lambda n: number if n is node else n  # noqa: E731
+    user.args, user.kwargs = fx.map_arg(user.args, substitute), fx.map_arg(user.kwargs, substitute)
 
 
-def _same_form(a: Any, b: Any) -> bool:
+def _same_type(a: Any, b: Any) -> bool:
     x, y = value_of(a), value_of(b)
     return x is not None and y is not None and tuple(x.shape) == tuple(y.shape) and x.dtype == y.dtype
 
 
 def drop_neutral(graph: fx.GraphModule) -> None:
-    """Remove masks that mask nothing: all the image is picture where there is no padding mask."""
+    """Remove operators without effect, such as masks that mask nothing because the image has no padding."""
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
@@ -175,9 +175,9 @@ def drop_neutral(graph: fx.GraphModule) -> None:
                 else:
                     node.kwargs = {**node.kwargs, "attn_mask": None}
             continue
-        kept = _neutral(node)
-        if isinstance(kept, fx.Node) and _same_form(kept, node):
-            node.replace_all_uses_with(kept)
+        source = _neutral(node)
+        if isinstance(source, fx.Node) and _same_type(source, node):
+            node.replace_all_uses_with(source)
     graph.graph.eliminate_dead_code()
 
 
@@ -188,7 +188,7 @@ def _through_views(node: Any) -> Any:
 
 
 def _neutral(node: fx.Node) -> Any:
-    """The input that a node gives back unchanged, else None."""
+    """The input that a node returns unchanged, or None."""
     target, args = node.target, node.args
     if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
         return args[0] if uniform(args[1]) in (False, 0) and uniform(args[1]) is not None else None
@@ -212,7 +212,7 @@ def _neutral(node: fx.Node) -> Any:
 
 
 def fold_into_convolutions(graph: fx.GraphModule) -> None:
-    """BatchNorm, frozen BatchNorm and scales behind a convolution become its weight and bias."""
+    """Fold BatchNorm, frozen BatchNorm and scales after a convolution into its weight and bias."""
     constants = Constants(graph)
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in (aten.conv2d.default, aten.conv2d.padding):
@@ -242,7 +242,7 @@ def fold_into_convolutions(graph: fx.GraphModule) -> None:
 
 
 def _affine(user: fx.Node, data: fx.Node, constants: Constants, channels: int) -> tuple[Tensor, Tensor] | None:
-    """(scale, shift) by channel of a node that does nothing else, float64."""
+    """(scale, shift) per channel of a node that does nothing else, float64."""
     if user.op != "call_function" or not user.args or user.args[0] is not data:
         return None
     if user.target == aten.batch_norm.default:

@@ -1,4 +1,4 @@
-"""Several operators become one: attention, products of one input, what is written twice."""
+"""Fusions: attention, linear layers of one input, common subexpressions, top-k, and epilogues of matmuls and convolutions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .nodes import VIEWS, Constants, aten, is_pure, remember, value_of
+from .nodes import VIEWS, Constants, aten, is_pure, set_value, value_of
 
 
 def fuse_attention(graph: fx.GraphModule, biased: bool = True) -> None:
-    """softmax(q k^T * scale + bias) v, written out, becomes one operator, which keeps the scores in registers.
+    """Replace softmax(q k^T * scale + bias) v by `scaled_dot_product_attention`, which keeps the scores in registers.
 
-    biased: also where there is a bias.
+    biased: also fuse attention with a bias.
     """
     for node in list(graph.graph.nodes):
-        found = _attention(node)
-        if found is None or (found[3] is not None and not biased):
+        match = _attention(node)
+        if match is None or (match[3] is not None and not biased):
             continue
-        q, k, v, bias, scale = found
+        q, k, v, bias, scale = match
         with graph.graph.inserting_before(node):
             new = graph.graph.call_function(
                 aten.scaled_dot_product_attention.default, (q, k, v, bias, 0.0, False), {"scale": scale}
@@ -44,14 +44,14 @@ def _attention(node: fx.Node) -> tuple[Any, Any, Any, Any, float] | None:
     scores, bias = weights.args[0], None
     if scores.target == aten.add.Tensor and not scores.kwargs and isinstance(scores.args[1], fx.Node):
         pairs = (scores.args, scores.args[::-1])
-        scores, bias = next(((a, b) for a, b in pairs if _product(a) is not None), (scores, None))
+        scores, bias = next(((a, b) for a, b in pairs if _scaled_product(a) is not None), (scores, None))
         if bias is None or not 2 <= value_of(bias).ndim <= 4 or value_of(bias).dtype != val.dtype:
             return None
-    found = _product(scores)
-    return None if found is None else (found[0], found[1], v, bias, found[2])
+    match = _scaled_product(scores)
+    return None if match is None else (match[0], match[1], v, bias, match[2])
 
 
-def _product(node: Any) -> tuple[Any, Any, float] | None:
+def _scaled_product(node: Any) -> tuple[Any, Any, float] | None:
     """(q, k, scale) of q k^T * scale."""
     scale = 1.0
     while isinstance(node, fx.Node) and node.target in (aten.mul.Tensor, aten.div.Tensor):
@@ -61,28 +61,28 @@ def _product(node: Any) -> tuple[Any, Any, float] | None:
         node = node.args[0]
     if not isinstance(node, fx.Node) or node.target != aten.matmul.default:
         return None
-    turned = node.args[1]
-    if not isinstance(turned, fx.Node) or turned.target != aten.transpose.int or value_of(turned).ndim != 4:
+    transposed = node.args[1]
+    if not isinstance(transposed, fx.Node) or transposed.target != aten.transpose.int or value_of(transposed).ndim != 4:
         return None
-    if {turned.args[1] % 4, turned.args[2] % 4} != {2, 3}:
+    if {transposed.args[1] % 4, transposed.args[2] % 4} != {2, 3}:
         return None
-    return node.args[0], turned.args[0], scale
+    return node.args[0], transposed.args[0], scale
 
 
-def share_equal(graph: fx.GraphModule) -> None:
-    """Compute once what is written several times, such as memory plus positions in every layer of a decoder."""
-    seen: dict[Any, fx.Node] = {}
+def eliminate_common_subexpressions(graph: fx.GraphModule) -> None:
+    """Merge equal operators with equal inputs, such as memory plus positions in every layer of a decoder."""
+    first_nodes: dict[Any, fx.Node] = {}
     for node in list(graph.graph.nodes):
         if node.op == "get_attr":
             key: Any = ("get_attr", node.target)
         elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and is_pure(node.target):
-            key = (node.target, _hashable(node.args), _hashable(tuple(sorted(node.kwargs.items()))))
+            key = (node.target, _hash_key(node.args), _hash_key(tuple(sorted(node.kwargs.items()))))
         elif node.target is operator.getitem:
             key = (operator.getitem, node.args)
         else:
             continue
         try:
-            first = seen.setdefault(key, node)
+            first = first_nodes.setdefault(key, node)
         except TypeError:
             continue
         if first is not node:
@@ -90,17 +90,17 @@ def share_equal(graph: fx.GraphModule) -> None:
             graph.graph.erase_node(node)
 
 
-def _hashable(value: Any) -> Any:
+def _hash_key(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(_hashable(v) for v in value)
+        return tuple(_hash_key(v) for v in value)
     # 1, 1.0 and True are equal, and not the same argument.
     return (type(value).__name__, value) if isinstance(value, (bool, int, float)) else value
 
 
-def join_linears(graph: fx.GraphModule) -> None:
-    """Linear layers that read one tensor become one product: query, key and value; offsets and weights.
+def merge_linears(graph: fx.GraphModule) -> None:
+    """Merge linear layers that read one tensor into one matmul: query, key and value; offsets and weights.
 
-    What goes straight into deformable attention stays apart, because its kernel wants each tensor in one piece.
+    Values of deformable attention are not merged, because its kernel needs contiguous tensors.
     """
     constants = Constants(graph)
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
@@ -121,36 +121,36 @@ def join_linears(graph: fx.GraphModule) -> None:
         weight = torch.cat(weights)  # type: ignore[arg-type]
         args: list[Any] = [first.args[0], constants.add(weight, first, first)]
         if any(b is not None for b in biases):
-            filled = [torch.zeros_like(w[:, 0]) if b is None else b for b, w in zip(biases, weights, strict=True)]  # type: ignore[index]
-            args.append(constants.add(torch.cat(filled), first, first))
+            all_biases = [torch.zeros_like(w[:, 0]) if b is None else b for b, w in zip(biases, weights, strict=True)]  # type: ignore[index]
+            args.append(constants.add(torch.cat(all_biases), first, first))
         with graph.graph.inserting_before(first):
             joined = graph.graph.call_function(aten.linear.default, tuple(args))
-            parts = graph.graph.call_function(aten.split_with_sizes.default, (joined, sizes, -1))
-            remember(joined)
-            remember(parts)
+            pieces = graph.graph.call_function(aten.split_with_sizes.default, (joined, sizes, -1))
+            set_value(joined)
+            set_value(pieces)
             for index, node in enumerate(nodes):
-                part = graph.graph.call_function(operator.getitem, (parts, index))
-                remember(part)
-                node.replace_all_uses_with(part)
+                piece = graph.graph.call_function(operator.getitem, (pieces, index))
+                set_value(piece)
+                node.replace_all_uses_with(piece)
     graph.graph.eliminate_dead_code()
 
 
 def _feeds_values(node: fx.Node) -> bool:
-    """Whether a linear layer's result reaches deformable attention through views and masks alone."""
-    todo, seen = [node], set()
+    """Whether the result of a linear layer reaches deformable attention through views and masks only."""
+    todo, first_nodes = [node], set()
     passing = (*VIEWS, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.mul.Tensor, aten.permute.default, aten.where.self)
     while todo:
         for user in todo.pop().users:
             if str(user.target).startswith("detrt."):
                 return True
-            if user.target in passing and user not in seen:
-                seen.add(user)
+            if user.target in passing and user not in first_nodes:
+                first_nodes.add(user)
                 todo.append(user)
     return False
 
 
 def pad_stem(graph: fx.GraphModule, channels: int) -> None:
-    """Give a convolution over the three colours some channels of zeros: tensor cores read whole vectors of channels."""
+    """Pad the input of the first convolution from 3 channels to `channels`: tensor cores read whole vectors of channels."""
     constants = Constants(graph)
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in (aten.conv2d.default, aten.conv2d.padding):
@@ -158,17 +158,16 @@ def pad_stem(graph: fx.GraphModule, channels: int) -> None:
         weight, val = constants.get(node.args[1]), value_of(node.args[0])
         if weight is None or weight.shape[1] != 3 or val is None or val.shape[1] != 3 or weight.dtype == torch.float32:
             continue
-        wider = F.pad(weight, (0, 0, 0, 0, 0, channels - 3))
+        padded = F.pad(weight, (0, 0, 0, 0, 0, channels - 3))
         with graph.graph.inserting_before(node):
             data = graph.graph.call_function(aten.constant_pad_nd.default, (node.args[0], [0, 0, 0, 0, 0, channels - 3], 0.0))
-            remember(data)
-        node.args = (data, constants.add(wider, node, node), *node.args[2:])
+            set_value(data)
+        node.args = (data, constants.add(padded, node, node), *node.args[2:])
 
 
-# The choice of the best queries becomes `detrt::top_k` (see `detrt.backends.gpu.top_k`).
-def fuse_selections(graph: fx.GraphModule) -> int:
-    """Rewrite the graph in place; how many there were."""
-    from ..gpu.top_k import fits, top_k
+def fuse_top_k(graph: fx.GraphModule) -> int:
+    """Replace `topk` by `detrt::top_k` where its kernel is faster; the number of replacements."""
+    from ..gpu.top_k import is_faster, top_k
 
     count = 0
     for node in list(graph.graph.nodes):
@@ -181,7 +180,7 @@ def fuse_selections(graph: fx.GraphModule) -> int:
         sizes = (*val.shape, k)
         if dim not in (1, -1) or not largest or not in_order or not all(isinstance(size, int) for size in sizes):
             continue
-        if not fits(*sizes):
+        if not is_faster(*sizes):
             continue
         with graph.graph.inserting_before(node):
             new = graph.graph.call_function(top_k, (scores, k))
@@ -192,12 +191,14 @@ def fuse_selections(graph: fx.GraphModule) -> int:
     return count
 
 
-# What follows a product or a convolution: ReLU and residual sums go into it, see `detrt.backends.inductor.kernels`.
 _RELU = (aten.relu.default,)
 
 
 def fuse_epilogues(graph: fx.GraphModule, linears: bool = True, convolutions: str = "all") -> int:
-    """Rewrite the graph in place; how many activations went. convolutions: "all", "wide" (3x3 and larger), "none"."""
+    """Move ReLU and residual sums into the matmul or convolution before them; the number of fused activations.
+
+    convolutions: "all", "wide" (3x3 and larger), or "none". See `detrt.backends.inductor.kernels`.
+    """
     from .kernels import conv_relu, linear_relu
 
     constants = Constants(graph)
@@ -210,8 +211,8 @@ def fuse_epilogues(graph: fx.GraphModule, linears: bool = True, convolutions: st
         if linears and _is_linear(source):
             new = (linear_relu, tuple(source.args[:3]))
         elif convolutions != "none":
-            found = _convolution(source, node, constants, convolutions)
-            new = None if found is None else (conv_relu, found)
+            match = _convolution(source, node, constants, convolutions)
+            new = None if match is None else (conv_relu, match)
         if new is None:
             continue
         with graph.graph.inserting_before(node):
@@ -225,8 +226,10 @@ def fuse_epilogues(graph: fx.GraphModule, linears: bool = True, convolutions: st
 
 
 def pad_heads(graph: fx.GraphModule) -> int:
-    """Products with an odd number of results, such as 91 classes, get rows of zeros up to a multiple of 8, which are cut off
-    again: tensor cores write whole vectors, and the kernels that do not are five times slower. How many there were."""
+    """Pad linear layers with an unaligned number of outputs, such as 91 classes, to a multiple of 8, and slice the result.
+
+    Tensor cores write whole vectors, and the kernels that do not are five times slower. Returns the number of padded layers.
+    """
     constants = Constants(graph)
     count = 0
     for node in list(graph.graph.nodes):
@@ -241,16 +244,16 @@ def pad_heads(graph: fx.GraphModule) -> int:
             or (len(node.args) > 2 and node.args[2] is not None and bias is None)
         ):
             continue
-        size, more = weight.shape[0], -weight.shape[0] % 8
-        args = [node.args[0], constants.add(F.pad(weight, (0, 0, 0, more)), node, node)]
+        size, extra = weight.shape[0], -weight.shape[0] % 8
+        args = [node.args[0], constants.add(F.pad(weight, (0, 0, 0, extra)), node, node)]
         if bias is not None:
-            args.append(constants.add(F.pad(bias, (0, more)), node, node))
+            args.append(constants.add(F.pad(bias, (0, extra)), node, node))
         with graph.graph.inserting_before(node):
-            wider = graph.graph.call_function(aten.linear.default, tuple(args))
-            remember(wider)
-            cut = graph.graph.call_function(aten.slice.Tensor, (wider, val.ndim - 1, 0, size))
-        cut.meta["val"] = val
-        node.replace_all_uses_with(cut)
+            padded = graph.graph.call_function(aten.linear.default, tuple(args))
+            set_value(padded)
+            sliced = graph.graph.call_function(aten.slice.Tensor, (padded, val.ndim - 1, 0, size))
+        sliced.meta["val"] = val
+        node.replace_all_uses_with(sliced)
         count += 1
     graph.graph.eliminate_dead_code()
     return count
@@ -262,7 +265,7 @@ def _is_low(node: Any) -> bool:
 
 
 def _is_linear(node: Any) -> bool:
-    """A product of some size with a bias, in a type that cuBLASLt has tensor cores for."""
+    """A linear layer over several rows, with a bias, in a type that cuBLASLt has tensor cores for."""
     if not isinstance(node, fx.Node) or node.target != aten.linear.default or len(node.users) != 1:
         return False
     val = value_of(node)
@@ -282,7 +285,7 @@ def _convolution(source: Any, relu: fx.Node, constants: Constants, which: str) -
         pairs = [(a, b) for a, b in ((left, right), (right, left)) if _is_conv(a, constants, which)]
         if not pairs:
             return None
-        # Of two convolutions the later one takes the other's result.
+        # Of two convolutions the later one adds the result of the other.
         conv, residual = max(pairs, key=lambda pair: order.index(pair[0]))
         if not isinstance(residual, fx.Node) or value_of(residual) is None:
             return None
@@ -292,7 +295,7 @@ def _convolution(source: Any, relu: fx.Node, constants: Constants, which: str) -
         return None
     data, weight, bias, stride, padding, dilation, groups = _conv_args(conv)
     if isinstance(data, fx.Node) and data.target == aten.constant_pad_nd.default:
-        data = _channels_last(data)  # the stem's input: written once, in the order that the convolution reads
+        data = _channels_last(data)  # input of the first convolution: written once, in the layout that the convolution reads
     return (data, weight, bias, residual, stride, padding, dilation, groups)
 
 

@@ -1,7 +1,12 @@
-"""Products and convolutions whose activation happens where they write their result, as PyTorch ops.
+"""PyTorch ops: linear layers and convolutions with fused epilogues, and window attention.
 
-cuBLASLt and cuDNN add the bias, the residual and the ReLU before they write, so that the result goes through memory once.
-PyTorch's compiler does not use that: it writes the product, reads it again, and writes it a second time.
+cuBLASLt and cuDNN add the bias, the residual and the ReLU before they write, so that the result is written once. PyTorch's
+compiler does not use that: it writes the result of the matmul, reads it again, and writes it a second time.
+
+Window attention is attention inside windows with a relative position bias and the mask of shifted windows: Liu et al., "Swin
+Transformer", arXiv:2103.14030, section 3.2 and equation 4. One kernel reads the merged query, key and value as their matmul
+wrote them, and writes what the output matmul reads; the scores stay in registers. PyTorch's fused attention takes no mask that
+changes with the window, and needs three tensors.
 """
 
 from __future__ import annotations
@@ -91,11 +96,6 @@ torch.library.register_fake(CONV_RELU, _conv_relu_fake, lib=_LIBRARY)
 linear_relu = torch.ops.detrt.linear_relu.default
 conv_relu = torch.ops.detrt.conv_relu.default
 
-# Attention inside windows with a relative position bias and the mask of shifted windows, as a PyTorch op.
-#
-# Liu et al., "Swin Transformer", arXiv:2103.14030, sections 3.2 and equation 4. One kernel reads the joined query, key and
-# value as their product wrote them, and writes what the output product reads; the scores stay in registers. Fused attention
-# of PyTorch takes no mask that changes with the window, and wants three tensors.
 OP = "detrt::window_attention"
 _LIBRARY.define("window_attention(Tensor qkv, Tensor bias, Tensor? mask, int heads, float scale) -> Tensor")
 
@@ -104,30 +104,30 @@ def _run(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: floa
     """softmax(q k^T * scale + bias + mask) v of every window and head.
 
     qkv: (windows, tokens, 3 * heads * dim). bias: (heads, tokens, tokens). mask: (masks, tokens, tokens), window i gets
-    mask i % masks; or None. Gives (windows, tokens, heads * dim).
+    mask i % masks; or None. Returns (windows, tokens, heads * dim).
 
     Raises:
-        ValueError: the shapes do not belong together.
+        ValueError: inconsistent shapes.
     """
     _check(qkv, bias, mask, heads)
-    if fits(qkv, heads):
-        from .windows_triton import attend
+    if kernel_supports(qkv, heads):
+        from .windows_triton import launch_windows
 
         traced = type(qkv) not in (Tensor, torch.nn.Parameter)
-        parts = (qkv.contiguous(), bias.contiguous(), None if mask is None else mask.contiguous())
-        return attend(*parts, heads, scale, torch.library.wrap_triton if traced else None)
+        contiguous = (qkv.contiguous(), bias.contiguous(), None if mask is None else mask.contiguous())
+        return launch_windows(*contiguous, heads, scale, torch.library.wrap_triton if traced else None)
     return portable(qkv, bias, mask, heads, scale)
 
 
-def fits(qkv: Tensor, heads: int) -> bool:
-    """Whether the kernel takes these sizes and types."""
+def kernel_supports(qkv: Tensor, heads: int) -> bool:
+    """Whether the kernel supports these sizes and types."""
     dim = qkv.shape[2] // (3 * heads)
     low = qkv.dtype in (torch.float16, torch.bfloat16)
     return qkv.device.type == "cuda" and triton_available() and low and dim in (16, 32, 64) and qkv.shape[1] <= 256
 
 
 def portable(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: float) -> Tensor:
-    """The definition, in plain operators."""
+    """Reference implementation in PyTorch operators."""
     windows, tokens, width = qkv.shape
     q, k, v = qkv.view(windows, tokens, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4)
     scores = q @ k.transpose(-1, -2) * scale + bias
@@ -140,7 +140,7 @@ def portable(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: 
 def _check(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int) -> None:
     windows, tokens, width = qkv.shape
     if width % (3 * heads):
-        raise ValueError(f"{OP}: the last side of qkv must be a multiple of 3 * {heads} heads; got {tuple(qkv.shape)}")
+        raise ValueError(f"{OP}: the last axis of qkv must be a multiple of 3 * {heads} heads; got {tuple(qkv.shape)}")
     if tuple(bias.shape) != (heads, tokens, tokens):
         raise ValueError(f"{OP}: bias must be {(heads, tokens, tokens)}; got {tuple(bias.shape)}")
     if mask is not None and (tuple(mask.shape[1:]) != (tokens, tokens) or windows % mask.shape[0]):

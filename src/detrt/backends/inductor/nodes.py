@@ -1,4 +1,4 @@
-"""Nodes of a captured graph: what they give, and the tensors that the graph holds."""
+"""Nodes of a captured graph: their values, and the constant tensors of the graph."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ VIEWS = (aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.re
 
 
 def value_of(node: Any) -> Any:
-    """What a node gives while tracing: a tensor without data, a number, or None."""
+    """The traced value of a node: a fake tensor, a number, or None."""
     return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 def fake_mode(*values: Any) -> Any:
-    """The mode that made one of these tensors without data; None: none of them is one."""
+    """The mode of the first fake tensor; None if there is none."""
     return next((mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None), None)
 
 
 @contextmanager
 def faking(mode: Any) -> Iterator[None]:
-    """Operators on the tensors of a `fake_mode`; None: on tensors as they are."""
+    """Run operators on the tensors of a fake mode; None: on real tensors."""
     if mode is None:
         yield
         return
-    # Operators that are made of others, such as linear, know symbolic sizes in Python only.
+    # Composite operators, such as linear, support symbolic sizes in Python only.
     with mode, enable_python_dispatcher():
         yield
 
@@ -46,7 +46,7 @@ def attribute(graph: fx.GraphModule, target: str) -> Any:
 
 
 class Constants:
-    """Tensors that the graph holds, by node."""
+    """Constant tensors of the graph, by node."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph = graph
@@ -82,7 +82,7 @@ def fake_like(tensor: Tensor, node: fx.Node) -> Any:
 
 
 def uniform(node: Any) -> Any:
-    """The one value of a tensor made by `full`, else None."""
+    """The value of a tensor created by `full`, or None."""
     if isinstance(node, fx.Node) and node.target == aten.full.default:
         return node.args[1]
     return None
@@ -92,7 +92,7 @@ def is_pure(target: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
 
 
-def remember(node: fx.Node) -> None:
+def set_value(node: fx.Node) -> None:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with faking(fake_mode(*map(value_of, node.all_input_nodes))):
         node.meta["val"] = node.target(*args, **kwargs)
@@ -100,13 +100,13 @@ def remember(node: fx.Node) -> None:
 
 def finish(graph: fx.GraphModule) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
-    _drop_unused(graph)
+    _drop_unused_tensors(graph)
     graph.graph.lint()
     graph.recompile()
     return graph
 
 
-def _drop_unused(graph: fx.GraphModule) -> None:
+def _drop_unused_tensors(graph: fx.GraphModule) -> None:
     used = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     for name, module in list(graph.named_modules()):
         for kind in (module._parameters, module._buffers):

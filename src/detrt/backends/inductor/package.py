@@ -1,4 +1,4 @@
-"""Compiled files: which form one has, and opening it. Needs torch alone, as the machine that runs a package does."""
+"""Opening of compiled packages. Needs torch only, as does the machine that runs a package."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def is_artifact(path: Path) -> bool:
 
 
 def load_package(path: Path, device: str = "cpu", threads: bool = True) -> Run:
-    """A function from input tensors to output tensors. threads: several may call it at once.
+    """A function from input tensors to output tensors. threads: whether it must be thread-safe.
 
     Raises:
         EngineError: the file is damaged.
     """
-    from . import kernels as epilogues  # noqa: F401 (registers operators that packages for a GPU call)
+    from . import kernels  # noqa: F401 (registers operators that packages for a GPU call)
 
     if not is_artifact(path):
         return _aoti(path, torch.device(device), threads)
@@ -43,22 +43,22 @@ def load_package(path: Path, device: str = "cpu", threads: bool = True) -> Run:
             archive.extract(name, folder)
         weights = torch.load(Path(folder) / WEIGHTS, map_location=device, weights_only=True)
         artifact = torch._inductor.CompiledArtifact.load(path=str(Path(folder) / ARTIFACT), format="binary")
-    return bound(artifact, weights)
+    return bind_weights(artifact, weights)
 
 
 def _aoti(path: Path, device: torch.device, threads: bool) -> Run:
     """An AOTInductor package, by the loader that `torch._inductor.aoti_load_package` calls.
 
     That function first imports the whole compiler, and in every new cache folder compiles small C++ programs to see which
-    vector instructions work here: a second, and on a busy machine half a minute. What it then warns of,
-    `InductorSession` has compared before.
+    vector instructions work here: a second, and on a busy machine half a minute. `InductorSession` has already made the
+    comparison that it warns about.
     """
     index = device.index or 0 if device.type == "cuda" else -1
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", not threads, 1, index)  # type: ignore[attr-defined]
     return lambda *inputs: loader.run(list(inputs))
 
 
-def bound(artifact: Any, weights: Sequence[Tensor]) -> Run:
-    """An artifact, which takes its weights first, as a function of the inputs alone."""
-    held = list(weights)
-    return lambda *inputs: artifact(*held, *inputs)
+def bind_weights(artifact: Any, weights: Sequence[Tensor]) -> Run:
+    """An artifact, which takes its weights first, as a function of the inputs only."""
+    tensors = list(weights)
+    return lambda *inputs: artifact(*tensors, *inputs)

@@ -1,4 +1,4 @@
-"""Passes over the captured graph, each the same function with less to do."""
+"""Graph passes in their order: from a source to the graph that is compiled."""
 
 from __future__ import annotations
 
@@ -8,50 +8,58 @@ from torch import Tensor, fx
 
 from ...models.source import Source
 from ...spec import ModelSpec, Precision
-from .capture import Captured, Range, capture, capture_text
-from .folding import drop_checks, drop_neutral, fill_fixed, fold_constants, fold_into_convolutions, plain_norms
-from .fusing import fuse_attention, fuse_epilogues, fuse_selections, join_linears, pad_heads, pad_stem, share_equal
+from .capture import CapturedGraph, Range, capture, capture_text
+from .folding import drop_checks, drop_neutral, fold_constants, fold_fills, fold_into_convolutions, unify_batch_norms
+from .fusing import (
+    eliminate_common_subexpressions,
+    fuse_attention,
+    fuse_epilogues,
+    fuse_top_k,
+    merge_linears,
+    pad_heads,
+    pad_stem,
+)
 from .nodes import MSDA, Constants, aten, finish, value_of
 from .types import lower_types
 from .windows import fuse_windows
 
 
 def simplify(graph: fx.GraphModule, biased: bool = True) -> fx.GraphModule:
-    """All passes, in their order. biased: see `fuse_attention`."""
+    """Run the semantics-preserving passes. biased: see `fuse_attention`."""
     drop_checks(graph)
-    plain_norms(graph)
-    fill_fixed(graph)
+    unify_batch_norms(graph)
+    fold_fills(graph)
     fold_constants(graph)
     drop_neutral(graph)
     fold_into_convolutions(graph)
     fuse_attention(graph, biased)
-    share_equal(graph)
-    join_linears(graph)
+    eliminate_common_subexpressions(graph)
+    merge_linears(graph)
     fold_constants(graph)
     return finish(graph)
 
 
-def sampled(
+def sample_levels(
     value: Tensor, shapes: list[list[int]], locations: Tensor, weights: Tensor, points: list[int], discrete: bool
 ) -> Tensor:
-    """`detrt.models.ops.msda.reference` with sizes that are numbers, so that the compiler sees plain operators."""
+    """`detrt.models.ops.msda.reference` with sizes that are numbers, so that the compiler gets plain operators."""
     batch, _, heads, dim = value.shape
     queries = locations.shape[1]
     values = value.split([h * w for h, w in shapes], dim=1)
-    places = locations.permute(0, 2, 1, 3, 4).flatten(0, 1).split(points, dim=2)
+    locations_by_level = locations.permute(0, 2, 1, 3, 4).flatten(0, 1).split(points, dim=2)
     samples = []
-    for (height, width), level, location in zip(shapes, values, places, strict=True):
+    for (height, width), level, location in zip(shapes, values, locations_by_level, strict=True):
         grid = level.permute(0, 2, 3, 1).reshape(batch * heads, dim, height, width)
         if discrete:
             size = torch.tensor([width, height], dtype=location.dtype, device=location.device)
-            cell = (location * size + 0.5).to(torch.int64)
-            index = cell[..., 1].clamp(0, height - 1) * width + cell[..., 0].clamp(0, width - 1)
+            pixel = (location * size + 0.5).to(torch.int64)
+            index = pixel[..., 1].clamp(0, height - 1) * width + pixel[..., 0].clamp(0, width - 1)
             flat = index.reshape(batch * heads, 1, -1).expand(-1, dim, -1)
             sample = grid.flatten(2).gather(2, flat).reshape(batch * heads, dim, queries, -1)
         else:
-            # Coordinates in 16 bits are percents of a cell wrong, and the CPU's kernel in 16 bits gives NaN far outside.
-            where = (2 * location - 1).to(torch.float32)
-            sample = F.grid_sample(grid.to(torch.float32), where, mode="bilinear", padding_mode="zeros", align_corners=False)
+            # 16-bit coordinates are off by percents of a pixel, and the 16-bit CPU kernel returns NaN far outside.
+            normalized = (2 * location - 1).to(torch.float32)
+            sample = F.grid_sample(grid.to(torch.float32), normalized, mode="bilinear", padding_mode="zeros", align_corners=False)
         samples.append(sample)
     scale = weights.permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, -1)
     out = (torch.cat(samples, dim=-1) * scale).sum(-1).to(value.dtype)
@@ -59,7 +67,7 @@ def sampled(
 
 
 def lower_deformable(graph: fx.GraphModule) -> int:
-    """Replace the op by `sampled`; how many there were. For devices without a kernel.
+    """Replace deformable attention by `sample_levels`, for devices without a kernel; the number of replacements.
 
     Raises:
         ValueError: the sizes of the levels are not constant.
@@ -75,15 +83,12 @@ def lower_deformable(graph: fx.GraphModule) -> int:
         args = [*node.args, False][:6]
         args[1] = [[int(side) for side in pair] for pair in shapes.tolist()]
         with graph.graph.inserting_before(node):
-            new = graph.graph.call_function(sampled, tuple(args))
+            new = graph.graph.call_function(sample_levels, tuple(args))
         new.meta["val"] = value_of(node)
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
         count += 1
     return count
-
-
-# From a source to the graph that is compiled: captured, simplified, typed.
 
 
 def prepare(
@@ -95,12 +100,20 @@ def prepare(
     tokens: int | None = None,
     biased: bool = True,
     names: int | None = None,
-) -> Captured:
-    """The graph of a detector for one device.
+) -> CapturedGraph:
+    """The graph of a detector for one device: captured, simplified, typed.
 
-    batch: smallest and largest. precision: FP32, FP16 or BF16. tokens, names: of a prompted model, the length of its
-    prompts or tasks, and of its lists of names. biased: see `passes.fuse_attention`. On a GPU deformable attention stays an
-    op, for detrt's kernel; elsewhere it becomes plain operators.
+    On a GPU deformable attention stays an op, for detrt's kernel; elsewhere it becomes plain operators.
+
+    Args:
+        source: the checkpoint.
+        spec: of the package.
+        batch: smallest and largest.
+        precision: FP32, FP16 or BF16.
+        device: "cpu" or "cuda".
+        tokens: of a prompted model: length of its prompt or task.
+        biased: see `fuse_attention`.
+        names: of a prompted model: length of its class list.
 
     Raises:
         ExportError: the model cannot be captured.
@@ -131,28 +144,28 @@ def _use_kernels(source: Source) -> None:
         install(source.module)
 
 
-def tune_for_gpu(captured: Captured, linears: bool = True, convolutions: str = "all") -> None:
-    """Layouts that tensor cores read without a detour, and epilogues (see `fuse_epilogues`); after the types are chosen."""
+def tune_for_gpu(captured: CapturedGraph, linears: bool = True, convolutions: str = "all") -> None:
+    """Layouts and paddings for tensor cores, and fused epilogues; run after the types are chosen."""
     fuse_windows(captured.graph)
     pad_stem(captured.graph, 4)
     channels_last(captured)
     fuse_epilogues(captured.graph, linears, convolutions)
     pad_heads(captured.graph)
-    fuse_selections(captured.graph)
+    fuse_top_k(captured.graph)
     finish(captured.graph)
 
 
-def channels_last(captured: Captured) -> None:
-    """Store the weights of convolutions as the tensor cores read them, so that nothing is converted at run time."""
+def channels_last(captured: CapturedGraph) -> None:
+    """Store convolution weights with channels last, as tensor cores read them, so that nothing is converted at run time."""
     graph = captured.graph
     constants = Constants(graph)
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and node.target in (aten.conv2d.default, aten.conv2d.padding):
             weight = constants.get(node.args[1])
             if weight is not None and weight.ndim == 4:
-                new = constants.add(_packed(weight), node, node)
+                new = constants.add(_channels_last(weight), node, node)
                 node.args = (node.args[0], new, *node.args[2:])
 
 
-def _packed(weight: Tensor) -> Tensor:
+def _channels_last(weight: Tensor) -> Tensor:
     return weight.contiguous(memory_format=torch.channels_last)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..gpu.runner import GpuRunner
 
 
-# CUDA graphs of so many input shapes are kept; each holds the memory of a run.
-GRAPHS = 8
+# Input shapes with a CUDA graph; each holds the memory of a run.
+MAX_GRAPHS = 8
 _CPU_LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
 
 
@@ -33,8 +33,8 @@ class InductorSession(BaseSession):
     packages of a GPU; None is the first one. graphs: replay a CUDA graph for each input shape.
 
     Raises:
-        EngineError: made by another version of PyTorch, for another GPU or a better CPU, or damaged.
-        MissingPackageError: no torch. SessionError: a device that the package is not for.
+        EngineError: built by another version of PyTorch, for another GPU or a better CPU, or damaged.
+        MissingPackageError: torch is not installed. SessionError: a device that the package was not built for.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class InductorSession(BaseSession):
             raise EngineError(
                 f"'{path.name}' cannot be loaded by PyTorch {torch.__version__}: {_short(error)}; build it again with: detrt build"
             ) from None
-        self._replays: dict[tuple[tuple[int, ...], ...], _Replay] | None = {} if graphs else None
+        self._replays: dict[tuple[tuple[int, ...], ...], _ReplayGraph] | None = {} if graphs else None
         self._runner: GpuRunner | None = None
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -96,10 +96,10 @@ class InductorSession(BaseSession):
         check_feeds(self.inputs, feeds)
         arrays = [np.ascontiguousarray(feeds[info.name]) for info in self.inputs]
         count = arrays[0].shape[0]
-        least, most = self._info.min_batch, self._info.max_batch
-        if not least <= count <= (most or count):
+        smallest, largest = self._info.min_batch, self._info.max_batch
+        if not smallest <= count <= (largest or count):
             raise SessionError(
-                f"the package '{self.path.name}' takes batches from {least} to {most}; got {count}; give "
+                f"the package '{self.path.name}' takes batches from {smallest} to {largest}; got {count}; give "
                 "--batch to detrt build for others"
             )
         try:
@@ -112,17 +112,17 @@ class InductorSession(BaseSession):
         torch = self._torch
         with torch.inference_mode():
             if self._device.type == "cpu":
-                found = self._run(*(torch.from_numpy(a) for a in arrays))
-                return [t.numpy().copy() for t in found]
-            with torch.cuda.device(self._device), self._exact():
+                outputs = self._run(*(torch.from_numpy(a) for a in arrays))
+                return [t.numpy().copy() for t in outputs]
+            with torch.cuda.device(self._device), self._convolution_flags():
                 if self._replays is None:
-                    found = self._run(*(torch.from_numpy(a).to(self._device) for a in arrays))
-                    return [t.cpu().numpy() for t in found]
+                    outputs = self._run(*(torch.from_numpy(a).to(self._device) for a in arrays))
+                    return [t.cpu().numpy() for t in outputs]
                 key = tuple(a.shape for a in arrays)
                 if key not in self._replays:
-                    if len(self._replays) >= GRAPHS:
+                    if len(self._replays) >= MAX_GRAPHS:
                         self._replays.pop(next(iter(self._replays)))
-                    self._replays[key] = _Replay(torch, self._run, arrays, self._device)
+                    self._replays[key] = _ReplayGraph(torch, self._run, arrays, self._device)
                 return self._replays[key](arrays)
 
     @property
@@ -139,27 +139,27 @@ class InductorSession(BaseSession):
                 self.inputs,
                 self.outputs,
                 self._device,
-                lambda inputs, then: self._captured(stream, inputs, then),
+                lambda inputs, finish: self._capture(stream, inputs, finish),
                 stream,
             )
         return self._runner
 
-    def _captured(self, stream: Any, inputs: Mapping[str, Any], then: Any) -> tuple[Any, list[Any]]:
-        """A CUDA graph of the model on these tensors and of `then` on its outputs."""
-        given = [inputs[info.name] for info in self.inputs]
+    def _capture(self, stream: Any, inputs: Mapping[str, Any], finish: Any) -> tuple[Any, list[Any]]:
+        """A CUDA graph of the model on these tensors and of `finish` on its outputs."""
+        tensors = [inputs[info.name] for info in self.inputs]
 
         def step() -> list[Any]:
-            found: list[Any] = then(dict(zip((info.name for info in self.outputs), self._run(*given), strict=True)))
-            return found
+            outputs: list[Any] = finish(dict(zip((info.name for info in self.outputs), self._run(*tensors), strict=True)))
+            return outputs
 
-        from ..gpu.cuda_graph import captured
+        from ..gpu.cuda_graph import capture_graph
 
-        with self._exact():
-            graph, results = captured(step, stream)
+        with self._convolution_flags():
+            graph, results = capture_graph(step, stream)
         return graph.replay, results
 
-    def _exact(self) -> Any:
-        """The fastest convolutions are searched for in the first run; FP32 stays FP32."""
+    def _convolution_flags(self) -> Any:
+        """cuDNN flags: search for the fastest convolutions in the first run, and TF32 only if the package has it."""
         return self._torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=self.facts.precision == "tf32")
 
     def close(self) -> None:
@@ -167,26 +167,26 @@ class InductorSession(BaseSession):
         self._run, self._replays, self._runner = None, None, None
 
 
-class _Replay:
+class _ReplayGraph:
     """A CUDA graph of one run: pinned host memory, fixed device memory, copies that do not wait."""
 
     def __init__(self, torch: Any, run: Any, arrays: list[np.ndarray], device: Any) -> None:
-        from ..gpu.cuda_graph import captured
+        from ..gpu.cuda_graph import capture_graph
 
         self._torch = torch
         self._stream = torch.cuda.Stream(device)
         self._hosts = [torch.from_numpy(a).clone().pin_memory() for a in arrays]
         with torch.cuda.stream(self._stream):
             self._inputs = [h.to(device, non_blocking=True) for h in self._hosts]
-            self._graph, self._outputs = captured(lambda: list(run(*self._inputs)), self._stream)
+            self._graph, self._outputs = capture_graph(lambda: list(run(*self._inputs)), self._stream)
             self._results = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in self._outputs]
 
     def __call__(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         for host, array in zip(self._hosts, arrays, strict=True):
             host.numpy()[...] = array
         with self._torch.cuda.stream(self._stream):
-            for given, host in zip(self._inputs, self._hosts, strict=True):
-                given.copy_(host, non_blocking=True)
+            for tensors, host in zip(self._inputs, self._hosts, strict=True):
+                tensors.copy_(host, non_blocking=True)
             self._graph.replay()
             for result, output in zip(self._results, self._outputs, strict=True):
                 result.copy_(output, non_blocking=True)
@@ -194,52 +194,49 @@ class _Replay:
         return [r.numpy().copy() for r in self._results]
 
 
-def _device(torch: Any, kind: str, asked: str | None, name: str) -> Any:
+def _device(torch: Any, kind: str, requested: str | None, name: str) -> Any:
     try:
-        device = torch.device(asked or ("cuda:0" if kind == "cuda" else "cpu"))
+        device = torch.device(requested or ("cuda:0" if kind == "cuda" else "cpu"))
     except RuntimeError:
-        raise SessionError(f"--device {asked} is none that PyTorch knows; write cpu, cuda or cuda:1") from None
+        raise SessionError(f"--device {requested} is not a device of PyTorch; write cpu, cuda or cuda:1") from None
     if device.type != kind:
         raise SessionError(
-            f"'{name}' was compiled for {kind}; got --device {asked}; build another with: detrt build --device {device.type}"
+            f"'{name}' was compiled for {kind}; got --device {requested}; build another with: detrt build --device {device.type}"
         )
     if kind == "cuda":
         if not torch.cuda.is_available():
             raise EngineError(f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise SessionError(f"--device {asked}: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
+            raise SessionError(f"--device {requested}: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
     return device
 
 
 def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> None:
-    """Compiled code calls PyTorch's own libraries, so it runs with the version that made it only."""
-    again = "build it again with: detrt build MODEL -o OUT --target inductor"
+    """Compiled code calls PyTorch's libraries, so it runs only with the version that compiled it."""
+    rebuild = "build it again with: detrt build MODEL -o OUT --target inductor"
     if facts.tensorrt_version != torch.__version__:
-        raise EngineError(f"'{name}' was compiled by PyTorch {facts.tensorrt_version}, here is {torch.__version__}; {again}")
+        raise EngineError(f"'{name}' was compiled by PyTorch {facts.tensorrt_version}, here is {torch.__version__}; {rebuild}")
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major * 10 + minor not in facts.compute_capabilities:
             raise EngineError(
                 f"'{name}' was compiled for SM {', '.join(map(str, facts.compute_capabilities))}, this GPU is SM "
-                f"{major * 10 + minor} ({torch.cuda.get_device_name(device)}); {again}"
+                f"{major * 10 + minor} ({torch.cuda.get_device_name(device)}); {rebuild}"
             )
         return
-    made, here = str(facts.options.get("cpu_capability", "")), torch.backends.cpu.get_cpu_capability()
-    if made in _CPU_LEVELS and here in _CPU_LEVELS and _CPU_LEVELS.index(made) > _CPU_LEVELS.index(here):
-        raise EngineError(f"'{name}' was compiled for a CPU with {made}, this one has {here}; {again}")
+    built_for, here = str(facts.options.get("cpu_capability", "")), torch.backends.cpu.get_cpu_capability()
+    if built_for in _CPU_LEVELS and here in _CPU_LEVELS and _CPU_LEVELS.index(built_for) > _CPU_LEVELS.index(here):
+        raise EngineError(f"'{name}' was compiled for a CPU with {built_for}, this one has {here}; {rebuild}")
 
 
 def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:400]
 
 
-# Several packages of one model, each for one size, as one session.
-
-
 class SizedSession(BaseSession):
-    """Runs each batch with the session of its size; what is not about size is that of the first session.
+    """Several packages of one model, one per input size, as one session. Batches run in the session of their size.
 
-    sessions: of one model and device, in the order of preference. A `Detector` gives every image the size of `info.sizes`
+    sessions: of one model and device, in order of preference; spec and info are those of the first. A `Detector` gives every image the size of `info.sizes`
     whose aspect ratio is nearest to its own, the first of equal ones.
     """
 
@@ -265,7 +262,7 @@ class SizedSession(BaseSession):
 
     @property
     def image_runner(self) -> ImageRunner | None:
-        """Itself, where the sessions resize on their device."""
+        """Itself if the sessions resize on their device."""
         return self if next(iter(self._sessions.values())).image_runner is not None else None
 
     def submit(self, images: Sequence[LoadedImage], plan: BatchPlan) -> PendingOutputs:
@@ -281,11 +278,11 @@ class SizedSession(BaseSession):
         return runner.decoder()
 
     def of(self, size_hw: SizeHW | None) -> BaseSession:
-        """The session of a size, or of the first. Raises SessionError: none is for that size."""
+        """The session of a size, or of the first. Raises SessionError: no package has that size."""
         if size_hw is None:
             size_hw = self.info.sizes[0]
         if size_hw not in self._sessions:
-            raise SessionError(f"no package is for {size_hw[0]}x{size_hw[1]}; there are {size_words(self.info.sizes)}")
+            raise SessionError(f"there is no package for {size_hw[0]}x{size_hw[1]}; there are {size_words(self.info.sizes)}")
         return self._sessions[size_hw]
 
     def close(self) -> None:

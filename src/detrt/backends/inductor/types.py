@@ -1,8 +1,8 @@
 """FP16 and BF16 in the captured graph, by the same table of operators as `detrt.precision.rules`.
 
-Matmuls, convolutions, attention and what lies between them run in 16 bits. What ends in positions, orders and outputs
-stays FP32 from the last matmul before it. The compiler computes fused elementwise steps in FP32 in any case, so that the
-FP32 parts cost little.
+Matmuls, convolutions, attention and the operators between them run in 16 bits. Values that become positions, orders and outputs
+stay FP32 from the last matmul on. The compiler computes fused elementwise operators in FP32 anyway, so that FP32 parts cost
+little.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def lower_types(graph: fx.GraphModule, precision: Precision) -> fx.GraphModule:
     exact = _exact_nodes(graph)
     constants = Constants(graph)
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
-    now: dict[fx.Node, Any] = {}  # what each node gives by now
+    values: dict[fx.Node, Any] = {}  # present value of each node
     for node in graph.graph.nodes:
         tensor = constants.get(node)
         if tensor is not None:
-            now[node] = fake_like(tensor, node)
+            values[node] = fake_like(tensor, node)
 
-    def given(node: Any) -> Any:
-        return now.get(node, value_of(node))
+    def current(node: Any) -> Any:
+        return values.get(node, value_of(node))
 
     def is_float(node: Any) -> bool:
-        val = given(node)
+        val = current(node)
         return isinstance(val, Tensor) and val.dtype in (torch.float32, low)
 
     def cast(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        val = given(node)
+        val = current(node)
         if val.dtype == dtype:
             return node
         key = (node, dtype)
@@ -49,12 +49,12 @@ def lower_types(graph: fx.GraphModule, precision: Precision) -> fx.GraphModule:
             return casts[key]
         tensor = constants.get(node)
         if tensor is not None:
-            tensor = _without_fills(tensor).to(dtype) if dtype == low else tensor.to(dtype)
+            tensor = _limit_fills(tensor).to(dtype) if dtype == low else tensor.to(dtype)
             new = constants.add(tensor, node.next, node)
         else:
-            with graph.graph.inserting_after(_last_of(node)):
+            with graph.graph.inserting_after(_insertion_point(node)):
                 new = graph.graph.call_function(aten.to.dtype, (node, dtype))
-        new.meta["val"] = now[new] = _faked(lambda: val.to(dtype), val)
+        new.meta["val"] = values[new] = _run_fake(lambda: val.to(dtype), val)
         casts[key] = new
         return new
 
@@ -66,26 +66,28 @@ def lower_types(graph: fx.GraphModule, precision: Precision) -> fx.GraphModule:
             continue
         floats = [n for n in node.all_input_nodes if is_float(n)]
         if floats:
-            wanted = _wanted(node, floats, exact, low, constants, given)
-            position = _positions(node)
-            if position is not None:
+            dtype_in = _input_dtype(node, floats, exact, low, constants, current)
+            argument_dtype = _argument_dtypes(node)
+            if argument_dtype is not None:
                 node.args = tuple(
-                    cast(arg, want) if (want := position(index, low)) is not None and is_float(arg) else arg
+                    cast(arg, target_dtype) if (target_dtype := argument_dtype(index, low)) is not None and is_float(arg) else arg
                     for index, arg in enumerate(node.args)
                 )
-            elif wanted is not None:
-                swap = lambda n: cast(n, wanted) if is_float(n) else n  # noqa: E731, B023
-                node.args, node.kwargs = fx.map_arg(node.args, swap), fx.map_arg(node.kwargs, swap)
-                if wanted == low:
-                    _small_numbers(node)
-        now[node] = _again(node, given)
-    for node, val in now.items():
+            elif dtype_in is not None:
+                cast_input = lambda n: cast(n, dtype_in) if is_float(n) else n  # noqa: E731, B023
+                node.args, node.kwargs = fx.map_arg(node.args, cast_input), fx.map_arg(node.kwargs, cast_input)
+                if dtype_in == low:
+                    _limit_constants(node)
+        values[node] = _retrace(node, current)
+    for node, val in values.items():
         node.meta["val"] = val
     return finish(graph)
 
 
-def _wanted(node: fx.Node, floats: list[fx.Node], exact: set[fx.Node], low: torch.dtype, constants: Constants, given: Any) -> Any:
-    """The type that a node's inputs get; None leaves them."""
+def _input_dtype(
+    node: fx.Node, floats: list[fx.Node], exact: set[fx.Node], low: torch.dtype, constants: Constants, current: Any
+) -> Any:
+    """The type that the inputs of a node are cast to; None: no cast."""
     if node in exact:
         return torch.float32
     if _name(node) in GEMM.aten:
@@ -94,12 +96,12 @@ def _wanted(node: fx.Node, floats: list[fx.Node], exact: set[fx.Node], low: torc
         return torch.float32
     if node.target is operator.getitem or _is_cast(node):
         return None
-    moving = [n for n in floats if constants.get(n) is None and n.target != aten.full.default]
-    return low if any(given(n).dtype == low for n in moving) else torch.float32
+    inputs = [n for n in floats if constants.get(n) is None and n.target != aten.full.default]
+    return low if any(current(n).dtype == low for n in inputs) else torch.float32
 
 
-def _positions(node: fx.Node) -> Any:
-    """For deformable attention: argument -> its type (None leaves it)."""
+def _argument_dtypes(node: fx.Node) -> Any:
+    """For deformable attention: function from argument number to its type (None: no cast)."""
     if node.target == MSDA:
         return lambda index, low: {0: low, 2: torch.float32}.get(index)
     if str(node.target).startswith(_FUSED.replace("::", ".")):
@@ -108,7 +110,7 @@ def _positions(node: fx.Node) -> Any:
 
 
 def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
-    """From outputs, indices, orders and angles back to the matmuls that their values come from."""
+    """Nodes between the last matmuls and outputs, indices, orders and angles, which stay FP32."""
     todo: list[Any] = []
     for node in graph.graph.nodes:
         if node.op == "output":
@@ -130,15 +132,15 @@ def _exact_nodes(graph: fx.GraphModule) -> set[fx.Node]:
             continue
         if _name(node) in BARRIER.aten or node.target == MSDA or str(node.target).startswith("detrt."):
             continue
-        if _name(node) in GEMM.aten and not _is_dot(node):
+        if _name(node) in GEMM.aten and not _is_dot_product(node):
             continue
         exact.add(node)
         todo += node.all_input_nodes
     return exact
 
 
-def _is_dot(node: fx.Node) -> bool:
-    """A matmul with one vector behind a softmax, such as the expected distance of D-FINE: arithmetic, not a layer."""
+def _is_dot_product(node: fx.Node) -> bool:
+    """A matmul of a softmax with one vector, such as the expected distance of D-FINE, which is not a layer."""
     if node.target not in (aten.linear.default, aten.matmul.default, aten.mm.default):
         return False
     weight = value_of(node.args[1])
@@ -171,17 +173,17 @@ def _floating(val: Any) -> bool:
     return isinstance(val, Tensor) and val.is_floating_point()
 
 
-def _faked(step: Any, val: Any) -> Any:
+def _run_fake(step: Any, val: Any) -> Any:
     with faking(fake_mode(val)):
         return step()
 
 
-def _again(node: fx.Node, given: Any) -> Any:
-    """What a node gives with the types that its inputs have now."""
-    values = [given(n) for n in node.all_input_nodes]
+def _retrace(node: fx.Node, current: Any) -> Any:
+    """The value of a node with the present types of its inputs."""
+    values = [current(n) for n in node.all_input_nodes]
     if any(v is None for v in values):
         return value_of(node)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), current)
     mode = fake_mode(*values)
     if mode is None or not any(_floating(v) or isinstance(v, (tuple, list)) for v in values):
         return value_of(node)
@@ -189,8 +191,8 @@ def _again(node: fx.Node, given: Any) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _small_numbers(node: fx.Node) -> None:
-    """Numbers that a 16-bit type has no room for, such as the fill of a mask."""
+def _limit_constants(node: fx.Node) -> None:
+    """Limit constants that a 16-bit type cannot hold, such as the fill of a mask."""
     limit = lambda x: max(-FILL_VALUE, min(FILL_VALUE, x)) if isinstance(x, float) and FILL_LIMIT < abs(x) < float("inf") else x  # noqa: E731
     node.args = tuple(limit(a) for a in node.args)
     for source in node.all_input_nodes:
@@ -198,12 +200,12 @@ def _small_numbers(node: fx.Node) -> None:
             source.args = (source.args[0], limit(source.args[1]))
 
 
-def _without_fills(tensor: Tensor) -> Tensor:
+def _limit_fills(tensor: Tensor) -> Tensor:
     return torch.where((tensor.abs() > FILL_LIMIT) & tensor.isfinite(), tensor.sign() * FILL_VALUE, tensor)
 
 
-def _last_of(node: fx.Node) -> fx.Node:
-    """Where a cast of a node goes: behind the placeholders, which must stay together."""
+def _insertion_point(node: fx.Node) -> fx.Node:
+    """The node after which a cast is inserted: the placeholders must stay together."""
     while node.op == "placeholder" and node.next.op == "placeholder":
         node = node.next
     return node

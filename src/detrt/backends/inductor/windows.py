@@ -1,4 +1,4 @@
-"""Attention inside windows, written out or as PyTorch's fused attention, becomes `detrt::window_attention`."""
+"""Fusion of window attention, unfused or `scaled_dot_product_attention`, into `detrt::window_attention`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .nodes import Constants, aten, fake_like, value_of
 
 MAX_WINDOW_TOKENS, DIMS = 256, (16, 32, 64)
 _CASTS = (aten.to.dtype, aten._to_copy.default)
-_MOVES = (
+_VIEWS = (
     aten.view.default,
     aten.reshape.default,
     aten._unsafe_view.default,
@@ -28,137 +28,139 @@ _MOVES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Match:
+    """Window attention in the graph: its inputs, and the constants that are added to the scores."""
+
     q: fx.Node
     k: fx.Node
     v: fx.Node
-    added: tuple[fx.Node, ...]  # constants on the scores
+    added: tuple[fx.Node, ...]
     scale: float
 
 
 def fuse_windows(graph: fx.GraphModule) -> int:
-    """Rewrite the graph in place, where query, key and value are slices of one product; how many there were."""
+    """Rewrite the graph in place, if query, key and value are slices of one matmul; the number of replacements."""
     from .kernels import window_attention
 
     constants = Constants(graph)
     count = 0
     for node in list(graph.graph.nodes):
-        found = _written_out(node) or _fused(node)
-        if found is None:
+        match = _match_unfused(node) or _match_sdpa(node)
+        if match is None:
             continue
         val = value_of(node)
         windows, heads, tokens, dim = val.shape
         if tokens > MAX_WINDOW_TOKENS or dim not in DIMS or val.dtype not in (torch.float16, torch.bfloat16):
             continue
-        source = _one_source(found, heads, tokens, dim)
-        parts = _bias_and_mask(found.added, constants, windows, heads, tokens)
-        if source is None or parts is None:
+        source = _one_source(match, heads, tokens, dim)
+        terms = _bias_and_mask(match.added, constants, windows, heads, tokens)
+        if source is None or terms is None:
             continue
-        bias, mask = parts
+        bias, mask = terms
         with graph.graph.inserting_before(node):
-            held = [None if t is None else constants.add(t.to(val.dtype).contiguous(), node, node) for t in (bias, mask)]
-            out = graph.graph.call_function(window_attention, (source, *held, heads, found.scale))
-            shaped = graph.graph.call_function(aten.reshape.default, (out, [windows, tokens, heads, dim]))
-            turned = graph.graph.call_function(aten.transpose.int, (shaped, 1, 2))
-        turned.meta["val"] = val
-        shaped.meta["val"] = fake_like(torch.empty((windows, tokens, heads, dim), dtype=val.dtype, device="meta"), node)
+            tensors = [None if t is None else constants.add(t.to(val.dtype).contiguous(), node, node) for t in (bias, mask)]
+            out = graph.graph.call_function(window_attention, (source, *tensors, heads, match.scale))
+            reshaped = graph.graph.call_function(aten.reshape.default, (out, [windows, tokens, heads, dim]))
+            transposed = graph.graph.call_function(aten.transpose.int, (reshaped, 1, 2))
+        transposed.meta["val"] = val
+        reshaped.meta["val"] = fake_like(torch.empty((windows, tokens, heads, dim), dtype=val.dtype, device="meta"), node)
         out.meta["val"] = fake_like(torch.empty((windows, tokens, heads * dim), dtype=val.dtype, device="meta"), node)
-        node.replace_all_uses_with(turned)
+        node.replace_all_uses_with(transposed)
         count += 1
     graph.graph.eliminate_dead_code()
     return count
 
 
-def _plain(node: Any) -> Any:
-    """Without casts before it."""
+def _skip_casts(node: Any) -> Any:
+    """The node before any casts."""
     while isinstance(node, fx.Node) and node.target in _CASTS:
         node = node.args[0]
     return node
 
 
-def _scaled(node: Any) -> tuple[Any, float]:
-    """(what a node multiplies by a number, the number)."""
-    scale, node = 1.0, _plain(node)
+def _split_scale(node: Any) -> tuple[Any, float]:
+    """(node without its constant factors, their product)."""
+    scale, node = 1.0, _skip_casts(node)
     while isinstance(node, fx.Node) and node.target in (aten.mul.Tensor, aten.div.Tensor):
         number = node.args[1]
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             break
         scale = scale * number if node.target == aten.mul.Tensor else scale / number
-        node = _plain(node.args[0])
+        node = _skip_casts(node.args[0])
     return node, scale
 
 
-def _four(node: Any) -> bool:
+def _is_4d(node: Any) -> bool:
     val = value_of(node)
     return isinstance(val, Tensor) and val.ndim == 4 and all(isinstance(side, int) for side in val.shape)
 
 
-def _fused(node: fx.Node) -> _Found | None:
-    if node.op != "call_function" or node.target != aten.scaled_dot_product_attention.default or not _four(node):
+def _match_sdpa(node: fx.Node) -> _Match | None:
+    if node.op != "call_function" or node.target != aten.scaled_dot_product_attention.default or not _is_4d(node):
         return None
     q, k, v, bias, dropout, causal = [*node.args, None, 0.0, False][:6] if len(node.args) > 3 else [*node.args, None, 0.0, False]
     if not isinstance(bias, fx.Node) or dropout or causal or set(node.kwargs) - {"scale"}:
         return None
-    (q, a), (k, b) = _scaled(q), _scaled(k)
+    (q, a), (k, b) = _split_scale(q), _split_scale(k)
     scale = node.kwargs.get("scale")
     scale = value_of(node).shape[3] ** -0.5 if scale is None else scale
-    return _Found(q, k, _plain(v), (bias,), float(scale * a * b))
+    return _Match(q, k, _skip_casts(v), (bias,), float(scale * a * b))
 
 
-def _written_out(node: fx.Node) -> _Found | None:
-    if node.op != "call_function" or node.target != aten.matmul.default or not _four(node):
+def _match_unfused(node: fx.Node) -> _Match | None:
+    if node.op != "call_function" or node.target != aten.matmul.default or not _is_4d(node):
         return None
-    weights = _plain(node.args[0])
+    weights = _skip_casts(node.args[0])
     if not isinstance(weights, fx.Node) or weights.target != aten.softmax.int or len(weights.users) != 1:
         return None
     if weights.args[1] not in (-1, 3):
         return None
-    scores, added = _plain(weights.args[0]), []
+    scores, added = _skip_casts(weights.args[0]), []
     while isinstance(scores, fx.Node) and scores.target in (aten.add.Tensor, aten.view.default, aten.reshape.default):
         if scores.target == aten.add.Tensor:
             left, right = scores.args
-            constant = next((c for c in (right, left) if isinstance(c, fx.Node) and _plain(c).op == "get_attr"), None)
+            constant = next((c for c in (right, left) if isinstance(c, fx.Node) and _skip_casts(c).op == "get_attr"), None)
             if constant is None or scores.kwargs:
                 return None
-            added.append(_plain(constant))
+            added.append(_skip_casts(constant))
             scores = left if constant is right else right
         else:
             scores = scores.args[0]
-        scores = _plain(scores)
-    scores, scale = _scaled(scores)
+        scores = _skip_casts(scores)
+    scores, scale = _split_scale(scores)
     if not isinstance(scores, fx.Node) or scores.target != aten.matmul.default or not added:
         return None
-    (q, a), (turned, b) = _scaled(scores.args[0]), _scaled(scores.args[1])
-    if not isinstance(turned, fx.Node) or turned.target != aten.transpose.int or not _four(turned):
+    (q, a), (transposed, b) = _split_scale(scores.args[0]), _split_scale(scores.args[1])
+    if not isinstance(transposed, fx.Node) or transposed.target != aten.transpose.int or not _is_4d(transposed):
         return None
-    if {turned.args[1] % 4, turned.args[2] % 4} != {2, 3}:
+    if {transposed.args[1] % 4, transposed.args[2] % 4} != {2, 3}:
         return None
-    k, c = _scaled(turned.args[0])
-    return _Found(q, k, _plain(node.args[1]), tuple(added), float(scale * a * b * c))
+    k, c = _split_scale(transposed.args[0])
+    return _Match(q, k, _skip_casts(node.args[1]), tuple(added), float(scale * a * b * c))
 
 
-def _one_source(found: _Found, heads: int, tokens: int, dim: int) -> fx.Node | None:
-    """The product that query, key and value are slices of, in that order; None if they are anything else."""
+def _one_source(match: _Match, heads: int, tokens: int, dim: int) -> fx.Node | None:
+    """The matmul that query, key and value are slices of, in that order; None if they are not."""
     sources = []
-    for slot, node in enumerate((found.q, found.k, found.v)):
+    for slot, node in enumerate((match.q, match.k, match.v)):
         chain: list[fx.Node] = []
-        while isinstance(node, fx.Node) and (node.target in _MOVES or node.target in _CASTS):
+        while isinstance(node, fx.Node) and (node.target in _VIEWS or node.target in _CASTS):
             chain.append(node)
             node = node.args[0]
         val = value_of(node)
         if not isinstance(val, Tensor) or val.ndim != 3 or tuple(val.shape[1:]) != (tokens, 3 * heads * dim):
             return None
-        # Where the slice lies in memory says all about it: views alone keep the memory.
-        whole = torch.empty(val.shape, device="meta")
-        part: Any = whole
+        # Strides and offset identify the slice: views keep the memory.
+        base = torch.empty(val.shape, device="meta")
+        view: Any = base
         for step in reversed(chain):
             if step.target not in _CASTS:
-                args, kwargs = fx.map_arg((step.args, step.kwargs), lambda n: part)  # noqa: B023
-                part = step.target(*args, **kwargs)  # type: ignore[operator]
-        wanted = (tokens * 3 * heads * dim, dim, 3 * heads * dim, 1)
-        if part._base is not whole or part.stride() != wanted or part.storage_offset() != slot * heads * dim:
+                args, kwargs = fx.map_arg((step.args, step.kwargs), lambda n: view)  # noqa: B023
+                view = step.target(*args, **kwargs)  # type: ignore[operator]
+        expected = (tokens * 3 * heads * dim, dim, 3 * heads * dim, 1)
+        if view._base is not base or view.stride() != expected or view.storage_offset() != slot * heads * dim:
             return None
-        if tuple(part.shape) != (val.shape[0], heads, tokens, dim):
+        if tuple(view.shape) != (val.shape[0], heads, tokens, dim):
             return None
         sources.append(node)
     return sources[0] if len(set(sources)) == 1 else None
@@ -171,7 +173,7 @@ def _bias_and_mask(
     bias: Tensor | None = None
     mask: Tensor | None = None
     for node in added:
-        tensor = constants.get(_plain(node))
+        tensor = constants.get(_skip_casts(node))
         if tensor is None or tensor.ndim < 3 or tuple(tensor.shape[-2:]) != (tokens, tokens):
             return None
         count, heads_here = tensor.numel() // (tokens * tokens), tensor.shape[-3]

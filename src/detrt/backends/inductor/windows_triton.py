@@ -1,4 +1,4 @@
-"""The Triton kernel of attention inside windows (Swin). Imported only where it runs; a door to `triton`."""
+"""The Triton kernel of attention inside windows (Swin); `kernels.py` launches it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def windows_kernel(
     m_ok = m < N
     base = qkv + window.to(tl.int64) * (N * row) + head * D
     q = tl.load(base + m[:, None] * row + d[None, :], mask=m_ok[:, None], other=0.0)
-    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     norm = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, D), tl.float32)
     for start in tl.static_range(0, N, BLOCK_N):
@@ -43,25 +43,25 @@ def windows_kernel(
         k = tl.load(base + HEADS * D + n[None, :] * row + d[:, None], mask=n_ok[None, :], other=0.0)
         v = tl.load(base + 2 * HEADS * D + n[:, None] * row + d[None, :], mask=n_ok[:, None], other=0.0)
         inside = m_ok[:, None] & n_ok[None, :]
-        place = m[:, None] * N + n[None, :]
+        index = m[:, None] * N + n[None, :]
         scores = tl.dot(q, k) * SCALE
-        scores += tl.load(bias + head * (N * N) + place, mask=inside, other=0.0).to(tl.float32)
+        scores += tl.load(bias + head * (N * N) + index, mask=inside, other=0.0).to(tl.float32)
         if MASKS > 0:
-            scores += tl.load(mask + (window % MASKS) * (N * N) + place, mask=inside, other=0.0).to(tl.float32)
+            scores += tl.load(mask + (window % MASKS) * (N * N) + index, mask=inside, other=0.0).to(tl.float32)
         scores = tl.where(n_ok[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        fade = tl.exp(top - higher)
-        norm = norm * fade + tl.sum(weights, 1)
-        total = total * fade[:, None] + tl.dot(weights.to(v.dtype), v)
-        top = higher
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp(scores - new_maximum[:, None])
+        decay = tl.exp(maximum - new_maximum)
+        norm = norm * decay + tl.sum(weights, 1)
+        total = total * decay[:, None] + tl.dot(weights.to(v.dtype), v)
+        maximum = new_maximum
     total = total / norm[:, None]
-    place = out + window.to(tl.int64) * (N * HEADS * D) + head * D + m[:, None] * (HEADS * D) + d[None, :]
-    tl.store(place, total, mask=m_ok[:, None])
+    target = out + window.to(tl.int64) * (N * HEADS * D) + head * D + m[:, None] * (HEADS * D) + d[None, :]
+    tl.store(target, total, mask=m_ok[:, None])
 
 
-def attend(qkv, bias, mask, heads: int, scale: float, launch=None, block_m: int = 0, block_n: int = 0, warps: int = 0):
-    """Run the kernel over contiguous tensors; see `windows_kernel`. launch: what wraps the kernel for PyTorch's compiler."""
+def launch_windows(qkv, bias, mask, heads: int, scale: float, launch=None, block_m: int = 0, block_n: int = 0, warps: int = 0):
+    """Run the kernel over contiguous tensors; see `windows_kernel`. launch: wrapper of the kernel for PyTorch's compiler."""
     windows, tokens, width = qkv.shape
     dim = width // (3 * heads)
     out = qkv.new_empty(windows, tokens, heads * dim)

@@ -1,7 +1,7 @@
 """The compiler process: `python -m detrt.backends.inductor.worker FD`.
 
-PyTorch's compiler takes minutes and gigabytes, and a C++ compiler that fails may take its process along, so it has one of
-its own. The request: {"ref", "loading", "spec", "config", "precision", "package"}.
+PyTorch's compiler takes minutes and gigabytes, and a failing C++ compiler may crash its process, so it runs in a process of its
+own. The request: {"ref", "loading", "spec", "config", "precision", "package"}.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Compile the package at request["package"] and return its facts.
 
     Raises:
-        DetrtError: the model or the machine do not allow it. GateError: its outputs are not the model's.
+        DetrtError: the model or the machine does not allow it. GateError: its outputs differ from those of the model.
     """
     config = InductorConfig.from_dict(request["config"])
     spec = ModelSpec.from_dict(request["spec"])
@@ -54,7 +54,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         lengths = config.lengths(spec.text, spec.decode.num_classes)
     tokens, names = lengths or (None, None)
     captured = prepare(source, spec, batches, Precision.FP32, config.device, tokens, names=names or None)
-    want = [t.float().cpu() for t in captured.graph(*captured.inputs)]
+    expected = [t.float().cpu() for t in captured.graph(*captured.inputs)]
     fraction = 1.0
     if precision.bits == 16:
         lower_types(captured.graph, precision)
@@ -65,11 +65,11 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     compile_package(captured, package, tune="max" if config.tune == "max" else "", form=config.package_form)
     progress(0.95, "comparing with PyTorch")
     run = load_package(package, config.device)
-    got = [t.float().cpu() for t in run(*captured.inputs)]
-    errors = differences(captured.outputs, want, got, precision.output_tolerance)
+    results = [t.float().cpu() for t in run(*captured.inputs)]
+    errors = differences(captured.outputs, expected, results, precision.output_tolerance)
     _require_equal(errors, precision)
     if spec.text is None:
-        _require_batches(run, captured.inputs, want, batches, captured.outputs, precision)
+        _require_batches(run, captured.inputs, expected, batches, captured.outputs, precision)
     inputs, outputs = contract(spec)
     low, high = batches
     fixed = {"batch": low} if low == high else {}
@@ -79,8 +79,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "torch": torch.__version__,
         "compute_capabilities": _capabilities(config.device),
         "profile": {i.name: _profile(i.shape, {**fixed, "batch": low}, {**fixed, "batch": high}) for i in inputs},
-        "inputs": [_described(i, fixed) for i in inputs],
-        "outputs": [_described(o, fixed) for o in outputs],
+        "inputs": [_tensor_facts(i, fixed) for i in inputs],
+        "outputs": [_tensor_facts(o, fixed) for o in outputs],
         "nodes": len(captured.graph.graph.nodes),
         "share": round(fraction, 4),
         "errors": errors,
@@ -92,9 +92,9 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     }
 
 
-def differences(names: Sequence[str], want: Sequence[Tensor], got: Sequence[Tensor], limit: float) -> dict[str, float]:
+def differences(names: Sequence[str], expected: Sequence[Tensor], outputs: Sequence[Tensor], limit: float) -> dict[str, float]:
     """See `output_differences`."""
-    sides = ({name: tensor.numpy() for name, tensor in zip(names, side, strict=True)} for side in (want, got))
+    sides = ({name: tensor.numpy() for name, tensor in zip(names, side, strict=True)} for side in (expected, outputs))
     return output_differences(*sides, limit)
 
 
@@ -112,25 +112,25 @@ def _require_equal(errors: dict[str, float], precision: Precision) -> None:
 def _require_batches(
     run: Run,
     inputs: Sequence[Tensor],
-    want: Sequence[Tensor],
+    expected: Sequence[Tensor],
     batches: tuple[int, int],
     names: Sequence[str],
     precision: Precision,
 ) -> None:
-    """Batches of a range other than the traced one give, picture by picture, what the traced one gives."""
+    """The smallest and largest batch must give the same result for each image as the traced batch."""
     traced = len(inputs[0])
     for count in {*batches} - {traced}:
         rows = torch.arange(count) % traced
         try:
-            got = [t.float().cpu() for t in run(*(t[rows.to(t.device)].contiguous() for t in inputs))]
+            outputs = [t.float().cpu() for t in run(*(t[rows.to(t.device)].contiguous() for t in inputs))]
         except Exception as error:  # what compiled code raises shares no base class
             text = " ".join(str(error).split())[:200]
             raise GateError(
                 f"the compiled model does not run at batch {count} of the range {batches[0]} to {batches[1]}: {text}; no file was "
                 "written. Build one batch alone with --batch NUMBER"
             ) from None
-        expected = [t[rows] for t in want]
-        _require_equal(differences(names, expected, got, precision.output_tolerance), precision)
+        repeated = [t[rows] for t in expected]
+        _require_equal(differences(names, repeated, outputs, precision.output_tolerance), precision)
 
 
 def _profile(shape: tuple[int | str, ...], low: dict[str, int], high: dict[str, int]) -> dict[str, list[int]]:
@@ -138,7 +138,7 @@ def _profile(shape: tuple[int | str, ...], low: dict[str, int], high: dict[str, 
     return {"min": small, "opt": small, "max": large}
 
 
-def _described(info: Any, fixed: dict[str, int]) -> dict[str, Any]:
+def _tensor_facts(info: Any, fixed: dict[str, int]) -> dict[str, Any]:
     return {"name": info.name, "dtype": info.dtype, "shape": [fixed.get(str(axis), axis) for axis in info.shape]}
 
 
@@ -150,15 +150,15 @@ def _capabilities(device: str) -> list[int]:
 
 
 def _machine(device: str) -> dict[str, str]:
-    found = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    facts = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
     if device == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-    return found
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return facts
 
 
 def main(arguments: list[str]) -> int:
     answer_parent(int(arguments[0]), build)
-    # The compiler's pool of processes need not be waited for.
+    # Exit without waiting for the process pool of the compiler.
     sys.stdout.flush()
     os._exit(0)
 

@@ -119,10 +119,10 @@ class OnnxSession(BaseSession):
 
             def open_fixed(lengths: Mapping[str, int]) -> Any:
                 # A size that is known turns shapes, which ONNX Runtime computes on the CPU, into constants.
-                fixed = _options(self._ort, options.intra_op_num_threads)
+                fixed_session = _options(self._ort, options.intra_op_num_threads)
                 for axis, length in lengths.items():
-                    fixed.add_free_dimension_override_by_name(axis, length)
-                return self._ort.InferenceSession(source, fixed, providers=with_graphs)
+                    fixed_session.add_free_dimension_override_by_name(axis, length)
+                return self._ort.InferenceSession(source, fixed_session, providers=with_graphs)
 
             self._graphs = Graphs(True, open_fixed)
             try:
@@ -157,8 +157,8 @@ class OnnxSession(BaseSession):
                 self.inputs,
                 self.outputs,
                 stream.device,
-                lambda tensors, then: prepare(
-                    session, self._ort, tensors, (self.inputs, self.outputs), then, stream, self._graphs
+                lambda tensors, finish: prepare(
+                    session, self._ort, tensors, (self.inputs, self.outputs), finish, stream, self._graphs
                 ),
                 stream,
             )

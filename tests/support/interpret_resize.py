@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.staging import layout
 from detrt.backends.gpu.yuv import fill_rgb
 from detrt.data.preprocess import preprocess
@@ -36,11 +36,11 @@ for given in (
     images = [rng.integers(0, 256, size, np.uint8) for size in ((50, 30, 3), (140, 33, 3))]
     want = preprocess(images, Spec(given))  # type: ignore[arg-type]
     plan = layout(images, want.resized_sizes_hw, given.resample)
-    block = np.empty(plan.size, np.uint8)
+    block = np.empty(plan.upload_size, np.uint8)
     plan.write(block, images)
     pixels = torch.full(want.feeds["pixel_values"].shape, 9, dtype=getattr(torch, given.dtype))
     mask = torch.full((2, *pixels.shape[2:]), 9) if given.mask else None
-    fill_pictures(torch.from_numpy(block), 2, pixels, mask, given, kernel=True)
+    resize_batch(torch.from_numpy(block), 2, pixels, mask, given, kernel=True)
     assert np.array_equal(pixels.numpy(), want.feeds["pixel_values"]), given
     assert mask is None or np.array_equal(mask.numpy(), want.feeds["pixel_mask"]), given
 

@@ -1,4 +1,4 @@
-"""Resizing, running and choosing on an NVIDIA GPU against the CPU's way: `pytest -m gpu tests/gpu/test_pictures_cuda.py`."""
+"""Resizing, running and choosing on an NVIDIA GPU against the CPU's way: `pytest -m gpu tests/gpu/test_resize_cuda.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detrt.backends.gpu.resize import fill_pictures
+from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.staging import layout
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
@@ -50,11 +50,11 @@ def test_pixels_equal_pillows(given: InputSpec) -> None:
         images = [rng.integers(0, 256, (*rng.integers(20, 1500, 2), 3), np.uint8) for _ in range(3)]
         want = preprocess(images, Spec(given))  # type: ignore[arg-type]
         plan = layout(images, want.resized_sizes_hw, given.resample)
-        block = np.empty(plan.size, np.uint8)
+        block = np.empty(plan.upload_size, np.uint8)
         plan.write(block, images)
         pixels = torch.full(want.feeds[PIXEL_VALUES].shape, 9, dtype=getattr(torch, given.dtype), device="cuda")
         mask = torch.full((3, *pixels.shape[2:]), 9, device="cuda") if given.mask else None
-        fill_pictures(torch.from_numpy(block).cuda(), 3, pixels, mask, given)
+        resize_batch(torch.from_numpy(block).cuda(), 3, pixels, mask, given)
         assert np.array_equal(pixels.cpu().numpy(), want.feeds[PIXEL_VALUES])
         assert mask is None or np.array_equal(mask.cpu().numpy(), want.feeds[PIXEL_MASK])
 
