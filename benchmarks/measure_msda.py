@@ -26,7 +26,7 @@ from plain_kernel import plain_msda
 
 from detrt.models.ops import ms_deform_attn
 from detrt.models.ops import msda as portable
-from detrt.models.ops.msda_launch import attend
+from detrt.models.ops.msda_launch import launch_msda
 from detrt.models.ops.msda_tiles import Tile, choose
 
 ENCODER = ((100, 167), (50, 84), (25, 42), (13, 21))  # 22 223 tokens: an image of 800 x 1333
@@ -38,7 +38,10 @@ CASES = {
 }
 HEADS, DIM, CALLS = 8, 32, 20
 CODINO = ((192, 288), (96, 144), (48, 72), (24, 36), (12, 18))  # 73 656 tokens: an image of 768 x 1152, FP16 and fused only
-MANY = [Tile(q, p, w, beside=b) for (q, w, b), p in itertools.product([(16, 4, 2), (8, 2, 2), (4, 1, 2), (32, 4, 1)], (1, 2, 4))]
+MANY = [
+    Tile(q, p, w, heads_per_program=b)
+    for (q, w, b), p in itertools.product([(16, 4, 2), (8, 2, 2), (4, 1, 2), (32, 4, 1)], (1, 2, 4))
+]
 TILES = [
     Tile(q, p, 1, h)
     for (q, p), h in itertools.product(
@@ -130,11 +133,11 @@ def copies(name: str, where: str, cold: bool, kind: str, dtype=torch.float16):
 
 
 def fused_call(tile):
-    return lambda v, s, r, o, g, p: attend(v, s, r, o, g, p, tile=tile)
+    return lambda v, s, r, o, g, p: launch_msda(v, s, r, o, g, p, tile=tile)
 
 
 def plain_call(tile):
-    return lambda v, s, x, w, p: attend(v, s, None, x, w, p, tile=tile)
+    return lambda v, s, x, w, p: launch_msda(v, s, None, x, w, p, tile=tile)
 
 
 def compile_some(part) -> None:

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from detrt.models.ops import ms_deform_attn, ms_deform_attn_fused
-from detrt.models.ops.msda_launch import attend
+from detrt.models.ops.msda_launch import launch_msda
 from detrt.models.ops.msda_tiles import Tile
 
 LEVELS = ((6, 9), (3, 5), (2, 3))
@@ -29,18 +29,18 @@ def main() -> None:
             value = torch.ones(2, tokens, heads, dim, dtype=dtype, device="cuda")
             total = sum(points)
             # Made on the host: every kernel of PyTorch that runs under the checker costs a second.
-            places = torch.linspace(-2, 3, 2 * queries * heads * total * 2).view(2, queries, heads, total, 2)
-            places[0, 0], places[0, 1] = float("nan"), 1e30
+            locations = torch.linspace(-2, 3, 2 * queries * heads * total * 2).view(2, queries, heads, total, 2)
+            locations[0, 0], locations[0, 1] = float("nan"), 1e30
             weights = torch.full((2, queries, heads, total), 1 / total)
-            places, weights = places.cuda(), weights.cuda()
+            locations, weights = locations.cuda(), weights.cuda()
             references = torch.full((2, queries, 1, 4), 0.5).cuda()
-            ms_deform_attn(value, shapes, places, weights, points)
-            ms_deform_attn(value, shapes, places, weights, points, True)
-            ms_deform_attn_fused(value, shapes, references, places, weights, points)
+            ms_deform_attn(value, shapes, locations, weights, points)
+            ms_deform_attn(value, shapes, locations, weights, points, True)
+            ms_deform_attn_fused(value, shapes, references, locations, weights, points)
             if dim & (dim - 1) == 0:  # the kernel for many queries, which hands numbers over through shared memory
-                tile = Tile(8, 4, 4, beside=2 - heads % 2)
-                attend(value, shapes, None, places, weights, points, tile=tile)
-                attend(value, shapes, references, places, weights, points, tile=tile)
+                tile = Tile(8, 4, 4, heads_per_program=2 - heads % 2)
+                launch_msda(value, shapes, None, locations, weights, points, tile=tile)
+                launch_msda(value, shapes, references, locations, weights, points, tile=tile)
         print(name, flush=True)
     torch.cuda.synchronize()
     print("ran")

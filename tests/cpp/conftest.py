@@ -111,8 +111,8 @@ def photos(tmp_path_factory) -> list[Path]:
     picture = Image.fromarray(np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8))
     grey = picture.convert("L")
     wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
-    see_through = picture.convert("RGBA")
-    see_through.putalpha(grey)
+    decompose_when_compiled = picture.convert("RGBA")
+    decompose_when_compiled.putalpha(grey)
     exif = Image.Exif()
 
     def save(image: Image.Image, name: str, **options) -> None:
@@ -134,7 +134,7 @@ def photos(tmp_path_factory) -> list[Path]:
     save(picture.quantize(3), "palette2.png", bits=2)
     save(grey.convert("1"), "bits.png")
     save(wide, "grey16.png")
-    save(see_through, "alpha.png")
+    save(decompose_when_compiled, "alpha.png")
     save(picture.convert("LA"), "grey-alpha.png")
     save(picture, "plain.ppm")
     save(grey, "grey.pgm")

@@ -106,12 +106,12 @@ def test_places_outside_and_not_numbers(discrete: bool) -> None:
 
 @pytest.mark.parametrize("tile", [Tile(8, 1, 1), Tile(4, 4, 2), Tile(1, 0, 1), Tile(4, 0, 4, True), Tile(16, 2, 4, True)])
 def test_every_tile_gives_the_same(tile: Tile) -> None:
-    from detrt.models.ops.msda_launch import attend
+    from detrt.models.ops.msda_launch import launch_msda
 
     for name in ("rt-detr", "head 5"):
         value, shapes, locations, weights, points = tensors(name, torch.float32)
         expected = ms_deform_attn(value.double(), shapes, locations.double(), weights.double(), points)
-        found = attend(*on_gpu(value, shapes), None, *on_gpu(locations, weights, points), tile=tile)
+        found = launch_msda(*on_gpu(value, shapes), None, *on_gpu(locations, weights, points), tile=tile)
         assert relative(found, expected) < 1e-5
 
 
@@ -119,23 +119,23 @@ def test_every_tile_gives_the_same(tile: Tile) -> None:
 @pytest.mark.parametrize("name", ["encoder", "d-fine", "head 64", "rf-detr", "one cell"])
 def test_kernel_for_many_queries(name: str, kind: str) -> None:
     """Forced for few, too: every type, heads side by side, odd points, references, places that are not numbers."""
-    from detrt.models.ops.msda_launch import attend
+    from detrt.models.ops.msda_launch import launch_msda
 
     dtype, allowed = TYPES[kind]
     value, shapes, locations, weights, points = tensors(name, dtype, spread=2.0)
     for row, bad in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, -1e30)):
         locations[0, row, :, 0, 0] = locations[0, row, :, 1, 1] = bad
-    beside = 1 if value.shape[3] == 64 else 2
+    heads_per_program = 1 if value.shape[3] == 64 else 2
     expected = ms_deform_attn(value.double(), shapes, locations.double(), weights.double(), points)
-    for tile in (Tile(16, 4, 4, beside=beside), Tile(8, 2, 1, beside=beside)):
-        found = attend(*on_gpu(value, shapes), None, *on_gpu(locations, weights, points), tile=tile)
+    for tile in (Tile(16, 4, 4, heads_per_program=heads_per_program), Tile(8, 2, 1, heads_per_program=heads_per_program)):
+        found = launch_msda(*on_gpu(value, shapes), None, *on_gpu(locations, weights, points), tile=tile)
         assert relative(found, expected) < allowed
-        assert attend(*on_gpu(value, shapes * 2), None, *on_gpu(locations, weights, points), tile=tile).isnan().all()
+        assert launch_msda(*on_gpu(value, shapes * 2), None, *on_gpu(locations, weights, points), tile=tile).isnan().all()
     offsets, logits = (2 * torch.randn(locations.shape)).to(dtype), torch.randn(weights.shape).to(dtype)
     references = torch.rand(1, locations.shape[1], 1, 4)
     args = (value, shapes, references, offsets, logits, points)
     doubled = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
-    found = attend(*on_gpu(*args), tile=Tile(16, 4, 4, beside=beside))
+    found = launch_msda(*on_gpu(*args), tile=Tile(16, 4, 4, heads_per_program=heads_per_program))
     assert relative(found, ms_deform_attn_fused(*doubled)) < allowed
 
 

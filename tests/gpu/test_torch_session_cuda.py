@@ -87,8 +87,8 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
     from detrt.models.example_inputs import example_feeds, example_ids, token_feeds
 
     launches = []
-    whole = launch.attend
-    monkeypatch.setattr(launch, "attend", lambda *args, **kwargs: launches.append(1) or whole(*args, **kwargs))
+    whole = launch.launch_msda
+    monkeypatch.setattr(launch, "launch_msda", lambda *args, **kwargs: launches.append(1) or whole(*args, **kwargs))
     results = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)

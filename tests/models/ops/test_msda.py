@@ -52,7 +52,7 @@ def test_traceable_form_equals_the_definition(discrete):
         locations[1, row, 1, 4, 1] = bad
     expected = portable.reference(value.double(), shapes, locations.double(), weights.double(), POINTS, discrete)
     assert torch.isfinite(expected).all()
-    for form in (portable.reference, portable.gathered, ms_deform_attn):
+    for form in (portable.reference, portable.traceable_reference, ms_deform_attn):
         assert relative(form(value, shapes, locations, weights, POINTS, discrete), expected) < 1e-6
 
 
@@ -76,7 +76,7 @@ def test_half_values_are_summed_in_full_precision(dtype, allowed):
     locations = torch.rand(1, 50, 2, 8, 2, generator=generator)
     weights = torch.rand(1, 50, 2, 8, generator=generator).to(dtype)
     expected = ms_deform_attn(value.double(), shapes, locations.double(), weights.double(), points)
-    for form in (ms_deform_attn, portable.gathered):
+    for form in (ms_deform_attn, portable.traceable_reference):
         found = form(value, shapes, locations, weights, points)
         assert found.dtype == dtype
         assert relative(found, expected) < allowed
@@ -230,11 +230,11 @@ def test_tiles_follow_the_work():
     assert choose(22223 * 8, 16, 32, fused=False) == Tile(4, 2, 1)
     assert choose(22223 * 8, 16, 32, fused=True) == Tile(2, 0, 1, heads_first=True)
     assert choose(73656 * 8, 20, 32, fused=True) == Tile(8, 2, 1)  # five levels: 12 of 32 places would be empty
-    assert choose(22223 * 8, 16, 32, fused=True, heads=8) == Tile(16, 4, 4, beside=2)
-    assert choose(22223 * 6, 16, 16, fused=False, heads=6) == Tile(32, 4, 4, beside=2)  # four heads do not divide six
+    assert choose(22223 * 8, 16, 32, fused=True, heads=8) == Tile(16, 4, 4, heads_per_program=2)
+    assert choose(22223 * 6, 16, 16, fused=False, heads=6) == Tile(32, 4, 4, heads_per_program=2)  # four heads do not divide six
     assert choose(300 * 8, 12, 32, fused=True, heads=8) == Tile(1, 0, 1)
-    for sums, points, dim, fused in itertools.product((1, 10**4, 10**7), (1, 16, 4095), (1, 14, 64, 256), (False, True)):
-        tile = choose(sums, points, dim, fused=fused)
+    for outputs, points, dim, fused in itertools.product((1, 10**4, 10**7), (1, 16, 4095), (1, 14, 64, 256), (False, True)):
+        tile = choose(outputs, points, dim, fused=fused)
         assert tile.queries & (tile.queries - 1) == 0 < tile.queries
         assert tile.points or points <= 32  # not thousands of points side by side
 

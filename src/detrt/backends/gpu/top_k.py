@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.postprocess import Candidates, count_candidates
-from ...models.ops.msda import see_through, triton_available
+from ...models.ops.msda import decompose_when_compiled, triton_available
 from ...spec import LOGITS, PRED_BOXES, ModelSpec
 
 OP = "detrt::top_k"
@@ -82,7 +82,7 @@ def _fake(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 _LIBRARY.impl("top_k", _run, "CompositeExplicitAutograd")
-see_through(OP, _run, _LIBRARY)
+decompose_when_compiled(OP, _run, _LIBRARY)
 top_k = torch.ops.detrt.top_k.default
 
 # Columns of a packed candidate: value, flat index into (query, class), cxcywh. One more row holds the flags of overflow.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.ops.msda import see_through, triton_available
+from ...models.ops.msda import decompose_when_compiled, triton_available
 
 LINEAR_RELU = "detrt::linear_relu"
 CONV_RELU = "detrt::conv_relu"
@@ -156,5 +156,5 @@ def _fake(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: flo
 
 
 _LIBRARY.impl("window_attention", _run, "CompositeExplicitAutograd")
-see_through(OP, _run, _LIBRARY)
+decompose_when_compiled(OP, _run, _LIBRARY)
 window_attention = torch.ops.detrt.window_attention.default

@@ -1,11 +1,15 @@
 """The two PyTorch ops of deformable attention.
 
-Zhu et al., "Deformable DETR", arXiv:2010.04159, equation 3, with D-FINE's generalisation to another number of points
-on every level (arXiv:2410.13842). `detrt::ms_deform_attn` takes locations and weights, as the papers write it;
-`detrt::ms_deform_attn_fused` takes what the layers before it give, and does the rest itself.
+Zhu et al., "Deformable DETR", arXiv:2010.04159, equation 3, with D-FINE's generalisation to a different number of points per
+level (arXiv:2410.13842). `detrt::ms_deform_attn` takes sampling locations and attention weights, as in the papers;
+`detrt::ms_deform_attn_fused` takes reference points, offsets and logits, and computes locations and weights itself.
 
-Both stay one node in exported programs. torch.compile and AOTInductor see through them: on a GPU to the Triton kernel,
-elsewhere to plain operators, so that a compiled program needs neither op at run time.
+Both are one node in exported programs. torch.compile and AOTInductor decompose them: on a GPU to the Triton kernel, elsewhere to
+PyTorch operators, so that a compiled program needs neither op at run time.
+
+There are two implementations in PyTorch operators: `reference`, and `traceable_reference` for compilers. Both compute coordinates
+and sums in FP32 for FP16 and BF16 values (in FP64 for FP64 values) and round once, at the end. FP16 coordinates would be 2 to 6 %
+wrong per sample on wide levels. A location that is NaN, or outside its level, contributes zero.
 """
 
 from __future__ import annotations
@@ -41,40 +45,40 @@ def triton_available() -> bool:
 def _on_gpu(value: Tensor, points_per_level: list[int]) -> bool:
     if value.device.type != "cuda" or not triton_available():
         return False
-    from .msda_launch import fits
+    from .msda_launch import kernel_supports
 
-    return fits(value, points_per_level)
+    return kernel_supports(value, points_per_level)
 
 
-def _check(value: Tensor, shapes: Tensor, places: Tensor, weights: Tensor, points_per_level: list[int]) -> None:
-    """Raises ValueError where the shapes of the arguments do not belong together."""
+def _check(value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor, points_per_level: list[int]) -> None:
+    """Raise ValueError for inconsistent shapes."""
     points = sum(points_per_level)
     if value.dim() != 4:
         raise ValueError(f"{OP}: value must be (batch, tokens, heads, head_dim); got {tuple(value.shape)}")
     if not points_per_level or min(points_per_level) < 1:
         raise ValueError(f"{OP}: points_per_level must hold a positive number for every level; got {points_per_level}")
     batch, _, heads, _ = value.shape
-    if places.dim() != 5 or tuple(places.shape[2:]) != (heads, points, 2) or places.shape[0] != batch:
+    if locations.dim() != 5 or tuple(locations.shape[2:]) != (heads, points, 2) or locations.shape[0] != batch:
         raise ValueError(
             f"{OP}: locations must be (batch, queries, heads, points, 2) with {heads} heads and {points} points of "
-            f"{len(points_per_level)} levels; got {tuple(places.shape)} for a value {tuple(value.shape)}"
+            f"{len(points_per_level)} levels; got {tuple(locations.shape)} for a value {tuple(value.shape)}"
         )
-    if weights.dim() != 4 or tuple(weights.shape[2:]) != (heads, points) or weights.shape[1] != places.shape[1]:
+    if weights.dim() != 4 or tuple(weights.shape[2:]) != (heads, points) or weights.shape[1] != locations.shape[1]:
         raise ValueError(
-            f"{OP}: weights must be (batch, queries, heads, points), as the locations {tuple(places.shape[:4])}; "
+            f"{OP}: weights must be (batch, queries, heads, points), as the locations {tuple(locations.shape[:4])}; "
             f"got {tuple(weights.shape)}"
         )
     if tuple(shapes.shape) != (len(points_per_level), 2):
         raise ValueError(f"{OP}: spatial_shapes must be ({len(points_per_level)}, 2); got {tuple(shapes.shape)}")
 
 
-def _check_references(references: Tensor, places: Tensor, points_per_level: list[int]) -> None:
+def _check_references(references: Tensor, locations: Tensor, points_per_level: list[int]) -> None:
     sizes = tuple(references.shape)
     levels = len(points_per_level)
-    if len(sizes) != 4 or sizes[1] != places.shape[1] or sizes[2] not in (1, levels) or sizes[3] not in (2, 4):
+    if len(sizes) != 4 or sizes[1] != locations.shape[1] or sizes[2] not in (1, levels) or sizes[3] not in (2, 4):
         raise ValueError(
             f"{FUSED_OP}: reference_points must be (batch or 1, queries, {levels} levels or 1, 2 or 4) for "
-            f"{places.shape[1]} queries; got {sizes}"
+            f"{locations.shape[1]} queries; got {sizes}"
         )
 
 
@@ -88,11 +92,13 @@ def _run(
 ) -> Tensor:
     _check(value, spatial_shapes, sampling_locations, attention_weights, points_per_level)
     if _on_gpu(value, points_per_level):
-        from .msda_launch import attend
+        from .msda_launch import launch_msda
 
-        return attend(value, spatial_shapes, None, sampling_locations, attention_weights, points_per_level, discrete=discrete)
-    plain = gathered if _hidden(value) else reference
-    return plain(value, spatial_shapes, sampling_locations, attention_weights, points_per_level, discrete)
+        return launch_msda(
+            value, spatial_shapes, None, sampling_locations, attention_weights, points_per_level, discrete=discrete
+        )
+    implementation = traceable_reference if _is_traced(value) else reference
+    return implementation(value, spatial_shapes, sampling_locations, attention_weights, points_per_level, discrete)
 
 
 def _run_fused(
@@ -108,9 +114,9 @@ def _run_fused(
     _check(value, spatial_shapes, sampling_offsets, attention_logits, points_per_level)
     _check_references(reference_points, sampling_offsets, points_per_level)
     if _on_gpu(value, points_per_level):
-        from .msda_launch import attend
+        from .msda_launch import launch_msda
 
-        return attend(
+        return launch_msda(
             value,
             spatial_shapes,
             reference_points,
@@ -121,13 +127,13 @@ def _run_fused(
             discrete,
         )
     locations = locations_of(value, spatial_shapes, reference_points, sampling_offsets, points_per_level, offset_scale)
-    plain = gathered if _hidden(value) else reference
-    weights = weights_of(value, attention_logits)
-    return plain(value, spatial_shapes, locations, weights, points_per_level, discrete)
+    implementation = traceable_reference if _is_traced(value) else reference
+    weights = normalize_weights(value, attention_logits)
+    return implementation(value, spatial_shapes, locations, weights, points_per_level, discrete)
 
 
-def _hidden(value: Tensor) -> bool:
-    """Whether the numbers cannot be read on the host: the program is being traced by a compiler."""
+def _is_traced(value: Tensor) -> bool:
+    """Whether a compiler is tracing, so that values cannot be read on the host."""
     return type(value) not in (Tensor, torch.nn.Parameter)
 
 
@@ -164,10 +170,10 @@ def _fake_fused(
     return value.new_empty(value.shape[0], sampling_offsets.shape[1], value.shape[2] * value.shape[3])
 
 
-def see_through(op: str, run: Any, library: Any) -> None:
-    """Replace the op by its parts when a program is compiled, but keep it whole when a program is exported.
+def decompose_when_compiled(op: str, run: Any, library: Any) -> None:
+    """Decompose the op when a program is compiled, but keep it as one node when a program is exported.
 
-    The rule of `torch.library.triton_op`, which cannot be used itself: it needs Triton at registration, and its
+    This is the behaviour of `torch.library.triton_op`, which cannot be used here: it needs Triton at registration, and its
     kernel on every device.
     """
     from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -184,26 +190,21 @@ def see_through(op: str, run: Any, library: Any) -> None:
 def _exporting() -> bool:
     try:
         from torch.export._trace import custom_triton_ops_decomposition_disabled
-    except ImportError:  # before torch 2.9 nothing tells exports apart, and both ops are kept whole everywhere
+    except ImportError:  # torch before 2.9 cannot tell exports apart, so that both ops are always kept as nodes
         return True
     return custom_triton_ops_decomposition_disabled()
 
 
-see_through(OP, _run, _LIBRARY)
-see_through(FUSED_OP, _run_fused, _LIBRARY)
+decompose_when_compiled(OP, _run, _LIBRARY)
+decompose_when_compiled(FUSED_OP, _run_fused, _LIBRARY)
 ms_deform_attn = torch.ops.detrt.ms_deform_attn
 ms_deform_attn_fused = torch.ops.detrt.ms_deform_attn_fused
 
-# Multi-scale deformable attention in plain PyTorch: the definition, and a form that compilers can see through.
-#
-# Both compute coordinates and sums in FP32 for FP16 and BF16 values (in FP64 for FP64 values) and round once, at the
-# end. Coordinates in FP16 would be 2 to 6 % wrong per sample on wide levels. A location that is not a number, or lies
-# outside its level, contributes zero.
-# Locations outside these bounds lie outside every level by more than a cell; the bounds keep them exact as integers.
-LOWEST, HIGHEST = -2.0, 3.0
+# Locations beyond these bounds are more than a pixel outside of every level; clamped to them they are exact as integers.
+MIN_LOCATION, MAX_LOCATION = -2.0, 3.0
 
 
-def working_type(value: Tensor) -> torch.dtype:
+def accumulation_type(value: Tensor) -> torch.dtype:
     return torch.float64 if value.dtype == torch.float64 else torch.float32
 
 
@@ -215,47 +216,47 @@ def reference(
     points_per_level: list[int],
     discrete: bool = False,
 ) -> Tensor:
-    """The definition.
+    """Multi-scale deformable attention in PyTorch operators.
 
     value: (batch, tokens, heads, head_dim), levels one after the other, row-major.
     spatial_shapes: (levels, 2) int32 or int64, (height, width) of each level; they sum to tokens.
     sampling_locations: (batch, queries, heads, points, 2), x and y in 0..1 of the level; points of
         level 0 first, points = sum(points_per_level). Samples outside the level read zeros.
     attention_weights: (batch, queries, heads, points).
-    discrete: read the nearest cell, clamped to the level, instead of the bilinear sample (RT-DETRv2,
+    discrete: read the nearest pixel, clamped to the level, instead of the bilinear sample (RT-DETRv2,
         arXiv:2407.17140, section 3).
     Returns (batch, queries, heads * head_dim), dtype of `value`.
     """
     batch, _, heads, dim = value.shape
     queries, points = sampling_locations.shape[1], sampling_locations.shape[3]
-    working = working_type(value)
+    dtype = accumulation_type(value)
     if batch == 0 or queries == 0:
         return value.new_empty(batch, queries, heads * dim)
     shapes = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
-    values = value.to(working).split([h * w for h, w in shapes], dim=1)
-    everywhere = sampling_locations.to(working).permute(0, 2, 1, 3, 4).flatten(0, 1)  # (batch * heads, queries, points, 2)
-    locations = everywhere.clamp(LOWEST, HIGHEST).nan_to_num(nan=LOWEST).split(points_per_level, dim=2)
-    numbers = (~everywhere.isnan().any(-1)).split(points_per_level, dim=2)
+    values = value.to(dtype).split([h * w for h, w in shapes], dim=1)
+    all_locations = sampling_locations.to(dtype).permute(0, 2, 1, 3, 4).flatten(0, 1)  # (batch * heads, queries, points, 2)
+    locations = all_locations.clamp(MIN_LOCATION, MAX_LOCATION).nan_to_num(nan=MIN_LOCATION).split(points_per_level, dim=2)
+    valid_by_level = (~all_locations.isnan().any(-1)).split(points_per_level, dim=2)
     samples = []
-    for (height, width), level, location, number in zip(shapes, values, locations, numbers, strict=True):
+    for (height, width), level, location, valid in zip(shapes, values, locations, valid_by_level, strict=True):
         grid_value = level.permute(0, 2, 3, 1).reshape(batch * heads, dim, height, width)
         if discrete:
-            size = torch.tensor([width, height], dtype=working, device=location.device)
-            cell = (location * size + 0.5).to(torch.int64)
-            index = cell[..., 1].clamp(0, height - 1) * width + cell[..., 0].clamp(0, width - 1)
+            size = torch.tensor([width, height], dtype=dtype, device=location.device)
+            pixel = (location * size + 0.5).to(torch.int64)
+            index = pixel[..., 1].clamp(0, height - 1) * width + pixel[..., 0].clamp(0, width - 1)
             flat = index.reshape(batch * heads, 1, -1).expand(-1, dim, -1)
             sample = grid_value.flatten(2).gather(2, flat).reshape(batch * heads, dim, queries, -1)
-            sample = sample.where(number.unsqueeze(1), 0.0)
+            sample = sample.where(valid.unsqueeze(1), 0.0)
         else:
             grid = 2 * location - 1
             sample = F.grid_sample(grid_value, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         samples.append(sample)  # (batch * heads, head_dim, queries, points of the level)
-    weights = attention_weights.to(working).permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, points)
+    weights = attention_weights.to(dtype).permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, points)
     out = (torch.cat(samples, dim=-1) * weights).sum(-1)
     return out.reshape(batch, heads * dim, queries).transpose(1, 2).to(value.dtype).contiguous()
 
 
-def gathered(
+def traceable_reference(
     value: Tensor,
     spatial_shapes: Tensor,
     sampling_locations: Tensor,
@@ -263,60 +264,60 @@ def gathered(
     points_per_level: list[int],
     discrete: bool = False,
 ) -> Tensor:
-    """What `reference` computes, without reading `spatial_shapes` on the host: all levels at once, four reads a sample.
+    """As `reference`, without reading `spatial_shapes` on the host: all levels at once, four reads per sample.
 
-    Traceable by torch.compile, and by AOTInductor where no Triton kernel runs.
+    Traceable by torch.compile, and by AOTInductor if the Triton kernel cannot run.
     """
     batch, _, heads, dim = value.shape
-    working = working_type(value)
+    dtype = accumulation_type(value)
     device = value.device
     sizes = spatial_shapes.to(device=device, dtype=torch.int64)
-    cells = sizes[:, 0] * sizes[:, 1]
-    height, width, start = _of_points(
-        torch.stack([sizes[:, 0], sizes[:, 1], cells.cumsum(0) - cells], -1), points_per_level
+    pixels = sizes[:, 0] * sizes[:, 1]
+    height, width, start = _repeat_per_point(
+        torch.stack([sizes[:, 0], sizes[:, 1], pixels.cumsum(0) - pixels], -1), points_per_level
     ).unbind(-1)
-    locations = sampling_locations.to(working)
+    locations = sampling_locations.to(dtype)
     x, y = locations[..., 0] * width, locations[..., 1] * height  # (batch, queries, heads, points)
-    weights = attention_weights.to(working)
+    weights = attention_weights.to(dtype)
     in_batch = torch.arange(batch, device=device).view(-1, 1, 1, 1)
     in_heads = torch.arange(heads, device=device).view(1, 1, -1, 1)
 
     def read(column: Tensor, row: Tensor, inside: Tensor) -> Tensor:
         token = start + row.clamp(min=0).minimum(height - 1) * width + column.clamp(min=0).minimum(width - 1)
-        return value[in_batch, token, in_heads].to(working).where(inside.unsqueeze(-1), 0.0)
+        return value[in_batch, token, in_heads].to(dtype).where(inside.unsqueeze(-1), 0.0)
 
     if discrete:
-        number = ~(x.isnan() | y.isnan())
-        column, row = (_bounded(place, side).to(torch.int64) for place, side in ((x + 0.5, width), (y + 0.5, height)))
-        sample = read(column, row, number)
+        valid = ~(x.isnan() | y.isnan())
+        column, row = (_bound(coordinate, side).to(torch.int64) for coordinate, side in ((x + 0.5, width), (y + 0.5, height)))
+        sample = read(column, row, valid)
         return (sample * weights.unsqueeze(-1)).sum(3).to(value.dtype).reshape(batch, -1, heads * dim)
     x, y = x - 0.5, y - 0.5
     inside = (x > -1) & (x < width) & (y > -1) & (y < height)
-    x, y = _bounded(x, width), _bounded(y, height)
+    x, y = _bound(x, width), _bound(y, height)
     left, top = x.floor(), y.floor()
-    right_share, low_share = x - left, y - top
+    right_fraction, lower_fraction = x - left, y - top
     column, row = left.to(torch.int64), top.to(torch.int64)
-    out = torch.zeros((), dtype=working, device=device)
+    out = torch.zeros((), dtype=dtype, device=device)
     for down in (0, 1):
         for right in (0, 1):
-            share = (right_share if right else 1 - right_share) * (low_share if down else 1 - low_share)
+            fraction = (right_fraction if right else 1 - right_fraction) * (lower_fraction if down else 1 - lower_fraction)
             c, r = column + right, row + down
-            there = inside & (c >= 0) & (c < width) & (r >= 0) & (r < height)
-            out = out + (read(c, r, there) * (share * weights).unsqueeze(-1)).sum(3)
+            inside_level = inside & (c >= 0) & (c < width) & (r >= 0) & (r < height)
+            out = out + (read(c, r, inside_level) * (fraction * weights).unsqueeze(-1)).sum(3)
     return out.to(value.dtype).reshape(batch, -1, heads * dim)
 
 
-def _bounded(place: Tensor, side: Tensor) -> Tensor:
-    """Places as they are where that matters, and safe to make integers of."""
-    return place.nan_to_num(nan=LOWEST).clamp(min=LOWEST).minimum((side + 2).to(place.dtype))
+def _bound(coordinate: Tensor, side: Tensor) -> Tensor:
+    """Coordinates limited to just outside of the level, and without NaN, so that they convert to integers."""
+    return coordinate.nan_to_num(nan=MIN_LOCATION).clamp(min=MIN_LOCATION).minimum((side + 2).to(coordinate.dtype))
 
 
-def _of_points(rows: Tensor, points_per_level: Sequence[int], dim: int = 0) -> Tensor:
-    """One row a level -> one row a point, along `dim`."""
-    parts = rows.split(1, dim)
+def _repeat_per_point(rows: Tensor, points_per_level: Sequence[int], dim: int = 0) -> Tensor:
+    """Repeat the row of each level for each of its points, along `dim`."""
+    rows_by_level = rows.split(1, dim)
     shape = list(rows.shape)
     return torch.cat(
-        [part.expand(*shape[:dim], n, *shape[dim + 1 :]) for part, n in zip(parts, points_per_level, strict=True)], dim
+        [row.expand(*shape[:dim], n, *shape[dim + 1 :]) for row, n in zip(rows_by_level, points_per_level, strict=True)], dim
     )
 
 
@@ -328,24 +329,24 @@ def locations_of(
     points_per_level: list[int],
     offset_scale: float,
 ) -> Tensor:
-    """(batch, queries, heads, points, 2) in 0..1: where the fused op samples.
+    """Sampling locations of the fused op: (batch, queries, heads, points, 2) in 0..1.
 
-    Points (x, y): offsets count cells (arXiv:2010.04159, equation 3). Boxes (cx, cy, w, h): offsets are shares of
-    `offset_scale` times the box, divided by the points of the level (appendix A.4).
+    Reference points (x, y): offsets are in pixels (arXiv:2010.04159, equation 3). Reference boxes (cx, cy, w, h): offsets are
+    fractions of `offset_scale` times the box, divided by the points of the level (appendix A.4).
     """
-    working = working_type(value)
-    offsets = sampling_offsets.to(working)
-    centres = reference_points.to(working)
+    dtype = accumulation_type(value)
+    offsets = sampling_offsets.to(dtype)
+    centres = reference_points.to(dtype)
     if centres.shape[2] != 1:
-        centres = _of_points(centres, points_per_level, dim=2)
+        centres = _repeat_per_point(centres, points_per_level, dim=2)
     centres = centres.unsqueeze(2)  # (batch or 1, queries, 1, points or 1, 2 or 4)
     levels = len(points_per_level)
     if centres.shape[-1] == 2:
-        sides = spatial_shapes.to(device=value.device, dtype=working).reshape(levels, 2).flip(-1)
-        return centres + offsets / _of_points(sides, points_per_level)
-    shares = torch.cat([torch.full((n, 1), offset_scale / n, dtype=working, device=value.device) for n in points_per_level])
-    return centres[..., :2] + offsets * shares * centres[..., 2:]
+        sides = spatial_shapes.to(device=value.device, dtype=dtype).reshape(levels, 2).flip(-1)
+        return centres + offsets / _repeat_per_point(sides, points_per_level)
+    fractions = torch.cat([torch.full((n, 1), offset_scale / n, dtype=dtype, device=value.device) for n in points_per_level])
+    return centres[..., :2] + offsets * fractions * centres[..., 2:]
 
 
-def weights_of(value: Tensor, attention_logits: Tensor) -> Tensor:
-    return attention_logits.to(working_type(value)).softmax(-1)
+def normalize_weights(value: Tensor, attention_logits: Tensor) -> Tensor:
+    return attention_logits.to(accumulation_type(value)).softmax(-1)
