@@ -33,7 +33,7 @@ from detrt.precision import PrecisionConfig, noise
 from detrt.precision import calibrate as histograms
 from detrt.precision import calibrate as ranges
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.precision.calibrate import Prompted, image_feeds
+from detrt.precision.calibrate import PromptedImages, image_feeds
 from detrt.precision.stage import text_feeds
 
 LOW = tuple(os.environ.get("DETRT_PRECISIONS", "fp16,bf16").split(","))
@@ -107,15 +107,15 @@ def measure(ref: str, val, pictures) -> dict:
     scan, shown = pictures[:2] if random else pictures[:16], pictures[:PICTURES]
     if spec.text is not None:
         texts = text_feeds(path, PROMPT)
-        scan, shown = Prompted(scan, texts), Prompted(shown, texts)
+        scan, shown = PromptedImages(scan, texts), PromptedImages(shown, texts)
     known = calibrate(model, spec, PrecisionConfig("fp16", calibration=val[1]), scan)
     exact: list = []
     for precision in ("fp32", *LOW):
-        config = PrecisionConfig(precision, min_share=0.0, calibration=val[1])
+        config = PrecisionConfig(precision, min_fraction=0.0, calibration=val[1])
         if precision in ("int8", "fp8"):
             known = calibrate(model, spec, config, scan if random else pictures)
-        typed, done = apply_precision(model, spec, config, scan, known=known)
-        row[f"{precision} share"] = round(done.share.of(precision), 4)
+        typed, done = apply_precision(model, spec, config, scan, calibration=known)
+        row[f"{precision} share"] = round(done.fractions.of(precision), 4)
         session = Session(typed, like)
         if random:
             name = memory_of(model)
@@ -132,8 +132,8 @@ def measure(ref: str, val, pictures) -> dict:
             if precision != "fp32" and exact:
                 row[f"{precision}, mean change"] = on_cpu().mean_change(list(zip(exact, found[1:], strict=True)))
             print(json.dumps({"model": ref, "so far": row}), flush=True)
-    if known.lost:
-        row["kept by the scan"] = len(known.lost)
+    if known.fp16_failures:
+        row["kept by the scan"] = len(known.fp16_failures)
     return row
 
 

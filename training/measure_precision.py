@@ -28,7 +28,7 @@ from detrt import ExportConfig, export_onnx, graph, load_source
 from detrt.backends.base import Session
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.detector import Detector
-from detrt.graph.emulate_low_precision import rounded
+from detrt.graph.emulate_low_precision import emulate
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("precision", nargs="*")
     parser.add_argument("--noise", type=int, default=0, help="repeats of FP32 on changed pixels")
-    parser.add_argument("--quantize-share", type=float, default=0.7)
+    parser.add_argument("--quantize-fraction", type=float, default=0.7)
     parser.add_argument("--trust-remote-code", action="store_true")
     args = parser.parse_args()
     coco, pictures, ids = read(args.folder)
@@ -133,16 +133,16 @@ def main() -> None:
         print(json.dumps({"precision": "fp32, pixels +-1", "change": {n: found[n] - exact[n] for n in ids}}), flush=True)
     images = sorted((args.folder / "train2017").glob("*.jpg"))
     for precision in args.precision:
-        config = PrecisionConfig(precision, calibration=args.folder, quantize_share=args.quantize_share)
+        config = PrecisionConfig(precision, calibration=args.folder, quantize_fraction=args.quantize_fraction)
         known = None if precision == "bf16" else calibrate(model, spec, config, images)
-        typed, report = apply_precision(model, spec, config, images, known=known)
-        emulated = rounded(typed).SerializeToString()
+        typed, report = apply_precision(model, spec, config, images, calibration=known)
+        emulated = emulate(typed).SerializeToString()
         found = scores(OnnxSession(emulated, spec), coco, pictures, ids)
         row = {
             "precision": precision,
             "AP": found,
             "change": {n: round(found[n] - exact[n], 4) for n in ids},
-            "share": report.share.of(precision),
+            "share": report.fractions.of(precision),
             "quantized": report.quantized,
         }
         print(json.dumps(row), flush=True)

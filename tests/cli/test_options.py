@@ -128,8 +128,8 @@ def test_an_option_without_effect_is_refused_even_at_its_default(run):
         (["build", "model.onnx", "-o", "out", "--low", "fp16"], "--low fp16", "--precision auto"),
         (["build", "model.onnx", "-o", "out", "--state", "s"], "--state s", "--precision auto"),
         (["build", "model.onnx", "-o", "out", "--keep-fp32", "*"], "--keep-fp32", "--precision fp16"),
-        (["build", "model.onnx", "-o", "out", "--min-share", "0.5"], "--min-share 0.5", "--precision fp16"),
-        (["build", "model.onnx", "-o", "out", "--quantize-share", "0.5"], "--quantize-share", "--precision int8 or fp8"),
+        (["build", "model.onnx", "-o", "out", "--min-fraction", "0.5"], "--min-fraction 0.5", "--precision fp16"),
+        (["build", "model.onnx", "-o", "out", "--quantize-fraction", "0.5"], "--quantize-fraction", "--precision int8 or fp8"),
         (["build", "model.onnx", "-o", "out", "--calibration-images", "8"], "--calibration-images", "without --calibration"),
         (["build", "model.onnx", "-o", "out", "--calibration-method", "mse"], "--calibration-method", "without --calibration"),
         (

@@ -361,7 +361,7 @@ def test_types_come_out_of_a_typed_graph_and_are_remembered(exported):
     onnx.checker.check_model(model)
     assert done.low and not done.quantized
     wide = {node.name for node in model.graph.node if done.fp32.intersection(node.output)}
-    assert set(typing.kept) & {n.name for n in model.graph.node} <= wide and not wide & typing.low
+    assert set(typing.fp32_reasons) & {n.name for n in model.graph.node} <= wide and not wide & typing.low
     assert wide <= nodes
     assert TensorProto.FLOAT16 not in {t.data_type for t in model.graph.initializer}
     assert not any(a.name == "to" and a.i == TensorProto.FLOAT16 for n in model.graph.node for a in n.attribute)

@@ -21,7 +21,7 @@ from detrt.cli import main
 from detrt.errors import EngineError, ExportError, GraphError
 from detrt.export import export_onnx
 from detrt.graph import read_spec
-from detrt.graph.emulate_low_precision import rounded
+from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.lower_msda import lower_msda
 from detrt.graph.msda_plugin import emit, plugin_nodes, runnable
 from detrt.graph.operators import PLUGIN_NODES
@@ -128,7 +128,7 @@ def test_low_types_reach_the_plugins_as_they_take_them(exported, precision, kind
     results = {}
     for how in ("plugin", "nvidia-plugin", "gather"):
         typed, report = apply_precision(onnx.load(exported[how]), spec, PrecisionConfig(precision=precision))
-        assert report.share.of(precision) > 0.99
+        assert report.fractions.of(precision) > 0.99
         types = element_types(typed)
         for node in typed.graph.node:
             if node.op_type in PLUGIN_NODES:
@@ -136,7 +136,7 @@ def test_low_types_reach_the_plugins_as_they_take_them(exported, precision, kind
                 expected = (kind, FLOAT, kind) if how == "plugin" else (FLOAT, FLOAT, FLOAT)
                 assert (value, places, shares) == expected and types[node.output[0]] == value
         assert plugin_nodes(runnable(typed)) == {}
-        results[how] = run(runnable(rounded(typed)))
+        results[how] = run(runnable(emulate(typed)))
     for how in ("plugin", "nvidia-plugin"):
         # The lowered graph keeps its sums in FP32; a plugin rounds its result once more.
         for mine, want in zip(results[how], results["gather"], strict=True):

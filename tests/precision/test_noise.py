@@ -12,13 +12,13 @@ from onnx.reference import ReferenceEvaluator
 from precision_graphs import SPEC, model_of, node, pictures, pixel_model
 
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.graph.emulate_low_precision import rounded as emulate
+from detrt.graph.emulate_low_precision import emulate
 from detrt.precision import PrecisionConfig
 from detrt.precision import noise as noise_module
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import run_tensors
-from detrt.precision.noise import NOISY_REASON, LayerNoise, correct_biases, leave_noisy, measure
-from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, rounded, weight_scales
+from detrt.precision.noise import NOISY_REASON, LayerNoise, correct_biases, exclude_noisy, measure
+from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, round_to_precision, weight_scales
 from detrt.spec import Precision
 
 FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul", "/backbone/body/Conv"
@@ -39,7 +39,7 @@ def test_noise_and_offset_are_those_of_the_formula(low):
     weight = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "w1")
     x = values_of(model, "normed").reshape(-1, 32).astype(np.float64)
     scale, columns = float(activation_scale(2.5, low)), weight_scales(weight, 1, low).astype(np.float64)
-    error = rounded(x / scale, low) * scale @ (rounded(weight / columns, low) * columns) - x @ weight
+    error = round_to_precision(x / scale, low) * scale @ (round_to_precision(weight / columns, low) * columns) - x @ weight
     np.testing.assert_allclose(found.offset, error.mean(0), atol=1e-5)
     assert found.noise == pytest.approx(error.var(0).sum() / (x @ weight).var(0).sum(), rel=1e-3)
 
@@ -76,25 +76,25 @@ def test_the_noisiest_layers_for_their_work_stay_out():
     plan = QuantPlan(dict.fromkeys(names, "x"))
     counts = {"a": 40, "b": 20, "c": 20, "d": 10, "not quantised": 10}
     noise = {n: LayerNoise(v, np.zeros(1)) for n, v in zip(names, (0.04, 0.2, 0.002, 0.004), strict=True)}
-    leave_noisy(plan, noise, counts, 0.69)
-    assert set(plan.activations) == {"a", "c", "d"} and plan.left_out == {"b": NOISY_REASON}
-    leave_noisy(plan, noise, counts, 0.65)  # a is the next, but that would be too much; so is c
+    exclude_noisy(plan, noise, counts, 0.69)
+    assert set(plan.activations) == {"a", "c", "d"} and plan.excluded == {"b": NOISY_REASON}
+    exclude_noisy(plan, noise, counts, 0.65)  # a is the next, but that would be too much; so is c
     assert set(plan.activations) == {"a", "c", "d"}
     whole = QuantPlan(dict.fromkeys(names, "x"))
-    leave_noisy(whole, noise, counts, 1.0)
+    exclude_noisy(whole, noise, counts, 1.0)
     assert set(whole.activations) == set(names)
 
 
 @pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
 def test_the_mean_error_of_a_channel_is_gone(low):
-    config = PrecisionConfig(low, calibration="x", min_share=0.0, quantize_share=1.0)
+    config = PrecisionConfig(low, calibration="x", min_fraction=0.0, quantize_fraction=1.0)
     model = pixel_model()
     known = calibrate(model, SPEC, config, pictures())
     assert {BODY, FC1, FC2} <= set(known.noise)
     want = values_of(model, "grid2")
 
     def mean_error(calibration):
-        typed, _ = apply_precision(model, SPEC, config, pictures(), known=calibration)
+        typed, _ = apply_precision(model, SPEC, config, pictures(), calibration=calibration)
         found = values_of(emulate(typed), "grid2") - want
         return np.abs(found.mean((0, 2, 3))).mean()
 
@@ -134,9 +134,9 @@ def test_a_bias_that_others_read_is_copied_and_products_without_one_stay():
 
 
 def test_quantised_graphs_run_with_corrected_biases():
-    config = PrecisionConfig("int8", calibration="x", quantize_share=1.0)
+    config = PrecisionConfig("int8", calibration="x", quantize_fraction=1.0)
     typed, report = apply_precision(pixel_model(), SPEC, config, pictures())
-    assert report.share.of("int8") >= 0.7
+    assert report.fractions.of("int8") >= 0.7
     assert sum("/corrected_bias" in t.name for t in typed.graph.initializer) >= 1
     feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
     outputs = OnnxSession(typed.SerializeToString(), SPEC).run(feeds)

@@ -17,13 +17,13 @@ from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import GateError, GraphError
 from detrt.graph.clean import set_opset
-from detrt.graph.emulate_low_precision import rounded as emulate
+from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.lower_msda import lower_msda
 from detrt.graph.view import GraphView, element_types
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision
 from detrt.precision.cast import bf16_bits, retype
-from detrt.precision.proof import check_share, flop_share, multiply_adds
+from detrt.precision.proof import check_fraction, count_macs, mac_fractions
 from detrt.precision.rules import Rules
 
 F16, F32, BF16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BFLOAT16
@@ -138,7 +138,7 @@ def test_no_cast_is_wasted(name, precision, exported):
             assert before is None or before.op_type != "Cast" or kinds[before.input[0]] not in floats, cast.name
     largest = max(low.graph.initializer, key=lambda t: len(t.raw_data))
     assert largest.data_type == (F16 if precision == "fp16" else BF16)
-    assert {n.op_type for n in low.graph.node if n.name in done.kept}.isdisjoint({"Conv"})
+    assert {n.op_type for n in low.graph.node if n.name in done.fp32_reasons}.isdisjoint({"Conv"})
 
 
 def test_positions_orders_and_box_arithmetic_stay_fp32(exported):
@@ -192,11 +192,11 @@ def test_what_the_caller_keeps_is_kept_and_spelling_mistakes_are_named(tmp_path)
     low, done = typed(pixel_model(), patterns=("encoder.layers.0",))
     kinds = kinds_by_node(low)
     assert kinds["/encoder/layers.0/fc1/MatMul"] == F32 and kinds["/backbone/body/Conv"] == F16
-    assert done.kept["/encoder/layers.0/fc1/MatMul"] == "asked for"
+    assert done.fp32_reasons["/encoder/layers.0/fc1/MatMul"] == "matches --keep-fp32"
     from detrt.precision.stage import convert_file
 
     graph.save(pixel_model(), tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match=r"--keep-fp32 decoder fits no layer.*backbone"):
+    with pytest.raises(GraphError, match=r"--keep-fp32 decoder matches no layer.*backbone"):
         convert_file(tmp_path / "m.onnx", SPEC, PrecisionConfig("fp16", keep_fp32=("decoder",)))
 
 
@@ -207,7 +207,7 @@ def test_half_of_the_file(exported):
     assert low.ByteSize() < 0.56 * model.ByteSize()  # nodes and their names do not shrink
     weights, halves = (sum(len(t.raw_data) for t in m.graph.initializer) for m in (model, low))
     assert halves < 0.51 * weights
-    assert report.share.of("fp16") >= 0.98 and any("overflow" in w for w in report.warnings)
+    assert report.fractions.of("fp16") >= 0.98 and any("overflow" in w for w in report.warnings)
 
 
 @pytest.mark.parametrize("opset", (pytest.param(18, marks=pytest.mark.slow), pytest.param(19, marks=pytest.mark.slow), 22))
@@ -229,13 +229,13 @@ def test_an_overflow_is_found_by_the_scan_and_only_by_it():
     exact = OnnxSession(model.SerializeToString(), SPEC)
     feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
     want = exact.run(feeds)
-    blind, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_share=0.0))
+    blind, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_fraction=0.0))
     got = OnnxSession(emulate(blind).SerializeToString(), SPEC).run(feeds)
     assert not np.isfinite(got["logits"]).all()
-    seen, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_share=0.0), pictures())
+    seen, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_fraction=0.0), pictures())
     for name in ("fc1/MatMul", "Relu", "fc2/MatMul"):
-        assert report.kept[f"/encoder/layers.0/{name}"].startswith("overflow: values up to"), name
-    assert "/backbone/body/Conv" not in report.kept
+        assert report.fp32_reasons[f"/encoder/layers.0/{name}"].startswith("overflow: values up to"), name
+    assert "/backbone/body/Conv" not in report.fp32_reasons
     got = OnnxSession(emulate(seen).SerializeToString(), SPEC).run(feeds)
     for name, array in want.items():
         assert np.abs(got[name] - array).max() < 2e-2 * np.abs(array).max()
@@ -246,18 +246,18 @@ def test_an_overflow_is_found_by_the_scan_and_only_by_it():
 
 def test_operations_are_counted_by_type():
     model = pixel_model()
-    counts = multiply_adds(model, {"pixel_values": np.zeros((2, 3, 16, 16), np.uint8)})
+    counts = count_macs(model, {"pixel_values": np.zeros((2, 3, 16, 16), np.uint8)})
     assert counts["/backbone/stem/Conv"] == 2 * 16 * 32 * 3 * 4 * 4
     assert counts["/encoder/layers.0/fc1/MatMul"] == 2 * 16 * 32 * 128
     low, _ = typed(model, patterns=("backbone",))
-    share = flop_share(low, counts)
+    share = mac_fractions(low, counts)
     stem = counts["/backbone/stem/Conv"] + counts["/backbone/body/Conv"]
     assert share.of("fp32") == pytest.approx(stem / sum(counts.values()))
     with pytest.raises(GateError, match=r"only .* in fp16 \(90% asked for\).*/backbone/stem/Conv \(fp32\)"):
-        check_share(share, PrecisionConfig("fp16"))
-    check_share(share, PrecisionConfig("fp16", min_share=0.2))
+        check_fraction(share, PrecisionConfig("fp16"))
+    check_fraction(share, PrecisionConfig("fp16", min_fraction=0.2))
     with pytest.raises(GateError, match="fp32 was asked for, but the graph also computes in .*fp16"):
-        check_share(share, PrecisionConfig("fp32"))
+        check_fraction(share, PrecisionConfig("fp32"))
     with pytest.raises(GraphError, match="already has 16-bit tensors"):
         apply_precision(low, SPEC, PrecisionConfig("fp16"))
 
@@ -273,7 +273,7 @@ def test_operations_are_counted_by_type():
             {"precision": "auto", "calibration": "x", "budget": ("mAP", 1.0)},
             "kind of --budget must be one of ap, drift",
         ),
-        ({"precision": "fp16", "min_share": 2.0}, "--min-share must be from 0 to 1"),
+        ({"precision": "fp16", "min_fraction": 2.0}, "--min-fraction must be from 0 to 1"),
         ({"precision": "int8", "calibration": "x", "method": "kl"}, "--calibration-method must be one of"),
     ],
 )

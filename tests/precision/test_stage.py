@@ -21,14 +21,14 @@ from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.bundle import Bundle, EngineFacts
 from detrt.errors import EngineError, GateError, GraphError, ImageError
 from detrt.evaluation.parity import verify
-from detrt.graph.emulate_low_precision import rounded as emulate
+from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.view import GraphView, element_types
 from detrt.pipeline import build
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
-from detrt.precision.calibrate import find, threshold
+from detrt.precision.calibrate import find_images, threshold
 from detrt.precision.capability import check_capability, check_engine
-from detrt.precision.quantize import fp8_bits, rounded, weight_scales
+from detrt.precision.quantize import fp8_bits, round_to_precision, weight_scales
 from detrt.precision.search import Search, blocks_of, plot
 from detrt.precision.stage import convert_file
 from detrt.spec import Precision
@@ -62,7 +62,7 @@ def low_file(exported, photos, tmp_path_factory):
     def make(name, precision):
         if (name, precision) not in made:
             path = exported(name, check=False).path
-            config = PrecisionConfig(precision, calibration=photos, min_share=0.0)
+            config = PrecisionConfig(precision, calibration=photos, min_fraction=0.0)
             images = [] if precision == "bf16" else sorted(photos.iterdir())
             model, report = apply_precision(graph.load(path), small(graph.read_spec(path)), config, images)
             graph.save(model, folder / f"{name}.{precision}.onnx")
@@ -109,8 +109,8 @@ def test_fp16_equals_pytorch_with_forced_selections(name, low_file, exported, ti
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:
             value = onnx.numpy_helper.to_array(tensor)
-            rounded = np.clip(value, -65504, 65504).astype(np.float16).astype(np.float32)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(rounded, tensor.name))
+            round_to_precision = np.clip(value, -65504, 65504).astype(np.float16).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(round_to_precision, tensor.name))
     graph.save(model, tmp_path / "weights.onnx")
     yardstick = verify(tiny(name), tmp_path / "weights.onnx", images)
     report = verify(tiny(name), path, images)
@@ -144,7 +144,7 @@ def test_detr_with_masks_quantises_the_layers_and_not_the_mask(low_file):
 @pytest.mark.parametrize("name", ("detr", "rt_detr_v2", "deformable_detr"))
 def test_heads_and_deformable_attention_are_not_quantised(name, low_file):
     _, report = low_file(name, "int8")
-    reasons = dict(report.left_out)
+    reasons = dict(report.excluded)
     heads = [n for n in reasons if "bbox" in n or "class" in n or "score_head" in n or n.startswith("/layers.")]
     assert heads and all("output" in reasons[n] or "coordinates" in reasons[n] for n in heads)
     if name != "detr":
@@ -157,10 +157,10 @@ def test_heads_and_deformable_attention_are_not_quantised(name, low_file):
 
 @pytest.mark.parametrize("precision", ("int8", "fp8"))
 def test_quantised_values_are_those_of_the_formula(precision):
-    config = PrecisionConfig(precision, calibration="x", min_share=0.0)
+    config = PrecisionConfig(precision, calibration="x", min_fraction=0.0)
     model, report = apply_precision(pixel_model(), SPEC, config, pictures())
-    assert report.share.of(precision) > 0.7
-    assert set(report.left_out) >= {"/backbone/stem/Conv", "/class_head/MatMul", "/box_head/MatMul"}
+    assert report.fractions.of(precision) > 0.7
+    assert set(report.excluded) >= {"/backbone/stem/Conv", "/class_head/MatMul", "/box_head/MatMul"}
     feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
     want = OnnxSession(pixel_model().SerializeToString(), SPEC).run(feeds)
     got = OnnxSession(emulate(model).SerializeToString(), SPEC).run(feeds)
@@ -187,7 +187,7 @@ def test_fp8_weights_get_the_scale_that_rounds_them_best():
     least = np.abs(weight).max(1) / 448
 
     def error(scales):
-        return ((rounded(weight / scales[:, None], Precision.FP8) * scales[:, None] - weight) ** 2).sum(1)
+        return ((round_to_precision(weight / scales[:, None], Precision.FP8) * scales[:, None] - weight) ** 2).sum(1)
 
     assert (found >= least).all() and (found < 2.01 * least).all()  # nothing is clipped
     assert (error(found) <= error(weight_scales(weight, 0, Precision.INT8).astype(np.float32) * 127 / 448) * 1.01).all()
@@ -220,23 +220,23 @@ def test_gpus_without_the_type_are_refused():
 
 
 def test_calibration_images_are_found(tmp_path, photos):
-    names, coco = find(photos, 2)
+    names, coco = find_images(photos, 2)
     assert [p.name for p in names] == ["0.png", "1.png"] and coco is None
     (tmp_path / "annotations").mkdir()
     (tmp_path / "val2017").symlink_to(photos)
     file = tmp_path / "annotations" / "instances_val2017.json"
     file.write_text(json.dumps({"images": [{"id": 1, "file_name": "2.png"}], "annotations": [], "categories": []}))
-    names, coco = find(file, 9)
+    names, coco = find_images(file, 9)
     assert names == [tmp_path / "val2017" / "2.png"] and coco == file
     for place, message in (
         (tmp_path / "no", "no calibration folder"),
         (tmp_path / "annotations", "has no images"),
     ):
         with pytest.raises(ImageError, match=message):
-            find(place, 9)
+            find_images(place, 9)
     file.write_text("{")
     with pytest.raises(ImageError, match="not a COCO annotation file"):
-        find(file, 9)
+        find_images(file, 9)
 
 
 def test_a_bundle_records_its_precision(exported, photos, tmp_path):
@@ -259,8 +259,8 @@ def test_a_bundle_records_its_precision(exported, photos, tmp_path):
 def test_overflow_is_looked_for_without_pictures_of_the_callers(tmp_path):
     path = tmp_path / "model.onnx"
     graph.save(pixel_model(ffn_scale=3e4), path)
-    report = convert_file(path, SPEC, PrecisionConfig("fp16", min_share=0.0))
-    assert "overflow" in report.kept["/encoder/layers.0/fc1/MatMul"] and report.images == 2
+    report = convert_file(path, SPEC, PrecisionConfig("fp16", min_fraction=0.0))
+    assert "overflow" in report.fp32_reasons["/encoder/layers.0/fc1/MatMul"] and report.images == 2
     assert any("drawn pictures only" in warning for warning in report.warnings)
     with OnnxSession(path) as session:
         assert np.isfinite(session.run({"pixel_values": np.full((1, 3, 16, 16), 200, np.uint8)})["logits"]).all()
@@ -275,10 +275,10 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     low = replace(config, precision="fp16", budget=None)
     blind = replace(calibrate(model, SPEC, low, pictures()), lost={})  # the scan would have kept it already
     result = Search(model, SPEC, config, pictures(), blind).run()
-    assert result.start > 0.02 >= result.figure
-    assert result.kept and all(b.startswith("encoder.layers.0") for b in result.kept) and result.runs > 6
+    assert result.all_low > 0.02 >= result.loss
+    assert result.fp32_blocks and all(b.startswith("encoder.layers.0") for b in result.fp32_blocks) and result.runs > 6
     again = Search(model, SPEC, config, pictures(), blind).run()
-    assert again.runs == 0 and again.kept == result.kept
+    assert again.runs == 0 and again.fp32_blocks == result.fp32_blocks
     assert plot(result).startswith("<svg") and "encoder.layers.0.fc1" in plot(result)
     state.write_text("{")
     with pytest.raises(GraphError, match="state file .* is damaged"):

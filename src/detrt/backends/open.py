@@ -405,13 +405,13 @@ def emulate_low_precision(session: BaseSession) -> BaseSession:
     if not isinstance(session, OnnxSession) or session.info.device != CPU or path is None:
         return session
     from .. import graph
-    from ..graph.emulate_low_precision import has_low, rounded
+    from ..graph.emulate_low_precision import emulate, has_16_bit
     from ..graph.view import GraphView
 
     view = GraphView(graph.load(path))
-    if not has_low(view.types):
+    if not has_16_bit(view.types):
         return session
-    emulated = OnnxSession(rounded(view.model, view.types).SerializeToString(), session.spec)
+    emulated = OnnxSession(emulate(view.model, view.types).SerializeToString(), session.spec)
     note = "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
     emulated._info = replace(session.info, notes=(*session.info.notes, note))
     emulated.path = path

@@ -170,14 +170,14 @@ def matmul_work(onnx: Path, feeds: Feeds) -> dict[str, tuple[int, int]]:
     """Node -> (floating point operations, bytes of operands and results), for matmuls and convolutions."""
     from ..graph import io
     from ..precision.calibrate import run_shapes
-    from ..precision.proof import multiply_adds
+    from ..precision.proof import count_macs
 
     model = io.load(onnx)
     shapes, width = run_shapes(model, feeds), _element_bytes(onnx)
     weights = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
     nodes = {node.name: node for node in model.graph.node}
     work = {}
-    for name, count in multiply_adds(model, feeds).items():
+    for name, count in count_macs(model, feeds).items():
         inputs, outputs = shapes[name]
         given = [value for value in nodes[name].input if value]
         held = sum(weights.get(value, 0) for value in given)

@@ -94,7 +94,7 @@ def onnx_fetch(
     from ..graph.probe import probe
 
     def fetch(names: Sequence[str]) -> dict[str, NDArray]:
-        model, shown = probe(view, names, given, cut=cut)
+        model, shown = probe(view, names, given, without_outputs=cut)
         with OnnxSession(model.SerializeToString(), spec) as session:
             outputs = session.run(feeds)
         return {name: outputs[output] for name, output in shown.items()}
@@ -257,14 +257,14 @@ def _step_errors(
     given: Mapping[str, NDArray], steps: Mapping[str, Any], own: Fetch, precision: str
 ) -> Iterator[tuple[str, tuple[float, str]]]:
     """Is each step of the candidate one that the reference could have taken?"""
-    from ..graph.probe import OWN
+    from ..graph.probe import COMPUTED
 
     wanted: dict[str, list[str]] = {}
     for name, node in steps.items():
         if node.op_type == "TopK" and node.output[0]:
-            wanted[name] = [OWN + node.output[0], node.output[0]]
+            wanted[name] = [COMPUTED + node.output[0], node.output[0]]
         else:
-            wanted[name] = [OWN + name]
+            wanted[name] = [COMPUTED + name]
     values = own([n for names in wanted.values() for n in names])
     allowed = 0.0 if precision == "fp32" else _WRONG_STEPS
     for name, tensors in wanted.items():

@@ -131,13 +131,13 @@ def is_onnx_on_cpu(session: Session) -> bool:
 
 def run_view(side: Side) -> GraphView:
     """The graph of a side as it is run: with its roundings spelled out where the runtime leaves them out."""
-    from ..graph.emulate_low_precision import has_low, rounded
+    from ..graph.emulate_low_precision import emulate, has_16_bit
     from ..graph.view import GraphView
 
     assert side.graph is not None
     view = view_of(side.graph)
-    if is_onnx_on_cpu(side.session) and has_low(view.types):
-        return GraphView(rounded(view.model, view.types))
+    if is_onnx_on_cpu(side.session) and has_16_bit(view.types):
+        return GraphView(emulate(view.model, view.types))
     return view
 
 

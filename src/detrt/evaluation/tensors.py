@@ -69,14 +69,14 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
         return outputs, [indices.cpu().numpy() for indices in chosen]
     from .. import graph
     from ..graph.clean import topk_outputs, with_outputs
-    from ..graph.emulate_low_precision import has_low, rounded
+    from ..graph.emulate_low_precision import emulate, has_16_bit
     from ..graph.view import GraphView
     from .models import is_onnx_on_cpu
 
     assert session.info.path is not None  # `can_force` looked
     model = graph.load(session.info.path)
-    if is_onnx_on_cpu(session) and has_low((view := GraphView(model)).types):
-        model = rounded(model, view.types)
+    if is_onnx_on_cpu(session) and has_16_bit((view := GraphView(model)).types):
+        model = emulate(model, view.types)
     names = topk_outputs(model)
     with OnnxSession(with_outputs(model, names).SerializeToString(), session.spec) as probe:
         outputs = probe.run(feeds)

@@ -1,9 +1,9 @@
-"""A typed graph as FP32 that rounds where the graph stores FP16, BF16 or FP8, for runtimes without such kernels.
+"""Emulation of FP16, BF16 and FP8 graphs in FP32, for runtimes without such kernels.
 
-ONNX Runtime's CPU kernels compute an FP16 graph in FP32 and drop the casts between two of them, so that neither the
-rounding nor an overflow shows there; BF16 and FP8 do not run at all. This copy rounds after every operation, as tensor
-cores do: products of low values summed in FP32, and the result rounded. What DequantizeLinear gives is not rounded: a
-fused product scales its sum once.
+ONNX Runtime's CPU kernels compute an FP16 graph in FP32 and drop the casts between two of them, so that neither the rounding nor
+an overflow shows; BF16 and FP8 do not run at all. The emulation rounds after every operator, as tensor cores do: products of low
+values are summed in FP32, and the result is rounded. Outputs of DequantizeLinear are not rounded, because a fused matmul scales
+its sum once.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _LOW = {TensorProto.FLOAT16: "half", TensorProto.BFLOAT16: "brain"}
 _FP8 = TensorProto.FLOAT8E4M3FN
 
 
-def has_low(types: Mapping[str, int]) -> bool:
-    """Whether tensors of these element types hold FP16 or BF16."""
+def has_16_bit(types: Mapping[str, int]) -> bool:
+    """Whether any of these element types is FP16 or BF16."""
     return any(kind in _LOW for kind in types.values())
 
 
-def runs_nowhere(model: onnx.ModelProto) -> bool:
-    """Whether a graph holds BF16 or FP8, which ONNX Runtime does not run on a CPU."""
+def needs_emulation(model: onnx.ModelProto) -> bool:
+    """Whether a graph has BF16 or FP8, which ONNX Runtime does not run on a CPU."""
     kinds = (TensorProto.BFLOAT16, _FP8)
     if any(t.data_type in kinds for t in model.graph.initializer):
         return True
     return any(a.name == "to" and a.i in kinds for n in model.graph.node if n.op_type == "Cast" for a in n.attribute)
 
 
-def rounded(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> onnx.ModelProto:
-    """A copy in FP32 with the same tensor names; every former low value is one that its type can hold.
+def emulate(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> onnx.ModelProto:
+    """A copy in FP32 with the same tensor names, whose low-precision values are rounded to their type.
 
-    types: tensor -> ONNX element type, if known already. An FP32 graph comes back as an equal copy.
+    types: tensor -> ONNX element type, if known. An FP32 graph is copied unchanged.
     """
     types = element_types(model) if types is None else types
     copy = onnx.ModelProto()
@@ -53,8 +53,8 @@ def rounded(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> o
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            eight = len(node.input) > 2 and constants[node.input[2]].data_type == _FP8
-            nodes.extend(_fp8(graph, node, constants) if eight else [node])
+            is_fp8 = len(node.input) > 2 and constants[node.input[2]].data_type == _FP8
+            nodes.extend(_fp8(graph, node, constants) if is_fp8 else [node])
             continue
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _LOW:
@@ -80,7 +80,7 @@ def rounded(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> o
 
 
 def _fp8(graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, TensorProto]) -> list[onnx.NodeProto]:
-    """FP8 Q and DQ as a division or product and a Cast: ONNX Runtime moves FP8 pairs over nodes that refuse them."""
+    """FP8 Q and DQ as Div or Mul and Cast, because ONNX Runtime moves FP8 pairs across nodes that do not support them."""
     source, scale, output = node.input[0], node.input[1], node.output[0]
     inner = f"{output}/fp8"
     if node.op_type == "QuantizeLinear":
@@ -88,7 +88,7 @@ def _fp8(graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, Tens
             helper.make_node("Div", [source, scale], [inner], name=f"{node.name}/Div"),
             helper.make_node("Cast", [inner], [output], name=f"{node.name}/Cast", to=_FP8),
         ]
-    if constants[scale].dims:  # weights: one scale a channel
+    if constants[scale].dims:  # weights: one scale per channel
         weight = numpy_helper.to_array(constants[source]).astype(np.float32)
         axis = next(a.i for a in node.attribute if a.name == "axis")
         shape = [-1 if i == axis % weight.ndim else 1 for i in range(weight.ndim)]

@@ -17,16 +17,16 @@ def module_path(name: str) -> str:
     """
     match = _LEAF.match(name) if name.startswith("/") else None
     parts = match[1].strip("/").split("/") if match else []
-    kept = [
+    shown = [
         part
         for i, part in enumerate(parts)
         if i + 1 == len(parts) or not re.match(re.escape(part) + r"\.\d+(_\d+)?$", parts[i + 1])
     ]
-    return ".".join(kept)
+    return ".".join(shown)
 
 
 def matches(node: str, patterns: Iterable[str]) -> bool:
-    """Whether a node is inside a module path, or fits a glob pattern over its path."""
+    """Whether a node is inside a module path, or matches a glob pattern over its path."""
     full = node.strip("/").replace("/", ".")
     # A trace writes the names of a Sequential twice; either spelling is right.
     paths = {module_path("/" + node.strip("/")), full.rpartition(".")[0]}

@@ -32,14 +32,14 @@ class Operators:
         return Operators(self.onnx | other.onnx, self.aten | other.aten)
 
 
-# Matmuls and convolutions: what the low precision is for.
+# Matmuls and convolutions, which run in the low precision.
 GEMM = Operators.of(
     ("Conv ConvTranspose", "conv1d conv2d conv_transpose2d convolution"),
     ("MatMul Gemm", "linear matmul mm bmm addmm baddbmm"),
     ("Einsum", "einsum"),
     ("", "scaled_dot_product_attention"),
 )
-# No 16-bit type holds their results: powers and sums overflow, angles and logarithms lose their digits. PyTorch's own
+# Their results do not fit 16-bit types: powers and sums overflow, angles and logarithms lose their digits. PyTorch's own
 # normalization kernels compute statistics in FP32, ONNX leaves that open.
 WIDE = Operators.of(
     ("Pow Sqrt Reciprocal Exp", "pow sqrt rsqrt reciprocal exp"),
@@ -59,7 +59,7 @@ COMPARE = Operators.of(
     ("Equal Greater Less GreaterOrEqual LessOrEqual", "eq ne gt lt ge le"),
     ("ArgMax ArgMin NonMaxSuppression", ""),  # in PyTorch of one tensor in one type
 )
-# Their inputs decide an index, an order or a comparison, and stay FP32 back to the matmul that they come from.
+# Their inputs decide an index, a ranking or a comparison, and stay FP32 from the last matmul on.
 DECIDE = COMPARE | Operators.of(
     ("TopK ArgMax ArgMin", "topk top_k sort argsort argmax argmin"),
     ("Floor Ceil Round", "floor ceil round"),
@@ -68,7 +68,7 @@ DECIDE = COMPARE | Operators.of(
     ("Log", "log logit"),
     ("GridSample", "grid_sampler grid_sampler_2d"),
     ("Range", ""),
-    (" ".join(PLUGIN_NODES), ""),  # in PyTorch, `backends.inductor.types` knows the op itself
+    (" ".join(PLUGIN_NODES), ""),  # in PyTorch, `backends.inductor.types` handles the op
 )
 # Of these, only one input decides: its position.
 DECIDING_INPUT = {"TopK": 0, "GridSample": 1, "MSDeformAttn": 2, "MultiscaleDeformableAttnPlugin_TRT": 3}
@@ -80,8 +80,8 @@ BARRIER = Operators.of(
     ("LSTM Attention", ""),
     (" ".join(PLUGIN_NODES), ""),
 )
-# The following roles are asked of ONNX graphs only.
-# Operators that give values of their inputs, their negative or zero, and nothing new.
+# The following roles are for ONNX graphs only.
+# Operators that return values of their inputs, their negatives or zeros, and nothing new.
 MOVEMENT = frozenset((
     "Reshape", "Transpose", "Concat", "Slice", "Gather", "GatherElements", "GatherND", "Unsqueeze", "Squeeze",
     "Expand", "Tile", "Pad", "Split", "Flatten", "Identity", "ScatterND", "ScatterElements", "DepthToSpace",
@@ -91,5 +91,5 @@ ELEMENTWISE = frozenset((
     "Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Sigmoid", "Tanh", "Sqrt", "Reciprocal", "Pow", "Log", "Exp",
     "Neg", "Abs", "Relu", "Where",
 ))  # fmt: skip
-# Where a value jumps: rounding may send two equal computations to two sides of the step.
+# Discontinuous operators: rounding may put two equal computations on different sides of a step.
 STEPS = COMPARE.onnx - {"NonMaxSuppression"} | {"Floor", "Ceil", "Round"}

@@ -1,4 +1,4 @@
-"""An FP32 graph in, a graph with explicit types out, and the proof of what it computes in."""
+"""Conversion of an FP32 graph to a graph with explicit types, and the report of what it computes in."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from ..graph.view import GraphView
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec, Precision
 from ..system import Progress
-from .calibrate import TensorRange, histograms, lost_in_fp16, scan, threshold
+from .calibrate import TensorRange, fp16_failures, histograms, scan, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
-from .noise import LayerNoise, correct_biases, leave_noisy, measure
-from .proof import FlopShare, check_share, flop_share, multiply_adds
-from .quantize import QuantPlan, channel_axis, insert_qdq, last_gemms, plan_quantization
+from .noise import LayerNoise, correct_biases, exclude_noisy, measure
+from .proof import MacFractions, check_fraction, count_macs, mac_fractions
+from .quantize import QuantPlan, channel_axis, insert_qdq, output_layers, plan_quantization
 from .rules import Rules
 
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
 MAX_EXACT_FRACTION = 0.015
-_USUAL_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 8}
+_PROMPT_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 8}
 
 
 @dataclass(slots=True)
 class PrecisionReport:
-    """What was done to a graph, and what it computes in now.
+    """How a graph was converted, and what it computes in.
 
-    precision: the low type. share: of MatMul and Conv. kept: node -> why it stays FP32. left_out: layers that
-    are not quantized, and why. ranges: of every tensor, where images were given. thresholds: calibrated |x|.
+    precision: the low type. fractions: of MatMul and Conv MACs by type. fp32_reasons: node -> why it stays FP32. excluded: layer ->
+    why it is not quantized. ranges: of every tensor, if images were given. thresholds: calibrated |x|.
     """
 
     precision: str
-    share: FlopShare
-    kept: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    fractions: MacFractions
+    fp32_reasons: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
     quantized: int = 0
     casts: int = 0
     images: int = 0
@@ -57,18 +57,18 @@ class PrecisionReport:
 
     @property
     def verdict(self) -> str:
-        shares = ", ".join(f"{kind} {share:.1%}" for kind, share in self.share.shares.items())
-        return f"{shares} of MatMul and Conv, {self.casts} casts"
+        parts = ", ".join(f"{kind} {fraction:.1%}" for kind, fraction in self.fractions.by_type.items())
+        return f"{parts} of MatMul and Conv, {self.casts} casts"
 
     def to_dict(self) -> dict[str, Any]:
         """For `detrt.json`: without the ranges, which have a file of their own."""
         return {
             "precision": self.precision,
-            "share": self.share.to_dict(),
-            "fp32_nodes": len(self.kept),
-            "fp32_reasons": dict(Counter(self.kept.values()).most_common()),
+            "share": self.fractions.to_dict(),
+            "fp32_nodes": len(self.fp32_reasons),
+            "fp32_reasons": dict(Counter(self.fp32_reasons.values()).most_common()),
             "quantized_layers": self.quantized,
-            "left_out": dict(self.left_out),
+            "left_out": dict(self.excluded),
             "casts": self.casts,
             "calibration_images": self.images,
             "warnings": list(self.warnings),
@@ -83,64 +83,64 @@ def apply_precision(
     calibration_images: Sequence[ImageSource] = (),
     *,
     progress: Progress | None = None,
-    known: Calibration | None = None,
+    calibration: Calibration | None = None,
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
-    """Give a graph the types of `config`; the model that is passed in stays as it is.
+    """Give a copy of a graph the types of `config`.
 
-    Inputs and outputs keep their types. For FP16 the calibration images are the overflow scan: without them
-    nothing is known about ranges, and the report says so. known: a calibration to use again.
+    Inputs and outputs keep their types. For FP16 the overflow scan runs on the calibration images: without them
+    ranges are unknown, and the report says so. calibration: a calibration to use again.
 
     Raises:
-        GraphError: a graph that cannot take the type, or no images where they are needed.
-        GateError: less than `config.required_share` of the MACs is in the low precision.
+        GraphError: a graph that does not support the type, or no images though the type needs them.
+        GateError: less than `config.required_fraction` of the MACs is in the low precision.
     """
     say = progress or (lambda fraction, text: None)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     target = config.target
-    counts = multiply_adds(runnable(model), blank_feeds(spec))
+    counts = count_macs(runnable(model), blank_feeds(spec))
     if target == Precision.FP32:
-        report = PrecisionReport(config.precision, flop_share(model, counts))
-        check_share(report.share, config)
+        report = PrecisionReport(config.precision, mac_fractions(model, counts))
+        check_fraction(report.fractions, config)
         return copy, report
-    known = known or calibrate(model, spec, config, calibration_images, progress=say)
+    calibration = calibration or calibrate(model, spec, config, calibration_images, progress=say)
     say(None, f"types: {target}")
     view = GraphView.typed(copy)
     if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.types.values()):
         raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)")
     if target.base == Precision.FP16:
-        lost = known.lost
+        keep_fp32 = calibration.fp16_failures
     else:
-        lost = last_gemms(view, Rules(view, config.target.base), counts, MAX_EXACT_FRACTION)
-    rules = Rules(view, config.target.base, config.keep_fp32, lost)
+        keep_fp32 = output_layers(view, Rules(view, config.target.base), counts, MAX_EXACT_FRACTION)
+    rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
     plan = plan_quantization(view, rules, target) if target.quantized else QuantPlan()
     if plan.activations:
-        leave_noisy(plan, known.noise, counts, config.quantize_share)
-        if correct_biases(copy, plan, known.noise):  # new constants: the view must know them
+        exclude_noisy(plan, calibration.noise, counts, config.quantize_fraction)
+        if correct_biases(copy, plan, calibration.noise):  # the view must include the new constants
             view = GraphView.typed(copy)
-            rules = Rules(view, config.target.base, config.keep_fp32, lost)
+            rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
     typing: Typing = retype(copy, rules, config.target.base)
-    centres = {n: c for n in plan.activations if n in known.noise and (c := known.noise[n].centre) is not None}
-    quantized = insert_qdq(copy, plan, dict(known.thresholds), target, centres) if plan.activations else 0
+    centres = {n: c for n in plan.activations if n in calibration.noise and (c := calibration.noise[n].centre) is not None}
+    quantized = insert_qdq(copy, plan, dict(calibration.thresholds), target, centres) if plan.activations else 0
     _check(copy)
-    share = flop_share(copy, counts)
-    warnings = list(known.warnings)
+    fractions = mac_fractions(copy, counts)
+    warnings = list(calibration.warnings)
     report = PrecisionReport(
-        target, share, typing.kept, plan.left_out, quantized, typing.casts, known.images, known.ranges,
-        {name: known.thresholds[name] for name in plan.activations.values()}, tuple(warnings),
+        target, fractions, typing.fp32_reasons, plan.excluded, quantized, typing.casts, calibration.images, calibration.ranges,
+        {name: calibration.thresholds[name] for name in plan.activations.values()}, tuple(warnings),
     )  # fmt: skip
-    check_share(share, config)
+    check_fraction(fractions, config)
     return copy, report
 
 
 @dataclass(slots=True)
 class Calibration:
-    """What images say about a graph: ranges, nodes that FP16 would break, thresholds of activations, and what
-    eight bits do to each layer."""
+    """Measurements of a graph on images: ranges, nodes that FP16 would break, thresholds of activations, and the quantization
+    noise of each layer."""
 
     images: int = 0
     ranges: dict[str, TensorRange] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
+    fp16_failures: dict[str, str] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
     noise: dict[str, LayerNoise] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ def calibrate(
     *,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Scan ranges on images, and for INT8 and FP8 find the thresholds of every layer's input.
+    """Scan ranges on images, and for INT8 and FP8 find the threshold of the input of every layer.
 
     Raises:
         GraphError: no images for a type that needs them.
@@ -168,9 +168,9 @@ def calibrate(
     runs = runnable(model)
     ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"))
     view = GraphView.typed(model)
-    found = Calibration(len(images), ranges, lost_in_fp16(view, ranges, config.margin))
+    calibration_result = Calibration(len(images), ranges, fp16_failures(view, ranges, config.margin))
     if config.target.quantized:
-        rules = Rules(view, config.target.base, (), found.lost)
+        rules = Rules(view, config.target.base, (), calibration_result.fp16_failures)
         plan = plan_quantization(view, rules, config.target)
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.activations.values()}
         axes = {}
@@ -178,18 +178,18 @@ def calibrate(
             readers = {node.name: node for node in view.nodes}
             axes = {tensor: channel_axis(readers[name]) for name, tensor in plan.activations.items()}
         counts, means = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"), axes)
-        found.thresholds = {
+        calibration_result.thresholds = {
             name: threshold(counts[name], absmax[name], config.method, config.target, config.percentile) for name in absmax
         }
-        found.noise = measure(
-            runs, spec, images, plan, found.thresholds, config.target,
+        calibration_result.noise = measure(
+            runs, spec, images, plan, calibration_result.thresholds, config.target,
             lambda done, all_: say(done / all_, "noise of layers"), means,
         )  # fmt: skip
-    return found
+    return calibration_result
 
 
 def blank_feeds(spec: ModelSpec) -> Feeds:
-    """One empty image of the model's usual size, and of a prompted model a prompt of the usual length."""
+    """One blank image of the default size of the model, and for a prompted model a prompt of typical length."""
     height, width = spec.input.size_hw
     feeds = {PIXEL_VALUES: np.zeros((1, 3, height, width), spec.input.dtype)}
     if spec.input.mask:
@@ -197,27 +197,27 @@ def blank_feeds(spec: ModelSpec) -> Feeds:
     if spec.decode.in_graph:
         feeds[TARGET_SIZES] = np.array([[height, width]], np.int64)
     for info in contract(spec)[0] if spec.text is not None else ():
-        shape = [_USUAL_LENGTHS.get(side, 1) if isinstance(side, str) else side for side in info.shape]
+        shape = [_PROMPT_LENGTHS.get(side, 1) if isinstance(side, str) else side for side in info.shape]
         feeds.setdefault(info.name, np.ones(shape, info.dtype))
     return feeds
 
 
 def write_ranges(report: PrecisionReport, path: Path) -> None:
-    """Save what the scan saw, and what became of it, as JSON."""
-    by_node = dict(report.kept)
+    """Write ranges, thresholds and the reasons for FP32 as JSON."""
+    by_node = dict(report.fp32_reasons)
     rows = {}
-    for name, found in report.ranges.items():
-        row = found.to_dict()
-        if found.node in by_node:
-            row["fp32"] = by_node[found.node]
+    for name, calibration_result in report.ranges.items():
+        row = calibration_result.to_dict()
+        if calibration_result.node in by_node:
+            row["fp32"] = by_node[calibration_result.node]
         if name in report.thresholds:
             row["threshold"] = round(report.thresholds[name], 6)
         rows[name] = row
     files.write_text(path, json.dumps({"images": report.images, "tensors": rows}, indent=1) + "\n")
 
 
-def blocks_matching(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str]:
-    """Patterns of --keep-fp32 that fit no node: spelling mistakes."""
+def unmatched_patterns(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str]:
+    """Patterns of --keep-fp32 that match no node, such as spelling mistakes."""
     return [p for p in patterns if not any(matches(node.name, (p,)) for node in model.graph.node)]
 
 
@@ -227,4 +227,4 @@ def _check(model: onnx.ModelProto) -> None:
             onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         text = " ".join(str(error).split())[:500]
-        raise GraphError(f"the typed graph is not valid, which is a fault of detrt: {text}") from error
+        raise GraphError(f"the typed graph is invalid, which is a bug in detrt: {text}") from error

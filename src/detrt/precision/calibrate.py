@@ -1,7 +1,7 @@
 """Calibration: images through a graph, the range of every tensor, and the scales of quantized activations.
 
-In the order of use: the images (`find`), running the graph on them (`run_shapes`, `run_tensors`), ranges and what FP16 would
-do to them (`scan`, `lost_in_fp16`), and thresholds from histograms (`histograms`, `threshold`). Histograms are exact counts
+In the order of use: the images (`find_images`), running the graph on them (`run_shapes`, `run_tensors`), ranges and failures of
+FP16 (`scan`, `fp16_failures`), and thresholds from histograms (`histograms`, `threshold`). Histograms are exact counts
 of |x| in 2048 equal bins up to the largest value, so that two runs over the same images give the same scales, bit for bit.
 """
 
@@ -25,21 +25,21 @@ from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
 from ..errors import GraphError, ImageError
 from ..graph.clean import with_outputs
-from ..graph.emulate_low_precision import rounded, runs_nowhere
+from ..graph.emulate_low_precision import emulate, needs_emulation
 from ..graph.operators import FILL_LIMIT, GEMM
 from ..graph.view import FLOAT, GraphView
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 
-# Bytes of extra outputs that one run may hold.
+# Largest size of the extra outputs of one run.
 MAX_CHUNK_BYTES = 256 << 20
 _MIN_EXPONENT, _MAX_EXPONENT = -40, 24  # exponents of the histogram
 
-# From here on the rounding step of FP16 is 1/8: a softmax turns that into 12 % of a weight.
+# From this value on FP16 rounds to steps of 1/8, which change a softmax weight by 12 %.
 MAX_SOFTMAX_INPUT = 128.0
 
-# Operators whose result holds values of their first input and nothing else.
-_MOVES = frozenset(
+# Operators that only rearrange values of their first input.
+_MOVEMENT = frozenset(
     [
         "Reshape",
         "Transpose",
@@ -61,11 +61,10 @@ _LEVELS = 128  # of INT8 on one side of zero
 Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
 
 
-class Prompted(Sequence[ImageSource]):
+class PromptedImages(Sequence[ImageSource]):
     """Calibration images of a model that takes a prompt, with the text inputs of each.
 
-    texts: what the detector is fed beside one image; a list of several (a prompt that the model takes in parts) is given
-    to the images in turn.
+    texts: text inputs of the detector for one image; several of them (a prompt in chunks) are used by the images in turn.
     """
 
     def __init__(self, images: Sequence[ImageSource], texts: Sequence[Feeds]) -> None:
@@ -81,26 +80,26 @@ class Prompted(Sequence[ImageSource]):
     def __getitem__(self, index: slice) -> Sequence[ImageSource]: ...
 
     def __getitem__(self, index: int | slice) -> ImageSource | Sequence[ImageSource]:
-        return Prompted(self.images[index], self.texts) if isinstance(index, slice) else self.images[index]
+        return PromptedImages(self.images[index], self.texts) if isinstance(index, slice) else self.images[index]
 
     def text_of(self, index: int) -> Feeds:
         return self.texts[index % len(self.texts)]
 
 
-def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:
-    """Calibration images in name order, at most `limit`, evenly spread, and the COCO file if it is one.
+def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
+    """(calibration images in name order, at most `limit`, evenly spread; the COCO file if `path` is one).
 
-    A COCO file names its images; they are looked for beside it, in `images/`, in the folder that the file is
+    The images of a COCO file are searched beside it, in `images/`, in the folder that the file is
     named after (instances_val2017.json: val2017/), also one level up.
 
     Raises:
-        ImageError: nothing there, or images that the file names are missing.
+        ImageError: no images, or images of the COCO file are missing.
     """
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-        if not found:
+        results = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        if not results:
             raise ImageError(f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
-        return _spread(found, limit), None
+        return _spread(results, limit), None
     if not path.is_file():
         raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
     try:
@@ -108,11 +107,11 @@ def find(path: Path, limit: int) -> tuple[list[Path], Path | None]:
         names = [str(image["file_name"]) for image in data["images"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
-    folder = images_of(path, names)
+    folder = image_folder(path, names)
     return _spread([folder / name for name in names], limit), path
 
 
-def images_of(path: Path, names: Sequence[str]) -> Path:
+def image_folder(path: Path, names: Sequence[str]) -> Path:
     """The folder with the images of a COCO file.
 
     Raises:
@@ -135,15 +134,15 @@ def _spread(paths: list[Path], limit: int) -> list[Path]:
 
 
 def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
-    """Node name -> (shapes of its inputs, shapes of its outputs), from one profiled run: symbolic shapes are not guessed.
+    """Node name -> (shapes of its inputs, shapes of its outputs), from one profiled run, so that symbolic shapes are exact.
 
     Raises:
         SessionError: the graph does not run on these feeds.
     """
-    runnable = rounded(model) if runs_nowhere(model) else model
+    runnable = emulate(model) if needs_emulation(model) else model
     with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
         rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, Path(folder)).read_text("utf-8"))
-    found: Shapes = {}
+    results: Shapes = {}
     for row in rows:
         arguments = row.get("args", {})
         if "input_type_shape" in arguments:
@@ -151,15 +150,15 @@ def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
                 [shape for entry in arguments[key] for shape in entry.values()]
                 for key in ("input_type_shape", "output_type_shape")
             )
-            found[str(row.get("name", "")).removesuffix("_kernel_time")] = (inputs, outputs)
-    return found
+            results[str(row.get("name", "")).removesuffix("_kernel_time")] = (inputs, outputs)
+    return results
 
 
 def image_feeds(images: Sequence[ImageSource], spec: ModelSpec) -> Iterator[Feeds]:
-    """Inputs of the model, one image per run; `Prompted` images bring their text."""
+    """Inputs of the model, one image per run; `PromptedImages` include their text."""
     for index, image in enumerate(images):
         feeds = preprocess([load_image(image)], spec).feeds
-        yield {**feeds, **images.text_of(index)} if isinstance(images, Prompted) else feeds
+        yield {**feeds, **images.text_of(index)} if isinstance(images, PromptedImages) else feeds
 
 
 def run_tensors(
@@ -178,23 +177,23 @@ def run_tensors(
     first = next(image_feeds(images, spec))
     sizes = _bytes_of(model, first)
     chunks: list[list[str]] = [[]]
-    held = 0
+    chunk_bytes = 0
     for name in names:
         size = sizes.get(name, 0)
-        if chunks[-1] and held + size > MAX_CHUNK_BYTES:
+        if chunks[-1] and chunk_bytes + size > MAX_CHUNK_BYTES:
             chunks.append([])
-            held = 0
+            chunk_bytes = 0
         chunks[-1].append(name)
-        held += size
+        chunk_bytes += size
     for number, chunk in enumerate(chunks):
         if not chunk:
             continue
         session = OnnxSession(with_outputs(model, chunk, FLOAT).SerializeToString(), spec)
         try:
             for index, feeds in enumerate(image_feeds(images, spec)):
-                found = session.run(feeds)
+                results = session.run(feeds)
                 for name in chunk:
-                    visit(name, found[name])
+                    visit(name, results[name])
                 if progress:
                     progress(number * len(images) + index + 1, len(chunks) * len(images))
         finally:
@@ -212,9 +211,9 @@ def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
 
 @dataclass(slots=True)
 class TensorRange:
-    """What a tensor held over all images. Fills (finfo.min) and infinities are counted apart.
+    """Statistics of a tensor over all images. Fills (finfo.min) and infinities are counted separately.
 
-    absmax: largest finite |x|. exponents: how many values lie in [2**e, 2**(e+1)), for e = -40 .. 23.
+    absmax: largest finite |x|. exponents: number of values in [2**e, 2**(e+1)), for e = -40 .. 23.
     """
 
     node: str
@@ -226,13 +225,13 @@ class TensorRange:
 
     def add(self, array: np.ndarray) -> None:
         size = np.abs(array, dtype=np.float32).reshape(-1)
-        known = size < FILL_LIMIT  # NaN and infinities compare false
-        self.fills += int(size.size - known.sum())
-        size = size[known]
+        finite = size < FILL_LIMIT  # NaN and infinities compare false
+        self.fills += int(size.size - finite.sum())
+        size = size[finite]
         self.values += int(size.size)
         if size.size:
             self.absmax = max(self.absmax, float(size.max()))
-            # The maximum is exact; the histogram of a large tensor is that of every n-th value.
+            # The maximum is exact; the histogram of a large tensor counts every n-th value.
             size = size[:: max(1, size.size >> 15)]
             self.zeros += int((size == 0).sum())
             exponent = np.clip(np.frexp(size[size > 0])[1] - 1, _MIN_EXPONENT, _MAX_EXPONENT - 1) - _MIN_EXPONENT
@@ -240,12 +239,12 @@ class TensorRange:
             self.exponents = [a + int(b) for a, b in zip(self.exponents, counts, strict=True)]
 
     def percentile(self, fraction: float) -> float:
-        """A power of two that at least `fraction` (0 to 1) of the values stay below."""
-        seen = self.zeros
-        total = seen + sum(self.exponents)
+        """A power of two that is above at least `fraction` (0 to 1) of the values."""
+        count_below = self.zeros
+        total = count_below + sum(self.exponents)
         for index, count in enumerate(self.exponents):
-            seen += count
-            if seen >= fraction * total:
+            count_below += count
+            if count_below >= fraction * total:
                 return min(2.0 ** (index + _MIN_EXPONENT + 1), self.absmax)
         return self.absmax
 
@@ -268,8 +267,8 @@ def scan(
 ) -> dict[str, TensorRange]:
     """Ranges of every computed FP32 tensor of a graph.
 
-    What only moves values has the range of what it moves, so the large gathers of deformable attention are
-    not run for it.
+    Operators that only rearrange values have the range of their input, so that the large gathers of deformable attention are not
+    outputs of the scan.
     """
     view = GraphView.typed(model)
     ranges: dict[str, TensorRange] = {}
@@ -278,7 +277,7 @@ def scan(
         for name in node.output:
             if not name or not view.is_float(name):
                 continue
-            if node.op_type in _MOVES and node.input[0] in ranges:
+            if node.op_type in _MOVEMENT and node.input[0] in ranges:
                 ranges[name] = ranges[node.input[0]]
             else:
                 ranges[name] = TensorRange(node.name)
@@ -287,31 +286,33 @@ def scan(
     return ranges
 
 
-def lost_in_fp16(view: GraphView, ranges: dict[str, TensorRange], margin: float) -> dict[str, str]:
-    """Node name -> why its numbers do not survive FP16.
+def fp16_failures(view: GraphView, ranges: dict[str, TensorRange], margin: float) -> dict[str, str]:
+    """Node name -> why its values do not fit FP16.
 
     A tensor above 65504 / margin may overflow on another image; one that stays below 2**-14 everywhere has
     only subnormal numbers; the input of a softmax above MAX_SOFTMAX_INPUT is rounded to steps of 1/8 and more.
     """
-    limit, least = Precision.FP16.max_value / margin, Precision.FP16.min_normal
-    found: dict[str, str] = {}
+    limit, smallest = Precision.FP16.max_value / margin, Precision.FP16.min_normal
+    results: dict[str, str] = {}
     for node in view.nodes:
         names = [n for n in (*node.input, *node.output) if n in ranges]
         for name in names:
-            top = ranges[name].absmax
-            if top > limit:
-                found[node.name] = f"overflow: values up to {top:.4g} in '{name}', over 65504 / {margin:g}"
-            elif 0.0 < top < least:
-                found.setdefault(node.name, f"underflow: no value above {top:.2g} in '{name}'")
+            largest = ranges[name].absmax
+            if largest > limit:
+                results[node.name] = f"overflow: values up to {largest:.4g} in '{name}', over 65504 / {margin:g}"
+            elif 0.0 < largest < smallest:
+                results.setdefault(node.name, f"underflow: no value above {largest:.2g} in '{name}'")
         if node.op_type == "Softmax" and node.input[0] in ranges and ranges[node.input[0]].absmax > MAX_SOFTMAX_INPUT:
-            top = ranges[node.input[0]].absmax
+            largest = ranges[node.input[0]].absmax
             for name in _score_nodes(view, node):
-                found.setdefault(name, f"softmax of values up to {top:.4g}, which FP16 rounds to steps of {_step(top):g}")
-    return found
+                results.setdefault(
+                    name, f"softmax of values up to {largest:.4g}, which FP16 rounds to steps of {_step(largest):g}"
+                )
+    return results
 
 
 def _score_nodes(view: GraphView, softmax: onnx.NodeProto) -> list[str]:
-    """The softmax and everything before it up to the matmul that its input comes from."""
+    """The softmax and all nodes between it and the last matmul before it."""
     names, todo = [softmax.name], [softmax.input[0]]
     while todo:
         node = view.producer.get(todo.pop())
@@ -336,7 +337,7 @@ def histograms(
     axes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float32]]]:
     """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor], and for the tensors of `axes` -> (channels,)
-    mean over everything but that axis."""
+    mean over all other axes."""
     counts = {name: np.zeros(BINS, np.int64) for name in absmax}
     sums: dict[str, NDArray[np.float64]] = {}
     values: dict[str, int] = {}
@@ -346,9 +347,9 @@ def histograms(
             rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
             sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(0, dtype=np.float64)
             values[name] = values.get(name, 0) + len(rows)
-        top = absmax[name]
-        if top > 0:
-            index = np.minimum((np.abs(array).reshape(-1) * (BINS / top)).astype(np.int64), BINS - 1)
+        largest = absmax[name]
+        if largest > 0:
+            index = np.minimum((np.abs(array).reshape(-1) * (BINS / largest)).astype(np.int64), BINS - 1)
             counts[name] += np.bincount(index, minlength=BINS)
 
     run_tensors(model, spec, images, sorted(absmax), visit, progress)
@@ -356,17 +357,17 @@ def histograms(
 
 
 def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: Precision, percentile: float = 99.99) -> float:
-    """The |x| that becomes the largest value of the low type; what is above it is clipped.
+    """The |x| that maps to the largest value of the low type; larger values are clipped.
 
     counts: (BINS,) of |x| up to absmax. low: INT8 or FP8.
 
     Raises:
-        GraphError: entropy for FP8, whose steps are not equal.
+        GraphError: entropy for FP8, whose steps are not uniform.
     """
     if method == "auto":
         method = "mse"
     if method == "entropy" and low == Precision.FP8:
-        raise GraphError("entropy calibration measures equal steps, which FP8 does not have; choose mse, percentile or minmax")
+        raise GraphError("entropy calibration needs uniform steps, which FP8 does not have; choose mse, percentile or minmax")
     if absmax <= 0 or counts.sum() == 0:
         return max(absmax, 1.0)
     if method == "minmax":
@@ -407,19 +408,19 @@ def _entropy(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
     full = counts.astype(np.float64)
     best, best_divergence = BINS, np.inf
     for size in range(_LEVELS, BINS + 1, 16):
-        kept = full[:size].copy()
-        reference = kept.copy()
+        clipped = full[:size].copy()
+        reference = clipped.copy()
         reference[-1] += full[size:].sum()
         groups = np.minimum(np.arange(size) * _LEVELS // size, _LEVELS - 1)
-        filled = kept > 0
-        sums = np.bincount(groups, weights=kept, minlength=_LEVELS)
-        slots = np.bincount(groups, weights=filled, minlength=_LEVELS)
-        spread = np.where(filled, (sums / np.maximum(slots, 1))[groups], 0.0)
+        nonzero = clipped > 0
+        sums = np.bincount(groups, weights=clipped, minlength=_LEVELS)
+        slots = np.bincount(groups, weights=nonzero, minlength=_LEVELS)
+        spread = np.where(nonzero, (sums / np.maximum(slots, 1))[groups], 0.0)
         if spread.sum() == 0:
             continue
         p, q = reference / reference.sum(), spread / spread.sum()
-        used = p > 0
-        divergence = float((p[used] * np.log(p[used] / np.maximum(q[used], 1e-12))).sum())
+        positive = p > 0
+        divergence = float((p[positive] * np.log(p[positive] / np.maximum(q[positive], 1e-12))).sum())
         if divergence < best_divergence:
             best, best_divergence = size, divergence
     return best / BINS * absmax

@@ -1,4 +1,4 @@
-"""Which GPUs compute in which precision, and whether an engine has layers of the precision that was requested."""
+"""Which GPUs compute in which precision, and whether an engine has layers of the requested precision."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ..spec import Precision
 from .config import PrecisionConfig
 
 
-def has(sm: int, precision: Precision) -> bool:
+def supports(sm: int, precision: Precision) -> bool:
     """Whether a GPU of compute capability `sm`, e.g. 89, computes in `precision`."""
     return sm >= precision.min_compute_capability
 
 
 def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> list[str]:
-    """Refuse engines that cannot run a precision; returns warnings.
+    """Raise for engines that cannot run a precision; returns warnings.
 
     Raises:
-        EngineError: a compute capability that lacks the precision; says which have it, and what to choose.
+        EngineError: a compute capability without the precision.
     """
     warnings = []
     for config in engines:
-        lacking = [sm for sm in config.sms if not has(sm, precision)]
+        lacking = [sm for sm in config.sms if not supports(sm, precision)]
         if lacking:
-            kept = [str(sm) for sm in config.sms if has(sm, precision)]
-            instead = [
-                name for name in (Precision.FP16, Precision.BF16, Precision.INT8) if all(has(sm, name) for sm in config.sms)
+            capable = [str(sm) for sm in config.sms if supports(sm, precision)]
+            alternatives = [
+                name for name in (Precision.FP16, Precision.BF16, Precision.INT8) if all(supports(sm, name) for sm in config.sms)
             ]
-            choose = f"--sm {','.join(kept)}, or " if kept else ""
+            advice = f"--sm {','.join(capable)}, or " if capable else ""
             raise EngineError(
                 f"{precision} does not run on compute capability {', '.join(map(str, lacking))} "
-                f"(it needs {precision.min_compute_capability} or newer); choose {choose}--precision {' or '.join(instead)}"
+                f"(it needs {precision.min_compute_capability} or newer); choose {advice}--precision {' or '.join(alternatives)}"
             )
         if config.target == "tensorrt-rtx" and precision == Precision.INT8:
             warnings.append(
-                "NVIDIA documents INT8 in TensorRT-RTX for the weights of matrix products only; this graph also "
+                "NVIDIA documents INT8 in TensorRT-RTX for the weights of matmuls only; this graph also "
                 "quantizes convolutions and activations. It builds, but a gain in speed is not promised: "
                 "measure it against --precision fp16"
             )
@@ -45,38 +45,36 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> l
 
 
 def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig]) -> list[str]:
-    """What can be known before minutes of work: GPUs that lack the type, images that are not there.
-
-    Returns warnings.
+    """Check before minutes of work that the GPUs support the type and that the images exist; returns warnings.
 
     Raises:
         EngineError: a GPU without the type. ImageError: no calibration images.
     """
     if config.calibration is not None:
-        from .calibrate import find
+        from .calibrate import find_images
 
-        find(config.calibration, config.calibration_images)
+        find_images(config.calibration, config.calibration_images)
     precision = Precision.TF32 if config.precision == Precision.TF32 else config.target
     return check_capability(precision, engines) if precision != Precision.FP32 else []
 
 
 def check_engine(facts: EngineFacts, target: Precision) -> None:
-    """Compare the types of an engine's layers with the precision of its graph.
+    """Compare the types of the layers of an engine with the precision of its graph.
 
     Raises:
-        GateError: the engine lacks the low type (a silent upgrade), or has one that was not asked for.
+        GateError: the engine lacks the low type (a silent upgrade), or has one that was not requested.
     """
     types = dict(facts.layer_types)
     if not types:
         return
     low = {kind.tensorrt for kind in Precision if kind.bits < 32}
-    wanted = low & {target.tensorrt, target.base.tensorrt}
-    missing = [kind for kind in wanted if not types.get(kind)]
-    extra = [kind for kind in low - wanted if types.get(kind)]
+    expected = low & {target.tensorrt, target.base.tensorrt}
+    missing = [kind for kind in expected if not types.get(kind)]
+    extra = [kind for kind in low - expected if types.get(kind)]
     if missing or extra:
         text = ", ".join(f"{kind} {count}" for kind, count in types.items())
         fault = f"has no {', '.join(sorted(missing))} layer" if missing else f"also has {', '.join(sorted(extra))} layers"
         raise GateError(
-            f"--precision {target} was asked for, but the engine {fault} (layer outputs by type: {text}); "
-            "build it again from the checkpoint with the --precision that you want"
+            f"--precision {target} was requested, but the engine {fault} (layer outputs by type: {text}); "
+            "build it again from the checkpoint with the intended --precision"
         )

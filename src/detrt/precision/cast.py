@@ -1,4 +1,4 @@
-"""Give every FP32 tensor of a graph its type: casts where two types meet, and none anywhere else."""
+"""Conversion of the FP32 tensors of a graph to their types, with casts only between different types."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from .rules import Rules, fixed_inputs
 
 @dataclass(slots=True)
 class Typing:
-    """What `retype` did. low: names of nodes in the low type. kept: node -> why it stays FP32. casts: added."""
+    """Result of `retype`. low: names of nodes in the low type. fp32_reasons: node -> why it stays FP32. casts, fills: number of
+    casts added, and of fills clamped."""
 
     low: set[str] = field(default_factory=set)
-    kept: dict[str, str] = field(default_factory=dict)
+    fp32_reasons: dict[str, str] = field(default_factory=dict)
     casts: int = 0
     fills: int = 0
 
 
 def retype(model: onnx.ModelProto, rules: Rules, precision: Precision) -> Typing:
-    """Change the graph in place to FP16 or BF16, except for what `rules` keep.
+    """Convert the graph in place to FP16 or BF16, except for the nodes that `rules` keep.
 
-    Inputs and outputs of the graph keep their types. Weights are stored in the type that reads them.
+    Inputs and outputs of the graph keep their types. Weights are stored in the type of their readers.
 
     Raises:
-        GraphError: the graph that comes out is not valid; a fault of the rules.
+        GraphError: a constant that the type cannot hold.
     """
     return _Retyper(model, rules, precision).run()
 
@@ -42,14 +43,14 @@ class _Retyper:
         self.model, self.rules, self.precision = model, rules, Precision(precision)
         self.view: GraphView = rules.view
         self.low = ELEMENT_TYPE[self.precision]
-        self.done = Typing()
+        self.typing = Typing()
         self.copies: dict[tuple[str, int], str] = {}  # (tensor, type) -> its name in that type
         self.before: list[onnx.NodeProto] = []  # casts of graph inputs
         self.after: dict[int, list[onnx.NodeProto]] = {}  # node -> casts of its outputs
 
     def run(self) -> Typing:
         view, graph = self.view, self.model.graph
-        self.wide = self._resolve()
+        self.fp32_nodes = self._resolve()
         for index, node in enumerate(view.nodes):
             self._clamp_fills(index, node)
         for index, node in enumerate(view.nodes):
@@ -64,33 +65,32 @@ class _Retyper:
         drop_dead(self.model)
         if self.low == BF16:
             set_opset(self.model, 22)
-        return self.done
+        return self.typing
 
     def _resolve(self) -> set[int]:
         """Indices of the nodes that compute in FP32, movement included.
 
-        A value that comes in FP32 and is wanted in FP32 stays so on its way; any other movement is done in
-        the low type, with half the bytes.
+        A value that is produced and read in FP32 is moved in FP32; all other movement is in the low type, with half the bytes.
         """
         view, rules = self.view, self.rules
-        wide = {i for i, node in enumerate(view.nodes) if i in rules.keep}
-        wanted = {name for name in view.outputs if view.is_float(name)}
+        fp32_nodes = {i for i, node in enumerate(view.nodes) if i in rules.keep}
+        fp32_tensors = {name for name in view.outputs if view.is_float(name)}
         for index in reversed(range(len(view.nodes))):
             node = view.nodes[index]
-            if index in wide or (index in rules.free and wanted.intersection(node.output)):
-                wanted.update(n for p, n in enumerate(node.input) if n and p not in fixed_inputs(node))
-            wanted.update(node.input[p] for p in fixed_inputs(node) if p < len(node.input))
+            if index in fp32_nodes or (index in rules.free and fp32_tensors.intersection(node.output)):
+                fp32_tensors.update(n for p, n in enumerate(node.input) if n and p not in fixed_inputs(node))
+            fp32_tensors.update(node.input[p] for p in fixed_inputs(node) if p < len(node.input))
         exact: set[str] = {name for name in view.inputs if view.is_float(name)}
         for index, node in enumerate(view.nodes):
-            if index in wide:
+            if index in fp32_nodes:
                 exact.update(node.output)
-            elif index in rules.free and wanted.intersection(node.output):
+            elif index in rules.free and fp32_tensors.intersection(node.output):
                 inputs = view.float_inputs(node)
-                # Without a computed input (a Cast of the mask, a fill) the value is made here, in what is wanted.
+                # Without a float input (a Cast of the mask, a fill) the node produces the type that its readers need.
                 if any(name in exact for name in inputs) or not inputs:
-                    wide.add(index)
+                    fp32_nodes.add(index)
                     exact.update(node.output)
-        return wide
+        return fp32_nodes
 
     def _type_node(self, index: int, node: onnx.NodeProto) -> None:
         view = self.view
@@ -98,22 +98,22 @@ class _Retyper:
         floats_in = [(p, n) for p, n in enumerate(node.input) if n and view.is_float(n)]
         if not floats_out and not floats_in:
             return
-        kind = FLOAT if index in self.wide else self.low
+        kind = FLOAT if index in self.fp32_nodes else self.low
         if kind == self.low:
-            self.done.low.add(node.name)
+            self.typing.low.add(node.name)
         elif index in self.rules.keep:
-            self.done.kept[node.name] = self.rules.keep[index]
+            self.typing.fp32_reasons[node.name] = self.rules.keep[index]
         for position, name in floats_in:
             node.input[position] = self._in_type(name, FLOAT if position in fixed_inputs(node) else kind)
         if kind == self.low and floats_out:
-            _set_made_type(node, kind)
+            _set_output_type(node, kind)
 
     def _kind_of(self, name: str) -> int:
         index = self.view.index.get(name)
-        return FLOAT if index is None or index in self.wide else self.low
+        return FLOAT if index is None or index in self.fp32_nodes else self.low
 
     def _in_type(self, name: str, kind: int) -> str:
-        """The name under which a tensor can be read in a type; makes the cast or the constant on first use."""
+        """The name of a tensor in a type; adds the cast or the constant on first use."""
         view = self.view
         if name in view.constants:
             return self._constant(name, kind)
@@ -123,14 +123,14 @@ class _Retyper:
             copy = f"{name}/{'fp32' if kind == FLOAT else self.precision}"
             self.copies[name, kind] = copy
             index = view.index.get(name)
-            maker = view.nodes[index] if index is not None else None
+            producer = view.nodes[index] if index is not None else None
             source = name
-            if maker is not None and maker.op_type == "Cast" and not view.float_inputs(maker):
-                source = maker.input[0]  # straight from the integer, not through another float
-            label = f"{maker.name if maker is not None else '/' + name}/Cast_{'fp32' if kind == FLOAT else self.precision}"
+            if producer is not None and producer.op_type == "Cast" and not view.float_inputs(producer):
+                source = producer.input[0]  # directly from the integer, not through another float type
+            label = f"{producer.name if producer is not None else '/' + name}/Cast_{'fp32' if kind == FLOAT else self.precision}"
             cast = helper.make_node("Cast", [source], [copy], name=label, to=kind)
             (self.before if index is None else self.after.setdefault(index, [])).append(cast)
-            self.done.casts += 1
+            self.typing.casts += 1
         return self.copies[name, kind]
 
     def _constant(self, name: str, kind: int) -> str:
@@ -144,7 +144,7 @@ class _Retyper:
         return self.copies[name, kind]
 
     def _clamp_fills(self, index: int, node: onnx.NodeProto) -> None:
-        """finfo.min of FP32 is -inf in 16 bits, and a row of nothing but -inf is NaN after a softmax."""
+        """Clamp fills: finfo.min of FP32 is -inf in 16 bits, and a softmax over a row of -inf is NaN."""
         if index in self.rules.coordinates:
             return
         for position, name in enumerate(node.input):
@@ -153,20 +153,20 @@ class _Retyper:
                 continue
             clamped = f"{name}/fill"
             if clamped not in self.view.constants:
-                tensor = numpy_helper.from_array(_clamped(array), clamped)
+                tensor = numpy_helper.from_array(_clamp(array), clamped)
                 self.model.graph.initializer.append(tensor)
                 self.view.constants[clamped] = self.model.graph.initializer[-1]
                 self.view.types[clamped] = FLOAT
-                self.done.fills += 1
+                self.typing.fills += 1
             node.input[position] = clamped
         if node.op_type == "ConstantOfShape":
             for entry in node.attribute:
                 if entry.name == "value" and entry.t.data_type == FLOAT and _is_fill(numpy_helper.to_array(entry.t)):
-                    entry.t.CopyFrom(numpy_helper.from_array(_clamped(numpy_helper.to_array(entry.t))))
-                    self.done.fills += 1
+                    entry.t.CopyFrom(numpy_helper.from_array(_clamp(numpy_helper.to_array(entry.t))))
+                    self.typing.fills += 1
 
     def _outputs(self) -> None:
-        """A graph output that is now in the low type keeps its name and its FP32."""
+        """Cast graph outputs in the low type back to FP32, under their names."""
         for name in sorted(self.view.outputs):
             if not self.view.is_float(name) or self._kind_of(name) == FLOAT:
                 continue
@@ -174,25 +174,25 @@ class _Retyper:
             inner = f"{name}/{self.precision}"
             cast = helper.make_node("Cast", [inner], [name], name=f"{self.view.nodes[index].name}/Cast_fp32", to=FLOAT)
             for node in self.view.nodes:
-                for position, read in enumerate(node.input):
-                    if read == name:
+                for position, name_read in enumerate(node.input):
+                    if name_read == name:
                         node.input[position] = inner
             for casts in self.after.values():
                 for other in casts:
-                    for position, read in enumerate(other.input):
-                        if read == name:
+                    for position, name_read in enumerate(other.input):
+                        if name_read == name:
                             other.input[position] = inner
-            made = self.view.nodes[index].output
-            made[list(made).index(name)] = inner
+            outputs = self.view.nodes[index].output
+            outputs[list(outputs).index(name)] = inner
             self.after.setdefault(index, []).append(cast)
-            self.done.casts += 1
+            self.typing.casts += 1
 
 
 def _is_fill(array: np.ndarray) -> bool:
     return bool(array.size) and bool((np.isfinite(array) & (np.abs(array) >= FILL_LIMIT)).any())
 
 
-def _clamped(array: np.ndarray) -> np.ndarray:
+def _clamp(array: np.ndarray) -> np.ndarray:
     fill = np.isfinite(array) & (np.abs(array) >= FILL_LIMIT)
     return np.where(fill, np.sign(array) * FILL_VALUE, array).astype(np.float32)
 
@@ -219,8 +219,8 @@ def bf16_bits(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(array), rounded, bits >> 16).astype(np.uint16)
 
 
-def _set_made_type(node: onnx.NodeProto, kind: int) -> None:
-    """Nodes that make a float from none name its type in an attribute."""
+def _set_output_type(node: onnx.NodeProto, kind: int) -> None:
+    """Set the type attribute of nodes that produce a float without a float input."""
     for entry in node.attribute:
         if node.op_type == "Cast" and entry.name == "to":
             entry.i = kind

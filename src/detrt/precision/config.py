@@ -1,4 +1,4 @@
-"""The caller's choice of precision. No onnx is needed to make or check it."""
+"""Configuration of precision. Needs no onnx."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
 BUDGETS = ("ap", "drift")
 EIGHT_BITS = tuple(kind for kind in Precision if kind.quantized)
-LOWERED = (*(kind for kind in Precision if kind.bits < 32), "auto")
+BELOW_FP32 = (*(kind for kind in Precision if kind.bits < 32), "auto")
 
 
 def parse_budget(text: str) -> tuple[str, float]:
@@ -32,36 +32,36 @@ def parse_budget(text: str) -> tuple[str, float]:
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list of module paths or patterns."""
+    """The entries of a comma-separated list of module paths or patterns."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionConfig:
-    """What types a graph gets. Every value is checked here, before any work.
+    """The types of a graph. All values are checked here, before any work.
 
     precision: "fp32" and "tf32" leave the graph as it is (TF32 is a flag of the engine); "fp16" and
-        "bf16" store weights and activations in 16 bits; "int8" and "fp8" put Q/DQ pairs around the
-        matrix products and convolutions that can take it, in an FP16 graph; "auto" searches the smallest
-        set of blocks that must stay out of `low`, within `budget`.
-    calibration: folder of images, or a COCO annotation file whose images lie beside it (see
-        `calibration.find`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
-    calibration_images: use at most so many of them. batch_size: batch size.
-    prompt: what a model with a prompt is asked for on these images; such a model needs one.
+        "bf16" store weights and activations in 16 bits; "int8" and "fp8" add Q/DQ pairs to the matmuls and
+        convolutions that tolerate it, in an FP16 graph; "auto" searches the smallest set of blocks that must
+        not be in `low` to stay within `budget`.
+    calibration: folder of images, or a COCO annotation file with its images beside it (see
+        `calibrate.find_images`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
+    calibration_images: largest number of images. batch_size: batch size.
+    prompt: of a model that takes a prompt, on these images.
     method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
     percentile: for that method, in percent.
     keep_fp32: module paths or glob patterns ("decoder.layers.5", "*bbox*") that stay in FP32; with int8
-        and fp8 they stay out of the eight bits and in FP32.
+        and fp8 they are not quantized and stay in FP32.
     margin: a tensor whose largest value on the calibration images exceeds 65504 / margin stays FP32.
     budget: (kind, allowed) for "auto": ("ap", points of 100) or ("drift", mean change of matched detections).
-    low: what "auto" tries to give every block.
-    quantize_share: with int8 and fp8, the layers that lose most for their work stay in 16 bits, as long as so large
-        a share of MatMul and Conv operations is quantised; 1 quantises every layer that the rules allow.
-    min_share: smallest share of MatMul and Conv operations in the low type; below it is a GateError.
+    low: the type that "auto" prefers.
+    quantize_fraction: with int8 and fp8, smallest fraction of the MatMul and Conv MACs to quantize; the most sensitive
+        remaining layers stay in 16 bits. 1 quantizes every layer that the rules allow.
+    min_fraction: smallest fraction of the MatMul and Conv MACs in the low type; below it is a GateError.
         None: `Precision.min_fraction`.
 
     Raises:
-        GraphError: a value that is not allowed; says what is.
+        GraphError: a value that is not allowed.
     """
 
     precision: str = field(
@@ -102,7 +102,7 @@ class PrecisionConfig:
             "panel": "Precision",
             "many": True,
             "parse": parse_patterns,
-            "needs": {"precision": LOWERED},
+            "needs": {"precision": BELOW_FP32},
         },
     )
     margin: float = 4.0
@@ -122,7 +122,7 @@ class PrecisionConfig:
             "needs": {"precision": ("auto",)},
         },
     )
-    quantize_share: float = field(
+    quantize_fraction: float = field(
         default=0.7,
         metadata={
             "help": "Smallest fraction of MatMul and Conv MACs to quantize; the most sensitive remaining layers stay in 16 bits.",
@@ -130,12 +130,12 @@ class PrecisionConfig:
             "needs": {"precision": EIGHT_BITS, "low": EIGHT_BITS},
         },
     )
-    min_share: float | None = field(
+    min_fraction: float | None = field(
         default=None,
         metadata={
             "help": "Smallest fraction of MatMul and Conv MACs in the low precision, 0 to 1.",
             "panel": "Precision",
-            "needs": {"precision": LOWERED},
+            "needs": {"precision": BELOW_FP32},
         },
     )
     state: Path | None = field(
@@ -163,10 +163,10 @@ class PrecisionConfig:
             raise GraphError(f"the calibration percentile must be from 50 to 100; got {self.percentile}")
         if not 1.0 <= self.margin <= 1000.0:
             raise GraphError(f"the overflow margin must be from 1 to 1000; got {self.margin}")
-        if not 0.0 <= self.quantize_share <= 1.0:
-            raise GraphError(f"--quantize-share must be from 0 to 1; got {self.quantize_share}")
-        if self.min_share is not None and not 0.0 <= self.min_share <= 1.0:
-            raise GraphError(f"--min-share must be from 0 to 1; got {self.min_share}")
+        if not 0.0 <= self.quantize_fraction <= 1.0:
+            raise GraphError(f"--quantize-fraction must be from 0 to 1; got {self.quantize_fraction}")
+        if self.min_fraction is not None and not 0.0 <= self.min_fraction <= 1.0:
+            raise GraphError(f"--min-fraction must be from 0 to 1; got {self.min_fraction}")
         if self.precision == "auto" and self.budget is None:
             raise GraphError("--precision auto needs --budget, e.g. --budget ap=0.1 or --budget drift=0.01")
         if self.precision != "auto" and self.budget is not None:
@@ -178,25 +178,25 @@ class PrecisionConfig:
                 raise GraphError(f"--budget {kind}=... must be a number of at least 0; got {allowed!r}")
         if self.target.quantized and self.calibration is None:
             raise GraphError(
-                f"--precision {self.precision} needs pictures like those it will see: --calibration DIR or a COCO file"
+                f"--precision {self.precision} needs images like those of the deployment: --calibration DIR or a COCO file"
             )
         if self.prompt is not None and self.calibration is None:
-            raise GraphError(f"--prompt {self.prompt!r} goes with the pictures of --calibration; give those too, or leave it out")
+            raise GraphError(f"--prompt {self.prompt!r} needs the images of --calibration; give those too, or leave it out")
         if self.precision == "auto" and self.calibration is None:
             raise GraphError("--precision auto needs --calibration DIR or, for --budget ap=..., a COCO file")
 
     @property
     def target(self) -> Precision:
-        """The precision of the graph; FP32 where the graph is not changed."""
-        wanted = Precision(self.low if self.precision == "auto" else self.precision)
-        return Precision.FP32 if wanted == Precision.TF32 else wanted
+        """The precision of the graph; FP32 if the graph is not converted."""
+        precision = Precision(self.low if self.precision == "auto" else self.precision)
+        return Precision.FP32 if precision == Precision.TF32 else precision
 
     @property
-    def required_share(self) -> float:
-        return self.target.min_fraction if self.min_share is None else self.min_share
+    def required_fraction(self) -> float:
+        return self.target.min_fraction if self.min_fraction is None else self.min_fraction
 
     def to_dict(self) -> dict[str, Any]:
-        """Values that JSON holds."""
+        """The values as JSON types."""
         data = asdict(self)
         for name in ("calibration", "state"):
             data[name] = None if data[name] is None else str(data[name])

@@ -1,14 +1,13 @@
-"""What eight bits do to each layer alone: its noise, and the offset that they add to its channels.
+"""Quantization noise of each layer, and the bias that quantization adds to its channels.
 
-Both come from one pass of the FP32 graph over the calibration images. Every layer is computed twice on a seeded
-sample of its input, as it is and rounded, so that the cost does not grow with the size of the pictures.
+Both come from one pass of the FP32 graph over the calibration images. Every layer is computed twice on a seeded sample of its
+input, exact and quantized, so that the cost does not grow with the size of the images.
 
- - The offset is the mean error of each output channel; taking it out of the bias costs nothing at run time
-   (bias correction: Nagel et al., arXiv:1906.04721, section 4.2).
- - The noise is the variance of the error over that of the result. It tells which layers to leave in 16 bits.
- - FP8 keeps four digits of a value, not of its difference from others: what lies behind a ReLU has a large mean, and rounding
-   is as large as that mean makes it. So the mean of each channel is subtracted before the rounding where this makes the
-   noise smaller, and its product with the weights, a constant, goes into the bias.
+ - The offset is the mean error of each output channel; subtracting it from the bias costs nothing at run time (bias correction:
+   Nagel et al., arXiv:1906.04721, section 4.2).
+ - The noise is the variance of the error over that of the result. It decides which layers stay in 16 bits.
+ - FP8 has a relative error, so that after a ReLU the rounding error is as large as the mean. The mean of each channel is therefore
+   subtracted before the rounding if this reduces the noise, and its product with the weights, a constant, is added to the bias.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from ..graph.view import GraphView, attribute
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 from .calibrate import run_tensors
-from .quantize import QuantPlan, activation_scale, centred_threshold, rounded, weight_scales
+from .quantize import QuantPlan, activation_scale, centred_threshold, round_to_precision, weight_scales
 
-SAMPLES = 192  # positions of an image that a layer is computed at
+SAMPLES = 192  # positions of an image at which a layer is computed
 MAX_CENTRED_NOISE = 0.8  # centring costs a subtraction: it must leave at most this fraction of the noise
-NOISY_REASON = "eight bits cost it most for its fraction of the work"
+NOISY_REASON = "most sensitive to 8 bits for its fraction of the work"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNoise:
-    """noise: variance of the error over the variance of the result. offset: (channels,) mean error, to be taken out of the
-    bias. centre: (inputs,) what is subtracted from each input channel before it is rounded, or None; the offset holds its
-    product with the weights then."""
+    """noise: variance of the error over the variance of the result. offset: (channels,) mean error, to be subtracted from the
+    bias. centre: (inputs,) subtracted from each input channel before rounding, or None; the offset then includes its product with
+    the weights."""
 
     noise: float
     offset: NDArray[np.float32]
@@ -65,14 +64,16 @@ def measure(
     progress: CountProgress | None = None,
     means: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> dict[str, LayerNoise]:
-    """Node name -> noise and offset, for the layers of a plan; thresholds: see `insert_qdq`; means: tensor -> (channels,)
-    what a layer that has a bias may subtract from its input."""
+    """Node name -> noise and offset, for the layers of a plan.
+
+    thresholds: see `insert_qdq`. means: tensor -> (channels,) mean that a layer with a bias may subtract from its input.
+    """
     view = GraphView.typed(model)
     by_name = {node.name: node for node in view.nodes}
     layers = {name: _layer(view, by_name[name], low) for name in plan.activations}
     for name, tensor in plan.activations.items():
         if means and tensor in means and _bias_of(view, by_name[name], len(layers[name].weight)) is not None:
-            layers[name].centre = means[tensor].astype(np.float16).astype(np.float32)  # as the graph will hold it
+            layers[name].centre = means[tensor].astype(np.float16).astype(np.float32)  # as stored in the graph
     readers: dict[str, list[str]] = {}
     for name, tensor in plan.activations.items():
         readers.setdefault(tensor, []).append(name)
@@ -84,13 +85,13 @@ def measure(
             layer = layers[name]
             exact = _sample(layer, np.asarray(array, np.float32), generator)
             result = exact @ layer.weight.T
-            error = rounded(exact / scale, low) * scale @ layer.low.T - result
+            error = round_to_precision(exact / scale, low) * scale @ layer.low.T - result
             layer.sums[:4] += [result.sum(0), (result**2).sum(0), error.sum(0), (error**2).sum(0)]
             layer.count += len(exact)
             if layer.centre is not None:
-                moved = exact - np.repeat(layer.centre, exact.shape[1] // len(layer.centre))
+                centred = exact - np.repeat(layer.centre, exact.shape[1] // len(layer.centre))
                 step = float(activation_scale(centred_threshold(thresholds[tensor], layer.centre), low))
-                error = rounded(moved / step, low) * step @ layer.low.T - result
+                error = round_to_precision(centred / step, low) * step @ layer.low.T - result
                 layer.sums[4:] += [error.sum(0), (error**2).sum(0)]
 
     run_tensors(model, spec, images, sorted(readers), visit, progress)
@@ -105,11 +106,11 @@ def _layer(view: GraphView, node: onnx.NodeProto, low: Precision) -> _Layer:
     elif not attribute(node, "transB", 0):
         weight = weight.T
     scale = weight_scales(weight, 0, low).astype(np.float32)[:, None]
-    return _Layer(node, weight, rounded(weight / scale, low) * scale, kernel, np.zeros((6, len(weight))))
+    return _Layer(node, weight, round_to_precision(weight / scale, low) * scale, kernel, np.zeros((6, len(weight))))
 
 
 def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
-    """What the layer's weights are multiplied with at some positions: (positions, inputs)."""
+    """Input patches of a layer at sampled positions: (positions, inputs)."""
 
     def choose(count: int) -> NDArray[np.int64]:
         return generator.choice(count, SAMPLES, replace=False) if count > SAMPLES else np.arange(count)
@@ -123,79 +124,79 @@ def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generato
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
     rows = (x.shape[2] - steps[0] * (tall - 1) - 1) // strides[0] + 1
     columns = (x.shape[3] - steps[1] * (wide - 1) - 1) // strides[1] + 1
-    image, rest = np.divmod(choose(len(x) * rows * columns), rows * columns)
-    row, column = np.divmod(rest, columns)
+    image, remainder = np.divmod(choose(len(x) * rows * columns), rows * columns)
+    row, column = np.divmod(remainder, columns)
     down = row[:, None] * strides[0] + np.arange(tall) * steps[0]  # (positions, tall)
     along = column[:, None] * strides[1] + np.arange(wide) * steps[1]
-    found = x[image[:, None, None], :, down[:, :, None], along[:, None, :]]  # (positions, tall, wide, channels)
-    return found.transpose(0, 3, 1, 2).reshape(len(image), -1)
+    patches = x[image[:, None, None], :, down[:, :, None], along[:, None, :]]  # (positions, tall, wide, channels)
+    return patches.transpose(0, 3, 1, 2).reshape(len(image), -1)
 
 
 def _result(layer: _Layer) -> LayerNoise:
-    mean, square, error, error_square, moved, moved_square = layer.sums / layer.count
+    mean, square, error, error_square, centred_error, centred_error_square = layer.sums / layer.count
     signal = float((square - mean**2).sum())
     noise = float((error_square - error**2).sum())
-    centred = float((moved_square - moved**2).sum())
-    if layer.centre is not None and centred < MAX_CENTRED_NOISE * noise:
-        return LayerNoise(centred / signal if signal > 0 else np.inf, moved.astype(np.float32), layer.centre)
+    centred_noise = float((centred_error_square - centred_error**2).sum())
+    if layer.centre is not None and centred_noise < MAX_CENTRED_NOISE * noise:
+        return LayerNoise(centred_noise / signal if signal > 0 else np.inf, centred_error.astype(np.float32), layer.centre)
     return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
 
 
-def leave_noisy(plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], share: float) -> None:
-    """Take the layers with the most noise for their work out of a plan, in place, down to `share` of all work.
+def exclude_noisy(plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], fraction: float) -> None:
+    """Exclude the noisiest layers, relative to their work, from a plan, in place, down to `fraction` of all work.
 
-    counts: node -> MACs of every product of the graph; share: 0..1, 1 leaves the plan as it is.
+    counts: node -> MACs of every matmul and convolution of the graph. fraction: 0..1; 1 excludes nothing.
     """
     total = sum(counts.values())
     work = {name: counts.get(name, 0) / total for name in plan.activations} if total else {}
     left = sum(work.values())
-    # The small number keeps a layer of hardly any work from being ranked by its rounding alone.
+    # 1e-4 prevents that layers with hardly any work are ranked first.
     for name in sorted(work, key=lambda n: -noise[n].noise / (work[n] + 1e-4) if n in noise else 0.0):
-        if left - work[name] >= share and name in noise:
+        if left - work[name] >= fraction and name in noise:
             left -= work[name]
             del plan.activations[name]
-            plan.left_out[name] = NOISY_REASON
+            plan.excluded[name] = NOISY_REASON
 
 
 def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, LayerNoise]) -> int:
-    """Take the offsets out of the biases of an FP32 graph, in place; returns the number of corrected layers.
+    """Subtract the offsets from the biases of an FP32 graph, in place; returns the number of corrected layers.
 
-    A product without a bias that could hold it (MatMul whose result no constant is added to) stays as it is.
+    A layer without a bias (MatMul without an Add of a constant) is not corrected.
     """
     view = GraphView.typed(model)
-    done = 0
+    corrected = 0
     for node in model.graph.node:
         if node.name not in plan.activations or node.name not in noise:
             continue
         offset = noise[node.name].offset
-        place = _bias_of(view, node, len(offset))
-        if place is None:
+        location = _bias_of(view, node, len(offset))
+        if location is None:
             continue
-        owner, position = place
-        held = owner.input[position] if position < len(owner.input) else ""
-        old = numpy_helper.to_array(view.constants[held]) if held else np.zeros(len(offset), np.float32)
+        owner, position = location
+        bias_name = owner.input[position] if position < len(owner.input) else ""
+        old = numpy_helper.to_array(view.constants[bias_name]) if bias_name else np.zeros(len(offset), np.float32)
         name = f"{node.name}/corrected_bias"
         model.graph.initializer.append(numpy_helper.from_array((old - offset).astype(np.float32), name))
         if position < len(owner.input):
             owner.input[position] = name
         else:
             owner.input.append(name)
-        done += 1
-    return done
+        corrected += 1
+    return corrected
 
 
 def _bias_of(view: GraphView, node: onnx.NodeProto, channels: int) -> tuple[onnx.NodeProto, int] | None:
-    """The node and the position of the input that holds a layer's bias, or could."""
+    """(node, input position) of the bias of a layer, present or optional; None if it has none."""
     constants = view.constants
-    fits: Callable[[str], bool] = lambda name: name in constants and list(constants[name].dims) == [channels]  # noqa: E731
+    is_bias: Callable[[str], bool] = lambda name: name in constants and list(constants[name].dims) == [channels]  # noqa: E731
     if node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0:
         return None
     if node.op_type in ("Conv", "Gemm"):
-        if len(node.input) < 3 or not node.input[2] or fits(node.input[2]):
+        if len(node.input) < 3 or not node.input[2] or is_bias(node.input[2]):
             return node, 2
         return None
     readers = view.readers.get(node.output[0], ())
-    after = view.nodes[readers[0][0]] if len(readers) == 1 and node.output[0] not in view.outputs else None
-    if after is None or after.op_type != "Add":
+    reader = view.nodes[readers[0][0]] if len(readers) == 1 and node.output[0] not in view.outputs else None
+    if reader is None or reader.op_type != "Add":
         return None
-    return next(((after, p) for p, name in enumerate(after.input) if fits(name)), None)
+    return next(((reader, p) for p, name in enumerate(reader.input) if is_bias(name)), None)

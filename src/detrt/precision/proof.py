@@ -1,10 +1,10 @@
-"""What a graph and an engine really compute in, counted; a silent downgrade or upgrade is refused."""
+"""MACs of a graph by type; a silent downgrade or upgrade is refused."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -19,41 +19,41 @@ from .config import PrecisionConfig
 
 
 @dataclass(frozen=True, slots=True)
-class FlopShare:
-    """MACs of MatMul and Conv by the type that they are computed in, at one input size.
+class MacFractions:
+    """Fractions of the MatMul and Conv MACs by the type that they are computed in, at one input size.
 
-    shares: type -> 0..1, the largest first. total: MACs. largest: for every type its largest
-    products, (type, node, share).
+    by_type: type -> 0..1, the largest first. total: MACs. largest: the largest layers of every type, (type, node, fraction).
     """
 
-    shares: Mapping[str, float]
+    by_type: Mapping[str, float]
     total: int
     largest: tuple[tuple[str, str, float], ...] = field(default_factory=tuple)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The keys of `detrt.json`."""
+        return {"shares": dict(self.by_type), "total": self.total, "largest": self.largest}
 
     def of(self, precision: str) -> float:
-        return self.shares.get(precision, 0.0)
+        return self.by_type.get(precision, 0.0)
 
 
-def multiply_adds(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
-    """Node name -> MACs for the products of a graph, at the shapes that these inputs give."""
-    products = {node.name: node for node in model.graph.node if node.op_type in GEMM.onnx}
+def count_macs(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
+    """Node name -> MACs, for the matmuls and convolutions of a graph at the shapes of these inputs."""
+    layers = {node.name: node for node in model.graph.node if node.op_type in GEMM.onnx}
     return {
-        name: _count(products[name], inputs, outputs[0])
+        name: _count(layers[name], inputs, outputs[0])
         for name, (inputs, outputs) in run_shapes(model, feeds).items()
-        if name in products
+        if name in layers
     }
 
 
-def flop_share(model: onnx.ModelProto, counts: Mapping[str, int]) -> FlopShare:
-    """Share of each type in the products of a typed graph.
+def mac_fractions(model: onnx.ModelProto, counts: Mapping[str, int]) -> MacFractions:
+    """Fraction of each type in the matmuls and convolutions of a typed graph.
 
-    A product is "int8" or "fp8" when all its computed and constant operands come from DequantizeLinear.
-    counts: of `multiply_adds`, on this graph or on the FP32 graph that it was made from.
+    A layer is "int8" or "fp8" if all its operands come from DequantizeLinear. counts: of `count_macs`, on this graph or on the
+    FP32 graph that it was converted from.
     """
-    made = {name: node for node in model.graph.node for name in node.output}
+    producers = {name: node for node in model.graph.node for name in node.output}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     kinds = element_types(model)
     sums: dict[str, int] = {}
@@ -61,47 +61,47 @@ def flop_share(model: onnx.ModelProto, counts: Mapping[str, int]) -> FlopShare:
     for node in model.graph.node:
         if node.op_type not in GEMM.onnx or node.name not in counts:
             continue
-        kind = _product_type(node, made, constants, kinds)
+        kind = _layer_type(node, producers, constants, kinds)
         sums[kind] = sums.get(kind, 0) + counts[node.name]
         rows.append((kind, node.name, counts[node.name]))
     total = sum(sums.values())
-    shares = {k: v / total for k, v in sorted(sums.items(), key=lambda item: -item[1])} if total else {}
+    fractions = {k: v / total for k, v in sorted(sums.items(), key=lambda item: -item[1])} if total else {}
     largest: list[tuple[str, str, float]] = []
-    for kind in shares:
+    for kind in fractions:
         own = sorted((row for row in rows if row[0] == kind), key=lambda row: -row[2])[:5]
         largest += [(kind, name, count / total) for _, name, count in own]
-    return FlopShare(shares, total, tuple(largest))
+    return MacFractions(fractions, total, tuple(largest))
 
 
-def check_share(share: FlopShare, config: PrecisionConfig) -> None:
+def check_fraction(fractions: MacFractions, config: PrecisionConfig) -> None:
     """Raises:
-    GateError: less of the graph is in the low type than the choice promises.
+    GateError: less of the graph is in the low type than required.
     """
     target = config.target
     if target == Precision.FP32:
-        other = {k: v for k, v in share.shares.items() if k not in ("fp32", "fp64")}
+        other = {k: v for k, v in fractions.by_type.items() if k not in ("fp32", "fp64")}
         if other:
-            raise GateError(f"--precision {config.precision} was asked for, but the graph also computes in {_text(other)}")
+            raise GateError(f"--precision {config.precision} was requested, but the graph also computes in {_text(other)}")
         return
-    got = share.of(target)
-    if got < config.required_share:
-        others = sorted((row for row in share.largest if row[0] != target), key=lambda row: -row[2])
-        largest = ", ".join(f"{name} ({kind}) {part:.1%}" for kind, name, part in others[:3])
+    fraction = fractions.of(target)
+    if fraction < config.required_fraction:
+        others = sorted((row for row in fractions.largest if row[0] != target), key=lambda row: -row[2])
+        largest = ", ".join(f"{name} ({kind}) {value:.1%}" for kind, name, value in others[:3])
         raise GateError(
-            f"only {got:.1%} of the MatMul and Conv operations are in {target} ({config.required_share:.0%} asked for): "
-            f"{_text(share.shares)}; the largest others: {largest}. Choose another --precision, fewer --keep-fp32, or "
-            "say that it is enough with --min-share"
+            f"only {fraction:.1%} of the MatMul and Conv operations are in {target} ({config.required_fraction:.0%} required): "
+            f"{_text(fractions.by_type)}; the largest others: {largest}. Choose another --precision, fewer --keep-fp32, or "
+            "lower the requirement with --min-fraction"
         )
 
 
-def _product_type(
+def _layer_type(
     node: onnx.NodeProto,
-    made: Mapping[str, onnx.NodeProto],
+    producers: Mapping[str, onnx.NodeProto],
     constants: Mapping[str, onnx.TensorProto],
     kinds: Mapping[str, int],
 ) -> str:
     operands = node.input[:2] if node.op_type != "Einsum" else node.input
-    sources = [made.get(name) for name in operands]
+    sources = [producers.get(name) for name in operands]
     if all(source is not None and source.op_type == "DequantizeLinear" for source in sources):
         stored = [source.input[0] for source in sources if source is not None]
         quantized = {kinds.get(name) for name in stored}
@@ -123,5 +123,5 @@ def _count(node: onnx.NodeProto, inputs: list[list[int]], output: list[int]) -> 
     return size * inputs[0][-1]
 
 
-def _text(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())
+def _text(fractions: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {fraction:.1%}" for kind, fraction in fractions.items())

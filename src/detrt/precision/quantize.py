@@ -1,7 +1,7 @@
 """Explicit Q/DQ pairs for INT8 and FP8, placed for detection transformers.
 
-Symmetric, zero point 0; one scale for an activation, one a channel for weights. Scales are FP16, like the graph
-around them: FP32 scales would make every DequantizeLinear, and all that follows it, FP32.
+Symmetric, zero point 0; activations are quantized per tensor, weights per channel. Scales are FP16, like the rest of the graph:
+FP32 scales would make every DequantizeLinear and its readers FP32.
 """
 
 from __future__ import annotations
@@ -21,72 +21,72 @@ from ..spec import Precision
 from .calibrate import round_fp8
 from .rules import Rules
 
-# Kernels of the tensor cores read channels in groups of so many.
+# Tensor core kernels need a multiple of so many channels.
 CHANNEL_MULTIPLE = {Precision.INT8: 4, Precision.FP8: 16}
-SCALE_CANDIDATES = 8  # scales that are tried for a channel of FP8 weights
-# The smallest scale with all digits of FP16.
+SCALE_CANDIDATES = 8  # per channel of FP8 weights
+# Smallest normal number of FP16.
 MIN_SCALE = 2.0**-14
 
 
 @dataclass(slots=True)
 class QuantPlan:
-    """activations: node name -> tensor to quantize, by its name in the FP32 graph. left_out: node -> why not."""
+    """activations: node name -> tensor to quantize, by its name in the FP32 graph. excluded: node -> why not."""
 
     activations: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    excluded: dict[str, str] = field(default_factory=dict)
 
 
 def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPlan:
     """Choose the layers. Matmuls of two computed tensors (both of an attention) are never quantized.
 
-    Left out are: what `rules` keep in FP32; layers whose result is an output, an order, an angle or a position
-    (class and box heads, query selection, sampling offsets), with the layers that lead only to them; what
-    deformable attention samples from or weighs with; stems of 3 channels and channels the kernels cannot group.
+    Excluded are: nodes that `rules` keep in FP32; layers whose result is an output, an order, an angle or a position (class and box
+    heads, query selection, sampling offsets), with the layers that lead only to them; values and weights of deformable attention;
+    first convolutions of 3 channels, and layers with a number of channels that the kernels do not support.
     """
     plan = QuantPlan()
     layers = [i for i, node in enumerate(view.nodes) if _is_layer(view, node)]
-    reached = {i: _reached(view, rules, i) for i in layers}
+    consumers = {i: _consumers(view, rules, i) for i in layers}
     heads: set[int] = set()
-    grown = True
-    while grown:
+    changed = True
+    while changed:
         before = len(heads)
         for i in layers:
-            found = reached[i]
-            if i not in heads and found and all(t == "exact" or (t.isdecimal() and int(t) in heads) for t in found):
+            result = consumers[i]
+            if i not in heads and result and all(t == "exact" or (t.isdecimal() and int(t) in heads) for t in result):
                 heads.add(i)
-        grown = len(heads) > before
+        changed = len(heads) > before
     for i in layers:
         node = view.nodes[i]
         reason = _shape_reason(view, node, low)
         if i in rules.keep:
             reason = rules.keep[i]
-        elif i in heads or "exact" in reached[i]:
+        elif i in heads or "exact" in consumers[i]:
             reason = "its result is an output, an order or a position"
-        elif "sampled" in reached[i]:
+        elif "sampled" in consumers[i]:
             reason = "deformable attention samples from it"
-        elif "softmax" in reached[i]:
+        elif "softmax" in consumers[i]:
             reason = "weights of deformable attention"
         if reason:
-            plan.left_out[node.name] = reason
+            plan.excluded[node.name] = reason
         else:
             plan.activations[node.name] = node.input[0]
     return plan
 
 
-def last_gemms(view: GraphView, rules: Rules, counts: Mapping[str, int], share: float) -> dict[str, str]:
-    """Layers whose result is an output, an order or a position -> why they stay in FP32, the ones with the least work first,
-    for at most `share` (0..1) of all MACs.
+def output_layers(view: GraphView, rules: Rules, counts: Mapping[str, int], fraction: float) -> dict[str, str]:
+    """Layers whose result is an output, an order or a position -> why they stay in FP32.
 
-    BF16 has eight digits: a logit of 4 in steps of 1/32, a box in steps of a pixel or more.
+    BF16 has eight significant bits: a logit of 4 has steps of 1/32, a box coordinate steps of a pixel or more. Layers with the least
+    work come first, up to `fraction` (0..1) of all MACs.
     """
-    total, spent = sum(counts.values()), 0
-    found = [n.name for i, n in enumerate(view.nodes) if _is_layer(view, n) and "exact" in _reached(view, rules, i)]
+    total, work = sum(counts.values()), 0
+    result = [n.name for i, n in enumerate(view.nodes) if _is_layer(view, n) and "exact" in _consumers(view, rules, i)]
     chosen: dict[str, str] = {}
-    for name in sorted(found, key=lambda n: counts.get(n, 0)):
-        spent += counts.get(name, 0)
-        if spent > share * total:
+    for name in sorted(result, key=lambda n: counts.get(n, 0)):
+        work += counts.get(name, 0)
+        if work > fraction * total:
             break
-        chosen[name] = "BF16 is too coarse for what an output, an order or a position is made of"
+        chosen[name] = "BF16 is too coarse for an output, an order or a position"
     return chosen
 
 
@@ -106,7 +106,7 @@ def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
         if attribute(node, "group", 1) != 1:
             return "grouped convolution"
         if dims[1] < 4:
-            return f"a stem of {dims[1]} channels"
+            return f"a first convolution of {dims[1]} channels"
         sides = dims[:2]
     elif len(dims) != 2:
         return "weights that are not one matrix"
@@ -114,13 +114,13 @@ def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
         sides = dims
         if node.op_type == "Gemm" and attribute(node, "transA", 0):
             return "transposed input"
-    return "" if all(side % step == 0 for side in sides) else f"channels {sides} are no multiples of {step}"
+    return "" if all(side % step == 0 for side in sides) else f"channels {sides} are not multiples of {step}"
 
 
-def _reached(view: GraphView, rules: Rules, start: int) -> set[str]:
-    """Where a layer's result arrives, through activations and movement: "exact", "sampled", "softmax", "sum",
-    "norm", or the index of the next layer."""
-    found: set[str] = set()
+def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
+    """The consumers of a layer's result, through activations and movement: "exact", "sampled", "softmax", "sum", "norm", or the
+    index of the next layer."""
+    result: set[str] = set()
     todo, seen = list(view.nodes[start].output), set()
     while todo:
         name = todo.pop()
@@ -128,70 +128,72 @@ def _reached(view: GraphView, rules: Rules, start: int) -> set[str]:
             continue
         seen.add(name)
         if name in view.outputs:
-            found.add("exact")
+            result.add("exact")
         for index, position in view.readers.get(name, ()):
             node = view.nodes[index]
             if index in rules.coordinates or node.op_type == "TopK":
-                found.add("exact")
+                result.add("exact")
             elif node.op_type == "Softmax":
-                found.add("softmax")
+                result.add("softmax")
             elif node.op_type == "GridSample" or (
                 node.op_type.startswith("Gather") and position == 0 and node.input[1] not in view.constants
             ):
-                found.add("sampled")
+                result.add("sampled")
             elif _is_layer(view, node):
-                found.add(str(index))
+                result.add(str(index))
             elif node.op_type in ("Add", "Sub") and not any(n in view.constants or n in seen for n in node.input if n != name):
-                found.add("sum")
+                result.add("sum")
             elif node.op_type in ELEMENTWISE or node.op_type in MOVEMENT or node.op_type in ("Erf", "Gelu", "HardSigmoid"):
                 todo += node.output
             else:
-                found.add("norm")
-    return found
+                result.add("norm")
+    return result
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDArray[np.float16]:
     """One FP16 scale for each channel along `axis`, rounded up so that no weight is clipped.
 
-    For FP8, whose steps double with every power of two, the scale within a factor of two that rounds the channel best.
+    For FP8, whose steps double with every power of two, the scale within a factor of two with the smallest rounding error.
     """
     other = tuple(i for i in range(weight.ndim) if i != axis)
-    best = _half_up(np.maximum(np.abs(weight).max(other) / low.max_value, MIN_SCALE))
+    best = _round_up(np.maximum(np.abs(weight).max(other) / low.max_value, MIN_SCALE))
     if low == Precision.INT8:
         return best
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     errors = np.full(best.shape, np.inf)
-    for scale in [_half_up(best.astype(np.float64) * 2.0 ** (step / SCALE_CANDIDATES)) for step in range(SCALE_CANDIDATES)]:
-        units = scale.astype(np.float32).reshape(shape)
-        found = ((rounded(weight / units, low) * units - weight) ** 2).sum(other)
-        best, errors = np.where(found < errors, scale, best), np.minimum(found, errors)
+    for scale in [_round_up(best.astype(np.float64) * 2.0 ** (step / SCALE_CANDIDATES)) for step in range(SCALE_CANDIDATES)]:
+        divisors = scale.astype(np.float32).reshape(shape)
+        result = ((round_to_precision(weight / divisors, low) * divisors - weight) ** 2).sum(other)
+        best, errors = np.where(result < errors, scale, best), np.minimum(result, errors)
     return best
 
 
 def activation_scale(threshold: float, low: Precision) -> NDArray[np.float16]:
-    """The FP16 scale that makes `threshold` the largest value of the type; rounded up."""
-    return _half_up(np.maximum(threshold / low.max_value, MIN_SCALE))
+    """The FP16 scale that maps `threshold` to the largest value of the type; rounded up."""
+    return _round_up(np.maximum(threshold / low.max_value, MIN_SCALE))
 
 
-def rounded(values: NDArray, low: Precision) -> NDArray[np.float32]:
-    """Values in units of their scale, rounded and clipped to what the type has."""
+def round_to_precision(values: NDArray, low: Precision) -> NDArray[np.float32]:
+    """Values in units of their scale, rounded and clipped to the values of the type."""
     if low == Precision.INT8:
         return np.clip(np.rint(values), -127, 127).astype(np.float32)
     return (np.sign(values) * round_fp8(np.abs(values))).astype(np.float32)
 
 
-def _half_up(values: NDArray) -> NDArray[np.float16]:
-    rounded = np.asarray(values, np.float16)
-    return np.where(rounded.astype(np.float64) < values, np.nextafter(rounded, np.float16(np.inf)), rounded)
+def _round_up(values: NDArray) -> NDArray[np.float16]:
+    round_to_precision = np.asarray(values, np.float16)
+    return np.where(
+        round_to_precision.astype(np.float64) < values, np.nextafter(round_to_precision, np.float16(np.inf)), round_to_precision
+    )
 
 
 def centred_threshold(threshold: float, centre: NDArray[np.float32]) -> float:
-    """The threshold of a tensor from which a centre was subtracted: nothing more is clipped than before."""
+    """The threshold of a tensor after subtracting a centre: clips no more values than before."""
     return threshold + float(np.abs(centre).max())
 
 
 def channel_axis(node: onnx.NodeProto) -> int:
-    """The axis of a quantized layer's input that holds its channels."""
+    """The channel axis of the input of a quantized layer."""
     return 1 if node.op_type == "Conv" else -1
 
 
@@ -202,45 +204,45 @@ def insert_qdq(
     low: Precision,
     centres: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> int:
-    """Put the pairs of a plan into a typed FP16 graph, in place; returns the number of quantized layers.
+    """Insert the pairs of a plan into a typed FP16 graph, in place; returns the number of quantized layers.
 
-    thresholds: tensor of the FP32 graph -> the |x| that becomes the largest value of the type.
-    centres: node -> (inputs,) what is subtracted from its input channels first; its bias makes up for that.
-    One pair serves all layers that read a tensor in the same way. Raises the opset to 19, the first with FP16 scales.
+    thresholds: tensor of the FP32 graph -> the |x| that maps to the largest value of the type.
+    centres: node -> (inputs,) subtracted from its input channels first; its bias compensates for that.
+    Layers that read a tensor in the same way share one pair. Raises the opset to 19, the first with FP16 scales.
     """
     set_opset(model, 19)
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     pairs: dict[tuple[str, tuple[int, ...]], str] = {}
-    stored: dict[tuple[str, int], str] = {}
+    weights_done: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.name in plan.activations:
             name, limit = node.input[0], thresholds[plan.activations[node.name]]
             centre = (centres or {}).get(node.name)
-            way = _padding(node) if centre is not None else ()
-            if (name, way) not in pairs:
-                pairs[name, way] = f"{name}/{low}" if centre is None else f"{name}/centred{len(pairs)}/{low}"
+            pads = _padding(node) if centre is not None else ()
+            if (name, pads) not in pairs:
+                pairs[name, pads] = f"{name}/{low}" if centre is None else f"{name}/centred{len(pairs)}/{low}"
                 source = name
                 if centre is not None:
                     limit = centred_threshold(limit, centre)
-                    source = f"{pairs[name, way]}/centred"
-                    nodes += _centred(graph, node, name, source, centre)
-                nodes += _activation_pair(graph, source, pairs[name, way], activation_scale(limit, low), low, node.name)
-            if any(way):
-                _without_padding(node)
+                    source = f"{pairs[name, pads]}/centred"
+                    nodes += _subtract_centre(graph, node, name, source, centre)
+                nodes += _activation_pair(graph, source, pairs[name, pads], activation_scale(limit, low), low, node.name)
+            if any(pads):
+                _remove_padding(node)
             axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
             key = (node.input[1], axis)
-            if key not in stored:
-                stored[key] = f"{node.input[1]}/{low}"
+            if key not in weights_done:
+                weights_done[key] = f"{node.input[1]}/{low}"
                 weight = numpy_helper.to_array(constants[node.input[1]]).astype(np.float32)
-                nodes.append(_weight_pair(graph, weight, axis, node.input[1], stored[key], low, node.name))
-            node.input[0], node.input[1] = pairs[name, way], stored[key]
+                nodes.append(_weight_pair(graph, weight, axis, node.input[1], weights_done[key], low, node.name))
+            node.input[0], node.input[1] = pairs[name, pads], weights_done[key]
         nodes.append(node)
     replace_nodes(model, nodes)
-    used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+    names_read = {name for node in graph.node for name in node.input}
+    remaining = [tensor for tensor in graph.initializer if tensor.name in names_read]
+    copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in remaining]
     del graph.initializer[:]
     graph.initializer.extend(copies)
     del graph.value_info[:]
@@ -248,20 +250,20 @@ def insert_qdq(
 
 
 def _padding(node: onnx.NodeProto) -> tuple[int, ...]:
-    """(top, left, bottom, right) of a convolution; zeros of a product, so that its pairs differ from uncentred ones."""
+    """(top, left, bottom, right) of a convolution; zeros for a matmul, so that its pairs differ from uncentred ones."""
     return tuple(attribute(node, "pads", [0] * 4)) if node.op_type == "Conv" else (0,) * 4
 
 
-def _without_padding(node: onnx.NodeProto) -> None:
-    kept = [entry for entry in node.attribute if entry.name != "pads"]
+def _remove_padding(node: onnx.NodeProto) -> None:
+    remaining = [entry for entry in node.attribute if entry.name != "pads"]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(remaining)
 
 
-def _centred(
+def _subtract_centre(
     graph: onnx.GraphProto, node: onnx.NodeProto, name: str, target: str, centre: NDArray[np.float32]
 ) -> list[onnx.NodeProto]:
-    """Subtract a centre. What a convolution pads with is zero before the subtraction, so the padding comes first."""
+    """Subtract a centre. A convolution pads its input with zeros, so that the padding must come before the subtraction."""
     nodes, pads = [], _padding(node)
     if any(pads):
         constant = f"{target}/pads"
@@ -299,7 +301,7 @@ def _weight_pair(
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     scaled = weight / scale.astype(np.float32).reshape(shape)
     if low == Precision.INT8:
-        raw = rounded(scaled, low).astype(np.int8).tobytes()
+        raw = round_to_precision(scaled, low).astype(np.int8).tobytes()
     else:
         raw = fp8_bits(scaled).tobytes()
     names = (f"{target}/q", f"{target}/scale", f"{target}/zero")

@@ -1,7 +1,7 @@
-"""What must stay in FP32, and why: rules over the graph, the same for every family.
+"""Rules for the nodes that must stay in FP32; the same for every family.
 
-The words used below: *coordinates* are tensors that end in positions, indices or rankings; *movement* is an
-operator that only moves values, so that it takes the type of what it moves.
+*Coordinates* are tensors that become positions, indices or rankings. *Movement* is an operator that only rearranges values, and
+has the type of its input.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..spec import Precision
 
 
 class Rules:
-    """keep: node index -> why it stays FP32. free: nodes that take the type of what they move.
+    """keep: node index -> why it stays FP32. free: movement nodes, which have the type of their input.
 
-    precision: FP16 or BF16. patterns: of names that the caller keeps. extra: node name -> reason, from calibration.
+    precision: FP16 or BF16. patterns: of node names that stay FP32. extra: node name -> reason, from calibration.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Rules:
         for index, node in enumerate(view.nodes):
             reason = (extra or {}).get(node.name) or self._reason(node)
             if matches(node.name, patterns):
-                reason = "asked for"
+                reason = "matches --keep-fp32"
             if reason and self._touches_floats(node):
                 self.keep.setdefault(index, reason)
         self.free = {i for i, n in enumerate(view.nodes) if self._moves(n) and i not in self.keep}
@@ -65,9 +65,9 @@ class Rules:
     def _reason(self, node: onnx.NodeProto) -> str:
         view = self.view
         if node.op_type in WIDE.onnx:
-            return f"{node.op_type} needs the range or the digits of FP32"
+            return f"{node.op_type} needs the range or the precision of FP32"
         if node.op_type == "TopK":
-            return "order of scores"
+            return "ranking of scores"
         if node.op_type in COMPARE.onnx:
             return "comparison of exact values"
         if node.op_type == "Cast" and view.float_inputs(node):
@@ -80,14 +80,14 @@ class Rules:
             return "GridSample takes values and FP32 coordinates in one type"
         if node.op_type == "MultiscaleDeformableAttnPlugin_TRT":
             return "NVIDIA's plugin takes values and coordinates in one type"
-        if self._constant_is_lost(node):
+        if self._has_lossy_constant(node):
             return f"a constant that {self.precision} cannot hold"
         if self.precision == Precision.BF16 and not _takes_bf16(node, 22):
             return f"ONNX has no BF16 {node.op_type}"
         return ""
 
-    def _constant_is_lost(self, node: onnx.NodeProto) -> bool:
-        """A small constant (an epsilon), or one so large that it is neither a value nor a fill."""
+    def _has_lossy_constant(self, node: onnx.NodeProto) -> bool:
+        """Whether a constant underflows (an epsilon), or overflows without being a fill."""
         for position, name in enumerate(node.input):
             if name not in self.view.constants or not self.view.is_float(name) or position in fixed_inputs(node):
                 continue
@@ -101,7 +101,7 @@ class Rules:
         return False
 
     def _walk_back(self) -> None:
-        """From outputs, indices, orders and angles back to the products that their values come from."""
+        """Mark nodes between the last matmuls and outputs, indices, rankings and angles."""
         view = self.view
         todo = [name for name in view.outputs if view.is_float(name)]
         for node in view.nodes:
@@ -109,23 +109,27 @@ class Rules:
                 todo += [n for p, n in enumerate(node.input) if n and DECIDING_INPUT.get(node.op_type, p) == p]
             elif node.op_type == "Cast" and attribute(node, "to") not in (FLOAT, HALF, BF16):
                 todo += list(node.input)
-        seen: set[str] = set()
+        visited: set[str] = set()
         while todo:
             name = todo.pop()
-            if name in seen or not view.is_float(name) or name not in view.index:
+            if name in visited or not view.is_float(name) or name not in view.index:
                 continue
-            seen.add(name)
+            visited.add(name)
             index = view.index[name]
             node = view.nodes[index]
-            if node.op_type in BARRIER.onnx or (node.op_type in GEMM.onnx and not is_dot(view, node)) or is_bias(view, node):
+            if (
+                node.op_type in BARRIER.onnx
+                or (node.op_type in GEMM.onnx and not is_dot_product(view, node))
+                or is_bias(view, node)
+            ):
                 continue
             if not self._moves(node):
-                self.keep[index] = "coordinates or scores: " + _DECIDED
+                self.keep[index] = "coordinates or scores: " + _EXACT_REASON
                 self.coordinates.add(index)
             todo += [n for p, n in enumerate(node.input) if n and p not in fixed_inputs(node)]
 
     def _walk_forward(self) -> None:
-        """Arithmetic between coordinates stays: a difference of two positions cancels their leading digits."""
+        """Mark arithmetic on coordinates: a difference of two positions cancels their leading digits."""
         view = self.view
         exact: set[str] = set()
         for index, node in enumerate(view.nodes):
@@ -142,24 +146,24 @@ class Rules:
                 exact.update(node.output)
 
     def _from_input(self, node: onnx.NodeProto) -> bool:
-        """A Cast of the pixels, the mask, or of anything that is no float."""
+        """Whether a node casts pixels, a mask or another tensor that is not float."""
         return node.op_type == "Cast" and not self.view.float_inputs(node)
 
 
-_DECIDED = "an index, an order, an angle or an output depends on every digit"
+_EXACT_REASON = "an index, an order, an angle or an output depends on every digit"
 
 
-# Coordinates of detrt's plugin are FP32 beside values of any type.
-_FIXED = {"Resize": (1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MSDeformAttn": (2,)}
+# The coordinates of detrt's plugin are FP32, whatever the type of its values.
+_FP32_INPUTS = {"Resize": (1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MSDeformAttn": (2,)}
 
 
 def fixed_inputs(node: onnx.NodeProto) -> tuple[int, ...]:
-    """Positions whose element type ONNX fixes, whatever the node computes in."""
-    return _FIXED.get(node.op_type, ())
+    """Input positions that are FP32, whatever the type of the node."""
+    return _FP32_INPUTS.get(node.op_type, ())
 
 
-def is_dot(view: GraphView, node: onnx.NodeProto) -> bool:
-    """A product with one vector, such as the expected distance of D-FINE's box head: arithmetic, not a layer."""
+def is_dot_product(view: GraphView, node: onnx.NodeProto) -> bool:
+    """Whether a matmul multiplies a softmax with one vector, such as the expected distance of D-FINE, which is not a layer."""
     if node.op_type not in ("MatMul", "Gemm"):
         return False
     weight = view.constants.get(node.input[1])
@@ -167,31 +171,31 @@ def is_dot(view: GraphView, node: onnx.NodeProto) -> bool:
         return False
     transposed = node.op_type == "Gemm" and attribute(node, "transB", 0)
     columns = 1 if len(weight.dims) == 1 else weight.dims[0 if transposed else 1]
-    before = view.producer.get(node.input[0])
-    while before is not None and before.op_type in (
+    producer = view.producer.get(node.input[0])
+    while producer is not None and producer.op_type in (
         "Reshape",
         "Transpose",
         "Squeeze",
         "Unsqueeze",
         "Flatten",
     ):
-        before = view.producer.get(before.input[0])
-    return columns == 1 and before is not None and before.op_type == "Softmax"
+        producer = view.producer.get(producer.input[0])
+    return columns == 1 and producer is not None and producer.op_type == "Softmax"
 
 
 def is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
-    """An Add of one constant a channel right behind a product: part of it."""
+    """Whether an Add of one constant per channel follows a layer as its bias."""
     if node.op_type != "Add":
         return False
     for data, other in (node.input, reversed(node.input)):
-        before = view.producer.get(data)
-        if other in view.constants and before is not None and before.op_type in GEMM.onnx:
+        producer = view.producer.get(data)
+        if other in view.constants and producer is not None and producer.op_type in GEMM.onnx:
             return sum(side > 1 for side in view.constants[other].dims) <= 1 and len(view.readers[data]) == 1
     return False
 
 
 def _takes_bf16(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether the operator's main input may be BF16 at an opset."""
+    """Whether the first input of an operator may be BF16 at an opset."""
     if node.op_type in PLUGIN_NODES:
         return True
     schema = onnx.defs.get_schema(node.op_type, opset)

@@ -1,4 +1,4 @@
-"""The precision stage of a bundle: `model.onnx` becomes typed, `ranges.json` and the search lie beside it."""
+"""The precision stage of a build: converts `model.onnx`, and writes `ranges.json` and the files of the search beside it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
 from ..spec import ModelSpec, Precision
 from ..system import Progress
-from .apply import PrecisionReport, apply_precision, blocks_matching, calibrate, write_ranges
-from .calibrate import Prompted, find, images_of
+from .apply import PrecisionReport, apply_precision, calibrate, unmatched_patterns, write_ranges
+from .calibrate import PromptedImages, find_images, image_folder
 from .config import PrecisionConfig
 from .search import Search, plot
 
-# Without pictures of the caller's, FP16 is checked for overflow on so many drawn ones: DEIMv2-Femto overflows on any picture.
-DRAWN, DRAWN_PROMPT = 2, "a person. a red circle."
+# Without calibration images, FP16 is checked for overflow on so many drawn scenes: DEIMv2-Femto overflows on any image.
+DRAWN_SCENES, DRAWN_SCENE_PROMPT = 2, "a person. a red circle."
 NO_CALIBRATION = (
-    f"no --calibration was given, so overflow was looked for on {DRAWN} drawn pictures only; with pictures of your own in "
-    "--calibration it is found more surely"
+    f"no --calibration was given, so overflow was checked on {DRAWN_SCENES} drawn scenes only; give images of your own with "
+    "--calibration for a better check"
 )
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
 
@@ -41,32 +41,32 @@ def convert_file(
     progress: Progress | None = None,
     extras: Path | None = None,
 ) -> PrecisionReport:
-    """Give an ONNX file its types, in place; `extras`: folder for `ranges.json` and the search's files.
+    """Convert an ONNX file in place; `extras`: folder for `ranges.json` and the files of the search.
 
     Raises:
         GraphError, ImageError, GateError: see `apply_precision` and `Search.run`.
     """
-    say = progress or (lambda fraction, text: None)
+    progress = progress or (lambda fraction, text: None)
     model = graph.load(path)
-    unknown = blocks_matching(model, config.keep_fp32)
+    unknown = unmatched_patterns(model, config.keep_fp32)
     if unknown:
         paths = sorted({node.name.strip("/").split("/")[0] for node in model.graph.node if "/" in node.name.strip("/")})
         raise GraphError(
-            f"--keep-fp32 {', '.join(unknown)} fits no layer of this graph; its paths start with {', '.join(paths[:8])}; "
-            "see the names with: detrt info"
+            f"--keep-fp32 {', '.join(unknown)} matches no layer of this graph; its paths start with {', '.join(paths[:8])}; "
+            "list the names with: detrt info"
         )
     images: Sequence[ImageSource] = []
-    images, coco = find(config.calibration, config.calibration_images) if config.calibration else (images, None)
-    drawn = not images and config.target == Precision.FP16
-    if drawn:
-        images = [draw_scene(seed).image for seed in range(DRAWN)]
+    images, coco = find_images(config.calibration, config.calibration_images) if config.calibration else (images, None)
+    use_drawn = not images and config.target == Precision.FP16
+    if use_drawn:
+        images = [draw_scene(seed).image for seed in range(DRAWN_SCENES)]
     if images and spec.text is not None:
-        images = Prompted(images, text_feeds(path, config.prompt or DRAWN_PROMPT))
+        images = PromptedImages(images, text_feeds(path, config.prompt or DRAWN_SCENE_PROMPT))
     if config.precision == "auto":
-        typed, report = _search(path, model, spec, config, images, coco, say, extras)
+        typed, report = _search(path, model, spec, config, images, coco, progress, extras)
     else:
-        typed, report = apply_precision(model, spec, config, images, progress=say)
-    if drawn:
+        typed, report = apply_precision(model, spec, config, images, progress=progress)
+    if use_drawn:
         report.warnings = (*report.warnings, NO_CALIBRATION)
     if origin := graph.read_metadata(typed, PROVENANCE_KEY):
         provenance = Provenance.from_json(origin)
@@ -84,11 +84,12 @@ def facts_of(config: PrecisionConfig, report: PrecisionReport) -> dict[str, Any]
 
 
 def text_feeds(path: Path, prompt: str) -> list[Feeds]:
-    """The text inputs of a detector for one image, for each part in which it takes the prompt; path: its ONNX file,
-    beside which its text encoder and its tokenizer lie.
+    """Text inputs of a detector for one image, for each chunk of the prompt.
+
+    path: its ONNX file, with its text encoder and tokenizer beside it.
 
     Raises:
-        PromptError: nothing to look for, or too many tokens.
+        PromptError: an empty prompt, or too many tokens.
     """
     with open_prompted(path) as session:
         return [session.text_feeds([chunk]) for chunk in session.encode(prompt).chunks]
@@ -101,23 +102,23 @@ def _search(
     config: PrecisionConfig,
     images: Sequence[ImageSource],
     coco: Path | None,
-    say: Progress,
+    progress: Progress,
     extras: Path | None,
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
     low = replace(config, precision=config.low, budget=None)
-    calibration = calibrate(model, spec, low, images, progress=say)
+    calibration = calibrate(model, spec, low, images, progress=progress)
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
-    truth = None
+    annotations = None
     if coco is not None:
         from ..data.coco import load_coco
 
         names = [str(image["file_name"]) for image in load_coco(coco).images]
-        truth = (coco, images_of(coco, names))
-    with contextlib.ExitStack() as held:
-        prompted = held.enter_context(open_prompted(path)) if spec.text is not None else None
-        result = Search(model, spec, replace(config, state=state), images, calibration, truth, say, prompted).run()
-    chosen = replace(low, keep_fp32=(*config.keep_fp32, *result.kept), min_share=config.min_share or 0.0)
-    typed, report = apply_precision(model, spec, chosen, images, progress=say, known=calibration)
+        annotations = (coco, image_folder(coco, names))
+    with contextlib.ExitStack() as stack:
+        prompted = stack.enter_context(open_prompted(path)) if spec.text is not None else None
+        result = Search(model, spec, replace(config, state=state), images, calibration, annotations, progress, prompted).run()
+    chosen = replace(low, keep_fp32=(*config.keep_fp32, *result.fp32_blocks), min_fraction=config.min_fraction or 0.0)
+    typed, report = apply_precision(model, spec, chosen, images, progress=progress, calibration=calibration)
     report.search = result.to_dict()
     if extras is not None:
         files.write_text(extras / SEARCH_PLOT, plot(result))

@@ -14,10 +14,10 @@ from detrt import EngineConfig, ExportConfig, build, graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt.profile import NetworkTensor, check_shapes, plan_profile
 from detrt.errors import EngineError, ExportError, GraphError, SessionError, SpecError
-from detrt.graph.emulate_low_precision import rounded
+from detrt.graph.emulate_low_precision import emulate
 from detrt.models.contract import contract, exported_spec, text_encoder_contract
 from detrt.precision import PrecisionConfig
-from detrt.precision.calibrate import Prompted, image_feeds
+from detrt.precision.calibrate import PromptedImages, image_feeds
 from detrt.precision.stage import text_feeds
 
 
@@ -145,7 +145,9 @@ def test_prompted_models_are_calibrated_with_their_prompt(name, low, photographs
     """The ranges are those of the prompt: they hold every tensor that the text goes through."""
     # The size of OmDet-Turbo is fixed, and small.
     choices = ExportConfig(check=False, **({} if name == "omdet_turbo" else {"height": 96, "width": 128}))
-    types = PrecisionConfig(low, calibration=photographs, prompt="red circle. blue square.", quantize_share=1.0, min_share=0.01)
+    types = PrecisionConfig(
+        low, calibration=photographs, prompt="red circle. blue square.", quantize_fraction=1.0, min_fraction=0.01
+    )
     exact = build(f"random:{name}/tiny", tmp_path / "a", engines=(), export=choices)
     report = build(tmp_path / "a" / "model.onnx", tmp_path / "b", engines=(), precision=types)
     kept = report.bundle.provenance.options["precision"]
@@ -158,11 +160,11 @@ def test_prompted_models_are_calibrated_with_their_prompt(name, low, photographs
     outputs = []
     for folder in (exact.bundle.folder, report.bundle.folder):
         spec = exact.bundle.spec
-        model = rounded(graph.load(folder / "model.onnx"))
+        model = emulate(graph.load(folder / "model.onnx"))
         (feeds,) = (
             f
             for f in image_feeds(
-                Prompted([photographs / "a.png"], text_feeds(exact.bundle.folder / "model.onnx", types.prompt)), spec
+                PromptedImages([photographs / "a.png"], text_feeds(exact.bundle.folder / "model.onnx", types.prompt)), spec
             )
         )
         with OnnxSession(model.SerializeToString(), spec) as session:
@@ -180,11 +182,11 @@ def test_the_search_asks_for_the_prompt(photographs, tmp_path):
         types = PrecisionConfig(
             "auto",
             low="int8",
-            quantize_share=1.0,
+            quantize_fraction=1.0,
             calibration=photographs,
             prompt="red circle. blue square.",
             budget=("drift", allowed),
-            min_share=0.01,
+            min_fraction=0.01,
             state=tmp_path / "state.json",
         )
         report = build(tmp_path / "a" / "model.onnx", tmp_path / folder, engines=(), precision=types)
