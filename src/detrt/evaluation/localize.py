@@ -1,4 +1,9 @@
-"""Which inputs show the difference, which graphs can be compared, and the search over them."""
+"""Localisation of a failed comparison: the input that shows it, and the search over graphs, modules or engines.
+
+Graphs from the same exporter are compared by tensor names (`divergence.search`). Graphs with other tensor names are compared with
+PyTorch by the outputs of modules. Intermediate tensors of an engine are read from engines that are built again with extra outputs,
+on the GPU that runs it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from ..errors import DetrtError, GraphError
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from .batching import slot_feeds
-from .divergence import Divergence, LayerError, TensorError, _error, comparable, onnx_fetch, search
+from .divergence import Divergence, LayerError, TensorError, comparable, onnx_fetch, search, tensor_error
 from .models import Side, reference_view, run_view, view_of
 from .tensors import with_selections
 
@@ -29,28 +34,28 @@ if TYPE_CHECKING:
     from .report import VerifyReport
 
 
-# With fewer tensors of a common name the two graphs come from different exporters.
-_ENOUGH_NAMES = 0.3
+# Graphs with a smaller fraction of common tensor names come from different exporters.
+_MIN_COMMON_NAMES = 0.3
 
 
 def with_divergence(
     report: VerifyReport, ref: Side, cand: Side, images: Sequence[NDArray[np.uint8]], say: Callable[[str], None]
 ) -> VerifyReport:
-    """The report with the place where the two graphs part, or a note why it is not known."""
-    say("searching the first divergence")
+    """The report with the first node that differs, or with a note why it is unknown."""
+    say("searching for the first divergence")
     feeds = with_text(cand.session, failing_feeds(report, ref, cand, images))
     ref, cand = (replace(side, session=detector_of(side.session), owned=False) for side in (ref, cand))
     try:
-        found, notes = _search(report, ref, cand, feeds, say)
+        result, notes = _search(report, ref, cand, feeds, say)
     except DetrtError as error:
-        found, notes = None, [f"the divergence search stopped: {error}"]
-    if found is not None and found.first is None and report.facts:
-        notes.append("the graphs agree; the difference is in the facts of the spec, named above")
-    return replace(report, divergence=found, notes=(*report.notes, *notes))
+        result, notes = None, [f"the divergence search stopped: {error}"]
+    if result is not None and result.first is None and report.facts:
+        notes.append("the graphs agree; the difference is in the facts of the spec, listed above")
+    return replace(report, divergence=result, notes=(*report.notes, *notes))
 
 
 def failing_feeds(report: VerifyReport, ref: Side, cand: Side, images: Sequence[NDArray[np.uint8]]) -> Feeds:
-    """One batch that shows a failure: of a slot, else of a tensor, else of the first images."""
+    """A batch that shows a failure: of a slot, else of a tensor, else the first images."""
     spec = ref.session.spec
     for row in report.slots:
         if not row["passed"] and row["batch"] > 1:
@@ -72,22 +77,22 @@ def _search(
 
         return search_torch(ref.session, cand.session, feeds), notes
     if cand.graph is None:
-        return None, ["no divergence search: the graph that the engine was built from is not beside it"]
+        return None, ["no divergence search: the graph of the engine is not beside it"]
     spec = cand.session.spec
     view = run_view(cand)
     reference, against = reference_view(ref, cand, say)
     precision = report.precision
-    share = len(comparable(view, reference)) / max(1, len(view.tensors()))
-    if share < _ENOUGH_NAMES:
+    fraction = len(comparable(view, reference)) / max(1, len(view.tensors()))
+    if fraction < _MIN_COMMON_NAMES:
         if ref.source is None or cand.session.info.backend is not Backend.ONNXRUNTIME:
-            return None, [f"no divergence search: only {share:.0%} of the tensors have a name that the reference has"]
+            return None, [f"no divergence search: only {fraction:.0%} of the tensors have a name that the reference has"]
 
         return search_modules(view, cand.session, ref.session, spec, feeds, precision=precision), notes
-    found = search(view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph))
+    result = search(view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph))
     if cand.session.info.backend is Backend.ONNXRUNTIME:
-        return found, notes
-    if found.first is not None and found.first.error > report.gate.tensor:
-        return found, ["found in the graph that the engine was built from, so TensorRT is not the cause"]
+        return result, notes
+    if result.first is not None and result.first.error > report.gate.tensor:
+        return result, ["found in the graph of the engine, so TensorRT is not the cause"]
     say("building probe engines")
     return _search_engine(report, cand, view, reference, feeds, against)
 
@@ -104,12 +109,11 @@ def _search_engine(
         session.info.facts,  # type: ignore[arg-type]  # an engine has them
         compute_capability=session.info.compute_capability,
     )
-    found = search(view, reference, session.spec, feeds, precision=report.precision, fetch=fetch, against=against)
-    return found, ["the graph agrees with the reference, so the engine itself differs", CAVEAT]
+    result = search(view, reference, session.spec, feeds, precision=report.precision, fetch=fetch, against=against)
+    return result, ["the graph agrees with the reference, so the engine differs", CAVEAT]
 
 
-# Divergence by module, against PyTorch: for graphs whose tensors have other names than a fresh export.
-_CHUNK = 32  # modules whose outputs are in memory at one time
+_CHUNK = 32  # modules whose outputs are in memory at the same time
 _WRAPPER = "/model"
 
 
@@ -123,47 +127,46 @@ def search_modules(
     precision: str = "fp32",
     progress: CountProgress | None = None,
 ) -> Divergence:
-    """Compare what PyTorch's modules return with what leaves the same scopes of a graph.
+    """Compare the outputs of PyTorch modules with the tensors that leave the same scopes of a graph.
 
-    reference: a TorchSession; it gets the candidate's selections. A module is compared where a tensor of
-    its shape leaves its scope, with the nearest one; the first module to return a diverged tensor is the
-    answer.
+    reference: a TorchSession; it gets the selections of the candidate. The output of a module is compared with the nearest tensor
+    of its shape that leaves its scope; the first module with a diverged output is the result.
 
     Raises:
-        GraphError: no module can be compared. SessionError: a side does not run.
+        GraphError: no module can be compared. SessionError: a side fails to run.
     """
     from ..models.hooks import module_paths, run_modules
 
-    _, chosen = with_selections(cand, feeds)
-    leaving = scope_outputs(candidate)
-    paths = [path for path in module_paths(reference) if path in leaving]
+    _, selections = with_selections(cand, feeds)
+    scope_tensors = scope_outputs(candidate)
+    paths = [path for path in module_paths(reference) if path in scope_tensors]
     fetch = onnx_fetch(candidate, spec, feeds)
     metric = "max" if precision == "fp32" else "rms"
-    found: dict[str, tuple[float, str, str]] = {}
+    result: dict[str, tuple[float, str, str]] = {}
     for start in range(0, len(paths), _CHUNK):
         chunk = paths[start : start + _CHUNK]
-        wanted = run_modules(reference, feeds, chosen, chunk)
-        tensors = fetch(sorted({name for path, _ in wanted for name in leaving.get(path, ())}))
-        for path, array in wanted:
-            if nearest := _nearest(array, leaving.get(path, ()), tensors, metric):
-                found[path] = max(found.get(path, (0.0, "", "")), nearest, key=lambda row: row[0])
+        module_outputs = run_modules(reference, feeds, selections, chunk)
+        tensors = fetch(sorted({name for path, _ in module_outputs for name in scope_tensors.get(path, ())}))
+        for path, array in module_outputs:
+            if nearest := _nearest(array, scope_tensors.get(path, ()), tensors, metric):
+                result[path] = max(result.get(path, (0.0, "", "")), nearest, key=lambda row: row[0])
         if progress:
             progress(start + len(chunk), len(paths))
-    if not found:
+    if not result:
         raise GraphError("no module of the checkpoint has an output that leaves its scope in the graph")
-    return _result(candidate, found, metric, Precision(precision).layer_tolerance)
+    return _result(candidate, result, metric, Precision(precision).layer_tolerance)
 
 
 def scope_outputs(view: GraphView) -> dict[str, list[str]]:
-    """Module path -> float tensors that are made inside its scope and used outside.
+    """Module path -> float tensors that are computed in its scope and read outside.
 
-    The scope is read from the tensor's name, because a fold keeps the name of the last module's output.
+    The scope is that of the tensor name, because folding keeps the name of the output of the last module.
     """
     from ..graph.view import FLOATS
 
     outputs = {value.name for value in view.model.graph.output}
     scope = {name: _scope(view, name) for name in view.tensors()}
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name, path in scope.items():
         if not path or view.types.get(name) not in FLOATS:
             continue
@@ -172,8 +175,8 @@ def scope_outputs(view: GraphView) -> dict[str, list[str]]:
         for length in range(len(parts), 0, -1):
             outer = ".".join(parts[:length])
             if name in outputs or any(not (user == outer or user.startswith(outer + ".")) for user in users):
-                found.setdefault(outer, []).append(name)
-    return found
+                result.setdefault(outer, []).append(name)
+    return result
 
 
 def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
@@ -184,25 +187,25 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
     """
     from ..models.hooks import module_paths, run_modules
 
-    _, chosen = with_selections(candidate, feeds)
-    other = set(module_paths(candidate))
-    paths = [path for path in module_paths(reference) if path in other]
-    found: dict[str, tuple[float, str, str]] = {}
+    _, selections = with_selections(candidate, feeds)
+    candidate_paths = set(module_paths(candidate))
+    paths = [path for path in module_paths(reference) if path in candidate_paths]
+    result: dict[str, tuple[float, str, str]] = {}
     for start in range(0, len(paths), _CHUNK):
         chunk = paths[start : start + _CHUNK]
-        want, got = run_modules(reference, feeds, chosen, chunk), run_modules(candidate, feeds, chosen, chunk)
+        want, got = run_modules(reference, feeds, selections, chunk), run_modules(candidate, feeds, selections, chunk)
         for (path, a), (_, b) in zip(want, got, strict=False):
-            row = (*_error(a, b, "max"), path)
-            found[path] = max(found.get(path, (0.0, "", "")), row, key=lambda r: r[0])
-    if not found:
+            row = (*tensor_error(a, b, "max"), path)
+            result[path] = max(result.get(path, (0.0, "", "")), row, key=lambda r: r[0])
+    if not result:
         raise GraphError("the two checkpoints have no module in common")
-    order = {path: i for i, (path, _) in enumerate(run_modules(candidate, feeds, chosen, list(found)))}
-    found = dict(sorted(found.items(), key=lambda item: order.get(item[0], 0)))
-    return _result(None, found, "max", Precision.FP32.layer_tolerance)
+    order = {path: i for i, (path, _) in enumerate(run_modules(candidate, feeds, selections, list(result)))}
+    result = dict(sorted(result.items(), key=lambda item: order.get(item[0], 0)))
+    return _result(None, result, "max", Precision.FP32.layer_tolerance)
 
 
 def _nearest(array: NDArray, names: Sequence[str], tensors: Any, metric: str) -> tuple[float, str, str] | None:
-    same = [(*_error(array, tensors[name], metric), name) for name in names if tensors[name].shape == array.shape]
+    same = [(*tensor_error(array, tensors[name], metric), name) for name in names if tensors[name].shape == array.shape]
     return min(same, key=lambda row: row[0]) if same else None
 
 
@@ -214,30 +217,31 @@ def _scope(view: GraphView, name: str) -> str:
     return view.module_of(view.producer[name])
 
 
-def _result(view: GraphView | None, found: dict[str, tuple[float, str, str]], metric: str, limit: float) -> Divergence:
-    order = {path: i + 1 for i, path in enumerate(found)}
+def _result(view: GraphView | None, result: dict[str, tuple[float, str, str]], metric: str, limit: float) -> Divergence:
+    order = {path: i + 1 for i, path in enumerate(result)}
     if view is not None:
-        order = {path: view.depth.get(name, 0) for path, (_, _, name) in found.items()}
-    layers = tuple(sorted((LayerError(p, e, e, order[p], 1) for p, (e, _, _) in found.items()), key=lambda row: row.depth))
-    # Of modules that end at one depth the innermost is meant: its parent returns the same tensor.
-    bad = sorted((path for path, (error, _, _) in found.items() if not error <= limit), key=lambda p: (order[p], -p.count(".")))
-    while not bad and limit > 2e-6 and metric == "max":
+        order = {path: view.depth.get(name, 0) for path, (_, _, name) in result.items()}
+    layers = tuple(sorted((LayerError(p, e, e, order[p], 1) for p, (e, _, _) in result.items()), key=lambda row: row.depth))
+    # Of modules of the same depth the innermost is reported: its parent returns the same tensor.
+    diverged = sorted(
+        (path for path, (error, _, _) in result.items() if not error <= limit), key=lambda p: (order[p], -p.count("."))
+    )
+    while not diverged and limit > 2e-6 and metric == "max":
         limit /= 10
-        bad = sorted((p for p, (e, _, _) in found.items() if not e <= limit), key=lambda p: (order[p], -p.count(".")))
+        diverged = sorted((p for p, (e, _, _) in result.items() if not e <= limit), key=lambda p: (order[p], -p.count(".")))
     roots = []
-    for path in bad[:1]:
-        error, text, tensor = found[path]
-        before = max((e for p, (e, _, _) in found.items() if order[p] < order[path]), default=0.0)
+    for path in diverged[:1]:
+        error, text, tensor = result[path]
+        error_before = max((e for p, (e, _, _) in result.items() if order[p] < order[path]), default=0.0)
         node = view.producer.get(tensor) if view is not None else None
         kind, name = (node.op_type, node.name) if node is not None else ("module", path)
-        roots.append(TensorError(tensor, name, kind, path, float(np.float64(error)), before, order[path], text))
-    notes = ("compared by the outputs of modules, not of single operators",)
-    return Divergence("PyTorch", len(found), metric, limit, roots[0] if roots else None, tuple(roots), layers, notes)
+        roots.append(TensorError(tensor, name, kind, path, float(np.float64(error)), error_before, order[path], text))
+    notes = ("compared by outputs of modules, not of operators",)
+    return Divergence("PyTorch", len(result), metric, limit, roots[0] if roots else None, tuple(roots), layers, notes)
 
 
-# Intermediate tensors of an engine: build it again with more outputs, on the GPU that runs it.
-# What an engine with more outputs cannot show: TensorRT fuses across tensors that nobody asks for.
-CAVEAT = "read from engines built again with more outputs; a fault that needs a fusion may not show in them"
+# Extra outputs prevent fusions across them.
+CAVEAT = "read from engines built again with extra outputs; a fault that needs a fusion may not show in them"
 
 
 def engine_fetch(
@@ -250,12 +254,12 @@ def engine_fetch(
     build: Callable[..., Any] = build_engine,
     open_engine: Callable[[Path], Any] = TensorRTSession,
 ) -> Callable[[Sequence[str]], Mapping[str, NDArray]]:
-    """A reader of intermediate tensors for `verify_divergence.search`; each call builds one engine.
+    """A reader of intermediate tensors of an engine, for `divergence.search`; each call builds one engine.
 
-    view: the graph that the engine was built from. build, open_engine: replace the library, for tests.
+    view: the graph of the engine. build, open_engine: replaced in tests.
 
     Raises (when called):
-        EngineError: TensorRT does not build it, or there is no GPU.
+        EngineError: the build fails, or there is no GPU.
     """
     from .. import graph
     from ..graph.probe import probe
@@ -271,7 +275,7 @@ def engine_fetch(
     )
 
     def fetch(names: Sequence[str]) -> dict[str, NDArray]:
-        model, shown = probe(view, names)
+        model, output_names = probe(view, names)
         with tempfile.TemporaryDirectory(prefix="detrt-probe-") as folder:
             onnx_path, engine_path = Path(folder) / "probe.onnx", Path(folder) / "probe.engine"
             graph.save(model, onnx_path)
@@ -281,6 +285,6 @@ def engine_fetch(
                 outputs = session.run(feeds)
             finally:
                 session.close()
-        return {name: outputs[output] for name, output in shown.items()}
+        return {name: outputs[output] for name, output in output_names.items()}
 
     return fetch

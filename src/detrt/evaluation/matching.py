@@ -1,4 +1,4 @@
-"""How two models differ on the same images: their detections, robust to the order of ties, and their tensors."""
+"""Matching of the detections of two models, robust to the order of ties, and the gates of a comparison."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..spec import Precision
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What counts as the same detections.
+    """Tolerances of a comparison.
 
     threshold: compare detections with at least this score; where an image has fewer than `at_least`
         such detections, its `at_least` best are compared, so that no image passes because it has too few boxes.
     box_px: largest difference of a box side, in pixels of the original image. score: of a score.
     tensor: largest difference of logits and boxes relative to their largest value, selections forced.
-    unmatched: share of the compared detections that may be missing, and of those that may be extra.
-    ap: largest loss of COCO AP (0..1) where there is ground truth. ap_decides: with ground truth, the
-        differences of single boxes, scores and tensors are shown but only the AP is judged.
+    unmatched: fraction of the compared detections that may be missing, and of those that may be extra.
+    ap: largest loss of COCO AP (0..1), with ground truth. ap_decides: with ground truth, differences of
+        boxes, scores and tensors are reported, but only the AP decides.
     """
 
     threshold: float = 0.3
@@ -43,8 +43,8 @@ class Gate:
             raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
 
 
-# What rounding may do, by the lowest type of the candidate; measured figures are in docs/guide/verify.md. One
-# detection in a crowd can move far on a tie of two queries, so below FP32 the AP is the judge where there is one.
+# Tolerances for rounding, by the lowest precision of the candidate; measured in docs/guide/verify.md. A tie of two queries can move a
+# detection in a crowd far, so that below FP32 the AP decides, if there is one.
 GATES = {
     Precision.FP32: Gate(),
     Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
@@ -68,7 +68,7 @@ def gate_for(precision: str) -> Gate:
 
 @dataclass(frozen=True, slots=True)
 class ImageMatch:
-    """One image: how many were compared, how many found no partner, and the largest differences."""
+    """One image: number of compared and of unmatched detections, and the largest differences."""
 
     compared: int
     missing: int
@@ -83,30 +83,30 @@ class ImageMatch:
 def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatch:
     """Pair the detections of one image.
 
-    Both must come with a threshold low enough to hold everything that the gate compares. A detection
+    Both sides must include all detections that the gate compares. A detection
     is paired with the nearest one of its class (largest side difference in pixels plus score
-    difference in units of the gate). Those within `gate.score` of the cut may be missing on one side; pairs of which
-    neither side is compared are partners only, and their differences do not count.
+    difference in units of the gate). Detections within `gate.score` of the cut-off may be missing on one side; differences of pairs below the cut-off on both
+    sides do not count.
     """
-    found = _partners(reference, candidate, gate)
-    ref, cand = found.ref, found.cand
-    counted = [(r, c) for r, c in found.pairs if max(ref.scores[r], cand.scores[c]) >= found.cut]
-    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in counted), default=0.0)
-    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in counted), default=0.0)
-    compared = int((ref.scores >= found.cut).sum())
-    return ImageMatch(compared, len(found.missing), len(found.extra), box, score)
+    pairing = _match_pairs(reference, candidate, gate)
+    ref, cand = pairing.ref, pairing.cand
+    compared_pairs = [(r, c) for r, c in pairing.pairs if max(ref.scores[r], cand.scores[c]) >= pairing.cut]
+    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in compared_pairs), default=0.0)
+    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in compared_pairs), default=0.0)
+    compared = int((ref.scores >= pairing.cut).sum())
+    return ImageMatch(compared, len(pairing.missing), len(pairing.extra), box, score)
 
 
 def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:
-    """(score of the reference, of the candidate) of every pair; 0 stands for no partner."""
-    found = _partners(reference, candidate, gate)
-    ref, cand = found.ref.scores.tolist(), found.cand.scores.tolist()
-    pairs = [(ref[r], cand[c]) for r, c in found.pairs]
-    return [*pairs, *((ref[r], 0.0) for r in found.missing), *((0.0, cand[c]) for c in found.extra)]
+    """(score of the reference, of the candidate) of every pair; 0 if unmatched."""
+    pairing = _match_pairs(reference, candidate, gate)
+    ref, cand = pairing.ref.scores.tolist(), pairing.cand.scores.tolist()
+    pairs = [(ref[r], cand[c]) for r, c in pairing.pairs]
+    return [*pairs, *((ref[r], 0.0) for r in pairing.missing), *((0.0, cand[c]) for c in pairing.extra)]
 
 
 def cutoff(reference: Detections, gate: Gate) -> float:
-    """The score from which detections of an image are compared."""
+    """The lowest score of the compared detections of an image."""
     if len(reference) == 0:
         return gate.threshold
     ordered = np.sort(reference.scores)[::-1]
@@ -114,8 +114,8 @@ def cutoff(reference: Detections, gate: Gate) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Partners:
-    """The detections of both sides that reach the cut or nearly do, and by their indices: pairs, and those without a partner."""
+class _Pairing:
+    """Detections of both sides with about the cut-off score or more, and indices of pairs and of unmatched ones."""
 
     cut: float
     ref: Detections
@@ -125,15 +125,15 @@ class _Partners:
     extra: list[int]
 
 
-def _partners(reference: Detections, candidate: Detections, gate: Gate) -> _Partners:
+def _match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> _Pairing:
     cut = cutoff(reference, gate)
     ref = reference[reference.scores >= cut - 2 * gate.score]
     cand = candidate[candidate.scores >= cut - 2 * gate.score]
     pairs = _pair(ref, cand, gate)
-    taken_ref, taken_cand = {r for r, _ in pairs}, {c for _, c in pairs}
-    missing = [r for r, score in enumerate(ref.scores) if r not in taken_ref and score >= cut]
-    extra = [c for c, score in enumerate(cand.scores) if c not in taken_cand and score >= cut + gate.score]
-    return _Partners(cut, ref, cand, pairs, missing, extra)
+    paired_ref, paired_cand = {r for r, _ in pairs}, {c for _, c in pairs}
+    missing = [r for r, score in enumerate(ref.scores) if r not in paired_ref and score >= cut]
+    extra = [c for c, score in enumerate(cand.scores) if c not in paired_cand and score >= cut + gate.score]
+    return _Pairing(cut, ref, cand, pairs, missing, extra)
 
 
 def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]]:
@@ -143,8 +143,8 @@ def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]
     distance = np.abs(ref.boxes_xyxy[:, None] - cand.boxes_xyxy[None]).max(-1) / max(gate.box_px, 1e-9)
     distance = distance + np.abs(ref.scores[:, None] - cand.scores[None]) / max(gate.score, 1e-9)
     allowed = ref.class_ids[:, None] == cand.class_ids[None]
-    near = (box_iou(ref.boxes_xyxy, cand.boxes_xyxy) > 0.5) | (distance < 2)
-    distance = np.where(allowed & near, distance, np.inf)
+    overlapping = (box_iou(ref.boxes_xyxy, cand.boxes_xyxy) > 0.5) | (distance < 2)
+    distance = np.where(allowed & overlapping, distance, np.inf)
     pairs = []
     for flat in np.argsort(distance, axis=None, kind="stable"):
         r, c = divmod(int(flat), len(cand))

@@ -25,7 +25,7 @@ from .batching import another_size, padding_rows, shapes_to_run, slot_rows
 from .matching import Gate, gate_for, match, paired_scores
 from .models import Side, ask, default_reference, open_side, precision_of, spec_differences, text_differences
 from .report import Example, VerifyReport
-from .tensors import can_force, decodes_alone, forced_rows
+from .tensors import can_force, forced_rows, one_decodes_in_graph
 
 if TYPE_CHECKING:
     from ..models.source import Source
@@ -196,7 +196,7 @@ def _with_tensors(report: VerifyReport, ref: Session, cand: Session, images: lis
     def without(why: str) -> VerifyReport:
         return replace(report, notes=(*report.notes, f"no tensor level: {why}"))
 
-    if decodes_alone(ref, cand):
+    if one_decodes_in_graph(ref, cand):
         return without("one side decodes in its graph, the plain model of a prompted checkpoint does not")
     if not can_force(ref, cand):
         return without(f"the selections of {cand.info.name} and {ref.info.name} cannot be read and forced")

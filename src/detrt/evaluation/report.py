@@ -41,20 +41,20 @@ class VerifyReport:
     """Result of `verify`.
 
     Attributes:
-        reference, candidate: what each side ran on, such as "torch-cpu".
+        reference, candidate: runtime of each side, such as "torch-cpu".
         gate: the tolerances of the comparison.
         images: one ImageMatch per image.
         tensors: one row per run and output: batch, height, width, output, relative error (selections forced); empty where the
-            candidate's selections cannot be read (engines).
+            selections of the candidate cannot be read (engines).
         precision: the candidate's.
         facts: differences of the specs, in words.
         slots, padding: rows of `batching.slot_rows` and `batching.padding_rows`.
         ap: {"reference", "candidate"} -> the twelve COCO metrics, with ground truth only.
-        divergence: the first diverging node, where it was searched.
+        divergence: the first node that differs, if it was searched.
         names: of the images.
-        broken: why the candidate gave nothing for some images.
+        broken: errors of the candidate, if it failed on some images.
         precision_map: module path -> type -> nodes.
-        scores: (reference's, candidate's) of each pair of detections, 0 where there is no partner; not part of `to_dict`.
+        scores: (reference's, candidate's) of each pair of detections, 0 if unmatched; not part of `to_dict`.
         examples: the worst images; not part of `to_dict`.
     """
 
@@ -90,31 +90,31 @@ class VerifyReport:
 
     @property
     def ap_loss(self) -> float | None:
-        """How much AP the candidate loses; negative where it gains."""
+        """Loss of AP of the candidate; negative if it gains."""
         if self.ap is None or self.ap["reference"]["AP"] is None or self.ap["candidate"]["AP"] is None:
             return None
         return self.ap["reference"]["AP"] - self.ap["candidate"]["AP"]
 
     @property
     def differences(self) -> list[str]:
-        """Detections and tensors outside the gate, in words, whether or not they decide."""
-        found = []
+        """Detections and tensors outside the gate, as text, whether or not they decide."""
+        result = []
         if max(self.missing, self.extra) > self.gate.unmatched * self.compared:
-            found.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
+            result.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
         for name, worst in (("box_px", self.worst_box_px), ("score", self.worst_score), ("tensor", self.worst_tensor)):
             allowed = getattr(self.gate, name)
             if not worst <= allowed:
-                found.append(f"{name} differs by {worst:.3g}, allowed {allowed:g}")
-        return found
+                result.append(f"{name} differs by {worst:.3g}, allowed {allowed:g}")
+        return result
 
     @property
     def checks(self) -> list[Check]:
-        """What was measured and what is allowed, in the order of the levels."""
+        """Measured and allowed values, in the order of the levels."""
         gate = self.gate
         decides = not (gate.ap_decides and self.ap_loss is not None)
         unmatched = f"{gate.unmatched:.0%} each" if gate.unmatched else "0 / 0"
         matched = max(self.missing, self.extra) <= gate.unmatched * self.compared
-        found = [
+        result = [
             Check("facts of the spec that differ", str(len(self.facts)), "0", not self.facts),
             Check("detections compared", str(self.compared), "at least 1", self.compared > 0),
             Check("missing / extra", f"{self.missing} / {self.extra}", unmatched, matched, decides),
@@ -125,42 +125,42 @@ class VerifyReport:
             ("largest tensor difference", self.worst_tensor, gate.tensor, f"{self.worst_tensor:.2e}", ""),
         ):
             if "tensor" not in name or self.tensors:
-                found.append(Check(name, shown, f"{allowed:g}{unit}", worst <= allowed, decides))
+                result.append(Check(name, shown, f"{allowed:g}{unit}", worst <= allowed, decides))
         if self.slots:
             wrong = sum(not row["passed"] for row in self.slots)
             shapes = len({(row["batch"], row["height"], row["width"]) for row in self.slots})
-            found.append(Check(f"wrong batch slots, {shapes} shapes", f"{wrong} of {len(self.slots)}", "0", not wrong))
+            result.append(Check(f"wrong batch slots, {shapes} shapes", f"{wrong} of {len(self.slots)}", "0", not wrong))
         if self.padding:
             worst = max(row["error"] for row in self.padding)
             same = all(row["passed"] for row in self.padding)
-            found.append(Check("effect of the padding's content", f"{worst:.2e}", f"{gate.tensor:g}", same))
+            result.append(Check("effect of the padding's content", f"{worst:.2e}", f"{gate.tensor:g}", same))
         if self.ap is not None:
-            both = (self.ap[side]["AP"] for side in ("reference", "candidate"))
-            shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in both)
+            values = (self.ap[side]["AP"] for side in ("reference", "candidate"))
+            shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in values)
             lost = self.ap_loss
             name = f"AP on {self.ap['images']} annotated images"
-            found.append(Check(name, shown, f"-{gate.ap:g}", lost is None or lost <= gate.ap))
-        return found
+            result.append(Check(name, shown, f"-{gate.ap:g}", lost is None or lost <= gate.ap))
+        return result
 
     @property
     def failures(self) -> list[str]:
-        """What is outside the gate, in words; empty when the candidate passes."""
+        """Failed checks as text; empty if the candidate passes."""
         judged_by_ap = self.gate.ap_decides and self.ap_loss is not None
         texts = [*self.broken, *(row.get("text") for row in (*self.tensors, *self.slots))]
-        found = [*self.facts, *[_shortened(text) for text in texts if text][:1]]
-        found += [] if judged_by_ap else self.differences
+        result = [*self.facts, *[_shorten(text) for text in texts if text][:1]]
+        result += [] if judged_by_ap else self.differences
         if judged_by_ap and not np.isfinite(self.worst_tensor):
-            found.append("the outputs hold NaN or infinite values, or have other shapes")
+            result.append("the outputs hold NaN or infinite values, or have other shapes")
         if wrong := [row for row in self.slots if not row["passed"]]:
             shown = ", ".join(sorted({_slot_name(row) for row in wrong})[:4])
-            found.append(f"{len(wrong)} of {len(self.slots)} batch slots differ from the same image alone: {shown}")
+            result.append(f"{len(wrong)} of {len(self.slots)} batch slots differ from the same image alone: {shown}")
         if wrong := [row for row in self.padding if not row["passed"]]:
-            found.append(f"the content of the padding changes the result ({wrong[0]['error']:.2g} relative)")
+            result.append(f"the content of the padding changes the result ({wrong[0]['error']:.2g} relative)")
         if self.ap_loss is not None and not self.ap_loss <= self.gate.ap:
-            found.append(f"AP falls by {self.ap_loss:.4f}, allowed {self.gate.ap:g}")
+            result.append(f"AP falls by {self.ap_loss:.4f}, allowed {self.gate.ap:g}")
         if not self.compared:
-            found.append("nothing was compared: the reference detects nothing in these images")
-        return found
+            result.append("nothing was compared: the reference has no detections in these images")
+        return result
 
     @property
     def passed(self) -> bool:
@@ -179,10 +179,10 @@ class VerifyReport:
         return max((row["error"] for row in self.tensors), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        plain = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
-        plain += ("names", "broken", "precision_map")
+        names = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
+        names += ("names", "broken", "precision_map")
         return {
-            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name) for name in names},
             "gate": asdict(self.gate),
             "images": [asdict(m) for m in self.images],
             "divergence": None if self.divergence is None else self.divergence.to_dict(),
@@ -194,8 +194,8 @@ class VerifyReport:
         }
 
 
-def _shortened(text: str) -> str:
-    """A runtime's message without the places in its own source."""
+def _shorten(text: str) -> str:
+    """A message of a runtime without its source locations."""
     text = re.sub(r"\s*(Status Message: )?/\S+\.(h|cc|cpp):\d+.*?\)\s", ": ", text)
     return text if len(text) <= 400 else text[:400] + " ..."
 

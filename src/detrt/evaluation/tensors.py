@@ -1,4 +1,4 @@
-"""The tensor level: outputs of two sessions on one batch, with the candidate's selections forced."""
+"""Comparison of tensors: outputs of two sessions on one batch, with the selections of the candidate forced."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, TEXT_FEATURES
 def forced_rows(
     ref: Session, cand: Session, images: Sequence[NDArray], sizes: Sequence[SizeHW | None] = (None,)
 ) -> Iterator[dict[str, Any]]:
-    """Rows of batch, height, width, output, error (relative), text; nothing where selections cannot be read.
+    """Rows of batch, height, width, output, error (relative), text; nothing if selections cannot be read.
 
-    The reference's preprocessing feeds both, so that this level is about the graphs alone.
+    Both sides get the feeds of the reference's preprocessing, so that only the graphs are compared.
     """
     if not can_force(ref, cand):
         return
@@ -29,51 +29,53 @@ def forced_rows(
         shapes = [image.shape[:2] for image in images]
         for group in group_by_size(shapes, ref.spec, size_hw=size_hw):
             feeds = preprocess([images[i] for i in group], ref.spec, size_hw=size_hw).feeds
-            given, asked = with_text(ref, feeds), with_text(cand, feeds)
+            ref_feeds, cand_feeds = with_text(ref, feeds), with_text(cand, feeds)
             batch, _, height, width = feeds["pixel_values"].shape
             where = {"batch": batch, "height": height, "width": width}
             try:
-                got, chosen = with_selections(detector_of(cand), asked)
+                actual, selections = with_selections(detector_of(cand), cand_feeds)
             except SessionError as error:
                 yield {**where, "output": "all", "error": float("inf"), "text": str(error)}
                 continue
-            want = run_forced(detector_of(ref), given, chosen)
-            # What the text encoders made, where both sides have one.
-            want |= {name: given[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in given and name in asked}
-            got |= {name: asked[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in asked}
-            for name, expected in want.items():
-                if name in got:
-                    yield {**where, "output": name, "error": _error(name, expected, got[name]), "text": ""}
+            expected_outputs = run_forced(detector_of(ref), ref_feeds, selections)
+            # Outputs of the text encoders, if both sides have one.
+            expected_outputs |= {
+                name: ref_feeds[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in ref_feeds and name in cand_feeds
+            }
+            actual |= {name: cand_feeds[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in cand_feeds}
+            for name, expected in expected_outputs.items():
+                if name in actual:
+                    yield {**where, "output": name, "error": _error(name, expected, actual[name]), "text": ""}
 
 
 def can_force(ref: Session, cand: Session) -> bool:
-    """Whether the candidate's selections can be read and given to the reference."""
-    both = [detector_of(s) for s in (ref, cand)]
-    known = all(_is_torch(s) or (s.info.backend is Backend.ONNXRUNTIME and s.info.path is not None) for s in both)
-    return known and not decodes_alone(ref, cand)
+    """Whether the selections of the candidate can be read, and forced in the reference."""
+    sessions = [detector_of(s) for s in (ref, cand)]
+    readable = all(_is_torch(s) or (s.info.backend is Backend.ONNXRUNTIME and s.info.path is not None) for s in sessions)
+    return readable and not one_decodes_in_graph(ref, cand)
 
 
-def decodes_alone(ref: Session, cand: Session) -> bool:
-    """Whether only one of two models that take a prompt decodes in its graph, so that they have other outputs."""
-    both = [detector_of(s).spec for s in (ref, cand)]
-    return any(spec.text is not None for spec in both) and both[0].decode.in_graph != both[1].decode.in_graph
+def one_decodes_in_graph(ref: Session, cand: Session) -> bool:
+    """Whether only one of two prompted models decodes boxes in its graph, so that their outputs differ."""
+    sessions = [detector_of(s).spec for s in (ref, cand)]
+    return any(spec.text is not None for spec in sessions) and sessions[0].decode.in_graph != sessions[1].decode.in_graph
 
 
 def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArray]]:
-    """Outputs of a session and the indices of its top-k selections, in the order of the model."""
+    """Outputs of a session, and the indices of its top-k selections in graph order."""
     if _is_torch(session):
         from ..models.hooks import recorded_topk
 
-        with recorded_topk() as chosen:
+        with recorded_topk() as selections:
             outputs = session.run(feeds)
-        return outputs, [indices.cpu().numpy() for indices in chosen]
+        return outputs, [indices.cpu().numpy() for indices in selections]
     from .. import graph
     from ..graph.clean import topk_outputs, with_outputs
     from ..graph.emulate_low_precision import emulate, has_16_bit
     from ..graph.view import GraphView
     from .models import is_onnx_on_cpu
 
-    assert session.info.path is not None  # `can_force` looked
+    assert session.info.path is not None  # checked by `can_force`
     model = graph.load(session.info.path)
     if is_onnx_on_cpu(session) and has_16_bit((view := GraphView(model)).types):
         model = emulate(model, view.types)
@@ -83,17 +85,17 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
     return outputs, [outputs.pop(name) for name in names]
 
 
-def run_forced(session: Session, feeds: Feeds, chosen: Sequence[NDArray]) -> Outputs:
-    """Run a session with given selections.
+def run_forced(session: Session, feeds: Feeds, selections: Sequence[NDArray]) -> Outputs:
+    """Run a session with forced selections.
 
     Raises:
-        SessionError: it makes another number of selections.
+        SessionError: it has another number of selections.
     """
     if _is_torch(session):
         from ..models.hooks import forced_topk
 
         try:
-            with forced_topk(chosen):
+            with forced_topk(selections):
                 return session.run(feeds)
         except DetrtError as error:
             raise SessionError(str(error)) from error
@@ -104,9 +106,9 @@ def run_forced(session: Session, feeds: Feeds, chosen: Sequence[NDArray]) -> Out
     assert session.info.path is not None
     view = view_of(session.info.path)
     names = topk_outputs(view.model)
-    if len(names) != len(chosen):
-        raise SessionError(f"the reference makes {len(names)} top-k selections, the candidate {len(chosen)}")
-    model, _ = probe(view, [], dict(zip(names, chosen, strict=True)))
+    if len(names) != len(selections):
+        raise SessionError(f"the reference has {len(names)} top-k selections, the candidate {len(selections)}")
+    model, _ = probe(view, [], dict(zip(names, selections, strict=True)))
     with OnnxSession(model.SerializeToString(), session.spec) as forced:
         outputs = forced.run(feeds)
     return outputs

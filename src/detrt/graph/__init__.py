@@ -1,4 +1,4 @@
-"""ONNX files: the only door to `onnx`. Reading, writing, the embedded spec, passes and summaries."""
+"""ONNX files: reading, writing, the embedded spec, passes and summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clean-up of a traced graph: folded, no dead or duplicate constants, readable names, shapes inferred."""
+"""Clean-up of a traced graph: constant folding, dead-code elimination, deduplication, readable names, shape inference."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from .view import attribute
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
 _WRAPPER = "/model"
-# Weights above this many bytes are set aside while the simplifier copies the model over and over.
+# Larger weights, in bytes, are detached while the simplifier copies the model repeatedly.
 _LARGE_BYTES = 1 << 16
 
 
 def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx.ModelProto:
     """Fold constants, merge equal nodes and initializers, drop dead ones, infer shapes.
 
-    ONNX Runtime's own optimizer removes most of what tracing leaves behind and is fast; onnxslim's time
-    grows with the square of the nodes, and it knows symbolic shapes, so it comes second. Convolutions
-    take in the frozen BatchNorm behind them (`fold_affine`).
+    ONNX Runtime's optimizer is fast and removes most redundant nodes of the trace. onnxslim runs second: it handles symbolic shapes,
+    but its time is quadratic in the number of nodes. Frozen BatchNorms are folded into convolutions (`fold_affine`).
 
     optimize: ONNX Runtime's basic optimizations of a serialized graph (`backends.onnxruntime.session.optimize_basic`).
 
     Raises:
-        GraphError: the simplifier or the checker refuses the graph.
+        GraphError: the simplifier or the checker rejects the graph.
     """
     try:
         import onnxslim
     except ImportError:
         raise MissingPackageError("onnxslim", "export", "simplifying a graph") from None
-    aside = set_aside(model)
-    noise = io.StringIO()
+    weights = detach_weights(model)
+    output = io.StringIO()
     try:
         folded = onnx.load_from_string(optimize(model.SerializeToString()))
-        with contextlib.redirect_stdout(noise), _equal_by_name():
+        with contextlib.redirect_stdout(output), _equal_by_name():
             slim = onnxslim.slim(folded, skip_fusion_patterns=_fusions())
-        put_back(slim, aside)
+        attach_weights(slim, weights)
         fold_constants(slim)
         fold_affine(slim)
         merge_equal_tensors(slim)
@@ -58,7 +57,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
 
 
 def _fusions() -> list[str]:
-    """onnxslim's patterns that compute with weights: those are set aside, and ours come after."""
+    """onnxslim's patterns that compute with weights, which are detached; detrt's own folding runs afterwards."""
     from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
 
     return [name for name, found in DEFAULT_FUSION_PATTERNS.items() if ".fusion." in type(found[0]).__module__]
@@ -68,8 +67,8 @@ def _fusions() -> list[str]:
 def _equal_by_name() -> Iterator[None]:
     """Compare onnxslim's variables by name, which is unique in a graph, inside the block.
 
-    It looks each input up in a list by comparing names, types, shapes, producers and consumers, which
-    is a third of its time on these graphs. Without the class, nothing is changed and it is slower.
+    onnxslim searches inputs in lists and compares names, types, shapes, producers and consumers, which is a third of its time on
+    these graphs. Does nothing if this version of onnxslim has no such class.
     """
     try:
         from onnxslim.third_party.onnx_graphsurgeon.ir.tensor import Variable
@@ -84,42 +83,42 @@ def _equal_by_name() -> Iterator[None]:
         Variable.__eq__ = original  # type: ignore[method-assign]
 
 
-def set_aside(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+def detach_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Turn large initializers into inputs, in place, and return them by name."""
-    graph, aside = model.graph, {}
-    kept = []
+    graph, weights = model.graph, {}
+    remaining = []
     for tensor in graph.initializer:
         if len(tensor.raw_data) > _LARGE_BYTES:
-            aside[tensor.name] = tensor
+            weights[tensor.name] = tensor
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
-            kept.append(tensor)
-    copies = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
-    aside = {name: onnx.TensorProto.FromString(t.SerializeToString()) for name, t in aside.items()}
+            remaining.append(tensor)
+    copies = [onnx.TensorProto.FromString(t.SerializeToString()) for t in remaining]
+    weights = {name: onnx.TensorProto.FromString(t.SerializeToString()) for name, t in weights.items()}
     del graph.initializer[:]
     graph.initializer.extend(copies)
-    return aside
+    return weights
 
 
-def put_back(model: onnx.ModelProto, aside: dict[str, onnx.TensorProto]) -> None:
+def attach_weights(model: onnx.ModelProto, weights: dict[str, onnx.TensorProto]) -> None:
     graph = model.graph
-    inputs = [value for value in graph.input if value.name not in aside]
+    inputs = [value for value in graph.input if value.name not in weights]
     del graph.input[:]
     graph.input.extend(inputs)
-    graph.initializer.extend(aside.values())  # `drop_dead` removes what the folding made needless
+    graph.initializer.extend(weights.values())  # `drop_dead` removes those that folding made unused
 
 
 def readable_names(model: onnx.ModelProto) -> None:
-    """Name every node by its module path and operator, unique, in place; tensor names stay."""
-    seen: dict[str, int] = {}
+    """Give every node a unique name of module path and operator, in place; tensor names are not changed."""
+    counts: dict[str, int] = {}
     for index, node in enumerate(model.graph.node):
         name = node.name or f"/{node.op_type}_{index}"
         if re.search(r"_output_\d+$", name):  # a node that a fusion named after a tensor
             name = f"{name.rsplit('/', 1)[0]}/{node.op_type}"
         if name.startswith(_WRAPPER + "/"):
             name = name[len(_WRAPPER) :]
-        count = seen.get(name, 0)
-        seen[name] = count + 1
+        count = counts.get(name, 0)
+        counts[name] = count + 1
         node.name = f"{name}.{count}" if count else name
 
 
@@ -128,31 +127,31 @@ def fold_constants(model: onnx.ModelProto) -> None:
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     outputs = {value.name for value in graph.output}
-    kept = []
+    remaining = []
     for node in graph.node:
         inputs = [name for name in node.input if name]
         constant = inputs and all(name in tensors for name in inputs) and not outputs.intersection(node.output)
         if not constant or node.domain or len(node.output) != 1:
-            kept.append(node)
+            remaining.append(node)
             continue
         values = {name: numpy_helper.to_array(tensors[name]) for name in inputs}
-        part = helper.make_graph([node], "fold", [], [onnx.ValueInfoProto(name=node.output[0])])
-        result = ReferenceEvaluator(helper.make_model(part, opset_imports=model.opset_import)).run(None, values)[0]
+        subgraph = helper.make_graph([node], "fold", [], [onnx.ValueInfoProto(name=node.output[0])])
+        result = ReferenceEvaluator(helper.make_model(subgraph, opset_imports=model.opset_import)).run(None, values)[0]
         if result.nbytes > max(sum(v.nbytes for v in values.values()), 1024):
-            kept.append(node)
+            remaining.append(node)
             continue
         folded = numpy_helper.from_array(result, node.output[0])
         tensors[folded.name] = folded
         graph.initializer.append(folded)
-    if len(kept) != len(graph.node):
+    if len(remaining) != len(graph.node):
         del graph.node[:]
-        graph.node.extend(kept)
+        graph.node.extend(remaining)
 
 
 def fold_affine(model: onnx.ModelProto) -> int:
-    """Fold `Conv -> Mul -> Add` with one constant a channel into the Conv, in place; returns how many.
+    """Fold `Conv -> Mul -> Add` with one constant per channel, a frozen BatchNorm, into the Conv, in place.
 
-    This is a frozen BatchNorm. Only where the convolution has a single consumer.
+    Only if the result of the convolution has a single reader. Returns the number of removed nodes.
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -181,9 +180,9 @@ def fold_affine(model: onnx.ModelProto) -> int:
         channels, output = weight.shape[0], conv.output[0]
         multiply = only_consumer(output, "Mul")
         scale = per_channel(multiply, output, channels) if multiply is not None else None
-        after = multiply.output[0] if multiply is not None and scale is not None else output
-        add = only_consumer(after, "Add")
-        shift = per_channel(add, after, channels) if add is not None else None
+        scaled = multiply.output[0] if multiply is not None and scale is not None else output
+        add = only_consumer(scaled, "Add")
+        shift = per_channel(add, scaled, channels) if add is not None else None
         if scale is None and shift is None:
             continue
         has_bias = len(conv.input) > 2 and conv.input[2] in tensors
@@ -204,16 +203,16 @@ def fold_affine(model: onnx.ModelProto) -> int:
             graph.initializer.append(tensors[name])
         del conv.input[1:]
         conv.input.extend(names)
-    kept = [node for node in graph.node if id(node) not in removed]
+    remaining = [node for node in graph.node if id(node) not in removed]
     count = len(removed)
     if count:
         del graph.node[:]
-        graph.node.extend(kept)
+        graph.node.extend(remaining)
     return count
 
 
 def merge_equal_tensors(model: onnx.ModelProto) -> None:
-    """Let nodes share the first of several equal initializers, in place."""
+    """Replace equal initializers by the first of them, in place."""
     first: dict[tuple[int, tuple[int, ...], str], str] = {}
     renamed: dict[str, str] = {}
     for tensor in model.graph.initializer:
@@ -230,17 +229,17 @@ def merge_equal_tensors(model: onnx.ModelProto) -> None:
 def drop_dead(model: onnx.ModelProto) -> None:
     """Remove nodes and initializers that no output needs, in place."""
     graph = model.graph
-    needed = {value.name for value in graph.output}
-    kept = []
+    live = {value.name for value in graph.output}
+    remaining = []
     for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(node.input)
-    kept.reverse()
-    if len(kept) != len(graph.node):
+        if live.intersection(node.output):
+            remaining.append(node)
+            live.update(node.input)
+    remaining.reverse()
+    if len(remaining) != len(graph.node):
         del graph.node[:]
-        graph.node.extend(kept)
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
+        graph.node.extend(remaining)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in live]
     if len(tensors) != len(graph.initializer):
         copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
         del graph.initializer[:]
@@ -248,11 +247,11 @@ def drop_dead(model: onnx.ModelProto) -> None:
 
 
 def drop_unused_domains(model: onnx.ModelProto) -> None:
-    """Remove operator sets that no node is of, in place: ONNX Runtime's optimizer imports all that it knows."""
-    used = {"", *(node.domain for node in model.graph.node)} - {"ai.onnx"}
-    kept = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
+    """Remove unused operator sets, in place: ONNX Runtime's optimizer imports all that it supports."""
+    domains = {"", *(node.domain for node in model.graph.node)} - {"ai.onnx"}
+    remaining = [entry for entry in model.opset_import if entry.domain in domains or entry.domain == "ai.onnx"]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(remaining)
 
 
 def drop_default_reduction(model: onnx.ModelProto) -> None:
@@ -267,7 +266,7 @@ def drop_default_reduction(model: onnx.ModelProto) -> None:
 
 
 def declare_outputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str]]) -> None:
-    """Give outputs their known shapes, in place; shape inference loses those behind a Gather or a TopK."""
+    """Set the shapes of outputs, in place; shape inference loses them after a Gather or a TopK."""
     for value in model.graph.output:
         if value.name in shapes:
             elem_type = value.type.tensor_type.elem_type
@@ -275,18 +274,18 @@ def declare_outputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | 
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
-    """Turn Constant nodes into initializers, in place, so that passes look in one place."""
+    """Convert Constant nodes to initializers, in place, so that passes handle one form of constants."""
     graph = model.graph
-    kept = []
+    remaining = []
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             tensor = node.attribute[0].t
             tensor.name = node.output[0]
             graph.initializer.append(tensor)
         else:
-            kept.append(node)
+            remaining.append(node)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(remaining)
 
 
 def topk_outputs(model: onnx.ModelProto) -> list[str]:
@@ -295,7 +294,7 @@ def topk_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def with_outputs(model: onnx.ModelProto, names: list[str], dtype: int = onnx.TensorProto.INT64) -> onnx.ModelProto:
-    """A copy of the graph with more outputs."""
+    """A copy of the graph with extra outputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     present = {value.name for value in copy.graph.output}
@@ -306,10 +305,10 @@ def with_outputs(model: onnx.ModelProto, names: list[str], dtype: int = onnx.Ten
 
 
 def set_opset(model: onnx.ModelProto, version: int) -> None:
-    """Raise the default opset in place; only what changed for operators of detector graphs is rewritten.
+    """Raise the default opset in place; rewrites only operators that occur in detector graphs.
 
     Raises:
-        GraphError: an operator whose meaning changes and that is not known here.
+        GraphError: an operator whose semantics change and that is not rewritten here.
     """
     entry = next(e for e in model.opset_import if e.domain in ("", "ai.onnx"))
     if entry.version >= version:
@@ -331,9 +330,9 @@ def set_opset(model: onnx.ModelProto, version: int) -> None:
             _drop_attribute(node, "mode")
             node.attribute.append(onnx.helper.make_attribute("mode", mode))
         if old < 21 <= version and node.op_type == "GroupNormalization":
-            raise GraphError(f"node '{node.name}' (GroupNormalization) means something else since opset 21; export again")
+            raise GraphError(f"node '{node.name}' (GroupNormalization) has other semantics since opset 21; export again")
     entry.version = version
-    # The file format of an opset; onnxruntime and TensorRT refuse newer operators in older ones.
+    # IR version of an opset; onnxruntime and TensorRT reject newer operators in older formats.
     model.ir_version = max(model.ir_version, {19: 9, 20: 9, 21: 10, 22: 10}.get(version, 8))
 
 
@@ -391,13 +390,13 @@ _AXES_BECAME_INPUT = (
 
 
 def _drop_attribute(node: onnx.NodeProto, name: str) -> None:
-    kept = [entry for entry in node.attribute if entry.name != name]
+    remaining = [entry for entry in node.attribute if entry.name != name]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(remaining)
 
 
 def replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Put other nodes into the graph; they are copied first, since some belong to it."""
+    """Replace the nodes of a graph; they are copied first, because some of them belong to it."""
     copies = []
     for node in nodes:
         copy = onnx.NodeProto()

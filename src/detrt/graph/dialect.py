@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from .clean import drop_dead, drop_unused_domains, merge_equal_tensors, put_back, replace_nodes, set_aside
+from .clean import attach_weights, detach_weights, drop_dead, drop_unused_domains, merge_equal_tensors, replace_nodes
 from .lower_msda import GraphBuilder
 from .view import attribute, element_types
 
@@ -222,9 +222,9 @@ def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimi
         for dim, length in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dim.dim_value = length
     del model.graph.value_info[:]
-    aside = set_aside(model)
+    aside = detach_weights(model)
     folded = onnx.load_from_string(optimize(model.SerializeToString()))
-    put_back(folded, aside)
+    attach_weights(folded, aside)
     drop_dead(folded)
     drop_unused_domains(folded)
     model.CopyFrom(folded)

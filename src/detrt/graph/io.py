@@ -1,4 +1,4 @@
-"""Read and write ONNX files whole, with the ModelSpec inside."""
+"""Reading and writing of ONNX files, with the ModelSpec in their metadata."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
     onnx = _onnx()
     path = Path(path)
     if not path.is_file():
-        raise GraphError(f"there is no ONNX file '{path}'; check the path, or make one with: detrt export MODEL -o OUT")
+        raise GraphError(f"there is no ONNX file '{path}'; check the path, or create one with: detrt export MODEL -o OUT")
     if path.stat().st_size == 0:
         raise GraphError(f"'{path}' is empty (0 bytes); export it again")
     try:
@@ -47,9 +47,9 @@ def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
         raise GraphError(f"'{path}' keeps its weights in another file that is missing: {error}") from None
     except Exception as error:
         # onnx raises protobuf's own DecodeError, ValidationError or TypeError, by file and version.
-        raise GraphError(f"'{path}' is not a whole ONNX file ({type(error).__name__}: {error}); export it again") from None
+        raise GraphError(f"'{path}' is not a complete ONNX file ({type(error).__name__}: {error}); export it again") from None
     if not model.graph.node:
-        raise GraphError(f"'{path}' holds no graph: truncated or not ONNX; export it again")
+        raise GraphError(f"'{path}' contains no graph: truncated or not ONNX; export it again")
     return model
 
 
@@ -57,11 +57,11 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
     """Write atomically; weights of 2 GB and more go to `<name>.data` beside the graph.
 
     Raises:
-        OutputError: the place cannot be written.
+        OutputError: the file cannot be written.
     """
     onnx = _onnx()
     path = Path(path)
-    # The weights are counted first: a message above protobuf's limit cannot even be measured.
+    # Weights first: protobuf cannot even compute the size of a message above its limit.
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     if weights < MAX_INLINE_BYTES and model.ByteSize() < MAX_INLINE_BYTES:
         with writing(path) as temporary:
@@ -69,12 +69,12 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
         return
     data_name = path.name + ".data"
     copy = type(model)()
-    copy.CopyFrom(model)  # onnx takes the weights out of the model that it writes
+    copy.CopyFrom(model)  # onnx removes the weights from the model that it writes
     with writing(path.with_name(data_name)) as data, writing(path) as graph:
         onnx.save_model(  # type: ignore[attr-defined]
             copy, str(graph), save_as_external_data=True, location=data.name, convert_attribute=False
         )
-        # The weights are renamed after this block, so the graph must name their final place.
+        # The data file is renamed after this block, so the graph must have its final name.
         raw = onnx.load(str(graph), load_external_data=False)  # type: ignore[attr-defined]
         for tensor in raw.graph.initializer:
             for entry in tensor.external_data:
@@ -87,7 +87,7 @@ def data_files(path: Path | str) -> list[str]:
     """Names of the files beside an ONNX file that hold its external weights.
 
     Raises:
-        GraphError: a file that is missing, or a place outside the model's own folder.
+        GraphError: a file that is missing, or outside of the folder of the model.
     """
     path = Path(path)
     names = set()
@@ -102,15 +102,15 @@ def data_files(path: Path | str) -> list[str]:
 
 
 def with_spec(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto:
-    """Put the spec into the model's metadata, in place."""
+    """Write the spec into the metadata of a model, in place."""
     return with_metadata(model, SPEC_KEY, spec.to_json())
 
 
 def with_metadata(model: onnx.ModelProto, key: str, value: str) -> onnx.ModelProto:
-    """Put an entry into the model's metadata, in place of one of the same key."""
-    kept = [(p.key, p.value) for p in model.metadata_props if p.key != key]
+    """Write an entry into the metadata of a model, in place; replaces one of the same key."""
+    entries = [(p.key, p.value) for p in model.metadata_props if p.key != key]
     del model.metadata_props[:]
-    for name, text in [*kept, (key, value)]:
+    for name, text in [*entries, (key, value)]:
         model.metadata_props.add(key=name, value=text)
     return model
 
@@ -152,7 +152,7 @@ class GraphSummary:
 
 
 def summarise(model: onnx.ModelProto) -> GraphSummary:
-    """Count what a graph holds."""
+    """Count nodes, operators and weights of a graph."""
     from onnx import helper
 
     elements = size = 0

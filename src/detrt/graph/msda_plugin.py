@@ -1,7 +1,7 @@
-"""Deformable attention as one plugin node, for TensorRT 10 and 11: detrt's own plugin, or the one that TensorRT ships.
+"""Deformable attention as one plugin node for TensorRT: detrt's plugin, or the one that TensorRT includes.
 
-Neither ONNX Runtime nor the simplifiers know such nodes, so they are cut out of a graph while it is simplified
-(`cut`, `rejoin`) and a graph is checked with its nodes lowered to standard operators. See docs/guide/plugin.md.
+ONNX Runtime and the simplifiers do not support such nodes, so they are detached while a graph is simplified (`cut`, `rejoin`), and
+a graph is checked with its nodes lowered to standard operators. See docs/guide/plugin.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CUT = "/detrt_cut"
 
 
 def plugin_nodes(model: onnx.ModelProto) -> dict[str, int]:
-    """Operator -> how many nodes of it only a TensorRT plugin can run; empty for a graph of standard operators."""
+    """Operator -> number of its nodes, for operators that only a TensorRT plugin runs; empty for standard operators."""
     counts: dict[str, int] = {}
     for node in model.graph.node:
         if (node.domain, node.op_type) == (DOMAIN, OP_TYPE) or node.op_type == NVIDIA_OP_TYPE:
@@ -32,9 +32,9 @@ def plugin_nodes(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with its plugin nodes as standard operators, which every runtime takes; itself where it has none.
+    """A copy with plugin nodes lowered to standard operators, for any runtime; the graph itself if it has none.
 
-    Values of 16 bits are sampled and summed in FP32 and the result is rounded, as detrt's plugin does.
+    16-bit values are sampled and summed in FP32 and the result is rounded, as in detrt's plugin.
 
     Raises:
         GraphError: a node of NVIDIA's plugin that `emit` did not write.
@@ -53,18 +53,18 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(node)
             continue
         b = GraphBuilder(f"{node.name or '/' + OP_TYPE}/plugin")
-        made, kind = node.output[0], types[node.input[0]]
-        ours = node if node.op_type == OP_TYPE else _from_nvidia(node, b, producer, constants, types)
-        for place in (0, 2, 3):
-            if types.get(ours.input[place], TensorProto.FLOAT) != TensorProto.FLOAT:
-                ours.input[place] = b.op("Cast", ours.input[place], to=TensorProto.FLOAT)
-        b.nodes.append(ours)
-        if ours is not node:
-            ours.output[0] = f"{b.prefix}_rows"
-            b.op("Reshape", ours.output[0], b.ints(0, 0, _size(ours, "heads"), _size(ours, "head_dim")), output=made)
+        produced, kind = node.output[0], types[node.input[0]]
+        msda = node if node.op_type == OP_TYPE else _from_nvidia(node, b, producer, constants, types)
+        for position in (0, 2, 3):
+            if types.get(msda.input[position], TensorProto.FLOAT) != TensorProto.FLOAT:
+                msda.input[position] = b.op("Cast", msda.input[position], to=TensorProto.FLOAT)
+        b.nodes.append(msda)
+        if msda is not node:
+            msda.output[0] = f"{b.prefix}_rows"
+            b.op("Reshape", msda.output[0], b.ints(0, 0, _size(msda, "heads"), _size(msda, "head_dim")), output=produced)
         if kind != TensorProto.FLOAT:
             b.nodes[-1].output[0] = f"{b.prefix}_exact"
-            b.op("Cast", b.nodes[-1].output[0], output=made, to=kind)
+            b.op("Cast", b.nodes[-1].output[0], output=produced, to=kind)
         nodes.extend(onnx.NodeProto.FromString(n.SerializeToString()) for n in b.nodes)
         graph.initializer.extend(b.initializers)
     del graph.node[:]
@@ -84,22 +84,22 @@ def _from_nvidia(
     constants: dict[str, TensorProto],
     types: dict[str, int],
 ) -> onnx.NodeProto:
-    """The MSDeformAttn node that a node of NVIDIA's plugin was made from; its sizes stand in the reshapes around it."""
+    """The MSDeformAttn node that a node of NVIDIA's plugin was converted from; its sizes are in the reshapes around it."""
 
     def shape_of(name: str) -> list[int]:
-        maker = producer.get(name)
-        while maker is not None and maker.op_type == "Cast":
-            maker = producer.get(maker.input[0])
-        if maker is None or maker.op_type != "Reshape" or maker.input[1] not in constants:
+        node_before = producer.get(name)
+        while node_before is not None and node_before.op_type == "Cast":
+            node_before = producer.get(node_before.input[0])
+        if node_before is None or node_before.op_type != "Reshape" or node_before.input[1] not in constants:
             raise GraphError(f"node '{node.name}' ({NVIDIA_OP_TYPE}) was not written by detrt: its sizes are not in the graph")
-        return [int(side) for side in numpy_helper.to_array(constants[maker.input[1]])]
+        return [int(side) for side in numpy_helper.to_array(constants[node_before.input[1]])]
 
     value, shapes, _, places, shares = node.input
     _, _, heads, levels, points, _ = shape_of(places)
-    behind = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == node.output[0]]
-    while behind and behind[0].op_type == "Cast":
-        behind = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == behind[0].output[0]]
-    dim = shape_of(behind[0].output[0])[-1] // heads if behind else 0
+    readers = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == node.output[0]]
+    while readers and readers[0].op_type == "Cast":
+        readers = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == readers[0].output[0]]
+    dim = shape_of(readers[0].output[0])[-1] // heads if readers else 0
     if dim < 1:
         raise GraphError(f"node '{node.name}' ({NVIDIA_OP_TYPE}) was not written by detrt: its sizes are not in the graph")
     if types.get(shapes) != TensorProto.INT64:
@@ -113,61 +113,61 @@ def _from_nvidia(
 
 
 def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Take the MSDeformAttn nodes out of a graph, in place: their inputs become outputs of it, their outputs inputs."""
-    graph, nodes, kept = model.graph, [], []
+    """Detach the MSDeformAttn nodes from a graph, in place: their inputs become outputs of it, their outputs become inputs."""
+    graph, nodes, remaining = model.graph, [], []
     for node in graph.node:
         if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
             nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
         else:
-            kept.append(node)
+            remaining.append(node)
     ends = []
     for index, node in enumerate(nodes):
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         channels = int(attributes["heads"]) * int(attributes["head_dim"])
         axes = [f"msda_{index}_batch", f"msda_{index}_queries", channels]
         graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, axes))
-        for place, name in enumerate(node.input):
-            end = f"{_CUT}_{index}_{place}"
-            # An Identity, since one tensor may go to several nodes, or be an initializer.
+        for position, name in enumerate(node.input):
+            end = f"{_CUT}_{index}_{position}"
+            # An Identity, because a tensor may be read by several nodes, or be an initializer.
             ends.append(helper.make_node("Identity", [name], [end], name=end))
-            graph.output.append(helper.make_tensor_value_info(end, _INPUT_TYPES[place], None))
+            graph.output.append(helper.make_tensor_value_info(end, _INPUT_TYPES[position], None))
     del graph.node[:]
-    graph.node.extend(kept + ends)
+    graph.node.extend(remaining + ends)
     return nodes
 
 
 def rejoin(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Put nodes that `cut` took out back into their places, in place."""
+    """Attach the nodes that `cut` detached, in place."""
     if not nodes:
         return
     graph = model.graph
-    made = {node.output[0] for node in nodes}
-    for values, gone in ((graph.input, lambda name: name in made), (graph.output, lambda name: name.startswith(_CUT))):
-        kept = [value for value in values if not gone(value.name)]
+    produced = {node.output[0] for node in nodes}
+    for values, is_detached in ((graph.input, lambda name: name in produced), (graph.output, lambda name: name.startswith(_CUT))):
+        remaining = [value for value in values if not is_detached(value.name)]
         del values[:]
-        values.extend(kept)
+        values.extend(remaining)
     source = {
         node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.output[0].startswith(_CUT)
     }
-    rest = [node for node in graph.node if not (node.op_type == "Identity" and node.output[0] in source)]
+    others = [node for node in graph.node if not (node.op_type == "Identity" and node.output[0] in source)]
     for index, node in enumerate(nodes):
-        ends = [f"{_CUT}_{index}_{place}" for place in range(len(node.input))]
+        ends = [f"{_CUT}_{index}_{position}" for position in range(len(node.input))]
         del node.input[:]
         node.input.extend(source.get(end, end) for end in ends)
-    ordered = _ordered([*rest, *nodes], {v.name for v in graph.input} | {t.name for t in graph.initializer})
+    ordered = _topological_order([*others, *nodes], {v.name for v in graph.input} | {t.name for t in graph.initializer})
     del graph.node[:]
     graph.node.extend(ordered)
     _import(model, DOMAIN)
 
 
 def emit(model: onnx.ModelProto, how: str) -> int:
-    """Turn MSDeformAttn nodes into what a plugin takes, in place; returns how many.
+    """Convert MSDeformAttn nodes to plugin nodes, in place; returns their number.
 
-    "plugin": libdetrt_plugin.so, the node as it is with the plugin's version and namespace. "nvidia-plugin": TensorRT's
+    "plugin": libdetrt_plugin.so, the same node with the version and namespace of the plugin. "nvidia-plugin": TensorRT's
     MultiscaleDeformableAttnPlugin_TRT, version 2, whose levels must all have as many points.
 
     Raises:
-        GraphError: another choice, or a node that NVIDIA's plugin cannot compute.
+        GraphError: another choice, or a node that NVIDIA's plugin does not support.
     """
     if how not in PLUGINS:
         raise GraphError(f"--msda must be one of {', '.join(PLUGINS)} for a plugin node; got {how!r}")
@@ -192,9 +192,9 @@ def emit(model: onnx.ModelProto, how: str) -> int:
     del graph.node[:]
     graph.node.extend(nodes)
     if count and how == "nvidia-plugin":
-        kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+        remaining = [entry for entry in model.opset_import if entry.domain != DOMAIN]
         del model.opset_import[:]
-        model.opset_import.extend(kept)
+        model.opset_import.extend(remaining)
         _import(model, NVIDIA_DOMAIN)
     return count
 
@@ -205,12 +205,12 @@ def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str
     heads, dim, levels = int(attributes["heads"]), int(attributes["head_dim"]), len(points)
     if attributes.get("discrete"):
         raise GraphError(
-            f"node '{node.name}' reads nearest cells (discrete sampling), which NVIDIA's plugin cannot; "
+            f"node '{node.name}' uses discrete sampling, which NVIDIA's plugin does not support; "
             "choose --msda plugin or --msda gather"
         )
     if len(set(points)) != 1:
         raise GraphError(
-            f"node '{node.name}' has {points} points in its levels; NVIDIA's plugin takes the same number in each; "
+            f"node '{node.name}' has {points} points in its levels; NVIDIA's plugin needs the same number in each; "
             "choose --msda plugin or --msda gather"
         )
     value, shapes, locations, weights = node.input
@@ -226,19 +226,19 @@ def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str
         starts = b.op("CumSum", areas, b.const(0, np.int64), exclusive=1)
     places = b.reshape(locations, 0, 0, heads, levels, points[0], 2)
     shares = b.reshape(weights, 0, 0, heads, levels, points[0])
-    made = f"{prefix}_output"  # (batch, queries, heads, head_dim)
+    produced = f"{prefix}_output"  # (batch, queries, heads, head_dim)
     b.nodes.append(
         helper.make_node(
             NVIDIA_OP_TYPE,
             [value, shapes, starts, places, shares],
-            [made],
+            [produced],
             name=prefix,
             domain=NVIDIA_DOMAIN,
             plugin_version="2",
             plugin_namespace="",
         )
     )
-    b.op("Reshape", made, b.ints(0, 0, heads * dim), output=node.output[0])
+    b.op("Reshape", produced, b.ints(0, 0, heads * dim), output=node.output[0])
     return b
 
 
@@ -247,20 +247,20 @@ def _import(model: onnx.ModelProto, domain: str) -> None:
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
-def _ordered(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.NodeProto]:
-    """Nodes so that each comes after what it reads; otherwise in the order that they have."""
-    made = {name for node in nodes for name in node.output}
-    waiting, ordered, known = list(nodes), [], set(known) | {""}
-    while waiting:
+def _topological_order(nodes: Sequence[onnx.NodeProto], available: set[str]) -> list[onnx.NodeProto]:
+    """Nodes in a stable topological order."""
+    produced = {name for node in nodes for name in node.output}
+    pending, ordered, available = list(nodes), [], set(available) | {""}
+    while pending:
         later = []
-        for node in waiting:
+        for node in pending:
             inner = {name for a in node.attribute if a.HasField("g") for inside in a.g.node for name in inside.input}
-            if all(name in known or name not in made for name in (*node.input, *inner)):
+            if all(name in available or name not in produced for name in (*node.input, *inner)):
                 ordered.append(node)
-                known.update(node.output)
+                available.update(node.output)
             else:
                 later.append(node)
-        if len(later) == len(waiting):
-            raise GraphError(f"the graph has a circle at node '{waiting[0].name}'; this is a bug in detrt")
-        waiting = later
+        if len(later) == len(pending):
+            raise GraphError(f"the graph has a cycle at node '{pending[0].name}'; this is a bug in detrt")
+        pending = later
     return ordered

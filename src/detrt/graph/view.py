@@ -26,7 +26,7 @@ ELEMENT_TYPE = {
 FLOATS = {ELEMENT_TYPE[kind]: kind.value for kind in (Precision.FP32, Precision.FP16, Precision.BF16)} | {
     TensorProto.DOUBLE: "fp64"
 }
-_NAMES = {
+_TYPE_NAMES = {
     **FLOATS,
     **{element_type: kind.value for kind, element_type in ELEMENT_TYPE.items()},
     TensorProto.UINT8: "uint8",
@@ -38,11 +38,11 @@ _SHAPES = ("Shape", "Size")
 
 
 class GraphView:
-    """Look-ups over one graph; valid until the graph changes.
+    """Indexes of one graph; valid until the graph changes.
 
     nodes: in graph order. constants: initializers by name. producer: tensor -> node. index: tensor -> position of its
     producer in `nodes`. readers: tensor -> [(position of the node, position of the input)]. types: tensor -> ONNX
-    element type, where it is known.
+    element type, if it is known.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -73,7 +73,7 @@ class GraphView:
         view = cls(model)
         for node in view.nodes:
             if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
-                raise GraphError(f"node '{node.name}' ({node.op_type}) holds a graph of its own; its types are not changed")
+                raise GraphError(f"node '{node.name}' ({node.op_type}) contains a subgraph, whose types cannot be changed")
         unknown = [n.output[0] for n in view.nodes if n.output and n.output[0] and not view.types.get(n.output[0])]
         if unknown:
             raise GraphError(
@@ -83,11 +83,11 @@ class GraphView:
 
     @cached_property
     def depth(self) -> dict[str, int]:
-        """Tensor -> number of nodes on the longest path from an input; 0 where it depends on none (weights, shapes)."""
+        """Tensor -> number of nodes on the longest path from an input; 0 if it depends on no input (weights, shapes)."""
         depth = dict.fromkeys(self.inputs, 1)
         for node in self.nodes:
-            below = max((depth.get(name, 0) for name in node.input), default=0)
-            depth.update(dict.fromkeys(node.output, 0 if node.op_type in _SHAPES or not below else below + 1))
+            deepest = max((depth.get(name, 0) for name in node.input), default=0)
+            depth.update(dict.fromkeys(node.output, 0 if node.op_type in _SHAPES or not deepest else deepest + 1))
         return depth
 
     def tensors(self) -> list[str]:
@@ -103,19 +103,19 @@ class GraphView:
         return [name for name in node.input if name and name not in self.constants and self.is_float(name)]
 
     def array(self, name: str) -> np.ndarray | None:
-        """A constant's value, else None."""
+        """Value of a constant, or None."""
         return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
-        """Nodes that read a tensor, once for each input that does."""
+        """Nodes that read a tensor, once per input that reads it."""
         return [self.nodes[index] for index, _ in self.readers.get(name, ())]
 
     def module_of(self, node: onnx.NodeProto) -> str:
-        """Module path of a node; that of the nearest node before it where its own name has none."""
-        seen: set[int] = set()
+        """Module path of a node; if its name has none, that of the nearest node before it."""
+        visited: set[int] = set()
         current: onnx.NodeProto | None = node
-        while current is not None and id(current) not in seen:
-            seen.add(id(current))
+        while current is not None and id(current) not in visited:
+            visited.add(id(current))
             if path := module_path(current.name):
                 return path
             if current.name.startswith("/"):
@@ -123,28 +123,28 @@ class GraphView:
             current = next((self.producer[name] for name in current.input if name in self.producer), None)
         return ""
 
-    def behind(self, node: onnx.NodeProto) -> set[str]:
+    def dependents(self, node: onnx.NodeProto) -> set[str]:
         """All tensors that depend on a node, its own outputs included."""
-        found: set[str] = set()
+        result: set[str] = set()
         todo = list(node.output)
         while todo:
             name = todo.pop()
-            if name not in found:
-                found.add(name)
+            if name not in result:
+                result.add(name)
                 todo.extend(out for user in self.consumers(name) for out in user.output)
-        return found
+        return result
 
-    def jumps(self) -> list[onnx.NodeProto]:
-        """Nodes whose output jumps where rounding moves a value across a step, in graph order."""
-        found = []
+    def discontinuities(self) -> list[onnx.NodeProto]:
+        """Nodes whose output is discontinuous, so that rounding can change it by a step, in graph order."""
+        result = []
         for node in self.nodes:
             if not node.input or not self.depth.get(node.output[0]):
                 continue
             from_float = self.types.get(node.input[0]) in FLOATS
             to_integer = node.op_type == "Cast" and self.types.get(node.output[0], TensorProto.FLOAT) not in FLOATS
             if node.op_type == "TopK" or (from_float and (node.op_type in STEPS or to_integer)):
-                found.append(node)
-        return found
+                result.append(node)
+        return result
 
 
 def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object:
@@ -156,33 +156,33 @@ def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Tensor name -> ONNX element type, by the file's own notes and by inference."""
+    """Tensor name -> ONNX element type, from the file and from shape inference."""
     graph = model.graph
-    found = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    light = onnx.ModelProto()
-    light.ir_version = model.ir_version
-    light.opset_import.extend(model.opset_import)
-    light.graph.name = "types"
-    light.graph.node.extend(_standing_in(light.graph, node) for node in graph.node)
-    light.graph.input.extend(graph.input)
-    # Weights stay behind, because inference copies the whole model; small ones may hold shapes.
+    result = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    weightless = onnx.ModelProto()
+    weightless.ir_version = model.ir_version
+    weightless.opset_import.extend(model.opset_import)
+    weightless.graph.name = "types"
+    weightless.graph.node.extend(_typed_placeholder(weightless.graph, node) for node in graph.node)
+    weightless.graph.input.extend(graph.input)
+    # Without large weights, because inference copies the whole model; small ones may hold shapes.
     for tensor in graph.initializer:
         if len(tensor.raw_data) <= 4096:
-            light.graph.initializer.append(tensor)
+            weightless.graph.initializer.append(tensor)
         else:
-            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+            weightless.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     for value in graph.output:
-        copy = light.graph.output.add(name=value.name)
+        copy = weightless.graph.output.add(name=value.name)
         copy.type.tensor_type.elem_type = value.type.tensor_type.elem_type
-    for known in (graph, onnx.shape_inference.infer_shapes(light).graph):
-        for value in (*known.input, *known.value_info, *known.output):
+    for source in (graph, onnx.shape_inference.infer_shapes(weightless).graph):
+        for value in (*source.input, *source.value_info, *source.output):
             if value.type.tensor_type.elem_type:
-                found[value.name] = value.type.tensor_type.elem_type
-    return found
+                result[value.name] = value.type.tensor_type.elem_type
+    return result
 
 
-def _standing_in(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node whose output has the type of a plugin node's, which inference does not know: that of its first input."""
+def _typed_placeholder(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto:
+    """A Reshape in place of a plugin node, which inference does not support, with an output of the same type and rank."""
     if node.op_type not in PLUGIN_NODES:
         return node
     shape = f"{node.output[0]}/shape"
@@ -191,11 +191,11 @@ def _standing_in(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto
 
 
 def type_name(element_type: int) -> str:
-    return _NAMES.get(element_type, TensorProto.DataType.Name(element_type).lower())
+    return _TYPE_NAMES.get(element_type, TensorProto.DataType.Name(element_type).lower())
 
 
 def node_type(view: GraphView, node: onnx.NodeProto) -> str:
-    """The type a node computes in: int8 or fp8 where its first input comes from DequantizeLinear."""
+    """The type that a node computes in; int8 or fp8 if its first input comes from DequantizeLinear."""
     source = view.producer.get(node.input[0]) if node.input else None
     if source is not None and source.op_type == "DequantizeLinear":
         low = view.types.get(source.input[0])
@@ -205,7 +205,7 @@ def node_type(view: GraphView, node: onnx.NodeProto) -> str:
 
 
 def precision_map(view: GraphView) -> dict[str, dict[str, int]]:
-    """Module path -> type -> number of nodes that depend on the picture and compute in it, in graph order."""
+    """Module path -> type -> number of nodes that depend on the image and compute in that type, in graph order."""
     rows: dict[str, Counter[str]] = {}
     for node in view.nodes:
         if node.op_type in ("Cast", "QuantizeLinear", "DequantizeLinear", *_SHAPES) or not view.depth.get(node.output[0]):
@@ -218,7 +218,7 @@ def precision_map(view: GraphView) -> dict[str, dict[str, int]]:
 
 def graph_precision(view: GraphView) -> Precision:
     """The lowest precision that a tenth of the matmuls and convolutions compute in."""
-    heavy = [node for node in view.nodes if node.op_type in GEMM.onnx]
-    counts = Counter(node_type(view, node) for node in heavy)
-    low = (kind for kind in reversed(Precision) if kind.bits < 32 and counts[kind] * 10 >= len(heavy))
-    return next(low, Precision.FP32) if heavy else Precision.FP32
+    gemms = [node for node in view.nodes if node.op_type in GEMM.onnx]
+    counts = Counter(node_type(view, node) for node in gemms)
+    low = (kind for kind in reversed(Precision) if kind.bits < 32 and counts[kind] * 10 >= len(gemms))
+    return next(low, Precision.FP32) if gemms else Precision.FP32

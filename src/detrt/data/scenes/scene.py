@@ -241,7 +241,7 @@ def _find_spot(
 
 
 def _choose_color(rng: np.random.Generator, behind: np.ndarray, avoid: set[str]) -> tuple[str, tuple[int, int, int]]:
-    """A named colour that stands out from ``behind`` ((3,) float RGB) and its neighbours."""
+    """A named colour that stands out from ``dependents`` ((3,) float RGB) and its neighbours."""
     names = tuple(COLORS)
     for _ in range(10):
         name = names[int(rng.integers(len(names)))]
