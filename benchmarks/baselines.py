@@ -29,7 +29,7 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
 
         ids, mask = example_ids(source, batch, tokens)
         ids, mask = torch.from_numpy(ids).cuda(), torch.from_numpy(mask).cuda()
-        if spec.text.kind == "classes":  # OmDet-Turbo: three names for each picture, and a task
+        if spec.text.kind == "classes":  # OmDet-Turbo: three names for each image, and a task
             names = [torch.from_numpy(part).cuda().repeat(batch, 1) for part in example_ids(source, 3, 7, seed=batch)]
             feeds |= {"classes_input_ids": names[0], "classes_attention_mask": names[1], "tasks_input_ids": ids}
             feeds |= {"tasks_attention_mask": mask, "classes_structure": torch.full((batch,), 3)}

@@ -223,8 +223,8 @@ def main() -> int:
     rng = np.random.default_rng(0)
     for number in range(12):
         y, x = np.mgrid[0 : 200 + 17 * number, 0:333]
-        picture = np.stack([x * (number + 1) % 256, y * 3 % 256, (x + y) * 2 % 256], -1) + rng.normal(0, 9, (*x.shape, 3))
-        Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8)).save(folder / f"images/{number:02}.png")
+        image = np.stack([x * (number + 1) % 256, y * 3 % 256, (x + y) * 2 % 256], -1) + rng.normal(0, 9, (*x.shape, 3))
+        Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(folder / f"images/{number:02}.png")
     environment = {**os.environ, "DETRT_CPP_FOLDER": str(folder), "DETRT_CPP_DEVICE": given.device}
     build = folder / "build"
     python = subprocess.Popen(

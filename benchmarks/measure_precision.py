@@ -4,7 +4,7 @@
 
 DATA holds `images/coco_permissive`. DETRT_PRECISIONS: which ones (fp16,bf16); int8 and fp8 compute with the dequantised values
 in FP16. DETRT_DRAWS: repeats on pixels that are changed by -1, 0 or 1, for the mean of the change. Checkpoints are measured by AP on its two sets and on both with their mirror images,
-random models by the largest relative error of the encoder's memory over DETRT_PICTURES (20) pictures, the embedded model
+random models by the largest relative error of the encoder's memory over DETRT_PICTURES (20) images, the embedded model
 by AP on 500 drawn scenes.
 """
 
@@ -38,7 +38,7 @@ from detrt.precision.stage import text_feeds
 
 LOW = tuple(os.environ.get("DETRT_PRECISIONS", "fp16,bf16").split(","))
 DRAWS = int(os.environ.get("DETRT_DRAWS", "0"))
-PICTURES = int(os.environ.get("DETRT_PICTURES", "20"))
+IMAGES = int(os.environ.get("DETRT_PICTURES", "20"))
 PROMPT = "a person. a cat. a dog. a car. a chair."
 
 
@@ -85,26 +85,26 @@ def main(data: Path, refs: list[str]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     coco = data / "images" / "coco_permissive"
     val = (coco / "annotations" / "instances_val2017.json", coco / "val2017")
-    pictures = sorted((coco / "train2017").glob("*.jpg"))
+    images = sorted((coco / "train2017").glob("*.jpg"))
     for module in (ranges, histograms, noise):
         module.run_tensors = run_tensors
     for ref in refs:
         start = time.time()
         try:
-            row = measure(ref, val, pictures)
+            row = measure(ref, val, images)
         except Exception as error:  # one model must not end the others
             row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         print(json.dumps({"model": ref, **row, "seconds": round(time.time() - start, 1)}), flush=True)
 
 
-def measure(ref: str, val, pictures) -> dict:
+def measure(ref: str, val, images) -> dict:
     path = Path(tempfile.mkdtemp()) / "m.onnx"
     report = export_onnx(load_source(ref, trust_remote_code=True), path, ExportConfig(check=False))
     model, spec = graph.load(path), report.spec
     like = OnnxSession(path)
     row: dict = {}
     random = ref.startswith("random:")
-    scan, shown = pictures[:2] if random else pictures[:16], pictures[:PICTURES]
+    scan, shown = images[:2] if random else images[:16], images[:IMAGES]
     if spec.text is not None:
         texts = text_feeds(path, PROMPT)
         scan, shown = PromptedImages(scan, texts), PromptedImages(shown, texts)
@@ -113,7 +113,7 @@ def measure(ref: str, val, pictures) -> dict:
     for precision in ("fp32", *LOW):
         config = PrecisionConfig(precision, min_fraction=0.0, calibration=val[1])
         if precision in ("int8", "fp8"):
-            known = calibrate(model, spec, config, scan if random else pictures)
+            known = calibrate(model, spec, config, scan if random else images)
         typed, done = apply_precision(model, spec, config, scan, calibration=known)
         row[f"{precision} share"] = round(done.fractions.of(precision), 4)
         session = Session(typed, like)
@@ -138,14 +138,14 @@ def measure(ref: str, val, pictures) -> dict:
 
 
 def average_precision(session: Session, coco: Path | None) -> list[dict[str, float]]:
-    """Set -> AP: of a COCO folder as `training/measure_precision.py` measures it, on its pictures and on DRAWS changed copies
+    """Set -> AP: of a COCO folder as `training/measure_precision.py` measures it, on its images and on DRAWS changed copies
     of them; or of the drawn scenes."""
     if coco is None:
         found = evaluate_coco(session, *scenes(), batch_size=10).metrics["AP"] or 0.0
         return [{"drawn scenes": round(found, 5)}]
     cpu = on_cpu()
-    truth, pictures, ids = cpu.read(coco)
-    shown = [pictures, *(cpu.changed(pictures, draw) for draw in range(DRAWS))]
+    truth, images, ids = cpu.read(coco)
+    shown = [images, *(cpu.changed(images, draw) for draw in range(DRAWS))]
     return [{name: round(value, 5) for name, value in cpu.scores(session, truth, some, ids, batch=8).items()} for some in shown]
 
 

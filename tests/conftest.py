@@ -109,7 +109,7 @@ def exported(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def real_data():
-    """Folder with the real checkpoints and pictures that are not part of the project."""
+    """Folder with the real checkpoints and images that are not part of the project."""
     if not (DATA / "checkpoints").is_dir():
-        pytest.skip(f"the real checkpoints and pictures are not on this machine ('{DATA}')")
+        pytest.skip(f"the real checkpoints and images are not on this machine ('{DATA}')")
     return DATA

@@ -70,7 +70,7 @@ class _Shared:
 
 
 class DemoPool(ScenePool):
-    """Pictures and boxes on the device, the numbers of objects on the host."""
+    """Images and boxes on the device, the numbers of objects on the host."""
 
     def __init__(self, size: int, workers: int, seed: int, first_chunk: int = 0) -> None:
         slots = 3 * workers

@@ -22,7 +22,7 @@ ALPHA, GAMMA = 0.75, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Labels of a batch of B pictures, padded to the M objects of the fullest one.
+    """Labels of a batch of B images, padded to the M objects of the fullest one.
 
     ``classes`` (B, M) int64, ``boxes`` (B, M, 4) float32 as (cx, cy, w, h) in 0..1, ``valid``
     (B, M) bool, all on the model's device; ``counts`` holds the B object counts on the host.
@@ -127,7 +127,7 @@ def denoising_queries(
     """Contrastive denoising queries of RT-DETR for padded targets.
 
     Takes the place of the function of the model's module, with its signature and results: the
-    stock one loops over pictures in Python and waits for the GPU. Per group come M queries
+    stock one loops over images in Python and waits for the GPU. Per group come M queries
     with small box noise (positives) and M with large noise (negatives).
     """
     batch, objects = targets.classes.shape

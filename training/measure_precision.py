@@ -2,12 +2,12 @@
 
     python training/measure_precision.py FOLDER CHECKPOINT int8 fp8 ...
 
-FOLDER holds `annotations/instances_{val,train}2017.json` and the pictures in `val2017/` and `train2017/`; the training
-pictures are the calibration. CHECKPOINT is any reference that `detrt export` takes. Small sets resolve little: a box that
-changes places with one of equal score moves AP by 0.01. So the pictures of both sets are also taken together, each as it
+FOLDER holds `annotations/instances_{val,train}2017.json` and the images in `val2017/` and `train2017/`; the training
+images are the calibration. CHECKPOINT is any reference that `detrt export` takes. Small sets resolve little: a box that
+changes places with one of equal score moves AP by 0.01. So the images of both sets are also taken together, each as it
 is and mirrored, and the same is done for FP32 on pixels that were changed by -1, 0 or 1 at random (`--noise`), which
 shows what a change that no eye sees does to the figure. The mean of the changes that a precision makes on such draws is
-known better than its change on the pictures as they are.
+known better than its change on the images as they are.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ SETS = ("val", "train")
 
 
 def read(folder: Path) -> tuple[COCO, list[np.ndarray], dict[str, list[int]]]:
-    """Annotations and pictures of both sets, every picture followed by its mirror image; set -> image ids."""
+    """Annotations and images of both sets, every image followed by its mirror image; set -> image ids."""
     data: dict = {"images": [], "annotations": [], "categories": []}
-    pictures: list[np.ndarray] = []
+    samples: list[np.ndarray] = []
     ids: dict[str, list[int]] = {name: [] for name in (*SETS, "both, mirrored")}
     for name in SETS:
         found = json.loads((folder / f"annotations/instances_{name}2017.json").read_text("utf-8"))
         data["categories"] = found["categories"]
         for entry in found["images"]:
-            picture = np.asarray(Image.open(folder / f"{name}2017" / entry["file_name"]).convert("RGB"))
+            image = np.asarray(Image.open(folder / f"{name}2017" / entry["file_name"]).convert("RGB"))
             boxes = [a for a in found["annotations"] if a["image_id"] == entry["id"]]
             for mirrored in (False, True):
                 image_id = len(data["images"]) + 1
@@ -60,7 +60,7 @@ def read(folder: Path) -> tuple[COCO, list[np.ndarray], dict[str, list[int]]]:
                             "bbox": [left, y, width, height],
                         }
                     )
-                pictures.append(np.ascontiguousarray(picture[:, ::-1]) if mirrored else picture)
+                samples.append(np.ascontiguousarray(image[:, ::-1]) if mirrored else image)
                 ids["both, mirrored"].append(image_id)
                 if not mirrored:
                     ids[name].append(image_id)
@@ -68,15 +68,15 @@ def read(folder: Path) -> tuple[COCO, list[np.ndarray], dict[str, list[int]]]:
     coco.dataset = data
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
-    return coco, pictures, ids
+    return coco, samples, ids
 
 
-def scores(session: Session, coco: COCO, pictures: list[np.ndarray], ids: dict[str, list[int]], batch=1) -> dict[str, float]:
+def scores(session: Session, coco: COCO, samples: list[np.ndarray], ids: dict[str, list[int]], batch=1) -> dict[str, float]:
     """Set -> AP; closes the session."""
     categories = {c["name"]: c["id"] for c in coco.dataset["categories"]}
     rows = []
     with Detector(session, threshold=0.0, batch_size=batch) as detector:
-        for image_id, found in enumerate(detector.stream(pictures), start=1):
+        for image_id, found in enumerate(detector.stream(samples), start=1):
             for (x0, y0, x1, y1), score, label in zip(
                 found.boxes_xyxy.tolist(), found.scores.tolist(), found.labels, strict=True
             ):
@@ -95,10 +95,10 @@ def scores(session: Session, coco: COCO, pictures: list[np.ndarray], ids: dict[s
     return result
 
 
-def changed(pictures: list[np.ndarray], draw: int) -> list[np.ndarray]:
-    """The pictures with -1, 0 or 1 added to every value at random; draw: the seed."""
+def changed(samples: list[np.ndarray], draw: int) -> list[np.ndarray]:
+    """The images with -1, 0 or 1 added to every value at random; draw: the seed."""
     generator = np.random.default_rng(draw)
-    return [np.clip(p.astype(np.int16) + generator.integers(-1, 2, p.shape), 0, 255).astype(np.uint8) for p in pictures]
+    return [np.clip(p.astype(np.int16) + generator.integers(-1, 2, p.shape), 0, 255).astype(np.uint8) for p in samples]
 
 
 def mean_change(pairs: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, list[float]]:
@@ -120,15 +120,15 @@ def main() -> None:
     parser.add_argument("--quantize-fraction", type=float, default=0.7)
     parser.add_argument("--trust-remote-code", action="store_true")
     args = parser.parse_args()
-    coco, pictures, ids = read(args.folder)
+    coco, samples, ids = read(args.folder)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "model.onnx"
         source = load_source(args.checkpoint, trust_remote_code=args.trust_remote_code)
         export_onnx(source, path, ExportConfig(check=False))
         model, spec = graph.load(path), graph.read_spec(path)
-    exact = scores(OnnxSession(model.SerializeToString(), spec), coco, pictures, ids)
+    exact = scores(OnnxSession(model.SerializeToString(), spec), coco, samples, ids)
     print(json.dumps({"precision": "fp32", "AP": exact}), flush=True)
-    draws = [scores(OnnxSession(model.SerializeToString(), spec), coco, changed(pictures, d), ids) for d in range(args.noise)]
+    draws = [scores(OnnxSession(model.SerializeToString(), spec), coco, changed(samples, d), ids) for d in range(args.noise)]
     for found in draws:
         print(json.dumps({"precision": "fp32, pixels +-1", "change": {n: found[n] - exact[n] for n in ids}}), flush=True)
     images = sorted((args.folder / "train2017").glob("*.jpg"))
@@ -137,7 +137,7 @@ def main() -> None:
         known = None if precision == "bf16" else calibrate(model, spec, config, images)
         typed, report = apply_precision(model, spec, config, images, calibration=known)
         emulated = emulate(typed).SerializeToString()
-        found = scores(OnnxSession(emulated, spec), coco, pictures, ids)
+        found = scores(OnnxSession(emulated, spec), coco, samples, ids)
         row = {
             "precision": precision,
             "AP": found,
@@ -147,7 +147,7 @@ def main() -> None:
         }
         print(json.dumps(row), flush=True)
         if draws:
-            pairs = [(a, scores(OnnxSession(emulated, spec), coco, changed(pictures, d), ids)) for d, a in enumerate(draws)]
+            pairs = [(a, scores(OnnxSession(emulated, spec), coco, changed(samples, d), ids)) for d, a in enumerate(draws)]
             print(json.dumps({"precision": precision, "mean change": mean_change(pairs)}), flush=True)
 
 

@@ -1,6 +1,6 @@
 """Scenes for training the prompted detector, drawn while it trains.
 
-Pictures keep their aspect ratio: they are drawn in a size of their own, resized as at run time and
+Images keep their aspect ratio: they are drawn in a size of their own, resized as at run time and
 laid into the upper left corner of a landscape or a portrait canvas, so padding is trained as well.
 """
 
@@ -88,7 +88,7 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B pictures of one canvas (H, W) and their prompts of T tokens, on the model's device.
+    """B images of one canvas (H, W) and their prompts of T tokens, on the model's device.
 
     ``pixels`` (B, 3, H, W) normalised float32, zero in the padding; ``mask`` (B, H, W) int64;
     ``input_ids`` and ``attention_mask`` (B, T) int64.
@@ -102,7 +102,7 @@ class Batch:
 
 
 class _Half:
-    """The pool's scenes of one orientation: pictures on the device, labels on the host."""
+    """The pool's scenes of one orientation: images on the device, labels on the host."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.images = torch.zeros((size, _BYTES), dtype=torch.uint8, device=device)
@@ -147,7 +147,7 @@ class PhrasePool(ScenePool):
         super().refresh(limit)
 
     def batch(self, size: int, rng: np.random.Generator, scale: float = 1.0, simple: float = 0.0) -> Batch:
-        """A batch of one orientation with new prompts; pictures are mirrored at random.
+        """A batch of one orientation with new prompts; images are mirrored at random.
 
         They are made smaller by ``scale``. ``simple``: see :func:`phrases_captions.draw_phrases`.
         """
@@ -195,7 +195,7 @@ class PhrasePool(ScenePool):
 
 
 def _inside(heights: Tensor, widths: Tensor, height: int, width: int) -> Tensor:
-    """(B, height, width) bool: the upper left ``heights`` x ``widths`` of each picture."""
+    """(B, height, width) bool: the upper left ``heights`` x ``widths`` of each image."""
     rows = torch.arange(height, device=heights.device) < heights[:, None]
     columns = torch.arange(width, device=widths.device) < widths[:, None]
     return rows[:, :, None] & columns[:, None]
@@ -216,7 +216,7 @@ def normalize(pixels: Tensor, mask: Tensor, gain: Tensor | float = 1.0) -> Tenso
 
 
 def stack(images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Resized pictures of one orientation on a canvas, (B, H, W, 3) uint8, and the (B, H, W) bool mask."""
+    """Resized images of one orientation on a canvas, (B, H, W, 3) uint8, and the (B, H, W) bool mask."""
     wide = all(image.shape[1] >= image.shape[0] for image in images)
     pixels = np.zeros((len(images), *CANVASES[0 if wide else 1], 3), np.uint8)
     mask = np.zeros(pixels.shape[:3], bool)

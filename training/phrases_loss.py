@@ -25,7 +25,7 @@ DENOISING_PAIRS = 48  # positive and as many negative denoising queries, shared 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Named objects of B pictures, padded to M; T tokens.
+    """Named objects of B images, padded to M; T tokens.
 
     ``boxes`` (B, M, 4) float32 as (cx, cy, w, h) in 0..1, ``tokens`` (B, M, T) float32 with 1 for
     every token of a phrase that names the object, ``valid`` (B, M) bool, ``attributes`` (B, M, 3) int64 of

@@ -25,7 +25,7 @@ from detrt.data.scenes.phrases import COLOR_NAMES, NOUN
 from detrt.data.scenes.scene import CLASSES
 from detrt.data.scenes.shapes import FILLS
 
-SHORT_PX, LONG_PX = 240, 320  # shortest and longest edge of a resized picture
+SHORT_PX, LONG_PX = 240, 320  # shortest and longest edge of a resized image
 MAX_TOKENS = 256
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NOUNS = (NOUN, "object", "thing")  # stand where a phrase names no shape
@@ -134,7 +134,7 @@ def build_model(seed: int) -> GroundingDinoForObjectDetection:
     """A new model with weights that train from scratch in minutes.
 
     The class's own initial values are for pretrained towers: logits, which are plain dot products of
-    two normalised vectors, start at +-11, and the gates between text and picture at 1e-4. Here the
+    two normalised vectors, start at +-11, and the gates between text and image at 1e-4. Here the
     text's last norm starts small, a constant in both norms gives every logit the bias of a rare
     object, and the gates are open enough to learn at once.
     """
@@ -201,7 +201,7 @@ class Outputs:
 
     ``logits`` (L, B, D + Q, T), ``boxes`` (L, B, D + Q, 4), ``encoder_logits`` (B, N, T) and
     ``encoder_boxes`` (B, N, 4); ``states`` (L, B, D + Q, C) and ``proposals`` (B, N, C) are the features
-    behind them; boxes are (cx, cy, w, h) in 0..1 of the picture without padding,
+    behind them; boxes are (cx, cy, w, h) in 0..1 of the image without padding,
     logits of padding tokens are :data:`PADDED_LOGIT`. All float32.
     """
 
@@ -260,7 +260,7 @@ def forward(
 ) -> Outputs:
     """One pass through the submodules of the stock class.
 
-    ``pixels`` (B, 3, H, W) normalised float32, ``mask`` (B, H, W) int64 with 1 for picture,
+    ``pixels`` (B, 3, H, W) normalised float32, ``mask`` (B, H, W) int64 with 1 for image,
     ``input_ids`` and ``attention_mask`` (B, T) int64. ``noised`` (B, D, 4) boxes are decoded in front
     of the model's own queries, each from a random one of the learned queries; ``hidden`` (D + Q, D + Q)
     bool says which query may not look at which. On a GPU backbone and encoder compute in bfloat16;

@@ -23,7 +23,7 @@ if triton is not None:
 
     @triton.jit
     def _corner(value, row, ix, iy, width, height, heads, head, depth, ok):
-        """Values (BLOCK, D) of one corner, zero outside the picture; also its offsets and its mask."""
+        """Values (BLOCK, D) of one corner, zero outside the image; also its offsets and its mask."""
         inside = ok & (ix >= 0) & (ix < width) & (iy >= 0) & (iy < height)
         at = ((row + iy * width + ix) * heads + head)[:, None] * depth.shape[0] + depth[None, :]
         inside = inside[:, None] & (depth[None, :] >= 0)

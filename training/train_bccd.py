@@ -33,7 +33,7 @@ CLIP_NORM, WEIGHT_DECAY, EMA_DECAY, WARMUP_STEPS = 0.5, 1e-3, 0.998, 100
 
 
 def load_split(folder: Path, split: str) -> tuple[Tensor, list[np.ndarray], list[str]]:
-    """Pictures (N, 320, 320, 3) uint8; rows (n, 5) of class, cx, cy, w, h in 0..1; class names."""
+    """Images (N, 320, 320, 3) uint8; rows (n, 5) of class, cx, cy, w, h in 0..1; class names."""
     path = folder / "coco_annotations" / f"instances_{split}.json"
     if not path.is_file():
         raise SystemExit(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
@@ -42,8 +42,8 @@ def load_split(folder: Path, split: str) -> tuple[Tensor, list[np.ndarray], list
     index = {category["id"]: k for k, category in enumerate(data["categories"])}
     pixels, rows = [], []
     for entry in data["images"]:
-        with Image.open(folder / "BCCD" / "JPEGImages" / entry["file_name"]) as picture:
-            image = np.asarray(picture.convert("RGB"))
+        with Image.open(folder / "BCCD" / "JPEGImages" / entry["file_name"]) as source:
+            image = np.asarray(source.convert("RGB"))
         height, width = image.shape[:2]
         found = []
         for label in data["annotations"]:

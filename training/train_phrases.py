@@ -82,7 +82,7 @@ class PhraseTrainer(Trainer):
         print(f"pool holds {pool.filled} scenes after {time.perf_counter() - STARTED:.0f} s", flush=True)
 
     def batch(self, pool: PhrasePool, rng: np.random.Generator) -> Batch:
-        """More pictures of smaller size and simpler prompts at first."""
+        """More images of smaller size and simpler prompts at first."""
         size, scale = self.args.batch, 1.0
         if self.done() < SMALL_SHARE:
             size, scale = int(size * SMALL_BATCH), SMALL_SCALE

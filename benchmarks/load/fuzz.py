@@ -68,7 +68,7 @@ def images(chance: random.Random, files: list[bytes]) -> Request:
     return {"content": damaged(chance, files)}
 
 
-BOMB = zlib.compress(bytes(7000 * 21_001), 9)  # rows of a picture of 7000x7000, 49 million pixels: just allowed
+BOMB = zlib.compress(bytes(7000 * 21_001), 9)  # rows of an image of 7000x7000, 49 million pixels: just allowed
 
 
 def bombs(chance: random.Random, files: list[bytes]) -> Request:
@@ -95,8 +95,8 @@ def wrong_json(chance: random.Random, files: list[bytes]) -> Request:
             return {chance.choice(("data", "name", "url", "a")): value(depth + 1) for _ in range(3)}
         return chance.choice(simple)
 
-    picture = base64.b64encode(chance.choice(files)).decode()
-    data: dict[str, object] = {"images": chance.choice([[picture], [picture[:-5]], [picture] * 40, value(), [value()]])}
+    image = base64.b64encode(chance.choice(files)).decode()
+    data: dict[str, object] = {"images": chance.choice([[image], [image[:-5]], [image] * 40, value(), [value()]])}
     for name in ("threshold", "classes", "max_detections", "prompt", "task", "model", "timeout_ms", "other"):
         if chance.random() < 0.15:
             data[name] = value()

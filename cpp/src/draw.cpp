@@ -16,7 +16,7 @@ namespace {
 
 using Colour = std::array<std::uint8_t, 3>;
 
-// Far apart from their neighbours in hue and all bright enough to be seen on a dark picture; those of draw.py.
+// Far apart from their neighbours in hue and all bright enough to be seen on a dark image; those of draw.py.
 constexpr std::uint32_t palette[] = {0xff4d4d, 0x2e9bff, 0x3ddc4b, 0xffb300, 0xb45cff, 0x00d5d5, 0xff5cc0, 0xb3e000,
                                      0xff7a1a, 0x5b6bff, 0x00c78a, 0xf2e205, 0xe0409a, 0x7fd1ff, 0xc98a5b, 0x9be08f};
 struct Tint {
@@ -24,7 +24,7 @@ struct Tint {
   double share;
 };
 constexpr Tint tints[] = {{0, 0.0}, {255, 0.45}, {0, 0.35}, {128, 0.5}, {255, 0.7}};
-constexpr std::size_t longest_name = 100; // letters; more would not fit into a picture
+constexpr std::size_t longest_name = 100; // letters; more would not fit into an image
 constexpr int letter_height = 8;          // of stb_easy_font, in its own pixels
 
 struct Box {
@@ -133,7 +133,7 @@ Colour class_colour(std::int64_t class_id) {
 Image draw_detections(const Image& image, const Detections& detections) {
   if (image.size() != detections.image_size)
     throw Error(ErrorKind::image,
-                "the detections are of an image of another size; give the picture that they belong to");
+                "the detections are of an image of another size; give the image that they belong to");
   Image canvas = image;
   const double scale = std::sqrt(static_cast<double>(image.width) * image.height);
   const int line = std::max(1, static_cast<int>(std::lround(scale / 280)));

@@ -16,7 +16,7 @@ namespace {
   throw Error(ErrorKind::image, message);
 }
 
-// Where pixel (y, x) of the upright picture is stored, for the EXIF orientations 2..8.
+// Where pixel (y, x) of the upright image is stored, for the EXIF orientations 2..8.
 Image upright(Image image, int orientation) {
   if (orientation < 2 || orientation > 8)
     return image;

@@ -161,10 +161,10 @@ PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpe
   if (input.mask) {
     Tensor mask(DType::int64, {count, whole.height, whole.width});
     auto* row = mask.as<std::int64_t>();
-    for (const Size& picture : batch.resized_sizes)
+    for (const Size& image : batch.resized_sizes)
       for (int y = 0; y < whole.height; ++y, row += whole.width)
-        if (y < picture.height)
-          std::fill_n(row, picture.width, 1);
+        if (y < image.height)
+          std::fill_n(row, image.width, 1);
     batch.feeds["pixel_mask"] = std::move(mask);
   }
   if (spec.decode.in_graph) {

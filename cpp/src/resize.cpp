@@ -74,7 +74,7 @@ struct Windows {
 
 Windows windows(int from, int to, const Filter& filter) {
   const double scale = static_cast<double>(from) / to;
-  const double widening = std::max(scale, 1.0); // the filter grows with the step when the picture shrinks
+  const double widening = std::max(scale, 1.0); // the filter grows with the step when the image shrinks
   const double support = filter.support * widening;
   Windows w;
   w.stride = static_cast<int>(std::ceil(support)) * 2 + 1;

@@ -98,7 +98,7 @@ TEST_CASE("folders are searched in natural order") {
   CHECK_ERROR(detrt::expand_inputs({(folder.path / "empty").string()}), "has no images");
 }
 
-TEST_CASE("boxes and labels are drawn inside the picture") {
+TEST_CASE("boxes and labels are drawn inside the image") {
   detrt::Detections detections;
   detections.image_size = {120, 160};
   detections.found = {{{10, 20, 90, 100}, 0.9f, 1, "dog", {}},

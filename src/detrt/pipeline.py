@@ -438,7 +438,7 @@ def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
     if precision.calibration is not None and precision.prompt is None:
         raise ExportError(
             f"--calibration '{precision.calibration}' runs the model, which needs to know what to look for; give --prompt "
-            "'a cat. a dog.' with it, naming things that are in the pictures"
+            "'a cat. a dog.' with it, naming things that are in the images"
         )
 
 

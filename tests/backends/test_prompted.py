@@ -9,10 +9,10 @@ import pytest
 from runtime_cases import make_session
 from runtime_cases import make_spec as fixed_spec
 from text_cases import (
+    colour_image,
     detector_tensors,
     make_prompted,
     model_spec,
-    picture,
     run_detector,
     run_text_encoder,
     tensors,
@@ -30,8 +30,8 @@ from detrt.errors import PromptError, SessionError
 from detrt.spec import ModelSpec, TensorInfo
 from detrt.text.tokenizer import PromptTokenizer
 
-RED_BLUE = picture("red", "black", "blue")
-GREEN = picture("black", "green", "black")
+RED_BLUE = colour_image("red", "black", "blue")
+GREEN = colour_image("black", "green", "black")
 
 
 def labels(found):
@@ -147,7 +147,7 @@ def test_a_long_list_in_parts_equals_the_list_at_once(kind, in_graph):
     log = Counter()
     parts = Detector(make_prompted(kind, spec=small, log=log), prompt=names)
     assert isinstance(parts.session, BoundSession) and parts.session.chunks >= 3
-    for image in (RED_BLUE, GREEN, picture("red", "red", "green")):
+    for image in (RED_BLUE, GREEN, colour_image("red", "red", "green")):
         (a,), (b,) = whole([image]), parts([image])
         assert labels([a]) == labels([b]) and a.labels
         assert sorted(a.class_ids.tolist()) == sorted(b.class_ids.tolist())

@@ -1,4 +1,4 @@
-"""Bad pictures, videos, bundles, engines and output places, end to end through the command line."""
+"""Bad images, videos, bundles, engines and output places, end to end through the command line."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def png_header(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100)))
 
 
-BAD_PICTURES = {
+BAD_IMAGES = {
     "empty": (b"", "0 bytes", "copy or download it again"),
-    "text": (b"no picture", "not an image", "Pillow reads"),
+    "text": (b"no image", "not an image", "Pillow reads"),
     "cut": (None, "damaged or cut off", "copy it again"),
     "20000 x 20000": (png_header(20000, 20000), "too large", "Make it smaller"),
 }
 
 
-@pytest.mark.parametrize("kind", BAD_PICTURES)
-def test_bad_pictures(cli, place, kind):
-    content, names, advice = BAD_PICTURES[kind]
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_bad_images(cli, place, kind):
+    content, names, advice = BAD_IMAGES[kind]
     if content is None:
         noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(noise).save(place / "bad.jpg")
@@ -62,7 +62,7 @@ def test_bad_pictures(cli, place, kind):
     assert "1 of 2 inputs could not be read: bad.jpg" in result.err
 
 
-def test_odd_pictures_are_read(cli, place):
+def test_odd_images_are_read(cli, place):
     """CMYK, 16 bits, a palette, grey, transparency, one pixel: what they show is found. Blue is RGB 0, 0, 255."""
     blue = Image.new("RGB", (24, 16), "blue")
     odd = place / "odd"

@@ -38,7 +38,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A Co-DINO of seven classes, a file of names, and two pictures."""
+    """A Co-DINO of seven classes, a file of names, and two images."""
     folder = tmp_path_factory.mktemp("originals")
     state = fill(key_lists.co_dino(RESNET, fc=16, classes=7, **SMALL))
     torch.save({"state_dict": state}, folder / "seven.pth")
@@ -88,11 +88,11 @@ def test_verify_finds_the_file_and_its_names_again(bundle, files):
 
 def test_detect_takes_names_for_a_checkpoint_only(bundle, files):
     folder, _ = bundle
-    picture = sorted((files / "scenes" / "images").iterdir())[0]
+    image = sorted((files / "scenes" / "images").iterdir())[0]
     found = run(
         "detect",
         f"ckpt:{files}/seven.pth",
-        picture,
+        image,
         "--labels",
         files / "names.txt",
         "--json",
@@ -103,7 +103,7 @@ def test_detect_takes_names_for_a_checkpoint_only(bundle, files):
     assert found.code == 0, found.err
     rows = json.loads(found.out.splitlines()[0])["detections"]
     assert rows and {row["label"] for row in rows} <= set("abcdefg")
-    refused = run("detect", folder, picture, "--labels", files / "names.txt")
+    refused = run("detect", folder, image, "--labels", files / "names.txt")
     assert refused.code == 2 and "has its own; leave it out" in refused.err
     with pytest.raises(SpecError, match="--family 'detr' says how a checkpoint is read"):
         open_session(folder, family="detr")

@@ -202,7 +202,7 @@ def test_demo(cli, tmp_path):
         assert phrase in out
     assert "green star" not in out  # it was asked for, and is not there
     names = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert {"detrt.json", "model.onnx", "picture.png", "annotated.png", "detections.jsonl", "phrases", "prompted.png"} <= names
+    assert {"detrt.json", "model.onnx", "image.png", "annotated.png", "detections.jsonl", "phrases", "prompted.png"} <= names
     found = json.loads((tmp_path / "demo/detections.jsonl").read_text())
     assert found["detections"] and all(row["score"] > 0.5 for row in found["detections"])
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
-from cli_support import cli, place, run_process, write_pictures  # noqa: F401 - fixtures
+from cli_support import cli, place, run_process, write_images  # noqa: F401 - fixtures
 from engine_graphs import rtx
 
 from detrt.data.video import video_writer
@@ -23,7 +23,7 @@ def labels(row):
 
 
 def test_images_folders_and_patterns(cli, place):
-    write_pictures(place / "more" / "deep")
+    write_images(place / "more" / "deep")
     rows = cli("detect", "bundle", "in/blue.png", "more", "in/b*.png", "--json", "-", "-q").lines
     assert [row["image"] for row in rows] == [
         "in/blue.png",
@@ -77,10 +77,10 @@ def test_an_engine_that_cannot_run_here_gives_way_and_says_so(cli, place):
 def test_the_same_as_pytorch(cli, place):
     """A checkpoint through its bundle and by itself: the same detections, to the digits that are written."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")
-    pictures = place / "noise"
-    pictures.mkdir()
+    images = place / "noise"
+    images.mkdir()
     rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(pictures / "a.png")
+    Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(images / "a.png")
     cli("build", "random:yolos/tiny", "-o", "whole", "--target", "onnx", "--size", 64, "--no-check")
     options = ["noise", "-t", 0, "--max-detections", 3, "--json", "-", "-q"]
     ours = cli("detect", "whole", *options).lines[0]["detections"]

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from text_cases import model_spec, picture, text_spec, tokenizer_json
+from text_cases import colour_image, model_spec, text_spec, tokenizer_json
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
@@ -21,18 +21,18 @@ from detrt import Detector, open_session
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import SpecError
 
-PICTURES = {"a.png": ("red", "black", "blue"), "b.png": ("black", "green", "black")}
+IMAGES = {"a.png": ("red", "black", "blue"), "b.png": ("black", "green", "black")}
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A working folder with a bundle, the same as files, and two pictures."""
+    """A working folder with a bundle, the same as files, and two images."""
     monkeypatch.chdir(tmp_path)
     write_text_bundle(tmp_path / "gd")
     write_text_model(tmp_path / "files")
     (tmp_path / "in").mkdir()
-    for name, colours in PICTURES.items():
-        Image.fromarray(picture(*colours, height=16, width=24)).save(tmp_path / "in" / name)
+    for name, colours in IMAGES.items():
+        Image.fromarray(colour_image(*colours, height=16, width=24)).save(tmp_path / "in" / name)
     return tmp_path
 
 
@@ -88,11 +88,11 @@ def test_other_outputs(cli, place):
 
 
 def coco_truth(place):
-    """Annotations in which every picture has its boxes."""
+    """Annotations in which every image has its boxes."""
     categories = [{"id": 7, "name": "red"}, {"id": 8, "name": "green"}, {"id": 9, "name": "blue"}, {"id": 10, "name": "cat"}]
     ids = {row["name"]: row["id"] for row in categories}
     images, boxes = [], []
-    for number, (name, colours) in enumerate(PICTURES.items(), 1):
+    for number, (name, colours) in enumerate(IMAGES.items(), 1):
         images.append({"id": number, "file_name": name, "width": 24, "height": 16})
         for q, colour in enumerate(colours):
             if colour in ids:
@@ -262,7 +262,7 @@ def test_one_graph(place):
 
     session = make_prompted(spec=spec)
     assert session.text_encoder is None
-    (one,) = Detector(session, prompt="a red cat. blue")([picture(*PICTURES["a.png"])])
-    (pair,) = Detector.open("gd", prompt="a red cat. blue")([picture(*PICTURES["a.png"])])
+    (one,) = Detector(session, prompt="a red cat. blue")([colour_image(*IMAGES["a.png"])])
+    (pair,) = Detector.open("gd", prompt="a red cat. blue")([colour_image(*IMAGES["a.png"])])
     assert one.labels == pair.labels
     np.testing.assert_allclose(one.scores, pair.scores, atol=1e-5)

@@ -101,17 +101,17 @@ def session(module, spec) -> FakeSession:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory) -> list[Path]:
-    """Pictures in the forms that cameras and programs write, drawn here."""
+    """Images in the forms that cameras and programs write, drawn here."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(5)
     y, x = np.mgrid[0:61, 0:83]
     smooth = np.stack([x * 3 % 256, y * 4 % 256, (x + y) * 2 % 256], -1)
-    picture = Image.fromarray(np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8))
-    grey = picture.convert("L")
+    source = Image.fromarray(np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8))
+    grey = source.convert("L")
     wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
-    decompose_when_compiled = picture.convert("RGBA")
+    decompose_when_compiled = source.convert("RGBA")
     decompose_when_compiled.putalpha(grey)
     exif = Image.Exif()
 
@@ -120,22 +120,22 @@ def photos(tmp_path_factory) -> list[Path]:
 
     for orientation in range(1, 9):
         exif[0x0112] = orientation
-        save(picture, f"turned{orientation}.jpg", exif=exif, quality=90)
-    save(picture, "turned.png", exif=exif)
-    save(picture, "plain.jpg", quality=75)
-    save(picture, "progressive.jpg", progressive=True, quality=60)
-    save(picture, "full.jpg", subsampling=0, quality=95)
-    save(picture, "half.jpg", subsampling=1, quality=85)
+        save(source, f"turned{orientation}.jpg", exif=exif, quality=90)
+    save(source, "turned.png", exif=exif)
+    save(source, "plain.jpg", quality=75)
+    save(source, "progressive.jpg", progressive=True, quality=60)
+    save(source, "full.jpg", subsampling=0, quality=95)
+    save(source, "half.jpg", subsampling=1, quality=85)
     save(grey, "grey.jpg")
-    save(picture.convert("CMYK"), "inks.jpg", quality=90)
-    save(picture, "plain.png")
+    save(source.convert("CMYK"), "inks.jpg", quality=90)
+    save(source, "plain.png")
     save(grey, "grey.png")
-    save(picture.quantize(17), "palette.png")
-    save(picture.quantize(3), "palette2.png", bits=2)
+    save(source.quantize(17), "palette.png")
+    save(source.quantize(3), "palette2.png", bits=2)
     save(grey.convert("1"), "bits.png")
     save(wide, "grey16.png")
     save(decompose_when_compiled, "alpha.png")
-    save(picture.convert("LA"), "grey-alpha.png")
-    save(picture, "plain.ppm")
+    save(source.convert("LA"), "grey-alpha.png")
+    save(source, "plain.ppm")
     save(grey, "grey.pgm")
     return sorted(folder.iterdir())

@@ -45,7 +45,7 @@ def test_a_thousand_images_leak_nothing(checked, bundle, photos, tmp_path):
     assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr
     lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
     assert len(lines) == COUNT
-    # The same picture gives the same detections, first and last.
+    # The same image gives the same detections, first and last.
     rows = [json.loads(line)["detections"] for line in lines]
     assert all(rows[i] == rows[i % len(photos)] for i in range(COUNT))
     assert len(list((tmp_path / "saved").iterdir())) == COUNT

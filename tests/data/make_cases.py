@@ -130,7 +130,7 @@ def preprocess_cases() -> list[dict]:
         preprocess_case("shortest-edge-thin", masked, [(1, 40)]),
         preprocess_case("shortest-edge-other-size", masked, [(6, 9)], size_hw=(8, 8)),
         preprocess_case("fit", InputSpec("fit", 6, 6, mask=True), [(9, 7), (3, 8)]),
-        # Pictures of a usual size ratio, from a formula: what a resize does to slopes, steps and overshoot.
+        # Images of a usual size ratio, from a formula: what a resize does to slopes, steps and overshoot.
         *(
             preprocess_case(f"gradient-{name}", InputSpec("stretch", *size, resample=name), [(97, 131)], gradient=(5, 3, 80))
             for name, size in (
@@ -184,7 +184,7 @@ def preprocess_case(
 
 
 def image_of(stored: dict) -> np.ndarray:
-    """The picture of a case: its pixels, or (a * y + b * x + c * channel + x * y // 7) mod 256."""
+    """The image of a case: its pixels, or (a * y + b * x + c * channel + x * y // 7) mod 256."""
     if "pixels" in stored:
         return np.array(stored["pixels"], np.uint8).reshape(stored["shape"])
     y, x, channel = np.indices(stored["shape"])

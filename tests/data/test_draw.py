@@ -16,10 +16,10 @@ def found(boxes, size, labels=None):
 
 def test_draws_on_a_copy_in_the_colour_of_the_class():
     image = np.full((200, 300, 3), 128, np.uint8)
-    picture = draw_detections(image, found([[50, 80, 250, 180]], (200, 300)))
-    assert isinstance(picture, Image.Image) and picture.size == (300, 200) and picture.mode == "RGB"
+    source = draw_detections(image, found([[50, 80, 250, 180]], (200, 300)))
+    assert isinstance(source, Image.Image) and source.size == (300, 200) and source.mode == "RGB"
     assert (image == 128).all()
-    pixels = np.asarray(picture)
+    pixels = np.asarray(source)
     assert tuple(pixels[130, 50]) == class_colour(0) and tuple(pixels[179, 150]) == class_colour(0)
     assert (pixels[100:170, 60:240] == 128).all() and (pixels[190:] == 128).all()
     assert (pixels[60:80, 50:120] != 128).any()  # the label above the box
@@ -39,9 +39,9 @@ def test_any_size(size):
         [width, height, width, height],
         [width / 3, 0, width / 2, height / 2],
     ]
-    picture = draw_detections(np.zeros((*size, 3), np.uint8), found(boxes, size))
-    assert picture.size == (width, height)
-    assert np.asarray(picture).any()
+    source = draw_detections(np.zeros((*size, 3), np.uint8), found(boxes, size))
+    assert source.size == (width, height)
+    assert np.asarray(source).any()
 
 
 @pytest.mark.parametrize("label", ["人", "naïve café", "", "a\nb\tc", "x" * 500, "😀", "\udc80", "<b>[red]"], ids=ascii)
@@ -52,10 +52,10 @@ def test_any_label(label):
 def test_labels_stay_inside_and_apart():
     image = np.zeros((120, 400, 3), np.uint8)
     boxes = [[0, 0, 40, 110], [380, 100, 400, 120], [200, 60, 260, 100], [201, 61, 261, 101]]
-    picture = np.asarray(draw_detections(image, found(boxes, (120, 400), ["one", "two", "three", "four"])))
+    source = np.asarray(draw_detections(image, found(boxes, (120, 400), ["one", "two", "three", "four"])))
     filled = []
     for class_id in range(4):
-        rows, columns = np.nonzero((picture == class_colour(class_id)).all(-1))
+        rows, columns = np.nonzero((source == class_colour(class_id)).all(-1))
         filled.append(len(rows))
         assert rows.min() >= 0 and columns.max() < 400
     # Every label has an area in its own colour; one under another would have only its line left.
@@ -80,8 +80,8 @@ def test_labels_of_any_script(tmp_path, label, own_font):
         font = tmp_path / "font.ttf"
         font.write_bytes(ImageFont.load_default(20).font_bytes)
     one = Detections([[20, 40, 200, 120]], [0.5], [3], (label,), (200, 300))
-    picture = np.asarray(draw_detections(np.zeros((200, 300, 3), np.uint8), one, font=font))
-    assert (picture == class_colour(3)).all(-1).sum() > 500  # the box, and the area of its label
+    source = np.asarray(draw_detections(np.zeros((200, 300, 3), np.uint8), one, font=font))
+    assert (source == class_colour(3)).all(-1).sum() > 500  # the box, and the area of its label
 
 
 def test_bad_input(tmp_path):

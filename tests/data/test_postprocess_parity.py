@@ -57,7 +57,7 @@ def test_equal(name, queries, classes, threshold):
     for ours, theirs, (height, width) in zip(found, expected, SIZES, strict=True):
         order = torch.sort(theirs["scores"], descending=True, stable=True).indices
         clip = torch.tensor([width, height, width, height], dtype=torch.float32)
-        # Theirs may lie outside of the picture; ours never do.
+        # Theirs may lie outside of the image; ours never do.
         corners = torch.minimum(theirs["boxes"][order].clamp(min=0), clip).numpy()
         assert len(ours) == len(order)
         np.testing.assert_allclose(ours.scores, theirs["scores"][order].numpy(), atol=1e-6)

@@ -25,12 +25,12 @@ SHORTEST = {
 CASES = Path(__file__).parents[1] / "data/preprocess_cases.json"
 
 
-def picture(height, width):
+def source(height, width):
     return RNG.integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def test_stretch_is_pillows_resize():
-    image = picture(30, 50)
+    image = source(30, 50)
     batch = preprocess([image], make_spec())
     expected = Image.fromarray(image).resize((12, 8), Image.Resampling.BILINEAR)
     pixels = batch.feeds["pixel_values"]
@@ -41,14 +41,14 @@ def test_stretch_is_pillows_resize():
 
 @pytest.mark.parametrize("resample", ["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"])
 def test_resample(resample):
-    image = picture(31, 17)
+    image = source(31, 17)
     found = preprocess([image], make_spec(resample=resample)).feeds["pixel_values"]
     expected = Image.fromarray(image).resize((12, 8), getattr(Image.Resampling, resample.upper()))
     np.testing.assert_array_equal(found[0], np.asarray(expected).transpose(2, 0, 1))
 
 
 def test_float_input_is_raw_when_the_graph_normalises():
-    image = picture(8, 12)
+    image = source(8, 12)
     found = preprocess([image], make_spec(dtype="float32")).feeds["pixel_values"]
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[0], image.transpose(2, 0, 1))
@@ -63,7 +63,7 @@ def test_padding_comes_after_normalisation():
         mean=(0.5, 0.4, 0.3),
         std=(0.2, 0.25, 0.5),
     )
-    images = [picture(32, 40), picture(64, 32)]
+    images = [source(32, 40), source(64, 32)]
     batch = preprocess(images, spec)
     pixels, mask = batch.feeds["pixel_values"], batch.feeds["pixel_mask"]
     assert batch.resized_sizes_hw == ((64, 80), (96, 48))
@@ -78,7 +78,7 @@ def test_padding_comes_after_normalisation():
 
 
 def test_sides_are_padded_up_with_a_mask_and_rounded_down_without():
-    image = picture(50, 70)
+    image = source(50, 70)
     masked = preprocess([image], make_spec(**SHORTEST, mask=True, multiple_of=32))
     assert masked.resized_sizes_hw == ((64, 89),)
     assert masked.feeds["pixel_values"].shape == (1, 3, 64, 96)
@@ -88,14 +88,14 @@ def test_sides_are_padded_up_with_a_mask_and_rounded_down_without():
 
 def test_fit_pads_to_exactly_the_size():
     spec = make_spec(resize="fit", mask=True)
-    batch = preprocess([picture(40, 40), picture(10, 60)], spec)
+    batch = preprocess([source(40, 40), source(10, 60)], spec)
     assert batch.resized_sizes_hw == ((8, 8), (2, 12))
     assert batch.feeds["pixel_values"].shape == (2, 3, 8, 12)
     assert not batch.feeds["pixel_values"][0, :, :, 8:].any()
 
 
 def test_target_sizes_for_decoding_in_the_graph():
-    batch = preprocess([picture(4, 5), picture(6, 7)], make_spec(decode={"in_graph": True}))
+    batch = preprocess([source(4, 5), source(6, 7)], make_spec(decode={"in_graph": True}))
     sizes = batch.feeds["target_sizes"]
     assert sizes.dtype == np.int64 and sizes.tolist() == [[4, 5], [6, 7]]
 
@@ -157,17 +157,17 @@ def test_group_by_size():
     assert group_by_size(sizes, make_spec()) == [[0, 1, 2, 3]]
     assert group_by_size([], bare) == [] == group_by_size([], make_spec())
     with pytest.raises(SpecError, match=r"group_by_size"):
-        preprocess([picture(*size) for size in sizes[:2]], bare)
+        preprocess([source(*size) for size in sizes[:2]], bare)
 
 
 def test_other_size():
-    assert preprocess([picture(9, 9)], make_spec(dynamic=True), size_hw=(4, 6)).feeds["pixel_values"].shape[2:] == (4, 6)
+    assert preprocess([source(9, 9)], make_spec(dynamic=True), size_hw=(4, 6)).feeds["pixel_values"].shape[2:] == (4, 6)
     masked = make_spec(**SHORTEST, mask=True, multiple_of=32)
-    batch = preprocess([picture(10, 20)], masked, size_hw=(32, 32))
+    batch = preprocess([source(10, 20)], masked, size_hw=(32, 32))
     assert batch.resized_sizes_hw == ((16, 32),) and batch.feeds["pixel_values"].shape == (1, 3, 32, 32)
     bare = make_spec(**SHORTEST, multiple_of=16)
-    assert preprocess([picture(10, 20)], bare, size_hw=(48, 48)).feeds["pixel_values"].shape == (1, 3, 16, 48)
-    assert preprocess([picture(9, 9)], make_spec(), size_hw=(8, 12)).resized_sizes_hw == ((8, 12),)
+    assert preprocess([source(10, 20)], bare, size_hw=(48, 48)).feeds["pixel_values"].shape == (1, 3, 16, 48)
+    assert preprocess([source(9, 9)], make_spec(), size_hw=(8, 12)).resized_sizes_hw == ((8, 12),)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_other_size():
 )
 def test_bad_size(changes, size, words):
     with pytest.raises(SpecError) as caught:
-        preprocess([picture(5, 5)], make_spec(**changes), size_hw=size)
+        preprocess([source(5, 5)], make_spec(**changes), size_hw=size)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -227,7 +227,7 @@ def test_stored_cases(case):
 
 @pytest.mark.parametrize("changes", [{}, {"dtype": "float32", "normalize_in_graph": False}, {**SHORTEST, "mask": True}])
 def test_threads_give_the_same(changes):
-    images = [picture(30 + 7 * i, 50 + i) for i in range(9)]
+    images = [source(30 + 7 * i, 50 + i) for i in range(9)]
     one = preprocess(images, make_spec(**changes))
     with ThreadPoolExecutor(3) as pool:
         other = preprocess(images, make_spec(**changes), pool=pool)
@@ -238,4 +238,4 @@ def test_threads_give_the_same(changes):
 
 def test_an_error_in_a_thread_is_raised():
     with ThreadPoolExecutor(2) as pool, pytest.raises(ImageError, match="image 1"):
-        preprocess([picture(4, 4), picture(4, 4).astype(np.float32)], make_spec(), pool=pool)
+        preprocess([source(4, 4), source(4, 4).astype(np.float32)], make_spec(), pool=pool)

@@ -21,7 +21,7 @@ from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 OWN = {"dtype": "float32", "normalize_in_graph": False}
 EDGE = {"shortest_edge": 800, "longest_edge": 1333, "dynamic": True}
-PICTURES = Path(__file__).parents[3] / "shared/data/images/coco_permissive"
+IMAGES = Path(__file__).parents[3] / "shared/data/images/coco_permissive"
 
 
 def spec_of(**given):
@@ -59,14 +59,14 @@ def images():
     ]
 
 
-def theirs(name, pictures, **options):
+def theirs(name, sample_images, **options):
     if not hasattr(transformers, name):
         pytest.skip(f"this transformers has no {name}")
-    return getattr(transformers, name)(**options)(images=pictures, return_tensors="np")
+    return getattr(transformers, name)(**options)(images=sample_images, return_tensors="np")
 
 
-def check(pictures, spec, expected):
-    found = preprocess(pictures, spec).feeds
+def check(sample_images, spec, expected):
+    found = preprocess(sample_images, spec).feeds
     assert found["pixel_values"].shape == expected["pixel_values"].shape
     np.testing.assert_allclose(found["pixel_values"], expected["pixel_values"], atol=3e-6)
     if spec.input.mask:
@@ -80,9 +80,9 @@ def test_shortest_edge_batch(name, short, long):
         resize="shortest_edge", height=short, width=long, shortest_edge=short, longest_edge=long,
         dynamic=True, mask=True, **IMAGENET, **OWN,
     )  # fmt: skip
-    for pictures in images():
+    for sample_images in images():
         size = {"shortest_edge": short, "longest_edge": long}
-        check(pictures, spec, theirs(name, pictures, size=size))
+        check(sample_images, spec, theirs(name, sample_images, size=size))
 
 
 def test_shortest_edge_yolos():
@@ -90,28 +90,28 @@ def test_shortest_edge_yolos():
         resize="shortest_edge", height=64, width=96, shortest_edge=64, longest_edge=100, dynamic=True,
         multiple_of=16, **IMAGENET, **OWN,
     )  # fmt: skip
-    for pictures in images():
-        for picture in pictures:
+    for sample_images in images():
+        for image in sample_images:
             size = {"shortest_edge": 64, "longest_edge": 100}
-            check([picture], spec, theirs("YolosImageProcessorPil", [picture], size=size))
+            check([image], spec, theirs("YolosImageProcessorPil", [image], size=size))
 
 
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic", "nearest"])
 def test_stretch(resample):
     spec = spec_of(resize="stretch", height=48, width=64, resample=resample, **OWN)
     number = ("nearest", "lanczos", "bilinear", "bicubic").index(resample)
-    for pictures in images():
+    for sample_images in images():
         size = {"height": 48, "width": 64}
-        check(pictures, spec, theirs("RTDetrImageProcessorPil", pictures, size=size, resample=number))
+        check(sample_images, spec, theirs("RTDetrImageProcessorPil", sample_images, size=size, resample=number))
 
 
-@pytest.mark.skipif(not PICTURES.is_dir(), reason=f"{PICTURES.name} is not there")
+@pytest.mark.skipif(not IMAGES.is_dir(), reason=f"{IMAGES.name} is not there")
 def test_photographs():
-    listed = json.loads((PICTURES / "annotations/instances_val2017.json").read_text())["images"]
-    pictures = []
+    listed = json.loads((IMAGES / "annotations/instances_val2017.json").read_text())["images"]
+    sample_images = []
     for row in listed[:3]:
-        picture = load_image(PICTURES / "val2017" / row["file_name"])
-        assert picture.shape == (row["height"], row["width"], 3)
-        pictures.append(picture)
+        image = load_image(IMAGES / "val2017" / row["file_name"])
+        assert image.shape == (row["height"], row["width"], 3)
+        sample_images.append(image)
     spec = spec_of(resize="shortest_edge", height=800, width=1056, mask=True, **EDGE, **IMAGENET, **OWN)
-    check(pictures, spec, theirs("DetrImageProcessorPil", pictures))
+    check(sample_images, spec, theirs("DetrImageProcessorPil", sample_images))

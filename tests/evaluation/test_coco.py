@@ -20,7 +20,7 @@ from detrt.evaluation.coco import METRICS, evaluate_coco
 GOOD = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 9, "file_name": "b.png"}],
     "categories": [{"id": 90, "name": "Cat"}, {"id": 3, "name": "lamp"}],
-    # The session of `runtime_cases` finds class 0 in the middle half of every picture.
+    # The session of `runtime_cases` finds class 0 in the middle half of every image.
     "annotations": [{"image_id": 7, "category_id": 90, "bbox": [25, 20, 50, 40]}],
 }
 

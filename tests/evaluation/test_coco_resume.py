@@ -22,7 +22,7 @@ from detrt.evaluation.coco import METRICS, evaluate_coco, evaluate_results
 
 @pytest.fixture
 def data(tmp_path):
-    """Seven pictures of one colour each, the model's file, and annotations that it partly finds."""
+    """Seven images of one colour each, the model's file, and annotations that it partly finds."""
     rng = np.random.default_rng(0)
     images, annotations = [], []
     for number in range(7):

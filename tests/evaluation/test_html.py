@@ -77,14 +77,14 @@ class Page(HTMLParser):
 def test_page_is_whole_escaped_and_self_contained(exported, scaled, images):
     bad, module = scaled
     good = exported("rt_detr_v2", **CHOICES).path
-    report = verify(good, bad, images, pictures=2, divergence="auto")
+    report = verify(good, bad, images, report_images=2, divergence="auto")
     text = page(report, candidate=EVIL, reference="ref")
     parsed = Page(text)
     assert not parsed.open, "every tag is closed"
     assert "script" not in parsed.tags and "&lt;script&gt;" in text
     assert "link" not in parsed.tags and "@import" not in text and "url(" not in text
     assert parsed.links and all(link.startswith("data:image/jpeg;base64,") for link in parsed.links)
-    assert len(parsed.links) == 4  # two pictures, two sides
+    assert len(parsed.links) == 4  # two images, two sides
     assert parsed.tags.count("svg") == 2
     assert module in text and "first divergence" in text
     for title in (

@@ -81,7 +81,7 @@ CASES = {
         0,
         0,
     ),
-    # Two queries of hardly any score that traded places, in a picture with few objects.
+    # Two queries of hardly any score that traded places, in an image with few objects.
     "far, but neither side is compared": (
         (*THREE, (A, 0.05, 2), (B, 0.04, 2), (C, 0.0395, 3)),
         (*THREE, (A, 0.05, 2), (B, 0.04, 2), (moved(C, 4), 0.0395, 3)),
@@ -96,7 +96,7 @@ CASES = {
         4,
         0.001,
     ),
-    "weak pictures are compared by their best": (((A, 0.05, 0), (B, 0.04, 1)), ((A, 0.05, 0),), (2, 1, 0), 0, 0),
+    "weak images are compared by their best": (((A, 0.05, 0), (B, 0.04, 1)), ((A, 0.05, 0),), (2, 1, 0), 0, 0),
 }
 
 

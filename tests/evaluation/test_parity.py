@@ -29,7 +29,7 @@ def images():
 @pytest.mark.parametrize(
     ("name", "choices"),
     [
-        # Not the families that select proposals on a drawn picture: ties, which rounding decides.
+        # Not the families that select proposals on a drawn image: ties, which rounding decides.
         ("yolos", {"height": 96, "width": 64, "normalize": False}),
         ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
         ("rf_detr", {"normalize": False}),
@@ -43,7 +43,7 @@ def test_an_export_passes(name, choices, exported, tiny, images):
     report = verify(tiny(name), exported(name, **choices).path, images, progress=lambda *n: seen.append(n))
     assert report.failures == [] and report.passed
     require(report)
-    assert report.compared >= 15  # the five best of every picture at least
+    assert report.compared >= 15  # the five best of every image at least
     assert len(report.images) == 3
     assert seen
     assert report.tensors and report.worst_tensor <= report.gate.tensor / 10

@@ -26,8 +26,8 @@ CHOICES = {"height": 128, "width": 128, "check": False}
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
     for seed, size_hw in enumerate(((96, 128), (128, 96), (112, 112))):
         Image.fromarray(draw_scene(seed, size_hw=size_hw).image).save(folder / f"{seed}.png")
     return folder
@@ -39,7 +39,7 @@ def clean(exported):
 
 
 @pytest.fixture
-def check(pictures, tmp_path, capsys):
+def check(images, tmp_path, capsys):
     """Run the command on a damaged copy of a graph; gives the exit code and the JSON report."""
 
     def run(good, damage, *more, against=None):
@@ -49,7 +49,7 @@ def check(pictures, tmp_path, capsys):
         graph.save(model, bad)
         report = tmp_path / "report.json"
         code = main(
-            ["verify", str(bad), "--images", str(pictures), "--against", str(against or good), "--json", str(report), *more]
+            ["verify", str(bad), "--images", str(images), "--against", str(against or good), "--json", str(report), *more]
         )
         capsys.readouterr()
         return code, json.loads(report.read_text("utf-8"))
@@ -96,7 +96,7 @@ def test_clean_graph_passes_with_every_level(check, clean):
     assert first(report) is None and report["divergence"]["compared"] > 300
 
 
-def test_one_wrong_weight(check, clean, pictures):
+def test_one_wrong_weight(check, clean, images):
     node = "/model/decoder/layers.1/encoder_attn/value_proj/MatMul"
 
     def damage(model):
@@ -204,7 +204,7 @@ def test_baked_size(check, exported):
     assert first(report)["op"] == "Range"
 
 
-def test_fp16_overflow(tiny, pictures, tmp_path):
+def test_fp16_overflow(tiny, images, tmp_path):
     """A checkpoint with one large activation, and a graph that holds it in FP16."""
     from dataclasses import replace
 
@@ -231,7 +231,7 @@ def test_fp16_overflow(tiny, pictures, tmp_path):
         model.graph.node.insert(index + offset, cast)
     model.graph.node.insert(index + 3, back)
     graph.save(model, tmp_path / "bad.onnx")
-    report = verify(source, tmp_path / "bad.onnx", sorted(pictures.glob("*.png")), divergence="auto")
+    report = verify(source, tmp_path / "bad.onnx", sorted(images.glob("*.png")), divergence="auto")
     assert not report.passed
     assert any("NaN or infinite" in text for text in report.failures)
     assert report.divergence.first.module == "model.decoder.layers.0.mlp.fc2"

@@ -82,7 +82,7 @@ def test_what_lies_under_the_padding_does_not_matter(name, exported):
 
 
 @pytest.mark.parametrize("name", NAMES[:1])
-def test_a_picture_does_not_see_the_others_of_its_batch(name, tiny):
+def test_a_image_does_not_see_the_others_of_its_batch(name, tiny):
     source = tiny(name)
     module = ExportModule(source.module, source.spec).eval()
     feeds = {k: torch.from_numpy(v) for k, v in example_feeds(source.spec, 3, ODD, seed=4).items()}

@@ -183,7 +183,7 @@ def test_padding_is_exact(name, choices, exported, tiny):
     got = session.run(dirty)
     for output in clean:
         np.testing.assert_array_equal(got[output], clean[output])
-    # One picture alone and the same one first in a padded batch: both as the transformers model.
+    # One image alone and the same one first in a padded batch: both as the transformers model.
     alone = {k: v[1:2] for k, v in feeds.items()}
     rows, columns = (int(n) for n in (alone[PIXEL_MASK][0].sum(0).max(), alone[PIXEL_MASK][0].sum(1).max()))
     if report.spec.input.dynamic:

@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-def pictures():
+def images():
     rng = np.random.default_rng(0)
     return [rng.integers(0, 255, shape, dtype=np.uint8) for shape in ((100, 150, 3), (130, 90, 3), (64, 64, 3))]
 
@@ -44,7 +44,7 @@ def both(request, tiny, exported):
 
 
 def test_a_prompt_for_each_image_of_a_batch(both):
-    found = [Detector(s, threshold=0.0, batch_size=3)(pictures(), prompts=PROMPTS) for s in both]
+    found = [Detector(s, threshold=0.0, batch_size=3)(images(), prompts=PROMPTS) for s in both]
     for want, got, prompt in zip(*found, PROMPTS, strict=True):
         assert len(want) == len(got) > 0 and got.prompt == prompt
         # Random models have ties, so what is compared is sorted by score, and boxes only where scores stand apart.
@@ -58,15 +58,15 @@ def test_a_prompt_for_each_image_of_a_batch(both):
 def test_neighbours_do_not_matter(both):
     """An image finds with a longer prompt beside it what it finds alone."""
     detector = Detector(both[1], threshold=0.0, batch_size=3)
-    together = detector(pictures(), prompts=PROMPTS)
-    for image, prompt, found in zip(pictures(), PROMPTS, together, strict=True):
+    together = detector(images(), prompts=PROMPTS)
+    for image, prompt, found in zip(images(), PROMPTS, together, strict=True):
         (alone,) = detector([image], prompts=[prompt])
         assert len(alone) == len(found)
         np.testing.assert_allclose(found.scores, alone.scores, atol=2e-4)
 
 
 def test_verify_with_a_prompt(both):
-    report = verify(*both, pictures()[:2], prompt=PROMPTS[0], batches=[2])
+    report = verify(*both, images()[:2], prompt=PROMPTS[0], batches=[2])
     assert report.passed, report.failures
     assert report.compared > 0
     names = {row["output"] for row in report.tensors}
@@ -77,7 +77,7 @@ def test_verify_with_a_prompt(both):
 
 def test_a_list_of_names(both):
     names = ["red circle", "", "blue star", "dotted square"]
-    found = [Detector(s, threshold=0.0, prompt=names)(pictures()[:1])[0] for s in both]
+    found = [Detector(s, threshold=0.0, prompt=names)(images()[:1])[0] for s in both]
     assert set(found[1].class_ids.tolist()) <= {0, 2, 3} and found[1].phrase_spans is None
     np.testing.assert_allclose(found[1].scores, found[0].scores, atol=2e-4)
 
@@ -87,7 +87,7 @@ def test_the_trained_model_on_drawn_scenes(tmp_path):
     """Five prompts on fifty scenes: the same detections, none missing and none extra.
 
     From 0.1 up: where a scene holds nothing of a prompt, the hundred selected places are a tie of near zeros. Which of them
-    are selected is rounding, and in one of the 250 pictures it may move a score by more than 0.001.
+    are selected is rounding, and in one of the 250 images it may move a score by more than 0.001.
     """
     from detrt import ExportConfig, export_onnx, load_source
     from detrt.data.scenes.scene import draw_scene

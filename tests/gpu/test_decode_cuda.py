@@ -29,7 +29,7 @@ def decoder() -> Any:
 
 
 class OnGpu(OnnxSession):
-    """A model on the CPU whose pictures are made on the GPU."""
+    """A model on the CPU whose images are made on the GPU."""
 
     @property
     def image_runner(self) -> Any:
@@ -128,12 +128,12 @@ def test_pixels_of_jpeg_files_are_near_pillows(name: str, mode: str, options: An
         options = {**options, "exif": tags}
     files = [jpeg(draw_scene(seed, size_hw=(333 + seed, 479)).image, mode, **options) for seed in range(6)]
     before = decoder.counts["files on the GPU"]
-    pictures = decoder.decode([decoder.open(data) for data in files])
+    images = decoder.decode([decoder.open(data) for data in files])
     assert decoder.counts["files on the GPU"] == before + 6
-    for picture, data in zip(pictures, files, strict=True):
+    for image, data in zip(images, files, strict=True):
         want = load_image(data)
-        assert picture.shape == want.shape
-        levels = np.abs(picture.rgb().astype(int) - want)
+        assert image.shape == want.shape
+        levels = np.abs(image.rgb().astype(int) - want)
         assert levels.max() <= most and levels.mean() <= mean, (levels.max(), levels.mean())
 
 

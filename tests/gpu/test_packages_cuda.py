@@ -35,11 +35,11 @@ def ranged(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_batch_of_the_range_gives_the_same(ranged: str) -> None:
-    pictures = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
+    images = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
     with open_session(ranged, backend="inductor") as session, open_session(ranged, backend="onnxruntime") as exact:
-        want = Detector(exact, threshold=0.3)(pictures)
+        want = Detector(exact, threshold=0.3)(images)
         for batch in (1, 3, 4):
-            for got, right in zip(Detector(session, threshold=0.3, batch_size=batch)(pictures), want, strict=True):
+            for got, right in zip(Detector(session, threshold=0.3, batch_size=batch)(images), want, strict=True):
                 assert got.labels == right.labels
                 assert np.abs(got.boxes_xyxy - right.boxes_xyxy).max(initial=0) < 0.5
                 assert np.abs(got.scores - right.scores).max(initial=0) < 1e-3

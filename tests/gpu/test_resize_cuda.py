@@ -60,11 +60,11 @@ def test_pixels_equal_pillows(given: InputSpec) -> None:
 
 
 def same(session: Any, reference: Any, box_px: float, score: float) -> None:
-    pictures = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
+    images = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
     there, here = Detector(session, threshold=0.3), Detector(session, threshold=0.3, on_device=False)
     assert there.ahead == AHEAD and here.ahead == 0
     exact = Detector(reference, threshold=0.3)
-    for got, want, cpu in zip(there(pictures), here(pictures), exact(pictures), strict=True):
+    for got, want, cpu in zip(there(images), here(images), exact(images), strict=True):
         assert got.labels == want.labels == cpu.labels
         assert np.abs(got.boxes_xyxy - want.boxes_xyxy).max(initial=0) < 0.5
         assert np.abs(got.scores - want.scores).max(initial=0) < 1e-3

@@ -32,9 +32,9 @@ def _full_precision() -> None:
 def test_detections_on_the_gpu_equal_those_on_the_cpu(reference: str) -> None:
     source = load_source(reference)
     on_cpu = TorchSession(source)
-    pictures = [draw_scene(seed).image for seed in range(900_000_100, 900_000_116)]
+    images = [draw_scene(seed).image for seed in range(900_000_100, 900_000_116)]
     on_gpu = TorchSession(load_source(reference), device="cuda:0")
-    report = verify(on_cpu, on_gpu, pictures, gate=Gate(), batch_size=4)
+    report = verify(on_cpu, on_gpu, images, gate=Gate(), batch_size=4)
     assert on_gpu.info.name == "torch-cuda"
     assert report.failures == []
 

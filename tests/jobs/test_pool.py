@@ -69,7 +69,7 @@ def test_a_gpu_is_never_replaced_by_the_cpu(place):
 
 
 def shades(folder, count, bad=()):
-    """Pictures whose amount of blue is their number, so that every answer belongs to one of them."""
+    """Images whose amount of blue is their number, so that every answer belongs to one of them."""
     folder.mkdir()
     for index in range(count):
         path = folder / f"{index:03d}.png"
@@ -80,7 +80,7 @@ def shades(folder, count, bad=()):
 
 
 def test_the_same_in_the_same_order(cli, place):
-    """Pictures, a broken one and a video through one process and through three."""
+    """Images, a broken one and a video through one process and through three."""
     pytest.importorskip("av", reason="av is not installed")
     shades(place / "many", 40, bad=(7,))
     with video_writer(place / "many" / "020.mp4", fps=5, size_hw=(16, 24)) as write:
@@ -110,7 +110,7 @@ def test_standard_output_and_summary(place):
 
 
 def test_a_killed_worker_is_replaced(place):
-    """Killed again and again by somebody: every picture is there once, in order."""
+    """Killed again and again by somebody: every image is there once, in order."""
     inputs = expand_inputs([shades(place / "many", 200)])
     with DevicePool("bundle", ("cpu", "cpu"), detector={"threshold": 0.1, "batch_size": 8}) as pool:
         killed = []
@@ -133,7 +133,7 @@ def test_a_killed_worker_is_replaced(place):
 
 
 def test_a_worker_that_cannot_be_kept_is_named(place):
-    """Whatever is sent to a worker kills it: an error that names the device, the signal and a picture, not a hang."""
+    """Whatever is sent to a worker kills it: an error that names the device, the signal and an image, not a hang."""
     inputs = expand_inputs([shades(place / "many", 16)])
     with DevicePool("bundle", ("cpu",), detector={"batch_size": 8}) as pool:
         seen = set()

@@ -33,12 +33,12 @@ BLUE = ["blue", "blue"]
 DATA = Path(__file__).parents[3] / "shared/data"
 AUTHORS = DATA / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"
 CHECKPOINT = DATA / "checkpoints/deimv2-atto-coco"
-PICTURES = DATA / "images/coco_permissive"
+IMAGES = DATA / "images/coco_permissive"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with a model and pictures: blue ones have two detections above 0.7."""
+    """A working folder with a model and images: blue ones have two detections above 0.7."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.onnx").write_bytes(make_model(make_spec()))
     for name, colour in {
@@ -319,22 +319,22 @@ def test_interrupted_run_leaves_no_half_video(clip, folder):
 
 @pytest.mark.skipif(not AUTHORS.is_file(), reason="the authors' ONNX files are not there")
 @pytest.mark.skipif(not CHECKPOINT.is_dir(), reason=f"the checkpoint {CHECKPOINT.name} is not there")
-@pytest.mark.skipif(not PICTURES.is_dir(), reason=f"the pictures of {PICTURES.name} are not there")
+@pytest.mark.skipif(not IMAGES.is_dir(), reason=f"the images of {IMAGES.name} are not there")
 def test_same_detections_as_the_authors():
     """The whole way, files to boxes, against the ONNX file that the authors of DEIMv2 published."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers", reason="transformers is not installed")
     authors = onnxruntime.InferenceSession(AUTHORS)
     side = authors.get_inputs()[0].shape[2]
-    listed = json.loads((PICTURES / "annotations/instances_val2017.json").read_text())["images"]
-    paths = [PICTURES / "val2017" / row["file_name"] for row in listed[:6]]
+    listed = json.loads((IMAGES / "annotations/instances_val2017.json").read_text())["images"]
+    paths = [IMAGES / "val2017" / row["file_name"] for row in listed[:6]]
     with Detector.open(CHECKPOINT, threshold=0.3, batch_size=3, trust_remote_code=True) as detector:
         results = detector(paths)
     assert sum(map(len, results)) > 20
     for path, found in zip(paths, results, strict=True):
-        picture = Image.open(path).convert("RGB")
-        small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR), np.float32) / 255
-        size = np.array([picture.size])  # width, height
+        image = Image.open(path).convert("RGB")
+        small = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR), np.float32) / 255
+        size = np.array([image.size])  # width, height
         labels, boxes, scores = authors.run(None, {"images": small.transpose(2, 0, 1)[None], "orig_target_sizes": size})
         keep = np.argsort(-scores[0], kind="stable")[: (scores[0] > 0.3).sum()]
         np.testing.assert_array_equal(found.class_ids, labels[0][keep])

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "detrt"
 OUTSIDE = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "backends" not in p.parts)
 # Facts of `SessionInfo` that were once read from a session by getattr or hasattr.
-FACTS = {"note", "path", "facts", "profile", "gpu_name", "pictures", "sizes", "min_batch", "max_batch", "compute_capability"}
+FACTS = {"note", "path", "facts", "profile", "gpu_name", "images", "sizes", "min_batch", "max_batch", "compute_capability"}
 FACTS |= {"model", "of", "selections", "backend", "image_runner"}
 
 

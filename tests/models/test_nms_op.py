@@ -23,7 +23,7 @@ QUERIES, CLASSES = 40, 3
 
 
 class Crowd(torch.nn.Module):
-    """A "detector" whose boxes come in heaps: logits and boxes are two tables, moved a little by the picture."""
+    """A "detector" whose boxes come in heaps: logits and boxes are two tables, moved a little by the image."""
 
     def __init__(self):
         super().__init__()

@@ -157,14 +157,14 @@ def test_find():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_random_models_see_the_picture(name, tiny):
-    """With weights that let the picture vanish, every comparison of outputs would pass."""
+def test_random_models_see_the_image(name, tiny):
+    """With weights that let the image vanish, every comparison of outputs would pass."""
     source = tiny(name)
     size = source.spec.input.size_hw if not source.spec.input.dynamic else (128, 128)
-    pictures = torch.rand(2, 1, 3, *size, generator=torch.Generator().manual_seed(0))
-    pictures[1, :, :, : size[0] // 2] *= 2
+    images = torch.rand(2, 1, 3, *size, generator=torch.Generator().manual_seed(0))
+    images[1, :, :, : size[0] // 2] *= 2
     with torch.no_grad():
-        first, second = (source.module(pixel_values=pixels) for pixels in pictures)
+        first, second = (source.module(pixel_values=pixels) for pixels in images)
     for output in ("logits", "pred_boxes"):
         a, b = getattr(first, output), getattr(second, output)
         assert float((a - b).abs().max() / a.abs().max()) > 1e-3, output

@@ -39,5 +39,5 @@ def test_a_published_checkpoint_exports_and_detects_the_same(reference: str, tmp
     source = load_source(reference)
     report = export_onnx(source, tmp_path / "model.onnx", ExportConfig())
     assert report.errors
-    pictures = [draw_scene(seed, size_hw=(480, 640)).image for seed in (1, 2)]
-    assert verify(source, tmp_path / "model.onnx", pictures).failures == []
+    images = [draw_scene(seed, size_hw=(480, 640)).image for seed in (1, 2)]
+    assert verify(source, tmp_path / "model.onnx", images).failures == []

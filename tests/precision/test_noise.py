@@ -9,7 +9,7 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from precision_graphs import SPEC, model_of, node, pictures, pixel_model
+from precision_graphs import SPEC, images, model_of, node, pixel_model
 
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.graph.emulate_low_precision import emulate
@@ -25,9 +25,9 @@ FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul",
 
 
 def values_of(model, tensor):
-    """A tensor of a graph on all pictures."""
+    """A tensor of a graph on all images."""
     found = []
-    run_tensors(model, SPEC, pictures(), [tensor], lambda _, array: found.append(np.array(array)))
+    run_tensors(model, SPEC, images(), [tensor], lambda _, array: found.append(np.array(array)))
     return np.concatenate(found)
 
 
@@ -35,7 +35,7 @@ def values_of(model, tensor):
 def test_noise_and_offset_are_those_of_the_formula(low):
     model = pixel_model()
     plan = QuantPlan({FC1: "normed"})
-    found = measure(model, SPEC, pictures(), plan, {"normed": 2.5}, low)[FC1]
+    found = measure(model, SPEC, images(), plan, {"normed": 2.5}, low)[FC1]
     weight = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "w1")
     x = values_of(model, "normed").reshape(-1, 32).astype(np.float64)
     scale, columns = float(activation_scale(2.5, low)), weight_scales(weight, 1, low).astype(np.float64)
@@ -65,7 +65,7 @@ def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch)
         spec=None,
     )
     layer = noise_module._layer(noise_module.GraphView.typed(model), model.graph.node[1], Precision.INT8)
-    pixels = np.stack([p.transpose(2, 0, 1) for p in pictures()]).astype(np.float32)
+    pixels = np.stack([p.transpose(2, 0, 1) for p in images()]).astype(np.float32)
     got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
     want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1).reshape(-1, 8), rtol=1e-4, atol=1e-2)
@@ -89,12 +89,12 @@ def test_the_noisiest_layers_for_their_work_stay_out():
 def test_the_mean_error_of_a_channel_is_gone(low):
     config = PrecisionConfig(low, calibration="x", min_fraction=0.0, quantize_fraction=1.0)
     model = pixel_model()
-    known = calibrate(model, SPEC, config, pictures())
+    known = calibrate(model, SPEC, config, images())
     assert {BODY, FC1, FC2} <= set(known.noise)
     want = values_of(model, "grid2")
 
     def mean_error(calibration):
-        typed, _ = apply_precision(model, SPEC, config, pictures(), calibration=calibration)
+        typed, _ = apply_precision(model, SPEC, config, images(), calibration=calibration)
         found = values_of(emulate(typed), "grid2") - want
         return np.abs(found.mean((0, 2, 3))).mean()
 
@@ -135,10 +135,10 @@ def test_a_bias_that_others_read_is_copied_and_products_without_one_stay():
 
 def test_quantised_graphs_run_with_corrected_biases():
     config = PrecisionConfig("int8", calibration="x", quantize_fraction=1.0)
-    typed, report = apply_precision(pixel_model(), SPEC, config, pictures())
+    typed, report = apply_precision(pixel_model(), SPEC, config, images())
     assert report.fractions.of("int8") >= 0.7
     assert sum("/corrected_bias" in t.name for t in typed.graph.initializer) >= 1
-    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
+    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in images()])}
     outputs = OnnxSession(typed.SerializeToString(), SPEC).run(feeds)
     assert all(np.isfinite(array).all() for array in outputs.values())
 
@@ -164,8 +164,8 @@ def test_fp8_subtracts_the_mean_of_a_channel_where_it_helps():
     plan = QuantPlan({"/body/Conv": "far"})
     far = values_of(model, "far")
     mean, thresholds = far.mean((0, 2, 3)), {"far": float(far.max())}
-    plain = measure(model, SPEC, pictures(), plan, thresholds, Precision.FP8)["/body/Conv"]
-    found = measure(model, SPEC, pictures(), plan, thresholds, Precision.FP8, means={"far": mean})["/body/Conv"]
+    plain = measure(model, SPEC, images(), plan, thresholds, Precision.FP8)["/body/Conv"]
+    found = measure(model, SPEC, images(), plan, thresholds, Precision.FP8, means={"far": mean})["/body/Conv"]
     assert plain.centre is None and found.noise < 0.8 * plain.noise
     np.testing.assert_allclose(found.centre, mean, rtol=1e-3)
 
@@ -177,5 +177,5 @@ def test_fp8_subtracts_the_mean_of_a_channel_where_it_helps():
         insert_qdq(low, plan, thresholds, Precision.FP8, {} if one.centre is None else {"/body/Conv": one.centre})
         errors.append(np.abs(values_of(emulate(low), "made") - want))
     assert errors[1].mean() < 0.9 * errors[0].mean()
-    # What is outside of the picture is zero before the subtraction, so the border is as exact as the rest.
+    # What is outside of the image is zero before the subtraction, so the border is as exact as the rest.
     assert errors[1][:, :, 0].mean() < 2 * errors[1].mean()

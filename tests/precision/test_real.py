@@ -1,6 +1,6 @@
 """What each precision costs on real weights and photographs: AP of the typed graph against the FP32 graph.
 
-Femto on both sets of `coco_permissive`, each picture also mirrored (148 pictures): fewer cannot resolve the bar. Atto
+Femto on both sets of `coco_permissive`, each image also mirrored (148 images): fewer cannot resolve the bar. Atto
 misses it in BF16 and FP8, which docs/guide/precision.md says.
 """
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.slow
 def test_femto_keeps_its_ap(real_data):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
-    pictures, model = real_data / "images" / "coco_permissive", real_data / "checkpoints" / "deimv2-femto-coco"
-    for place in (pictures, model):
+    images, model = real_data / "images" / "coco_permissive", real_data / "checkpoints" / "deimv2-femto-coco"
+    for place in (images, model):
         if not place.is_dir():
             pytest.skip(f"'{place}' is not on this machine")
-    command = [sys.executable, str(ROOT / "training" / "measure_precision.py"), str(pictures), str(model), *BAR]
+    command = [sys.executable, str(ROOT / "training" / "measure_precision.py"), str(images), str(model), *BAR]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run([*command, "--trust-remote-code"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]

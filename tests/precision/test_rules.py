@@ -11,7 +11,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 
 from onnx import TensorProto, helper, numpy_helper
-from precision_graphs import SPEC, model_of, node, pictures, pixel_model
+from precision_graphs import SPEC, images, model_of, node, pixel_model
 
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
@@ -227,12 +227,12 @@ def test_raising_the_opset_changes_nothing(opset, exported):
 def test_an_overflow_is_found_by_the_scan_and_only_by_it():
     model = pixel_model(ffn_scale=4e4)
     exact = OnnxSession(model.SerializeToString(), SPEC)
-    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
+    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in images()])}
     want = exact.run(feeds)
     blind, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_fraction=0.0))
     got = OnnxSession(emulate(blind).SerializeToString(), SPEC).run(feeds)
     assert not np.isfinite(got["logits"]).all()
-    seen, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_fraction=0.0), pictures())
+    seen, report = apply_precision(model, SPEC, PrecisionConfig("fp16", min_fraction=0.0), images())
     for name in ("fc1/MatMul", "Relu", "fc2/MatMul"):
         assert report.fp32_reasons[f"/encoder/layers.0/{name}"].startswith("overflow: values up to"), name
     assert "/backbone/body/Conv" not in report.fp32_reasons
@@ -266,7 +266,7 @@ def test_operations_are_counted_by_type():
     ("choices", "message"),
     [
         ({"precision": "half"}, "--precision must be one of fp32, tf32"),
-        ({"precision": "int8"}, "needs pictures"),
+        ({"precision": "int8"}, "needs images"),
         ({"precision": "auto", "calibration": "x"}, "needs --budget"),
         ({"precision": "fp16", "budget": ("ap", 1.0)}, "belongs to --precision auto"),
         (

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from engine_graphs import rtx
 from PIL import Image
-from precision_graphs import SPEC, pictures, pixel_model
+from precision_graphs import SPEC, images, pixel_model
 
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
@@ -39,7 +39,7 @@ FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A folder of three small pictures with blocks of colour."""
+    """A folder of three small images with blocks of colour."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(3)
     for index in range(3):
@@ -49,7 +49,7 @@ def photos(tmp_path_factory):
 
 
 def small(spec):
-    """The spec with small pictures: the ranges of a tiny model need no large ones."""
+    """The spec with small images: the ranges of a tiny model need no large ones."""
     edges = {"shortest_edge": 128, "longest_edge": 160} if spec.input.resize == "shortest_edge" else {}
     return spec.with_input(height=128, width=160, **edges) if edges or spec.input.dynamic else spec
 
@@ -158,10 +158,10 @@ def test_heads_and_deformable_attention_are_not_quantised(name, low_file):
 @pytest.mark.parametrize("precision", ("int8", "fp8"))
 def test_quantised_values_are_those_of_the_formula(precision):
     config = PrecisionConfig(precision, calibration="x", min_fraction=0.0)
-    model, report = apply_precision(pixel_model(), SPEC, config, pictures())
+    model, report = apply_precision(pixel_model(), SPEC, config, images())
     assert report.fractions.of(precision) > 0.7
     assert set(report.excluded) >= {"/backbone/stem/Conv", "/class_head/MatMul", "/box_head/MatMul"}
-    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in pictures()])}
+    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in images()])}
     want = OnnxSession(pixel_model().SerializeToString(), SPEC).run(feeds)
     got = OnnxSession(emulate(model).SerializeToString(), SPEC).run(feeds)
     for name, array in want.items():
@@ -197,7 +197,7 @@ def test_fp8_weights_get_the_scale_that_rounds_them_best():
 @pytest.mark.parametrize("method", ("entropy", "percentile", "mse", "minmax"))
 def test_calibration_is_deterministic_and_clips_outliers(method):
     config = PrecisionConfig("int8", calibration="x", method=method, percentile=99.0)
-    first, second = (calibrate(pixel_model(), SPEC, config, pictures()).thresholds for _ in range(2))
+    first, second = (calibrate(pixel_model(), SPEC, config, images()).thresholds for _ in range(2))
     assert first and first == second
     rng = np.random.default_rng(0)
     counts = np.bincount((np.abs(rng.normal(size=200_000)) / 50 * 2048).astype(int), minlength=2048)
@@ -256,12 +256,12 @@ def test_a_bundle_records_its_precision(exported, photos, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_overflow_is_looked_for_without_pictures_of_the_callers(tmp_path):
+def test_overflow_is_looked_for_without_images_of_the_callers(tmp_path):
     path = tmp_path / "model.onnx"
     graph.save(pixel_model(ffn_scale=3e4), path)
     report = convert_file(path, SPEC, PrecisionConfig("fp16", min_fraction=0.0))
     assert "overflow" in report.fp32_reasons["/encoder/layers.0/fc1/MatMul"] and report.images == 2
-    assert any("drawn pictures only" in warning for warning in report.warnings)
+    assert any("drawn images only" in warning for warning in report.warnings)
     with OnnxSession(path) as session:
         assert np.isfinite(session.run({"pixel_values": np.full((1, 3, 16, 16), 200, np.uint8)})["logits"]).all()
 
@@ -273,20 +273,20 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     state = tmp_path / "state.json"
     config = PrecisionConfig("auto", calibration="x", budget=("drift", 0.02), state=state)
     low = replace(config, precision="fp16", budget=None)
-    blind = replace(calibrate(model, SPEC, low, pictures()), lost={})  # the scan would have kept it already
-    result = Search(model, SPEC, config, pictures(), blind).run()
+    blind = replace(calibrate(model, SPEC, low, images()), lost={})  # the scan would have kept it already
+    result = Search(model, SPEC, config, images(), blind).run()
     assert result.all_low > 0.02 >= result.loss
     assert result.fp32_blocks and all(b.startswith("encoder.layers.0") for b in result.fp32_blocks) and result.runs > 6
-    again = Search(model, SPEC, config, pictures(), blind).run()
+    again = Search(model, SPEC, config, images(), blind).run()
     assert again.runs == 0 and again.fp32_blocks == result.fp32_blocks
     assert plot(result).startswith("<svg") and "encoder.layers.0.fc1" in plot(result)
     state.write_text("{")
     with pytest.raises(GraphError, match="state file .* is damaged"):
-        Search(model, SPEC, config, pictures(), blind)
+        Search(model, SPEC, config, images(), blind)
     with pytest.raises(GraphError, match="needs the truth"):
-        Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), pictures(), blind)
+        Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), images(), blind)
     with pytest.raises(GateError, match="with every block kept"):
-        Search(model, SPEC, replace(config, budget=("drift", 0.0), state=None), pictures(), blind).run()
+        Search(model, SPEC, replace(config, budget=("drift", 0.0), state=None), images(), blind).run()
 
 
 def test_typed_graphs_are_not_typed_again(low_file):

@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 from serve_support import Server, in_base64, png, together
-from text_cases import picture
+from text_cases import colour_image
 from text_models import write_text_bundle
 
 from detrt import Detector
@@ -140,7 +140,7 @@ def test_many_clients_each_get_their_own(server, scenes, expected):
 
 
 def test_prompts(client):
-    data = png(picture("red", "green", "blue"))
+    data = png(colour_image("red", "green", "blue"))
     text = detect(client, content=data, params={"model": "asked", "prompt": "blue. red.", "threshold": 0.6})
     found = text["images"][0]
     assert found["prompt"] == "blue. red."
@@ -296,7 +296,7 @@ def test_tritonclient_asks_about_models(triton):
 def test_tritonclient_infers(triton, folder, binary_in, binary_out):
     from tritonclient.http import InferInput, InferRequestedOutput
 
-    # Numbers as JSON are long, so the picture is small where they are used.
+    # Numbers as JSON are long, so the image is small where they are used.
     images = [draw_scene(seed, size_hw=(320, 320)).image for seed in range(2 if binary_in else 1)]
     feeds, wanted = outputs_of(folder, images)
     pixels = feeds["pixel_values"]

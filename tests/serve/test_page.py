@@ -71,7 +71,7 @@ def test_page(server, folder, page, tmp_path):
     page.find_element(By.ID, "file").send_keys(str(file))
     assert 0 < len(above(0.9)) < len(above(0.5))
     wait.until(lambda _: labels() == above(0.5))
-    # The boxes lie where the detections are, as shares of the picture.
+    # The boxes lie where the detections are, as shares of the image.
     boxes = page.execute_script(
         "return [...document.querySelectorAll('.box')].map(b => [b.style.left, b.style.top, b.style.width, b.style.height])"
     )

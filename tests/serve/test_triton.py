@@ -164,10 +164,10 @@ def test_the_ensemble_gives_what_the_detector_gives(place, monkeypatch):
     done = write_triton_repo("bundle", "repo", TritonConfig(threshold=0.7, max_batch=4))
     assert sorted(path.name for path in Path("repo").iterdir()) == sorted(done.models)
     ensemble = Ensemble("repo", "bundle", monkeypatch)
-    pictures = encoded("blue", "black", (0, 0, 200)) + encoded("blue", size=(9, 31))
-    results = ensemble(pictures)
+    images = encoded("blue", "black", (0, 0, 200)) + encoded("blue", size=(9, 31))
+    results = ensemble(images)
     with Detector.open("bundle", threshold=0.7) as detector:
-        found = detector(pictures)
+        found = detector(images)
     assert [len(one) for one in found] == [2, 0, 1, 2] or sum(map(len, found)) > 2
     same(results, found)
     with pytest.raises(RuntimeError, match="not an image"):
@@ -192,19 +192,19 @@ def test_real_architectures(cli, tmp_path, monkeypatch, name, decode):
     write_triton_repo("b", "repo", TritonConfig(threshold=0.1, max_batch=4, name="net"))
     ensemble = Ensemble("repo", "net", monkeypatch)
     rng = np.random.default_rng(0)
-    pictures = []
+    images = []
     for height, width in ((60, 80), (60, 80), (90, 70)):
         target = io.BytesIO()
         Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(target, "PNG")
-        pictures.append(target.getvalue())
+        images.append(target.getvalue())
     with Detector.open("b", threshold=0.1, batch_size=3) as detector:
         if name == "yolos":  # without a mask, images of several sizes cannot share a request
             with pytest.raises(RuntimeError, match="one size"):
-                ensemble(pictures)
-            pictures = pictures[:2]
-        found = detector(pictures)
+                ensemble(images)
+            images = images[:2]
+        found = detector(images)
         assert sum(map(len, found)) > 0
-        same(ensemble(pictures), found)
+        same(ensemble(images), found)
     # Zeros in a mask would be a division by nothing.
     warm = read("repo/net_model/config.pbtxt").model_warmup
     assert [one.batch_size for one in warm] == ([] if name == "detr" else [1, 4])

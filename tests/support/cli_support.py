@@ -94,12 +94,12 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 def write_onnx(path: Path, spec: ModelSpec | None = None, **changes: Any) -> Path:
-    """A detector of a few nodes; blue pictures have two detections above 0.7, black ones none."""
+    """A detector of a few nodes; blue images have two detections above 0.7, black ones none."""
     path.write_bytes(make_model(spec or make_spec(**changes)))
     return path
 
 
-def write_pictures(folder: Path) -> Path:
+def write_images(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, colour in {"blue.png": "blue", "black.png": "black"}.items():
         Image.new("RGB", (24, 16), colour).save(folder / name)
@@ -113,10 +113,10 @@ def cli(capsys):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A working folder with a model, a bundle of it (without an engine) and two pictures."""
+    """A working folder with a model, a bundle of it (without an engine) and two images."""
     monkeypatch.chdir(tmp_path)
     write_onnx(tmp_path / "model.onnx")
-    write_pictures(tmp_path / "in")
+    write_images(tmp_path / "in")
     assert main(["build", "model.onnx", "-o", "bundle", "--target", "onnx", "--json", str(tmp_path / "j")]) == 0
     (tmp_path / "j").unlink()
     return tmp_path

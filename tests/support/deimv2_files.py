@@ -46,10 +46,10 @@ def authors(real_data, images, source):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         found = []
         for file in images:
-            picture = Image.open(file).convert("RGB")
-            small = picture.resize((SIZES[size], SIZES[size]), Image.Resampling.BILINEAR)
+            image = Image.open(file).convert("RGB")
+            small = image.resize((SIZES[size], SIZES[size]), Image.Resampling.BILINEAR)
             pixels = np.asarray(small, np.float32).transpose(2, 0, 1)[None] / np.float32(255)
-            width, height = picture.size
+            width, height = image.size
             feeds = {"images": pixels, "orig_target_sizes": np.array([[width, height]], np.int64)}
             labels, boxes, scores = (array[0] for array in session.run(["labels", "boxes", "scores"], feeds))
             boxes = np.clip(boxes, 0, [width, height, width, height])
@@ -61,7 +61,7 @@ def authors(real_data, images, source):
 
 
 def assert_same(reference, candidate):
-    # From 0.3 up, not the five best of every picture: one Atto detection at 0.280 differs by 1.8e-3 between
+    # From 0.3 up, not the five best of every image: one Atto detection at 0.280 differs by 1.8e-3 between
     # the authors' graph and PyTorch in float64 (see test_graph_is_the_float64_model).
     gate = Gate(threshold=0.3, at_least=1, box_px=0.5, score=1e-3)
     rows = [match(a, b, gate) for a, b in zip(reference, candidate, strict=True)]

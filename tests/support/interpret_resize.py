@@ -1,4 +1,4 @@
-"""Run by test_on_device.py with TRITON_INTERPRET=1: the kernels of pictures and frames against their references."""
+"""Run by test_on_device.py with TRITON_INTERPRET=1: the kernels of images and frames against their references."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +44,7 @@ for given in (
     assert np.array_equal(pixels.numpy(), want.feeds["pixel_values"]), given
     assert mask is None or np.array_equal(mask.numpy(), want.feeds["pixel_mask"]), given
 
-# Frames in both forms of chroma, turned, with an odd width, and with rows longer than the picture.
+# Frames in both forms of chroma, turned, with an odd width, and with rows longer than the image.
 for turns in range(4):
     for height, width in ((34, 50), (16, 513)):
         half = (height + 1) // 2, (width + 1) // 2

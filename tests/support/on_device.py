@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 
 class OnDevice(OnnxSession):
-    """An ONNX session whose pictures go through the runner, with the CPU as the device."""
+    """An ONNX session whose images go through the runner, with the CPU as the device."""
 
     @property
     def image_runner(self):

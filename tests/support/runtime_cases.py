@@ -18,7 +18,7 @@ def make_spec(*, decode=None, labels=LABELS, **changes) -> ModelSpec:
 
 
 def make_session(spec: ModelSpec, *, max_batch=None, batch="batch", log=None) -> FakeSession:
-    """One box a picture: class 0, centred, whose score is the mean of the red pixels / 255.
+    """One box an image: class 0, centred, whose score is the mean of the red pixels / 255.
 
     log: a list that gets the shape of every pixel_values.
     """

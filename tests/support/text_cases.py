@@ -1,7 +1,7 @@
 """A small model that takes a prompt, as functions on arrays: a tokenizer, a text encoder and a detector.
 
-A query of the detector sees one colour, the mean of a third of the picture, and is as sure of a token as the token's
-feature is like the feature of that colour's name. So what is found follows from the picture and the prompt alone.
+A query of the detector sees one colour, the mean of a third of the image, and is as sure of a token as the token's
+feature is like the feature of that colour's name. So what is found follows from the image and the prompt alone.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def make_prompted(
     return PromptedSession(detector, PromptTokenizer(tokenizer_json(), spec.text), text_encoder, **options)
 
 
-def picture(*colours: str, height: int = 9, width: int = 15) -> np.ndarray:
+def colour_image(*colours: str, height: int = 9, width: int = 15) -> np.ndarray:
     """Three thirds of these colours; "black" for none."""
     image = np.zeros((height, width, 3), np.uint8)
     for q, name in enumerate(colours):

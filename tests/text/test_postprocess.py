@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from text_cases import SEPARATORS, make_prompted, model_spec, picture, text_spec, tokenizer_json
+from text_cases import SEPARATORS, colour_image, make_prompted, model_spec, text_spec, tokenizer_json
 
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
@@ -159,7 +159,7 @@ def test_overflow_is_told(kind):
 
 
 def test_labels_of_tokens_through_the_detector():
-    image = picture("red", "green", "black")
+    image = colour_image("red", "green", "black")
     session = make_prompted()
     with pytest.raises(PromptError, match="must be one of best, tokens, tokens-of-best"):
         Detector(session, prompt="red.", phrases="words")
@@ -182,7 +182,7 @@ def test_labels_of_tokens_through_the_detector():
 
 def omdet_boxes(logits, boxes, size_hw, threshold, iou):
     """What OmDet-Turbo's published processor does, written from its description: the best (query, class) pairs, as
-    many as queries; those above the threshold; NMS inside a class; boxes cut off at the picture."""
+    many as queries; those above the threshold; NMS inside a class; boxes cut off at the image."""
     flat = sigmoid(logits).reshape(-1)
     best = np.argsort(-flat, kind="stable")[: len(boxes)]
     best = best[flat[best] > threshold]

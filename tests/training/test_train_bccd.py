@@ -19,7 +19,7 @@ def test_smoke_run_leaves_a_loadable_model(real_data, tmp_path):
     pytest.importorskip("scipy")
     data = real_data / "images" / "bccd"
     if not data.is_dir():
-        pytest.skip(f"the BCCD pictures are not on this machine ('{data}')")
+        pytest.skip(f"the BCCD images are not on this machine ('{data}')")
     command = [sys.executable, str(ROOT / "training" / "train_bccd.py"), str(data), "--out", str(tmp_path), "--smoke"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

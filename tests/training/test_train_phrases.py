@@ -117,7 +117,7 @@ def test_no_training_prompt_holds_a_held_out_pair(scenes):
     objects, counts = arrays(scenes)
     rng, tokenizer = np.random.default_rng(0), build_tokenizer()
     pairs = [(p.color or p.fill, p.shape.lower()) for p in (*HELD_OUT_COLORS, *HELD_OUT_FILLS)]
-    assert np.logical_or(*held_out(objects)).any()  # such objects are in the pictures
+    assert np.logical_or(*held_out(objects)).any()  # such objects are in the images
     seen = set()
     for _ in range(60):
         phrases, asked = draw_phrases(objects, counts, rng, simple=0.3)

@@ -1,4 +1,4 @@
-// Boxes and labels on pictures.
+// Boxes and labels on images.
 #pragma once
 
 #include <array>
@@ -9,11 +9,11 @@
 
 namespace detrt {
 
-// The colour of a class: the same in every picture and as in Python; 16 hues in 5 tints.
+// The colour of a class: the same in every image and as in Python; 16 hues in 5 tints.
 std::array<std::uint8_t, 3> class_colour(std::int64_t class_id);
 
-// A copy of the picture with boxes, class names and scores. Lines and letters grow with it; the letters are ASCII,
-// others become "?". Throws Error (image) where the picture has not the size of the detections.
+// A copy of the image with boxes, class names and scores. Lines and letters grow with it; the letters are ASCII,
+// others become "?". Throws Error (image) where the image has not the size of the detections.
 Image draw_detections(const Image& image, const Detections& detections);
 
 } // namespace detrt

@@ -1,4 +1,4 @@
-// Pictures: JPEG, PNG and PNM files to RGB bytes, the resize of Pillow, and writing JPEG and PNG.
+// Images: JPEG, PNG and PNM files to RGB bytes, the resize of Pillow, and writing JPEG and PNG.
 #pragma once
 
 #include <cstddef>

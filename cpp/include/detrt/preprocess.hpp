@@ -20,7 +20,7 @@ PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpe
 
 // Throws Error (spec) where the model cannot take images of this size.
 void check_size(const InputSpec& input, std::optional<Size> size);
-// Size of the picture inside the tensor, without padding.
+// Size of the image inside the tensor, without padding.
 Size resized_size(Size original, const InputSpec& input, std::optional<Size> size = {});
 // Indices of images that may share a batch, by first appearance: one group, unless the model needs equal sizes.
 std::vector<std::vector<std::size_t>> group_by_size(const std::vector<Size>& sizes, const ModelSpec& spec,

@@ -16,7 +16,7 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Output folder.")] = Path("demo"),
     sm: Annotated[str | None, typer.Option(help="Comma-separated compute capabilities of the engine: 86,89.")] = None,
 ) -> None:
-    """Take the embedded detector from checkpoint to engine, check it, and detect in a picture."""
+    """Take the embedded detector from checkpoint to engine, check it, and detect in an image."""
     from . import show
     from .run_demo import run_demo
 
@@ -24,7 +24,7 @@ def demo(
         report = run_demo(output, sms=parse_sms(sm) if sm else (), progress=step)
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
     show.table(f"embedded:shapes -> {output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
-    print(f"look at {report.picture}; the same in JSON: {output / 'detections.jsonl'}")
+    print(f"look at {report.image}; the same in JSON: {output / 'detections.jsonl'}")
     print(f"look at {report.prompted}: each phrase asked for is a pair that the training never named together")
     print(
         "This small detector knows only the drawn scenes of detrt.data.scenes.scene. For the things of everyday photographs, "

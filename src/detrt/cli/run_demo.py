@@ -27,27 +27,27 @@ EMBEDDED = "embedded:shapes"
 PROMPTED = "embedded:phrases"
 
 # Five pairs that no caption of the training named together (`detrt.data.scenes.phrases.HELD_OUT_*`), and one thing that is
-# not in the picture of PROMPT_SEED.
+# not in the image of PROMPT_SEED.
 PROMPT = "purple ring. black square. white letter A. striped crescent. dotted circle. green star."
 PROMPT_SEED = 900_000_280
 
 # Scenes that the embedded detector was neither trained nor chosen on (training/demo_detector.json).
 FIRST_SEED = 900_000_001
-PICTURE_SEED = 900_000_000
-PICTURE_SIZE_HW = (480, 640)
+IMAGE_SEED = 900_000_000
+IMAGE_SIZE_HW = (480, 640)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
     """What the demo did: its stages, the bundle, the check, and the files for a person to look at.
 
-    prompted: the picture in which `PROMPT` was looked for, and phrases: what was found of it.
+    prompted: the image in which `PROMPT` was looked for, and phrases: what was found of it.
     """
 
     stages: tuple[Stage, ...]
     bundle: Bundle
     parity: VerifyReport
-    picture: Path
+    image: Path
     detections: int
     prompted: Path
     phrases: tuple[str, ...]
@@ -76,11 +76,11 @@ def run_demo(
     )
     stages = list(report.stages)
     start = time.perf_counter()
-    pictures = [draw_scene(FIRST_SEED + index).image for index in range(scenes)]
+    images = [draw_scene(FIRST_SEED + index).image for index in range(scenes)]
     parity = verify(
         EMBEDDED,
         output / "model.onnx",
-        pictures,
+        images,
         gate=Gate(),
         progress=lambda done, total: say("verify", done / total, f"{done} of {total} scenes"),
     )
@@ -89,17 +89,17 @@ def run_demo(
     stages.append(Stage("verify", time.perf_counter() - start, 0, verdict))
 
     start = time.perf_counter()
-    say("detect", None, "picture.png")
-    picture = draw_scene(PICTURE_SEED, size_hw=PICTURE_SIZE_HW).image
+    say("detect", None, "image.png")
+    image = draw_scene(IMAGE_SEED, size_hw=IMAGE_SIZE_HW).image
     with Detector.open(output, backend="onnxruntime", threshold=0.5) as detector:
-        found = detector([picture])[0]
-    with files.writing(output / "picture.png") as temporary:
-        Image.fromarray(picture).save(temporary, format="PNG")
+        found = detector([image])[0]
+    with files.writing(output / "image.png") as temporary:
+        Image.fromarray(image).save(temporary, format="PNG")
     annotated = output / "annotated.png"
     with files.writing(annotated) as temporary:
-        draw_detections(picture, found).save(temporary, format="PNG")
+        draw_detections(image, found).save(temporary, format="PNG")
     with outputs.jsonl_writer(output / "detections.jsonl") as write:
-        write(outputs.Record("picture.png", found))
+        write(outputs.Record("image.png", found))
     best = ", ".join(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
     stages.append(Stage("detect", time.perf_counter() - start, annotated.stat().st_size, f"{len(found)} objects: {best}"))
     drawn, phrases, more = _prompted(output, progress)
@@ -107,16 +107,16 @@ def run_demo(
 
 
 def _prompted(output: Path, progress: StageProgress | None) -> tuple[Path, tuple[str, ...], list[Stage]]:
-    """The second half: the annotated picture, the phrases that were found, and the stages."""
+    """The second half: the annotated image, the phrases that were found, and the stages."""
     report = build(PROMPTED, output / "phrases", engines=(), progress=progress)
     stages = [replace(stage, name=f"prompted: {stage.name}") for stage in report.stages if stage.name != "load"]
     start = time.perf_counter()
-    picture = draw_scene(PROMPT_SEED, size_hw=PICTURE_SIZE_HW).image
+    image = draw_scene(PROMPT_SEED, size_hw=IMAGE_SIZE_HW).image
     with Detector.open(output / "phrases", backend="onnxruntime", threshold=0.5, prompt=PROMPT) as detector:
-        found = detector([picture])[0]
+        found = detector([image])[0]
     path = output / "prompted.png"
     with files.writing(path) as temporary:
-        draw_detections(picture, found).save(temporary, format="PNG")
+        draw_detections(image, found).save(temporary, format="PNG")
     phrases = tuple(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
     verdict = f"{len(phrases)} of the {PROMPT.count('.')} phrases asked for: {', '.join(phrases)}"
     stages.append(Stage("prompted: detect", time.perf_counter() - start, path.stat().st_size, verdict))

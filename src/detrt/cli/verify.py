@@ -60,7 +60,7 @@ def verify(
         str, typer.Option(help="Locate the first diverging node: auto (on failure), always or never.")
     ] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
-    pictures: Annotated[
+    report_images: Annotated[
         int | None, typer.Option("--report-images", min=0, max=50, help="Images in the report, the worst first (6).")
     ] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout.")] = None,
@@ -72,8 +72,8 @@ def verify(
     from . import show
 
     show.check_json(json_file)
-    if pictures is not None and report is None:
-        raise DetrtError(f"--report-images {pictures} has no effect without --report FILE; add that, or leave it out")
+    if report_images is not None and report is None:
+        raise DetrtError(f"--report-images {report_images} has no effect without --report FILE; add that, or leave it out")
     changes = gates.changes()
     gate: Gate | None = None if precision is None else replace(gate_for(precision), **changes)
     paths: list[Path] = [found.path for found in expand_inputs(images)][:limit]
@@ -89,7 +89,7 @@ def verify(
             ground_truth=ground_truth,
             batches=None if batches is None else list(numbers("--batches")(batches)),
             divergence="always" if report is not None and divergence == "auto" else divergence,
-            pictures=(6 if pictures is None else pictures) if report is not None else 0,
+            report_images=(6 if report_images is None else report_images) if report is not None else 0,
             **load_arguments(load),
             prompt=prompt.read(),
             task=prompt.task,

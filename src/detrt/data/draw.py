@@ -1,4 +1,4 @@
-"""Boxes and labels on pictures, with Pillow and its bundled font."""
+"""Boxes and labels on images, with Pillow and its bundled font."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .images import load_image
 RGB = tuple[int, int, int]
 Box = tuple[int, int, int, int]
 
-# Far apart from their neighbours in hue and all bright enough to be seen on a dark picture.
+# Far apart from their neighbours in hue and all bright enough to be seen on a dark image.
 _PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
 _TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (towards this grey, so far)
-_LONGEST = 100  # letters of a class name; more would not fit into a picture
+_LONGEST = 100  # letters of a class name; more would not fit into an image
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
 
 def class_colour(class_id: int) -> RGB:
-    """The colour of a class: the same in every picture; 16 hues in 5 tints."""
+    """The colour of a class: the same in every image; 16 hues in 5 tints."""
     turn, index = divmod(int(class_id), len(_COLOURS))
     towards, share = _TINTS[turn % len(_TINTS)]
     red, green, blue = (round(c + (towards - c) * share) for c in _COLOURS[index])
@@ -37,23 +37,23 @@ def class_colour(class_id: int) -> RGB:
 def draw_detections(
     image: NDArray[np.uint8] | Image.Image, detections: Detections, *, font: str | os.PathLike | None = None
 ) -> Image.Image:
-    """A copy of the picture with boxes, class names and scores.
+    """A copy of the image with boxes, class names and scores.
 
-    image: the picture that the detections belong to, any form that `load_image` takes. Lines and text
-    grow with it. A label lies inside the picture and, where there is room, not on another label; one
-    that does not fit into a small picture is shortened or left out. Best scores are drawn last.
+    image: the image that the detections belong to, any form that `load_image` takes. Lines and text
+    grow with it. A label lies inside the image and, where there is room, not on another label; one
+    that does not fit into a small image is shortened or left out. Best scores are drawn last.
     font: a TrueType file for class names in other scripts. The bundled font has the letters of ASCII;
     with it, accents are dropped and other letters become "?".
 
     Raises:
-        ImageError: the picture or the font cannot be read.
-        ValueError: the picture has not the size of the detections.
+        ImageError: the image or the font cannot be read.
+        ValueError: the image has not the size of the detections.
     """
     canvas = Image.fromarray(load_image(image))
     if (canvas.height, canvas.width) != tuple(detections.image_size_hw):
         raise ValueError(
             f"the detections are of an image of {detections.image_size_hw} (height, width); "
-            f"got a picture of {(canvas.height, canvas.width)}"
+            f"got an image of {(canvas.height, canvas.width)}"
         )
     pen = ImageDraw.Draw(canvas)
     scale = math.sqrt(canvas.width * canvas.height)
@@ -95,7 +95,7 @@ def _place(
     width, height = size_wh
     pad = max(2, line)
     for text in _texts(label, score):
-        # The height of fixed letters, so that all labels of a picture are equally high.
+        # The height of fixed letters, so that all labels of an image are equally high.
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
         _, high, _, low = pen.textbbox((0, 0), "Ag|", font=font)
         top, bottom = min(top, high), max(bottom, low)
@@ -143,7 +143,7 @@ def _to_ascii(text: str) -> str:
 
 
 def _whole(box: NDArray, size_wh: tuple[int, int]) -> Box:
-    """Pixels of a box, at least one, inside the picture."""
+    """Pixels of a box, at least one, inside the image."""
     width, height = size_wh
     x0, y0, x1, y1 = (math.floor(v + 0.5) for v in box.tolist())
     x0, y0 = min(max(x0, 0), width - 1), min(max(y0, 0), height - 1)

@@ -1,6 +1,6 @@
 """Pillow's resampling as tables of integers, so that any processor computes Pillow's pixels exactly. NumPy and Pillow only.
 
-Pillow resizes 8-bit pictures in two passes, each a weighted sum of neighbours with weights of 22 fractional bits, rounded
+Pillow resizes 8-bit images in two passes, each a weighted sum of neighbours with weights of 22 fractional bits, rounded
 to 8 bits. `axis_table` gives the neighbours and weights of one pass, `down_first` the order of the two; `resized` runs
 them, as the reference for the kernels that read the same tables.
 """

@@ -29,7 +29,7 @@ _GPU_THREADS, _CPU_THREADS = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB, or a picture that
+    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB, or an image that
     becomes that."""
 
     index: int

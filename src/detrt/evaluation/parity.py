@@ -48,7 +48,7 @@ def verify(
     slots: bool = True,
     batches: Sequence[int] | None = None,
     divergence: str = "never",
-    pictures: int = 0,
+    report_images: int = 0,
     labels: Path | str | None = None,
     family: str | None = None,
     tokenizer: Path | str | None = None,
@@ -73,7 +73,7 @@ def verify(
         slots: check batch invariance: every slot of a batch, and the padding.
         batches: batch sizes of that check, instead of the profile's.
         divergence: search the first diverging node: "auto" (when something fails), "always" or "never".
-        pictures: keep so many of the worst images for the HTML report.
+        images: number of the worst images in the HTML report.
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
         tokenizer: of a checkpoint that takes a prompt and has none. For the checkpoint that a bundle was made from, these
@@ -111,10 +111,10 @@ def verify(
         if ground_truth is not None:
             say("average precision")
             report = _with_ap(report, Path(ground_truth), found, (ref.session.spec, cand.session.spec))
-        if pictures or divergence == "always":
+        if report_images or divergence == "always":
             report = replace(report, precision_map=_precision_map(cand))
-        if pictures:
-            report = _with_examples(report, images, found, pictures)
+        if report_images:
+            report = _with_examples(report, images, found, report_images)
         if divergence == "always" or (divergence == "auto" and not report.passed):
             from .localize import with_divergence
 

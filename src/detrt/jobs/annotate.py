@@ -23,7 +23,7 @@ _KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 class AnnotatedCopies:
     """Saves annotated copies of inputs below a folder, with the folders that the inputs differ in.
 
-    Pictures keep their format (.jpg, .png, .webp, .bmp) or become `name.ext.png`; videos become MP4.
+    Images keep their format (.jpg, .png, .webp, .bmp) or become `name.ext.png`; videos become MP4.
 
     Raises:
         OutputError: a copy would replace an input, or cannot be written.
@@ -54,7 +54,7 @@ class AnnotatedCopies:
     def save(self, found: Found) -> None:
         """Draw and save one image, or the next frame of a video."""
         assert found.image is not None  # it is not in another process
-        picture = draw_detections(as_array(found.image), found.record.detections, font=self.font)
+        image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:
@@ -63,12 +63,12 @@ class AnnotatedCopies:
                 size_hw = found.record.detections.image_size_hw
                 self._write = self._stack.enter_context(video_writer(path, fps=fps, size_hw=size_hw))
                 self._video = found.input
-            self._write(np.asarray(picture))
+            self._write(np.asarray(image))
             return
         kind = path.suffix.lower().lstrip(".").replace("jpg", "jpeg")
         options = {"quality": 92} if kind in ("jpeg", "webp") else {}
         with writing(path) as temporary:
-            picture.save(temporary, format=kind, **options)
+            image.save(temporary, format=kind, **options)
 
     def finish_video(self) -> None:
         """Complete the file of the video whose frames were saved last; otherwise done when the next one begins."""

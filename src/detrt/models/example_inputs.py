@@ -1,4 +1,4 @@
-"""Inputs for tracing and checking: pictures with structure, ragged padding, and unequal target sizes."""
+"""Inputs for tracing and checking: images with structure, ragged padding, and unequal target sizes."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ FAMILIES: tuple[Family, ...] = (
     _hybrid("rt_detr_v2", "rt_detr_v2", "RT-DETRv2", "PekingU/rtdetr_v2_r18vd"),
     _hybrid("d_fine", "d_fine", "D-FINE", "ustc-community/dfine-large-coco"),
     # Its small models have 100 and 150 queries, and its authors still keep the 300 best (query, class) pairs;
-    # as many as queries costs Atto 0.002 AP and Femto 0.004 on COCO pictures.
+    # as many as queries costs Atto 0.002 AP and Femto 0.004 on COCO images.
     _hybrid("deimv2", "deimv2", "DEIMv2", "Intellindust/DEIMv2_HGNetv2_N_COCO", max_detections=300),
     Family(
         name="lw_detr",

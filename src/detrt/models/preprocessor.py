@@ -65,7 +65,7 @@ def _input_spec(data: dict[str, Any], family: Family, config: Any) -> InputSpec:
     if not family.dynamic:
         side = _round_up(short, multiple)
         return InputSpec("stretch", side, side, dynamic=False, **common)
-    # The usual picture is 4:3; this is the size that engines are tuned for.
+    # The usual image is 4:3; this is the size that engines are tuned for.
     width = min(round(short * 4 / 3), long or 10**6)
     height = _round_down(short, multiple)
     return InputSpec(

@@ -318,11 +318,11 @@ def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, gen
 def _noise(count: int, generator: torch.Generator) -> torch.Tensor:
     """(count, 3, 256, 256) of standard deviation 1: noise of every scale, as in photographs. Plain noise averages out in
     every convolution."""
-    picture = torch.zeros(count, 3, 256, 256)
+    image = torch.zeros(count, 3, 256, 256)
     for side in (2, 4, 8, 16, 32, 64, 128, 256):
         noise = torch.randn(count, 3, side, side, generator=generator)
-        picture += torch.nn.functional.interpolate(noise, size=(256, 256), mode="bilinear")
-    return picture / picture.std()
+        image += torch.nn.functional.interpolate(noise, size=(256, 256), mode="bilinear")
+    return image / image.std()
 
 
 # Where BERT's uncased vocabulary has its framing tokens and its printable ASCII.

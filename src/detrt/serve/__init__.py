@@ -2,7 +2,7 @@
 
     client ── front process: app, kserve (HTTP) ─ batcher (what waits) ─ pool (who runs it) ── worker processes: runner
 
-The front process never decodes an image and never runs a model, so that whatever a picture does to a decoder or a
+The front process never decodes an image and never runs a model, so that whatever an image does to a decoder or a
 model happens to a worker, which is replaced. Nothing here imports the web packages before the server is started.
 """
 

@@ -262,7 +262,7 @@ def binary_length(text: str | None) -> int | None:
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 _IN_THREAD = 256 * 1024  # bytes; a larger body is read beside the event loop
 
-# Memory of attention grows faster than the picture; no photograph needs more than this many times the model's size.
+# Memory of attention grows faster than the image; no photograph needs more than this many times the model's size.
 _AREA_FACTOR = 4
 
 

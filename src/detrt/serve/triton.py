@@ -400,14 +400,12 @@ def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, sp
         {"name": NAMES, "data_type": Word("TYPE_STRING"), "dims": [most]},
         {"name": NUM_DETECTIONS, "data_type": Word("TYPE_INT64"), "dims": [1]},
     ]
-    pictures = [info for info in core.inputs if info.name in (PIXEL_VALUES, PIXEL_MASK)]
+    images = [info for info in core.inputs if info.name in (PIXEL_VALUES, PIXEL_MASK)]
     wanted = (BOXES, SCORES, LABELS, NUM_DETECTIONS) if spec.decode.in_graph else ("logits", "pred_boxes")
     found = [info for info in core.outputs if info.name in wanted]
     on_cpu = {"instance_group": [{"count": config.placement.count, "kind": Word("KIND_CPU")}]}
     python = {"backend": "python"}
-    before = ModelConfig(
-        name + _BEFORE, python, batching.max_batch, [image], [*(tensor(info) for info in pictures), size], on_cpu
-    )
+    before = ModelConfig(name + _BEFORE, python, batching.max_batch, [image], [*(tensor(info) for info in images), size], on_cpu)
     after = ModelConfig(
         name + _AFTER,
         python,

@@ -48,7 +48,7 @@ class Jpegs:
 
 
 class Decoding(OnDevice):
-    """A session whose pictures are decoded by `Jpegs`."""
+    """A session whose images are decoded by `Jpegs`."""
 
     @property
     def image_runner(self):
@@ -74,7 +74,7 @@ def exif(orientation):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_stand_upright(orientation):
+def test_images_stand_upright(orientation):
     data = jpeg(exif=exif(orientation))
     want = load_image(data)
     encoded = load_encoded(data)
@@ -96,7 +96,7 @@ def test_what_stays_encoded(tmp_path):
 
 @pytest.mark.parametrize("name", ["cut", "empty", "text", "large", "gone"])
 def test_bad_files_are_told_as_before(name, tmp_path):
-    data = {"cut": jpeg()[:-200], "empty": b"", "text": b"\xff\xd8\xff no picture \xff\xd9", "large": jpeg(), "gone": None}[name]
+    data = {"cut": jpeg()[:-200], "empty": b"", "text": b"\xff\xd8\xff no image \xff\xd9", "large": jpeg(), "gone": None}[name]
     path = tmp_path / "bad.jpg"
     if data is not None:
         path.write_bytes(data)
@@ -139,9 +139,9 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
 def test_one_file_does_not_spoil_the_others():
     decoder = GpuDecoder(torch.device("cpu"), jpegs=Jpegs())
     files = [jpeg(), jpeg(72, 72), jpeg()]
-    pictures = decoder.decode([decoder.open(data) for data in files])
-    assert [isinstance(one, GpuImage) for one in pictures] == [True, False, True]
-    assert np.array_equal(pictures[1], load_image(files[1])) and str(decoder) == "2 files on the GPU, 1 files on the CPU"
+    images = decoder.decode([decoder.open(data) for data in files])
+    assert [isinstance(one, GpuImage) for one in images] == [True, False, True]
+    assert np.array_equal(images[1], load_image(files[1])) and str(decoder) == "2 files on the GPU, 1 files on the CPU"
 
 
 def test_a_group_takes_what_is_there(exported, tmp_path):

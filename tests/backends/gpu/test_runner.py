@@ -1,4 +1,4 @@
-"""Pictures resized and candidates chosen by the device's code, here on a CPU, against Pillow and the reference decoder."""
+"""Images resized and candidates chosen by the device's code, here on a CPU, against Pillow and the reference decoder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, 
 RNG = np.random.default_rng(7)
 
 
-def picture(height: int, width: int) -> np.ndarray:
+def source(height: int, width: int) -> np.ndarray:
     return RNG.integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -50,7 +50,7 @@ def test_tables_give_pillows_pixels(resample):
     ]
     sizes += [tuple((int(a), int(b)) for a, b in RNG.integers(1, 120, (2, 2))) for _ in range(20)]
     for original, size in sizes:
-        image = picture(*original)
+        image = source(*original)
         assert (resized(image, size, resample) == resize(image, size, resample)).all(), (original, size)
 
 
@@ -65,15 +65,15 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_pictures_are_those_of_preprocess(name, tiny):
+def test_images_are_those_of_preprocess(name, tiny):
     from dataclasses import replace
 
     given = INPUTS[name]
     spec = replace(tiny("detr").spec, input=given)
-    images = [picture(50, 30), picture(33, 90), picture(64, 64)]
+    images = [source(50, 30), source(33, 90), source(64, 64)]
     want = preprocess(images, spec)
     plan = layout([*images, images[-1]], [*want.resized_sizes_hw, want.resized_sizes_hw[-1]], given.resample)
-    assert len(plan.sources) == 3, "a picture that fills a batch up is not uploaded again"
+    assert len(plan.sources) == 3, "an image that fills a batch up is not uploaded again"
     block = np.empty(plan.upload_size, np.uint8)
     plan.write(block, [*images, images[-1]])
     pixels = torch.full((4, *want.feeds[PIXEL_VALUES].shape[1:]), 9, dtype=getattr(torch, given.dtype))
@@ -85,8 +85,8 @@ def test_pictures_are_those_of_preprocess(name, tiny):
         assert np.array_equal(mask[:3].numpy(), want.feeds[PIXEL_MASK])
 
 
-def test_large_pictures_are_packed_by_several_threads():
-    images = [picture(700, 900), picture(10, 10), picture(400, 1200)]
+def test_large_images_are_packed_by_several_threads():
+    images = [source(700, 900), source(10, 10), source(400, 1200)]
     plan = layout(images, [(20, 30)] * 3, "bilinear")
     alone, shared = np.zeros(plan.upload_size, np.uint8), np.zeros(plan.upload_size, np.uint8)
     plan.write(alone, images)
@@ -115,7 +115,7 @@ def test_kernel_gives_the_same_pixels_interpreted():
 )
 def test_detections_are_those_of_the_cpu(name, choices, exported):
     path = exported(name, **choices).path
-    images = [picture(50, 70), picture(90, 60), picture(50, 70), picture(41, 43), picture(50, 70)]
+    images = [source(50, 70), source(90, 60), source(50, 70), source(41, 43), source(50, 70)]
     options = {"threshold": 0.0, "batch_size": 2}
     with Detector(OnnxSession(path), **options) as here, Detector(OnDevice(path), **options) as there:
         assert here.ahead == 0 and there.ahead == AHEAD
@@ -134,12 +134,12 @@ def test_files_are_decoded_side_by_side(exported, tmp_path):
     path = exported("detr").path
     names = [tmp_path / f"{index}.png" for index in range(3)]
     for index, name in enumerate(names):
-        Image.fromarray(picture(40 + index, 60)).save(name)
+        Image.fromarray(source(40 + index, 60)).save(name)
     options = {"threshold": 0.0, "batch_size": 2}
     with Detector(OnDevice(path), **options) as there, Detector(OnnxSession(path), **options) as here:
         for want, got in zip(here(names), there(names), strict=True):
             assert want.image_size_hw == got.image_size_hw and np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-3)
-        (tmp_path / "bad.png").write_bytes(b"no picture")
+        (tmp_path / "bad.png").write_bytes(b"no image")
         with pytest.raises(ImageError, match=r"bad\.png"):
             there([names[0], tmp_path / "bad.png"])
 
@@ -152,7 +152,7 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
     clip = Input(tmp_path / "clip.mp4", "video")
     with video_writer(clip.path, fps=10, size_hw=(48, 64)) as write:
         for _ in range(5):
-            write(np.repeat(np.repeat(picture(6, 8), 8, 0), 8, 1))
+            write(np.repeat(np.repeat(source(6, 8), 8, 0), 8, 1))
     path = exported("detr").path
     options = {"threshold": 0.0, "batch_size": 2}
     with Detector(OnDevice(path), **options) as there, Detector(OnnxSession(path), **options) as here:
@@ -171,7 +171,7 @@ def test_layouts_that_come_again_are_recorded(exported):
         kept._most, kept._patience = 2, 6
         sizes = [(40, 60)] * 4 + [(30, 60)] * 4 + [(50, 60)] * 5
         for size, count in zip(sizes, [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2], strict=True):
-            image = picture(*size)
+            image = source(*size)
             assert np.allclose(there([image])[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
             assert len(kept._entries) == count and not kept.failure
         # The third size came when the first had not been asked for lately.
@@ -180,7 +180,7 @@ def test_layouts_that_come_again_are_recorded(exported):
 
 def test_batches_may_be_asked_for_late(exported):
     path = exported("detr").path
-    images = [picture(40 + i, 60) for i in range(DEPTH + 2)]
+    images = [source(40 + i, 60) for i in range(DEPTH + 2)]
     with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
         waiting = [there.submit([image]) for image in images]
         for pending, image in reversed(list(zip(waiting, images, strict=True))):
@@ -238,7 +238,7 @@ def test_a_prompt_is_told_once(tmp_path):
             detector, PromptTokenizer(tmp_path / text.tokenizer, text), OnnxSession(tmp_path / text.encoder, detector.spec)
         )
 
-    images = [picture(40, 60), picture(60, 40), picture(44, 44)]
+    images = [source(40, 60), source(60, 40), source(44, 44)]
     for prompt in ("red. blue.", ["red", "green", "blue"]):
         here = Detector(opened(OnnxSession), threshold=0.0, prompt=prompt, batch_size=2)
         there = Detector(opened(Fixed), threshold=0.0, prompt=prompt, batch_size=2)

@@ -35,11 +35,11 @@ def frame(height: int, width: int, matrix: int = 2, levels: int = 0, form: str =
 def test_the_arithmetic_is_ffmpegs(matrix, levels):
     for size in ((64, 130), (16, 641)):
         one = frame(*size, matrix, levels)
-        picture = _planar(one, None)
-        assert np.array_equal(yuv_to_rgb(*picture.planes, picture.colours), _upright(one))
+        image = _planar(one, None)
+        assert np.array_equal(yuv_to_rgb(*image.planes, image.colours), _upright(one))
     old_name = frame(32, 32, matrix, levels, "yuvj420p")
-    picture = _planar(old_name, None)
-    assert np.array_equal(yuv_to_rgb(*picture.planes, picture.colours), _upright(old_name))
+    image = _planar(old_name, None)
+    assert np.array_equal(yuv_to_rgb(*image.planes, image.colours), _upright(old_name))
 
 
 @pytest.mark.parametrize("turns", range(4))
@@ -102,12 +102,12 @@ def test_interlaced_frames(tmp_path):
     frames = list(raw_frames(path, planar=True))
     assert len(frames) == 3
     for one, want in zip(frames, read_frames(path), strict=True):
-        picture = one.image
-        assert isinstance(picture, YuvImage) and picture.fields
+        image = one.image
+        assert isinstance(image, YuvImage) and image.fields
         made = torch.zeros(want.image.size, dtype=torch.uint8)
-        fill_rgb(made, *(torch.from_numpy(plane.copy()) for plane in picture.planes), picture.colours, 0, True)
-        assert np.array_equal(made.numpy(), want.image.reshape(-1)) and np.array_equal(picture.rgb(), want.image)
-        assert not np.array_equal(yuv_to_rgb(*picture.planes, picture.colours), want.image)
+        fill_rgb(made, *(torch.from_numpy(plane.copy()) for plane in image.planes), image.colours, 0, True)
+        assert np.array_equal(made.numpy(), want.image.reshape(-1)) and np.array_equal(image.rgb(), want.image)
+        assert not np.array_equal(yuv_to_rgb(*image.planes, image.colours), want.image)
     # The fields of this one have an odd height.
     assert not _suits(SimpleNamespace(height=126, interlaced_frame=True, colorspace=2))
 

@@ -62,7 +62,7 @@ def test_passes_keep_the_function(name):
     assert not any("batch_norm" in target for target in names(captured)), "BatchNorm belongs into the convolutions"
 
 
-def test_a_full_picture_needs_no_mask():
+def test_a_full_image_needs_no_mask():
     source, spec = small("random:detr/tiny", mask=False)
     captured = capture(source, spec, (1, 1))
     simplify(captured.graph)

@@ -153,7 +153,7 @@ def test_attention_inside_windows_is_one_op(masked, fused):
     heads, dim, window = 2, 16, 4
     mask = shift_mask(8, 12, window).to(torch.bfloat16) if masked else None
     module = Windows(heads, dim, window**2, mask, fused).to(torch.bfloat16)
-    x = torch.randn(12, window**2, heads * dim, dtype=torch.bfloat16)  # two pictures of six windows
+    x = torch.randn(12, window**2, heads * dim, dtype=torch.bfloat16)  # two images of six windows
     graph = graph_of(module, x)
     fold_constants(graph)
     assert fuse_windows(graph) == 1

@@ -1,4 +1,4 @@
-"""Bundles with packages of several sizes: how they are asked for, and which picture gets which."""
+"""Bundles with packages of several sizes: how they are asked for, and which image gets which."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def sessions(exported):
     return [OneSize(r.path, replace(r.spec, input=replace(r.spec.input, dynamic=True))) for r in reports]
 
 
-def test_every_picture_gets_its_size(sessions):
+def test_every_image_gets_its_size(sessions):
     sized = SizedSession(sessions)
     assert sized.info.sizes == (WIDE, TALL) and sized.info.max_batch == 2
     rng = np.random.default_rng(3)
-    pictures = [rng.integers(0, 256, (*size, 3), np.uint8) for size in ((60, 90), (90, 50), (50, 90), (80, 60), (70, 70))]
-    found = Detector(sized, threshold=0.0, batch_size=2)(pictures)
+    images = [rng.integers(0, 256, (*size, 3), np.uint8) for size in ((60, 90), (90, 50), (50, 90), (80, 60), (70, 70))]
+    found = Detector(sized, threshold=0.0, batch_size=2)(images)
     alone = [Detector(session, threshold=0.0) for session in sessions]
-    for picture, got in zip(pictures, found, strict=True):
-        want = alone[int(picture.shape[0] > picture.shape[1])]([picture])[0]
+    for image, got in zip(images, found, strict=True):
+        want = alone[int(image.shape[0] > image.shape[1])]([image])[0]
         assert np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-2) and np.allclose(want.scores, got.scores, atol=1e-4)
 
 

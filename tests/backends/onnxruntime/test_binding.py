@@ -133,9 +133,9 @@ def test_a_graph_that_cannot_be_captured_is_said(model):
 
 
 def test_detection_is_the_same_through_a_binding(model):
-    picture = np.random.default_rng(0).integers(0, 255, (80, 90, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 255, (80, 90, 3), np.uint8)
     with Detector.open(model, threshold=0.0) as detector:
-        plain = detector([picture])[0]
+        plain = detector([image])[0]
         session = detector.session
         session._binding = Binding(session._session, onnxruntime, "cpu", 0, session.inputs, session.outputs)
-        np.testing.assert_array_equal(plain.boxes_xyxy, detector([picture])[0].boxes_xyxy)
+        np.testing.assert_array_equal(plain.boxes_xyxy, detector([image])[0].boxes_xyxy)

@@ -74,9 +74,9 @@ def test_back_end_links_with_tensorrt_rtx_and_says_that_there_is_no_gpu(tmp_path
     run("cmake", "-S", CPP, "-B", tmp_path / "build", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *options)
     run("cmake", "--build", tmp_path / "build", "-j2")
     build("embedded:shapes", tmp_path / "bundle")
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (64, 48)).save(picture)
-    told = run(tmp_path / "build" / "detrt-run", tmp_path / "bundle", picture, code=2)
+    image = tmp_path / "image.png"
+    Image.new("RGB", (64, 48)).save(image)
+    told = run(tmp_path / "build" / "detrt-run", tmp_path / "bundle", image, code=2)
     assert "no CUDA device was found" in told and "libnvinfer" not in run("ldd", tmp_path / "build" / "detrt-run")
-    told = run(tmp_path / "build" / "detrt-run", tmp_path / "bundle", picture, "--device", "cpu", code=2)
+    told = run(tmp_path / "build" / "detrt-run", tmp_path / "bundle", image, "--device", "cpu", code=2)
     assert "TensorRT runs on an NVIDIA GPU" in told

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from text_cases import (
+    colour_image,
     detector_tensors,
     make_prompted,
     model_spec,
-    picture,
     run_detector,
     run_text_encoder,
     tensors,
@@ -30,7 +30,7 @@ from detrt.errors import EngineError, PromptError, SpecError
 
 VERSION = "1.7.1.116"
 SPEC = model_spec()
-IMAGES = [picture("red", "black", "blue"), picture("black", "green", "black")]
+IMAGES = [colour_image("red", "black", "blue"), colour_image("black", "green", "black")]
 
 
 def write_engine(path, inputs, outputs, tokens=(4, 32, 64), capabilities=(89,)):
@@ -128,7 +128,7 @@ def test_the_limit_is_that_of_the_profile(folder, shapes):
     names = [f"{a} {b}" for a in ("red", "green", "blue", "cat", "dog") for b in ("star", "circle", "square", "disk")]
     listed = Detector(detector.session, prompt=names)
     assert listed.session.chunks == 2
-    (found,) = listed([picture("red", "black", "black")])
+    (found,) = listed([colour_image("red", "black", "black")])
     assert found.labels[0].startswith("red ")
     assert all(s["attention_mask"][1] <= 48 for _, s in shapes)
 

@@ -104,11 +104,11 @@ def test_a_bundle_has_every_file_and_kind(tiny, tmp_path):
 def photographs(tmp_path):
     from PIL import Image
 
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     rng = np.random.default_rng(0)
     for name in "ab":
-        Image.fromarray(rng.integers(0, 256, (96, 64, 3), np.uint8)).save(tmp_path / "pictures" / f"{name}.png")
-    return tmp_path / "pictures"
+        Image.fromarray(rng.integers(0, 256, (96, 64, 3), np.uint8)).save(tmp_path / "images" / f"{name}.png")
+    return tmp_path / "images"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_prompt_is_for_models_that_take_one(photographs, tmp_path):
     types = PrecisionConfig(precision="fp16", calibration=photographs, prompt="red.")
     with pytest.raises(ExportError, match="this one has fixed classes; leave it out"):
         build("random:yolos/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
-    with pytest.raises(GraphError, match="goes with the pictures of --calibration"):
+    with pytest.raises(GraphError, match="goes with the images of --calibration"):
         PrecisionConfig(precision="fp16", prompt="red.")
 
 
@@ -234,17 +234,17 @@ def test_a_low_precision_without_images(tmp_path):
     import numpy as np
 
     from detrt import Detector
-    from detrt.cli.run_demo import PICTURE_SIZE_HW, PROMPT, PROMPT_SEED
+    from detrt.cli.run_demo import IMAGE_SIZE_HW, PROMPT, PROMPT_SEED
     from detrt.data.scenes.scene import draw_scene
 
-    picture = draw_scene(PROMPT_SEED, size_hw=PICTURE_SIZE_HW).image
+    image = draw_scene(PROMPT_SEED, size_hw=IMAGE_SIZE_HW).image
     build("embedded:phrases", tmp_path / "fp32", engines=(), export=ExportConfig(check=False))
     report = build(tmp_path / "fp32" / "model.onnx", tmp_path / "fp16", engines=(), precision=PrecisionConfig("fp16"))
     assert report.bundle.spec.text is not None
     found = []
     for name in ("fp32", "fp16"):
         with Detector.open(tmp_path / name, prompt=PROMPT, threshold=0.5) as detector:
-            found.append(detector([picture])[0])
+            found.append(detector([image])[0])
     exact, low = found
     assert sorted(low.labels) == sorted(exact.labels) and len(exact) >= 5
     order = [low.labels.index(label) for label in exact.labels]

@@ -99,7 +99,7 @@ def test_wrong_numbers_of_phrases_are_refused(scenes, wrong) -> None:
         caption_scene(scenes[0], 0, phrases=wrong)
 
 
-def test_phrase_dataset_has_the_same_pictures_and_one_annotation_for_each_phrase(tmp_path) -> None:
+def test_phrase_dataset_has_the_same_images_and_one_annotation_for_each_phrase(tmp_path) -> None:
     plain, asked = write_dataset(tmp_path / "a", 3, seed=5), write_phrase_dataset(tmp_path / "b", 3, seed=5)
     old, new = (json.loads((f / "annotations.json").read_text("utf-8")) for f in (plain, asked))
     assert [c["name"] for c in new["categories"]][:2] == ["red circle", "red square"]
@@ -109,8 +109,8 @@ def test_phrase_dataset_has_the_same_pictures_and_one_annotation_for_each_phrase
     names = {c["id"]: c["name"] for c in new["categories"]}
     for one, other in zip(old["annotations"], new["annotations"], strict=True):
         assert names[other["category_id"]] == f"{one['attributes']['color']} {shapes[one['category_id']]}"
-    picture = "images/000002.jpg"
-    assert (plain / picture).read_bytes() == (asked / picture).read_bytes()
+    image = "images/000002.jpg"
+    assert (plain / image).read_bytes() == (asked / image).read_bytes()
     two = write_phrase_dataset(tmp_path / "c", 3, seed=5, phrases=[Phrase(shape="star"), Phrase(color="red")])
     found = json.loads((two / "annotations.json").read_text("utf-8"))["annotations"]
     wanted = sum(

@@ -27,13 +27,13 @@ def test_same_seed_gives_the_same_scene_and_another_seed_another() -> None:
     assert one.image.shape != other.image.shape or not np.array_equal(one.image, other.image)
 
 
-def test_a_fresh_interpreter_draws_the_same_picture() -> None:
+def test_a_fresh_interpreter_draws_the_same_image() -> None:
     code = "import zlib; from detrt.data.scenes.scene import draw_scene; print(zlib.crc32(draw_scene(11).image.tobytes()))"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert runs[0] == runs[1] != ""
 
 
-def test_pictures_and_labels_are_well_formed(many: list[Scene]) -> None:
+def test_images_and_labels_are_well_formed(many: list[Scene]) -> None:
     for scene in many:
         assert scene.image.dtype == np.uint8
         assert scene.image.ndim == 3 and scene.image.shape[2] == 3
@@ -73,7 +73,7 @@ def test_a_bad_seed_is_named(seed: object) -> None:
         draw_scene(seed)  # type: ignore[arg-type]
 
 
-def test_too_small_a_picture_is_refused() -> None:
+def test_too_small_a_image_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 64 px"):
         draw_scene(0, size_hw=(32, 400))
 
@@ -92,7 +92,7 @@ def test_silhouette_box_is_tight(name: str, size: float) -> None:
 
 
 def test_shapes_are_mirror_symmetric() -> None:
-    """Training flips pictures, which is right only as long as this holds."""
+    """Training flips images, which is right only as long as this holds."""
     for name in SHAPES:
         mask = np.asarray(silhouette(name, (300.0, 300.0), (401.0, 401.0), 0.0)[0], dtype=int)
         columns = np.flatnonzero(mask.max(0))
@@ -102,10 +102,10 @@ def test_shapes_are_mirror_symmetric() -> None:
     assert set(MAX_ROTATION_DEG) <= set(SHAPES)
 
 
-def test_boxes_are_tight_in_the_drawn_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_are_tight_in_the_drawn_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """One object on a flat background: what differs from the background is the box."""
     monkeypatch.setattr(scenes, "_background", lambda rng, h, w: Image.new("RGB", (w, h), (128, 100, 60)))
-    monkeypatch.setattr(scenes, "_camera_flaws", lambda rng, picture: np.array(picture))
+    monkeypatch.setattr(scenes, "_camera_flaws", lambda rng, source: np.array(source))
     monkeypatch.setattr(scenes, "_draw_lines", lambda *args, **kwargs: None)
     checked = 0
     for seed in range(40):
@@ -157,8 +157,8 @@ def test_dataset_is_valid_coco(tmp_path) -> None:
     assert [c["id"] for c in document["categories"]] == list(range(1, len(CLASSES) + 1))
     sizes = {}
     for image in document["images"]:
-        with Image.open(folder / "images" / image["file_name"]) as picture:
-            assert picture.size == (image["width"], image["height"])
+        with Image.open(folder / "images" / image["file_name"]) as source:
+            assert source.size == (image["width"], image["height"])
         sizes[image["id"]] = (image["width"], image["height"])
     assert len({a["id"] for a in document["annotations"]}) == len(document["annotations"]) > 0
     for annotation in document["annotations"]:

@@ -121,7 +121,7 @@ def test_bad_images_are_tried_again_on_request(place):
 
 
 class Overflowing(Here):
-    """The model returns NaN for pictures without blue, and spoils their batch."""
+    """The model returns NaN for images without blue, and spoils their batch."""
 
     def run(self, shards):
         session = self.detector.detector.session
@@ -137,7 +137,7 @@ class Overflowing(Here):
         yield from super().run(shards)
 
 
-def test_a_picture_that_the_model_fails_on(place):
+def test_a_image_that_the_model_fails_on(place):
     shades(place / "many", 16)
     Image.new("RGB", (24, 16), "red").save("many/005.png")
     result = start(["many"], runner=Overflowing())
@@ -148,7 +148,7 @@ def test_a_picture_that_the_model_fails_on(place):
     assert [row for row in rows if row["image_id"] != 6] == [row for row in whole if row["image_id"] != 6]
 
 
-def test_a_model_that_fails_on_every_picture(place):
+def test_a_model_that_fails_on_every_image(place):
     (place / "red").mkdir()
     for index in range(4):
         Image.new("RGB", (24, 16), (200 + index, 0, 0)).save(place / "red" / f"{index}.png")

@@ -1,6 +1,6 @@
 """DEIMv2 Atto and Femto with their released weights, against the authors' own ONNX files.
 
-A random model shows that two graphs compute the same function; only real weights and pictures show
+A random model shows that two graphs compute the same function; only real weights and images show
 that it is the right one: preprocessing, labels, decoding and the choice of the class included.
 """
 
@@ -59,7 +59,7 @@ def test_exported_graph_detects_what_the_authors_graph_detects(size, msda, batch
 
 @pytest.mark.parametrize("msda", ("gather", "gridsample"))
 def test_graph_is_the_float64_model(msda, source, graph_file, coco):
-    """On the picture where the authors' graph is furthest away, ours is within rounding of float64."""
+    """On the image where the authors' graph is furthest away, ours is within rounding of float64."""
     batch = preprocess([load_image(coco[1] / "000000547336.jpg")], source("atto").spec)
     logits = OnnxSession(graph_file("atto", msda)).run(batch.feeds)["logits"]
     module = copy.deepcopy(source("atto").module).double()

@@ -30,7 +30,7 @@ CASES = {
     "co_dino-vit": ("co_dino", VIT, (0,), 5),
     "co_dino-swin": ("co_dino", SWIN, (0, 1, 2, 3), 5),
 }
-# Odd sides: no level, window or patch fits; and one picture fills the canvas.
+# Odd sides: no level, window or patch fits; and one image fills the canvas.
 SIZES = ((97, 131), (61, 131), (97, 70))
 
 
@@ -39,7 +39,7 @@ def state_of(layout, facts, stages, levels):
     return fill(make(facts, stages, levels, **SMALL, **({"fc": 16} if layout == "co_dino" else {})), seed=3)
 
 
-def pictures(canvas=SIZES[0]):
+def images(canvas=SIZES[0]):
     """canvas: of the batch; a ViT pads it to a multiple of its patches."""
     generator = torch.Generator().manual_seed(5)
     pixels = torch.randn(len(SIZES), 3, *canvas, generator=generator)
@@ -70,7 +70,7 @@ def test_every_stage_equals_the_reference(name):
         window=facts.get("window"),
         windowed=facts.get("windowed"),
     )
-    pixels, mask = pictures(*((96, 160),) if "windowed" in facts else ())
+    pixels, mask = images(*((96, 160),) if "windowed" in facts else ())
     with torch.no_grad():
         backbone, expected = model.backbone(pixels), reference.backbone(pixels)
         assert len(backbone) == len(stages)
@@ -113,7 +113,7 @@ def test_lsj_attends_to_grey_padding_and_returns_boxes_of_the_image():
     model = load_dino(state, name="co_dino_5scale_lsj_r50_3x_coco")[0]
     plain = load_dino(state, name="co_dino_5scale_r50")[0]
     assert isinstance(model, CoDino) and model.attend_padding and not plain.attend_padding
-    pixels, mask = pictures()
+    pixels, mask = images()
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)))
     canvas = torch.where(mask[:, None] == 1, pixels, ((114 - mean) / std).expand(3, *SIZES[0]))
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_lsj_attends_to_grey_padding_and_returns_boxes_of_the_image():
 def test_no_mask_is_a_full_mask():
     layout, facts, stages, levels = CASES["dino-resnet"]
     model = load_dino(state_of(layout, facts, stages, levels))[0]
-    pixels, mask = pictures()
+    pixels, mask = images()
     with torch.no_grad():
         got, want = model(pixel_values=pixels), model(pixel_values=pixels, pixel_mask=torch.ones_like(mask))
     assert torch.equal(got.logits, want.logits) and torch.equal(got.pred_boxes, want.pred_boxes)

@@ -185,7 +185,7 @@ def write_phrase_dataset(
     """As :func:`detrt.data.scenes.scene.write_dataset`, with ``phrases`` as the categories (ids from 1, in order).
 
     An object gets one annotation for each phrase that names it; by default there are 144 phrases of
-    colour and shape, so each object has exactly one. The pictures are those of ``write_dataset``.
+    colour and shape, so each object has exactly one. The images are those of ``write_dataset``.
     """
     if not phrases or len(set(phrases)) != len(phrases):
         raise ValueError(f"phrases must be different from each other and at least one, got {len(phrases)}")

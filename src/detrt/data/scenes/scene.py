@@ -1,10 +1,10 @@
-"""Seeded pictures of simple objects, drawn with numpy and Pillow alone.
+"""Seeded images of simple objects, drawn with numpy and Pillow alone.
 
 The project's own small detector is trained and tested on these scenes, so the demo and every
 test run without a download. A scene holds up to a dozen filled, turned, overlapping shapes on
-a busy background, with the usual flaws of a camera picture (noise, blur, JPEG artefacts).
+a busy background, with the usual flaws of a camera image (noise, blur, JPEG artefacts).
 
-``draw_scene(seed)`` gives the same picture on every machine that has the same numpy and
+``draw_scene(seed)`` gives the same image on every machine that has the same numpy and
 Pillow; ``write_dataset`` puts a set of them on disk in the COCO format.
 """
 
@@ -41,8 +41,8 @@ class SceneObject:
     """One labelled object.
 
     ``class_id`` indexes :data:`CLASSES` (0-based); ``box_xyxy`` is the tight box of the whole
-    silhouette (also the hidden part), clipped to the picture, in pixels; ``visible`` is the
-    fraction (0..1) of the silhouette's area that is inside the picture and not covered.
+    silhouette (also the hidden part), clipped to the image, in pixels; ``visible`` is the
+    fraction (0..1) of the silhouette's area that is inside the image and not covered.
     """
 
     class_id: int
@@ -55,7 +55,7 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture, (H, W, 3) uint8 RGB, and what is in it, from back to front."""
+    """An image, (H, W, 3) uint8 RGB, and what is in it, from back to front."""
 
     image: np.ndarray
     objects: tuple[SceneObject, ...]
@@ -64,7 +64,7 @@ class Scene:
 def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects: int = 12) -> Scene:
     """Draw the scene that belongs to ``seed`` (any integer from 0).
 
-    ``size_hw`` fixes the picture's height and width in pixels (at least 64 each); otherwise
+    ``size_hw`` fixes the image's height and width in pixels (at least 64 each); otherwise
     both vary. ``max_objects`` (0 or more) bounds the number of objects.
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
@@ -78,13 +78,13 @@ def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects
         height, width = int(size_hw[0]), int(size_hw[1])
         if min(height, width) < MIN_SIDE:
             raise ValueError(f"size_hw must be at least {MIN_SIDE} px on each side, got {size_hw!r}")
-    picture = _background(rng, height, width)
-    kept = _choose_objects(rng, picture, max_objects)
+    canvas = _background(rng, height, width)
+    kept = _choose_objects(rng, canvas, max_objects)
     for sprite, _ in reversed(kept):  # chosen front to back, drawn back to front
-        picture.paste(sprite.paint, (sprite.left, sprite.top), sprite.alpha)
+        canvas.paste(sprite.paint, (sprite.left, sprite.top), sprite.alpha)
     if rng.random() < 0.12:
-        _draw_lines(rng, picture, count=int(rng.integers(1, 3)), widest=2)
-    image = _camera_flaws(rng, picture)
+        _draw_lines(rng, canvas, count=int(rng.integers(1, 3)), widest=2)
+    image = _camera_flaws(rng, canvas)
     return Scene(image=image, objects=tuple(label for _, label in reversed(kept)))
 
 
@@ -112,14 +112,14 @@ def _background(rng: np.random.Generator, height: int, width: int) -> Image.Imag
     grid = base + rng.uniform(-1, 1, size=(cells, cells, 3)) * rng.uniform(4, 45)
     grid += rng.uniform(-1, 1, size=(cells, cells, 1)) * rng.uniform(0, 25)
     small = Image.fromarray(np.clip(grid, 0, 255).astype(np.uint8))
-    picture = small.resize((width, height), Image.Resampling.BICUBIC)
+    canvas = small.resize((width, height), Image.Resampling.BICUBIC)
     kind = rng.random()
     if kind < 0.3:  # woven or grained texture
         step = int(rng.integers(2, 7))
         shape = (height // step + 1, width // step + 1)
         grain = Image.fromarray(rng.integers(0, 256, size=shape, dtype=np.uint8))
         grain = grain.resize((width, height), Image.Resampling.BILINEAR).convert("RGB")
-        picture = Image.blend(picture, grain, float(rng.uniform(0.04, 0.16)))
+        canvas = Image.blend(canvas, grain, float(rng.uniform(0.04, 0.16)))
     elif kind < 0.5:  # wallpaper: soft stripes or a soft grid
         turn, period = rng.uniform(0, math.pi), rng.uniform(9, 60)
         x, y = np.arange(width), np.arange(height)[:, None]
@@ -127,17 +127,17 @@ def _background(rng: np.random.Generator, height: int, width: int) -> Image.Imag
         if rng.random() < 0.4:
             wave ^= np.mod(y * math.cos(turn) - x * math.sin(turn), period) < period / 2
         mask = Image.fromarray(wave.astype(np.uint8) * np.uint8(rng.integers(20, 90)))
-        picture.paste(_rgb(_muted_color(rng)), (0, 0), mask)
+        canvas.paste(_rgb(_muted_color(rng)), (0, 0), mask)
     for _ in range(int(rng.integers(0, 5))):
-        _draw_blob(rng, picture)
+        _draw_blob(rng, canvas)
     if rng.random() < 0.6:
-        _draw_lines(rng, picture, count=int(rng.integers(1, 7)), widest=4)
-    return picture
+        _draw_lines(rng, canvas, count=int(rng.integers(1, 7)), widest=4)
+    return canvas
 
 
-def _draw_blob(rng: np.random.Generator, picture: Image.Image) -> None:
+def _draw_blob(rng: np.random.Generator, canvas: Image.Image) -> None:
     """A soft, ragged patch of another muted colour."""
-    size = int(rng.uniform(0.1, 0.5) * min(picture.size))
+    size = int(rng.uniform(0.1, 0.5) * min(canvas.size))
     small = Image.new("L", (32, 32), 0)
     corners = int(rng.integers(5, 11))
     radii = rng.uniform(4, 14, size=corners)
@@ -152,19 +152,19 @@ def _draw_blob(rng: np.random.Generator, picture: Image.Image) -> None:
     small = small.filter(ImageFilter.BoxBlur(1.5))
     mask = small.resize((size, size), Image.Resampling.BILINEAR)
     at = (
-        int(rng.integers(-size // 2, picture.width - size // 2)),
-        int(rng.integers(-size // 2, picture.height - size // 2)),
+        int(rng.integers(-size // 2, canvas.width - size // 2)),
+        int(rng.integers(-size // 2, canvas.height - size // 2)),
     )
-    picture.paste(_rgb(_muted_color(rng)), at, mask)
+    canvas.paste(_rgb(_muted_color(rng)), at, mask)
 
 
-def _draw_lines(rng: np.random.Generator, picture: Image.Image, *, count: int, widest: int) -> None:
+def _draw_lines(rng: np.random.Generator, canvas: Image.Image, *, count: int, widest: int) -> None:
     """Thin straight or broken lines, open so that they never make up a shape."""
-    draw = ImageDraw.Draw(picture)
+    draw = ImageDraw.Draw(canvas)
     for _ in range(count):
         corners = int(rng.integers(2, 5))
-        start = rng.uniform(0, 1, size=2) * picture.size
-        steps = rng.uniform(-0.5, 0.5, size=(corners - 1, 2)) * max(picture.size)
+        start = rng.uniform(0, 1, size=2) * canvas.size
+        steps = rng.uniform(-0.5, 0.5, size=(corners - 1, 2)) * max(canvas.size)
         path = np.vstack([start, start + np.cumsum(steps, axis=0)])
         points = [(round(float(x)), round(float(y))) for x, y in path]
         color = _rgb(rng.uniform(0, 255, size=3))
@@ -180,17 +180,17 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
-def _choose_objects(rng: np.random.Generator, picture: Image.Image, max_objects: int) -> list[tuple[Sprite, SceneObject]]:
+def _choose_objects(rng: np.random.Generator, canvas: Image.Image, max_objects: int) -> list[tuple[Sprite, SceneObject]]:
     """Objects from front to back; the frontmost is fixed first, so visibility is final."""
-    width, height = picture.size
+    width, height = canvas.size
     if max_objects == 0 or rng.random() < 0.02:
         return []
     wanted = 1 + int((max_objects - 1) * rng.random() ** 1.2 + 0.5)
-    # Relative bounds as well, so that nothing is tiny once a picture is resized for a model.
+    # Relative bounds as well, so that nothing is tiny once an image is resized for a model.
     smallest = max(_SIZES_PX[0], 0.06 * max(width, height))
     largest = min(_SIZES_PX[1], (0.55 if wanted <= 6 else 0.38) * min(width, height))
     largest = max(largest, smallest)
-    local = np.asarray(picture.resize((16, 16), Image.Resampling.BOX), dtype=np.float64)
+    local = np.asarray(canvas.resize((16, 16), Image.Resampling.BOX), dtype=np.float64)
     covered = np.zeros((height, width), dtype=bool)
     spots: list[tuple[tuple[float, ...], str]] = []
     kept: list[tuple[Sprite, SceneObject]] = []
@@ -271,15 +271,15 @@ def _place(sprite: Sprite, covered: np.ndarray) -> float:
     return visible
 
 
-def _camera_flaws(rng: np.random.Generator, picture: Image.Image) -> np.ndarray:
+def _camera_flaws(rng: np.random.Generator, canvas: Image.Image) -> np.ndarray:
     """Blur, brightness and contrast, noise, JPEG artefacts; returns (H, W, 3) uint8 RGB."""
     if rng.random() < 0.22:
-        picture = picture.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.4, 1.3))))
+        canvas = canvas.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.4, 1.3))))
     if rng.random() < 0.5:
         gain, lift = float(rng.uniform(0.72, 1.18)), float(rng.uniform(-22, 22))
         curve = [min(255, max(0, round((v - 128) * gain + 128 + lift))) for v in range(256)]
-        picture = picture.point(curve * 3)
-    image = np.asarray(picture)
+        canvas = canvas.point(curve * 3)
+    image = np.asarray(canvas)
     if rng.random() < 0.45:
         strength = int(rng.integers(3, 34))
         noise = rng.integers(0, 256, size=image.shape, dtype=np.uint8).astype(np.int16)
@@ -308,7 +308,7 @@ def write_dataset(
     in the order of ``categories``, boxes are (x, y, width, height) in pixels. ``categories_of``
     gives the indices of an object's categories, one annotation for each. Everything is built
     beside ``folder`` and renamed at the end, so a run that stops half-way leaves no half-written
-    data set. ``progress(done, total)`` is called after every picture.
+    data set. ``progress(done, total)`` is called after every image.
     """
     folder = Path(folder)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -348,7 +348,7 @@ def _write_images(
     categories: Sequence[str],
     categories_of: Callable[[SceneObject], Sequence[int]],
 ) -> dict:
-    """Write the pictures and return the COCO document that describes them."""
+    """Write the images and return the COCO document that describes them."""
     document: dict = {
         "info": {"description": "scenes drawn by detrt.data.scenes.scene", "seed": seed},
         "images": [],

@@ -1,9 +1,9 @@
-"""Shapes, colours and fills that :mod:`detrt.data.scenes.scene` puts into its pictures.
+"""Shapes, colours and fills that :mod:`detrt.data.scenes.scene` puts into its images.
 
 Every shape is a short list of polygons in a unit frame (x to the right, y down, about
 -0.5..0.5 on both axes), each of which adds to or cuts out of the silhouette. The glyphs are
-such polygons as well, so no font file is needed and the pictures are the same everywhere.
-All shapes are mirror symmetric: a flipped picture is a valid picture of the same classes.
+such polygons as well, so no font file is needed and the images are the same everywhere.
+All shapes are mirror symmetric: a flipped image is a valid image of the same classes.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Sprite:
     """One rendered object before it is placed.
 
     ``alpha`` is an L image with the soft silhouette (0..255), ``paint`` an RGB image of the
-    same size; ``left``/``top`` place them in the picture (integer pixels, may be negative);
-    ``box_xyxy`` is the tight box of the whole silhouette in picture pixels, before clipping.
+    same size; ``left``/``top`` place them in the image (integer pixels, may be negative);
+    ``box_xyxy`` is the tight box of the whole silhouette in image pixels, before clipping.
     """
 
     alpha: Image.Image
@@ -139,9 +139,9 @@ def silhouette(
 ) -> tuple[Image.Image, Image.Image, int, int, tuple[float, float, float, float]]:
     """Draw the silhouette of one shape.
 
-    ``center`` and ``size_wh`` are in pixels of the picture, ``angle_deg`` turns clockwise.
+    ``center`` and ``size_wh`` are in pixels of the image, ``angle_deg`` turns clockwise.
     Returns the soft mask and the soft rim (both L, same size), the mask's left and top in
-    the picture, and the tight box (x0, y0, x1, y1) in pixels of the picture.
+    the image, and the tight box (x0, y0, x1, y1) in pixels of the image.
     """
     cos, sin = math.cos(math.radians(angle_deg)), math.sin(math.radians(angle_deg))
     placed: list[tuple[bool, list[Point]]] = []

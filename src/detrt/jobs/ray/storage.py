@@ -58,11 +58,11 @@ def list_images(name: str) -> list[str]:
             raise ImageError(f"there is nothing at '{name}'; check the address and the access rights")
     except (OSError, PermissionError) as error:
         raise ImageError(f"'{name}' cannot be listed: {error}") from None
-    pictures = [entry for entry in found if PurePosixPath(entry).suffix.lower() in IMAGE_SUFFIXES]
-    pictures = [entry for entry in pictures if not any(part.startswith(".") for part in _below(entry, path))]
-    if not pictures:
+    images = [entry for entry in found if PurePosixPath(entry).suffix.lower() in IMAGE_SUFFIXES]
+    images = [entry for entry in images if not any(part.startswith(".") for part in _below(entry, path))]
+    if not images:
         raise ImageError(f"the {what} '{name}' has no images; known suffixes: {' '.join(sorted(IMAGE_SUFFIXES))}")
-    return [system.unstrip_protocol(entry) for entry in sorted(pictures, key=lambda entry: natural_key(PurePosixPath(entry)))]
+    return [system.unstrip_protocol(entry) for entry in sorted(images, key=lambda entry: natural_key(PurePosixPath(entry)))]
 
 
 def _below(entry: str, folder: str) -> tuple[str, ...]:

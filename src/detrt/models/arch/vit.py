@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Patches a side of the pictures that the rotary positions were trained on: there a step of one patch is 1.
+# Patches a side of the images that the rotary positions were trained on: there a step of one patch is 1.
 ROPE_SIDE = 16
 ROPE_THETA = 10000.0
 CUBIC = -0.75  # of the cubic kernel, as in PyTorch

@@ -66,8 +66,8 @@ function take(file) {
   if (!file) return;
   state.file = file;
   state.answer = null;
-  URL.revokeObjectURL($("picture").src);
-  $("picture").src = URL.createObjectURL(file);
+  URL.revokeObjectURL($("image").src);
+  $("image").src = URL.createObjectURL(file);
   $("drop").hidden = true;
   $("view").hidden = false;
   $("again").disabled = $("other").disabled = false;
@@ -164,9 +164,9 @@ function drawTimes(answer) {
   }
 }
 
-// A small picture is shown up to twice its size, and none higher than the window.
-$("picture").addEventListener("load", () => {
-  const { naturalWidth: width, naturalHeight: height } = $("picture");
+// A small image is shown up to twice its size, and none higher than the window.
+$("image").addEventListener("load", () => {
+  const { naturalWidth: width, naturalHeight: height } = $("image");
   const most = Math.max(240, window.innerHeight - 136);
   $("frame").style.width = `${Math.min(2 * width, (most * width) / height)}px`;
 });
