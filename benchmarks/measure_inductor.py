@@ -9,7 +9,7 @@ for TF32 as well, from the same package.
 
 Every job is a process with one thread, PARALLEL of them at once (default: one a core; each takes 4 to 6 GB of the host), spread over
 the GPUs of the host. When one has compiled its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time
-is Python's in part, all others of the host; then it is tuned, checked and timed, and the others go on. Each row is written
+is Python's in part, all others of the host; then it is tuned, checked and timed, and the others continue. Each row is written
 at once. tables.py makes the document's tables of the rows.
 """
 

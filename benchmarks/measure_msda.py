@@ -31,7 +31,7 @@ from detrt.models.ops.msda_tiles import Tile, choose
 
 ENCODER = ((100, 167), (50, 84), (25, 42), (13, 21))  # 22 223 tokens: an image of 800 x 1333
 CASES = {
-    # levels, queries (0 = every token), points a level
+    # levels, queries (0 = every token), points per level
     "encoder": (ENCODER, 0, 4),
     "decoder": (ENCODER, 900, 4),
     "rt-detr": (((80, 80), (40, 40), (20, 20)), 300, 4),

@@ -1,4 +1,4 @@
-"""FP16 and BF16 of the typed graphs in real arithmetic on a GPU; prints one JSON line a model.
+"""FP16 and BF16 of the typed graphs in real arithmetic on a GPU; prints one JSON line per model.
 
     python benchmarks/measure_precision.py DATA CHECKPOINT... [random:FAMILY...] [embedded:shapes]
 
@@ -75,7 +75,7 @@ def memory_of(model) -> str:
 
 
 def run_tensors(model, spec, images, names, visit, progress=None) -> None:
-    """What `detrt.precision.calibrate.run_tensors` does, with PyTorch on the GPU: one pass an image instead of many."""
+    """What `detrt.precision.calibrate.run_tensors` does, with PyTorch on the GPU: one pass per image instead of many."""
     run = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu").run
     for feeds in image_feeds(images, spec):
         run(dict(feeds), tuple(names), visit)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def plain_kernel(value, shapes, places, weights, out, queries, tokens, HEADS: tl.constexpr, D: tl.constexpr, L: tl.constexpr, POINTS: tl.constexpr, TOTAL: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """8 queries of one head a program, 16-bit values, FP32 coordinates and sums. POINTS: 8 bits a level."""
+    """8 queries of one head a program, 16-bit values, FP32 coordinates and sums. POINTS: 8 bits per level."""
     q = tl.program_id(0) * B + tl.arange(0, B)
     head, batch = tl.program_id(1), tl.program_id(2)
     ok, d = q < queries, tl.arange(0, D)

@@ -169,7 +169,7 @@ TABLES = {"latency": latency, "batches": batches, "agreement": agreement, "costs
 
 
 def filled(text: str, rows: Rows) -> str:
-    """A document with its tables made anew."""
+    """A document with its tables made again."""
     return _MARK.sub(lambda found: f"{found[1]}{TABLES[found[2]](rows)}{found[3]}", text)
 
 

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python training/evaluate_phrases.py src/detrt/models/embedded/phrases
 
-shapes: every scene is asked for the twelve shapes at once, as a class list. colors: every scene is
+shapes: every scene gets the twelve shapes at once, as a class list. colors: every scene is
 asked for the colours and shapes that it holds and for as many again, or more, that it does not hold,
-twenty in all. held_out: every scene is asked for the eighteen pairs that no training caption named
+twenty in all. held_out: every scene gets the eighteen pairs that no training caption named
 together. The score of a query for a phrase is the highest among the phrase's tokens; the 100 best
 (query, phrase) pairs of a prompt are kept. Loads the folder with ``from_pretrained`` in float32.
 """

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python training/train_demo_detector.py --minutes 22 --out /tmp/demo_detector
 
-A run that stops goes on from ``--checkpoint`` when it is started again with the same
+A run that stops resumes from ``--checkpoint`` when it is started again with the same
 arguments; only time spent training counts towards ``--minutes``. ``--smoke`` takes two steps
 with eight scenes on the CPU and goes through every later stage as well.
 """

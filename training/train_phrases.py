@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python training/train_phrases.py --minutes 12 --out /tmp/phrases
 
-OUT/model is a folder in transformers format. A run that stops goes on from ``--checkpoint`` when it is
+OUT/model is a folder in transformers format. A run that stops resumes from ``--checkpoint`` when it is
 started again with the same arguments; only time spent training counts towards ``--minutes``, and
 ``--stop-after`` ends this process early, by its own clock. ``--smoke`` takes a few steps with 64
 scenes on the CPU and goes through every later stage as well.

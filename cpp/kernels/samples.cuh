@@ -29,7 +29,7 @@ struct Call {
   std::uint32_t beside, beside_bits; // heads side by side, a power of two
 };
 
-// One row a point. A level that is empty, or that does not fit into the tokens, is so small that no location lies
+// One row per point. A level that is empty, or that does not fit into the tokens, is so small that no location lies
 // inside.
 struct Level {
   float width, height, start, unused;
@@ -82,7 +82,7 @@ template <class Row> __device__ __forceinline__ void fill_table(const Call& call
           row = Row::of(height, width, start);
         break;
       }
-      // After a level that does not fit nothing does: the start stays behind the last token.
+      // After a level that does not fit nothing does: the start stays after the last token.
       start = fits ? start + height * width : (height == 0 || width == 0 ? start : call.tokens + 1);
     }
     table[point] = row;
@@ -100,7 +100,7 @@ template <bool Discrete> struct Sample {
 };
 
 // All corners are cells of the level, also those of a sample that weighs nothing. Exact: x is known to a part of its own
-// size, which on a level of 500 cells is more than FP32's sums lose; so the shares are worked out once more, with one
+// size, which on a level of 500 cells is more than FP32's sums lose; so the shares are computed once more, with one
 // rounding after the large numbers have cancelled.
 template <bool Discrete, bool Exact = false>
 __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2 location, float weight) {

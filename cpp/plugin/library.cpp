@@ -1,4 +1,4 @@
-// The two functions that IPluginRegistry::loadLibrary looks for. Nothing else leaves the library, and nothing of
+// The two functions that IPluginRegistry::loadLibrary searches for. Nothing else leaves the library, and nothing of
 // libnvinfer is needed to load it.
 #include <atomic>
 #include <cstdio>

@@ -25,7 +25,7 @@ struct Errors {
   (*info->err->format_message)(info, errors->text);
   std::longjmp(errors->back, 1);
 }
-void no_message(j_common_ptr) {} // warnings: Pillow goes on without a word, and so do we
+void no_message(j_common_ptr) {} // warnings: Pillow continues without a word, and so do we
 
 boolean cut_off(j_decompress_ptr info) {
   ERREXIT(info, JERR_INPUT_EOF);

@@ -68,7 +68,7 @@ struct PngReader {
     return true;
   }
 
-  // Metadata behind the pixels; damage there says nothing about them.
+  // Metadata after the pixels; damage there says nothing about them.
   void tail() {
     if (setjmp(jump.back))
       return;

@@ -225,7 +225,7 @@ Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds) {
   return download(lane);
 }
 
-// Gives the context its shapes and addresses, where they are not set already.
+// Returns the context its shapes and addresses, where they are not set already.
 void TrtSession::bind(Lane& lane, const Tensors& feeds) {
   std::vector<std::vector<std::int64_t>> shapes;
   for (const TensorInfo& info : inputs_)

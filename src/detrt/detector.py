@@ -82,7 +82,7 @@ class Detector:
     For models that take a prompt (see docs/guide/prompts.md):
 
     prompt: what to look for in all images; None: every call brings its own. A text gives its phrases as
-        classes; a list of names is asked for in as many runs as it needs. task: for models that take one.
+        classes; a list of names takes as many runs as it needs. task: for models that take one.
     phrases: "best" names a box by its best phrase, "tokens" by the tokens above `text_threshold` as
         published, "tokens-of-best" by those of its best sub-sentence.
 

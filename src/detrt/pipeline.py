@@ -39,7 +39,7 @@ RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One finished stage: name, seconds, bytes written, and a verdict in words."""
+    """One finished stage: name, seconds, bytes written, and a verdict as text."""
 
     name: str
     seconds: float
@@ -93,7 +93,7 @@ def build(
 
     Raises:
         SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError: as the stages.
-        GateError: the exported graph does not equal PyTorch, or is not in the precision that was asked for.
+        GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
     load = replace(load or LoadOptions(), **changes)
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]

@@ -194,7 +194,7 @@ class DecodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """How a prompt becomes the text inputs of a model that finds what it is asked for.
+    """How a prompt becomes the text inputs of a model.
 
     kind "tokens": one prompt of phrases, and one logit for each token (Grounding DINO); `separators` are the
     token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one

@@ -57,7 +57,7 @@ def test_figures_of_a_bundle(bundle, tmp_path):
 
 
 def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
-    """All that can be asked for in one run: its library, average precision, parts and the roofline, drawn."""
+    """All that one run can measure: its library, average precision, parts and the roofline, drawn."""
     from PIL import Image
 
     labels = Bundle.open(bundle).spec.labels
@@ -107,7 +107,7 @@ def test_times_of_kernels_are_sum_by_run_run_by_run():
     times = sum_by_run(events[::-1], 4)
     assert times.samples_ms == pytest.approx([2.5, 2.502, 2.504, 2.506]) and times.kernels == 2
     assert times.msda_samples_ms == pytest.approx([0.5, 0.501, 0.502, 0.503]) and times.msda_calls == 1
-    uneven = sum_by_run([*events, ("late", 9e5, 4000.0)], 4)  # cannot be told apart: one mean
+    uneven = sum_by_run([*events, ("late", 9e5, 4000.0)], 4)  # cannot be distinguished: one mean
     assert uneven.samples_ms == pytest.approx([2.503 + 1.0])
     with pytest.raises(SessionError, match="no kernel"):
         sum_by_run(events[2:3], 1)

@@ -212,7 +212,7 @@ def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, t
     built = []
 
     def build(onnx_path, engine_path, config, given_spec):
-        """Build what the fake can open: the names that were asked for, the values of the bad graph."""
+        """Build what the fake can open: the names that were requested, the values of the bad graph."""
         from detrt.graph.probe import probe
 
         model = graph.load(onnx_path)

@@ -1,4 +1,4 @@
-"""Verification of exported graphs against PyTorch: what is equal passes, planted faults fail in words."""
+"""Verification of exported graphs against PyTorch: what is equal passes, planted faults fail as text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_faulty_graph_fails(fault, words, exported, tiny, images, tmp_path):
 
 
 def verdict(*arguments):
-    """What `verify` says in words, raised or reported."""
+    """What `verify` says as text, raised or reported."""
     try:
         return " ".join(verify(*arguments).failures)
     except DetrtError as error:

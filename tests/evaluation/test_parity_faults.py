@@ -70,7 +70,7 @@ def change(tensor, function):
 
 
 def after(model, node_name, build):
-    """Put nodes behind a node: build(its old output, its name) -> nodes whose last output has that name."""
+    """Put nodes after a node: build(its old output, its name) -> nodes whose last output has that name."""
     index, node = next((i, node) for i, node in enumerate(model.graph.node) if node.name == node_name)
     name = node.output[0]
     node.output[0] = name + "_good"

@@ -196,7 +196,7 @@ def as_published(module):
 
 @pytest.fixture(scope="module")
 def published():
-    """A small model of the authors' shape: eight heads everywhere, 64 channels a head in BERT."""
+    """A small model of the authors' shape: eight heads everywhere, 64 channels per head in BERT."""
     from detrt.models.random import _TINY_BERT, _TINY_GROUNDING
     from detrt.models.random import build_text as build
 

@@ -1,4 +1,4 @@
-"""Tensors of the KServe v2 protocol: right ones arrive as they are, wrong ones are refused in words."""
+"""Tensors of the KServe v2 protocol: right ones arrive as they are, wrong ones are refused as text."""
 
 from __future__ import annotations
 

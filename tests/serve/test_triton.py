@@ -115,7 +115,7 @@ class Ensemble:
             given = {inner: pool[outer] for inner, outer in step.input_map.items()}
             self.check(config.input, given, config.max_batch_size)
             if isinstance(model, OnnxSession):
-                # Triton's "reshape" gives a tensor of one number an image without that axis.
+                # Triton's "reshape" gives a tensor of one number per image without that axis.
                 found = {name: value.reshape(-1, 1) if value.ndim == 1 else value for name, value in model.run(given).items()}
             else:
                 tensors = {name: self.backend.Tensor(name, value) for name, value in given.items()}

@@ -1,4 +1,4 @@
-"""A cluster of one worker in this process, and images that can be told apart."""
+"""A cluster of one worker in this process, and images that can be distinguished."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def parts_of(prompt):
 
 
 def random_outputs(lengths, queries=40, seed=0):
-    """Logits around the usual thresholds, -1e4 behind the end of each prompt."""
+    """Logits around the usual thresholds, -1e4 after the end of each prompt."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(-1.2, 1.5, (len(lengths), queries, max(lengths))).astype(np.float32)
     for row, length in zip(logits, lengths, strict=True):
@@ -70,7 +70,7 @@ def original_phrase_ids(posmap, ids, left=0, right=255):
 
 
 def original_phrases(logit, ids, text_threshold, remove_combined):
-    """Published `predict` for one box: logit (256,) are scores, padded with zeros behind the prompt."""
+    """Published `predict` for one box: logit (256,) are scores, padded with zeros after the prompt."""
     if not remove_combined:
         return original_phrase_ids(logit > text_threshold, ids)
     ends = [i for i, token in enumerate(ids) if token in (101, 102, 1012)]
@@ -125,7 +125,7 @@ def test_transformers_processor_gives_the_same(threshold, text_threshold):
     outputs = random_outputs([part.length for part in parts], seed=1)
     sizes = [(480, 640), (100, 30), (7, 900), (64, 64), (333, 500)]
     count = len(parts)
-    # As the library returns them: 256 columns, minus infinity behind the prompt.
+    # As the library returns them: 256 columns, minus infinity after the prompt.
     logits = np.full((count, 40, 256), -np.inf, np.float32)
     ids = np.zeros((count, max(part.length for part in parts)), np.int64)
     for i, part in enumerate(parts):

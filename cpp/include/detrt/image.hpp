@@ -11,7 +11,7 @@
 
 namespace detrt {
 
-// RGB, 8 bits a channel, rows from the top, no gaps.
+// RGB, 8 bits per channel, rows from the top, no gaps.
 struct Image {
   int height = 0;
   int width = 0;

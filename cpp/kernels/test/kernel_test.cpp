@@ -42,7 +42,7 @@ void run(const Case& c, FloatType type, FloatType weights_type, Method method, u
                 error.largest);
 }
 
-// Level sizes that do not fit into the tokens must not be read; a level behind them contributes zero too.
+// Level sizes that do not fit into the tokens must not be read; a level after them contributes zero too.
 void run_lies() {
   for (const std::vector<std::int64_t>& lie :
        {std::vector<std::int64_t>{8, 9, 4, 4}, {1 << 30, 1 << 30, 4, 4}, {-3, 4, 4, 4}}) {

@@ -105,7 +105,7 @@ def run_child(
 def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None:
     """In the child: send `work(request, progress)` to the parent, or what it raises.
 
-    `progress` may be called as often as the work likes; ten calls a second are passed on.
+    `progress` may be called as often as the work likes; ten calls per second are passed on.
     """
 
     def answer(channel: Channel, request: Any) -> None:
@@ -137,7 +137,7 @@ def _answer(worker: Worker, timeout_seconds: float | None, progress: Progress | 
     while True:
         if deadline_s is not None and time.monotonic() > deadline_s:
             raise subprocess.TimeoutExpired(worker.process.args, timeout_seconds)
-        # Other processes that the child forked may hold its end of the socket open, so its own end is looked for as well.
+        # Other processes that the child forked may hold its end of the socket open, so its own end is searched for as well.
         ended = worker.process.poll() is not None
         if not wait([worker.channel], 0 if ended else _POLL_SECONDS):
             if ended:

@@ -127,7 +127,7 @@ def kind_of(ref: str | os.PathLike) -> str:
     """What a reference is: "bundle", "onnx", "engine", "inductor", "openvino" or "checkpoint"; looks at names and folders only.
 
     Raises:
-        SessionError: a path that is not there, or a file or folder of another kind.
+        SessionError: a path that does not exist, or a file or folder of another kind.
     """
     text = os.fspath(ref)
     path = Path(text)

@@ -25,7 +25,7 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     it can, as the plain model does.
 
     Raises:
-        SessionError: a device that is not there. SourceError: the checkpoint has no tokenizer.
+        SessionError: a device that does not exist. SourceError: the checkpoint has no tokenizer.
     """
     spec = spec or exported_spec(source, ExportConfig())
     text = spec.text
@@ -53,7 +53,7 @@ class TorchSession(BaseSession):
     "text encoder" of a model that takes a prompt; `open_torch` puts both together.
 
     Raises:
-        SessionError: a device that is not there.
+        SessionError: a device that does not exist.
     """
 
     def __init__(self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, part: str = "detector") -> None:

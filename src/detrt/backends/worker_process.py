@@ -1,7 +1,7 @@
 """Worker processes: one protocol for device workers, server workers, builders and measurements.
 
 A worker is started as `COMMAND... FD`, where FD is its end of a socket pair. Both ends send pickled objects, each preceded by
-its length. The first message is the request of the parent; a worker that cannot go on sends `Failed` and ends. When either side
+its length. The first message is the request of the parent; a worker that cannot continue sends `Failed` and ends. When either side
 ends, its socket closes, which the other side reads as the end of the messages.
 
 Pickle is safe here, because only parent and child can write to a socket pair.
@@ -37,7 +37,7 @@ MAX_DEATHS = 2
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Last message of a worker that cannot go on.
+    """Last message of a worker that cannot continue.
 
     error: a DetrtError or an OSError as it was raised; trace: the traceback where the error is a bug instead.
     """
@@ -311,7 +311,7 @@ def receive_ahead(channel: Channel, prepare: Callable[[Any], Any], parent_gone: 
 
 
 def how_ended(code: int) -> str:
-    """An exit code of `subprocess` in words."""
+    """An exit code of `subprocess` as text."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

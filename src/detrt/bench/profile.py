@@ -104,7 +104,7 @@ def quiet() -> Iterator[None]:
 
 
 def sum_by_run(events: Sequence[Event], runs: int) -> DeviceTimes:
-    """Records of `runs` equal runs, run by run; their mean as one sample where the records cannot be told apart.
+    """Records of `runs` equal runs, run by run; their mean as one sample where the records cannot be distinguished.
 
     Raises:
         SessionError: no kernel among them.
@@ -201,7 +201,7 @@ def _element_bytes(onnx: Path) -> int:
 
 
 def ceilings(on_gpu: bool, low: bool) -> tuple[float, float]:
-    """(10**9 operations a second, 10**9 bytes a second): a large matmul, and a large copy (read and written)."""
+    """(10**9 operations a second, 10**9 bytes per second): a large matmul, and a large copy (read and written)."""
     if on_gpu:
         return _gpu_ceilings(low)
     a = np.random.default_rng(0).random((CEILING_SIDE, CEILING_SIDE), np.float32)

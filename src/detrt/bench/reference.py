@@ -76,7 +76,7 @@ def library_calls(
         prompt: for a model that takes one.
 
     Raises:
-        DetrtError: no such device. MissingPackageError: what transformers' processor needs is not there.
+        DetrtError: no such device. MissingPackageError: what transformers' processor needs does not exist.
     """
     import torch
 

@@ -80,7 +80,7 @@ def engine_facts(facts: EngineFacts) -> dict[str, Any]:
 
 
 def spec_facts(spec: ModelSpec) -> dict[str, Any]:
-    """A spec in words and numbers."""
+    """A spec as text and numbers."""
     entry, rule = spec.input, spec.decode
     return {
         "name": spec.name,

@@ -41,7 +41,7 @@ IMAGE_SIZE_HW = (480, 640)
 class DemoReport:
     """What the demo did: its stages, the bundle, the check, and the files for a person to look at.
 
-    prompted: the image in which `PROMPT` was looked for, and phrases: what was found of it.
+    prompted: the image in which `PROMPT` was searched for, and phrases: what was found of it.
     """
 
     stages: tuple[Stage, ...]

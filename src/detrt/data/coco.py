@@ -65,7 +65,7 @@ class CocoDataset:
         """The image files in `folder`, in the order of the annotations.
 
         Raises:
-            ImageError: some are not there.
+            ImageError: some do not exist.
         """
         paths = [Path(folder) / image["file_name"] for image in self.images]
         missing = [path.name for path in paths if not path.is_file()]

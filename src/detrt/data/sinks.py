@@ -62,7 +62,7 @@ def jsonl_writer(path: str | os.PathLike) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def text_writer(path: str | os.PathLike = STDOUT) -> Iterator[Write]:
-    """One line an image for people: "street.jpg: 2 person, 1 dog". Raises OutputError."""
+    """One line per image for people: "street.jpg: 2 person, 1 dog". Raises OutputError."""
     with _text_target(path) as file:
 
         def write(record: Record) -> None:

@@ -39,7 +39,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """fps: average frames a second; frames: number in the header, 0 where it does not say."""
+    """fps: average frames per second; frames: number in the header, 0 where it does not say."""
 
     fps: float
     frames: int
@@ -262,7 +262,7 @@ def _turns(frame: Any) -> int:
 
 def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
     av = _import_av("reading videos")
-    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made anew for each frame
+    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made again for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()
     try:
         image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()

@@ -61,7 +61,7 @@ class EvalReport:
         without_class: annotated categories that the model has no class for; they count as never found.
         seconds: time of the detection alone; of saved results that of the metrics.
         resumed: images whose results were read from the resume file.
-        rows: the COCO results entries behind the metrics.
+        rows: the COCO results entries of the metrics.
     """
 
     metrics: Mapping[str, float | None]

@@ -151,7 +151,7 @@ def same_contract(facts: ModelSpec, like: ModelSpec) -> ModelSpec:
 
 
 def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
-    """Facts in which two specs differ, in words; choices of an export are not among them.
+    """Facts in which two specs differ, as text; choices of an export are not among them.
 
     Raises:
         SessionError: heads of different sizes: not the same detector.
@@ -177,7 +177,7 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
 
 
 def text_differences(reference: Session, candidate: Session) -> list[str]:
-    """What two models that take a prompt read differently, in words."""
+    """What two models that take a prompt read differently, as text."""
     a, b = model_spec(reference).text, model_spec(candidate).text
     if a is None or b is None:
         return []

@@ -47,7 +47,7 @@ class VerifyReport:
         tensors: one row per run and output: batch, height, width, output, relative error (selections forced); empty where the
             selections of the candidate cannot be read (engines).
         precision: the candidate's.
-        facts: differences of the specs, in words.
+        facts: differences of the specs, as text.
         slots, padding: rows of `batching.slot_rows` and `batching.padding_rows`.
         ap: {"reference", "candidate"} -> the twelve COCO metrics, with ground truth only.
         divergence: the first node that differs, if it was searched.

@@ -61,7 +61,7 @@ class DevicePool:
     """Detectors on several devices of this machine, each in a process of its own that also decodes its images.
 
     ref: as for `open_session`. devices: see `parse_devices`. session: further arguments of `open_session`;
-    detector: of `Detector`. categories: of a COCO file, which a model that takes a prompt is asked for.
+    detector: of `Detector`. categories: of a COCO file, the prompt of a model that takes one.
     copies: arguments of `AnnotatedCopies`, which the workers then save. every: take every n-th frame of a video.
 
     A worker that dies is replaced, and what it had not answered is done again; when the same images end a second

@@ -134,7 +134,7 @@ def text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tupl
     assert spec.text is not None
     inputs = tuple(_text_input(name, spec) for name in TEXT_ENCODER_INPUTS)
     outputs = [_text_input(name, spec) for name in TEXT_ENCODER_OUTPUTS[spec.text.kind]]
-    if spec.text.kind == "classes":  # one row a name: there is no axis of classes yet
+    if spec.text.kind == "classes":  # one row per name: there is no axis of classes yet
         outputs[1] = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
     return inputs, tuple(outputs)
 
@@ -212,7 +212,7 @@ class ExportConfig:
         "nvidia-plugin" keep one node that only TensorRT 10 or 11 with that plugin runs (docs/guide/plugin.md).
     height, width: fix the input size; None keeps it symbolic where the family allows it.
     decode: "raw" gives logits and pred_boxes; "graph" gives finished boxes, scores, labels.
-    max_detections: boxes an image with decode "graph"; None takes the checkpoint's rule.
+    max_detections: boxes per image with decode "graph"; None takes the checkpoint's rule.
     score_threshold: with decode "graph", `num_detections` counts the scores at or above it.
     nms: "checkpoint" keeps the checkpoint's rule, outside the graph; "none" drops it; "hard" makes it hard
         NMS, outside; "graph" puts the checkpoint's own rule into the graph of decode "graph"; "graph-hard"

@@ -63,7 +63,7 @@ def module_outputs(model: nn.Module, only: Collection[str] | None = None) -> Ite
 def module_paths(session: Any) -> list[str]:
     """Paths of the modules inside a TorchSession's detector that a graph can be compared with.
 
-    Convolutions are left out: a graph folds the normalisation behind them into their weights.
+    Convolutions are left out: a graph folds the normalisation after them into their weights.
     """
     modules = session.module.model.named_modules()
     return [path for path, module in modules if path and not isinstance(module, nn.modules.conv._ConvNd)]

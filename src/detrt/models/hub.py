@@ -209,7 +209,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
                 native = timm.resnet_config(backbone.to_dict())
                 config.backbone_config = transformers.ResNetConfig(**{k: v for k, v in native.items() if k != "model_type"})
                 state, location = timm.rename_resnet(_read_state(folder)), None
-                # The Auto class looks for files even where it is given the weights.
+                # The Auto class searches for files even where it is given the weights.
                 loader = transformers.MODEL_FOR_OBJECT_DETECTION_MAPPING[type(config)]
                 dilated = timm.is_dilated(config.to_dict(), backbone.to_dict())
             module, report = loader.from_pretrained(
@@ -252,7 +252,7 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    # The order in which transformers looks for them.
+    # The order in which transformers searches for them.
     first = next(name for name in WEIGHTS if (folder / name).is_file())
     shards = [first]
     if first.endswith(".json"):

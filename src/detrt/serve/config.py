@@ -190,7 +190,7 @@ class ServeConfig:
         return self.max_body_mib * MIB
 
     def _usual_workers(self, device: str) -> int:
-        # Two, so that one goes on while the other is replaced; they also decode images side by side.
+        # Two, so that one continues while the other is replaced; they also decode images side by side.
         return min(2, usable_cores()) if device == "cpu" and len(self.devices) == 1 else 1
 
 

@@ -1,6 +1,6 @@
 """The tensors of the KServe v2 inference protocol (Open Inference Protocol) with its binary extension. No web code.
 
-A request is JSON, or JSON of `Inference-Header-Content-Length` bytes and behind it the tensors that say
+A request is JSON, or JSON of `Inference-Header-Content-Length` bytes and after it the tensors that say
 `binary_data_size`, in order. https://github.com/kserve/open-inference-protocol, and Triton's extension_binary_data.md.
 """
 

@@ -69,7 +69,7 @@ def _scalar(value: object) -> str:
 def tensor(info: TensorInfo, *, name: str | None = None) -> Message:
     """An input or output of a model with batches: its first axis is not written, a symbolic one is -1.
 
-    A tensor of one number an image becomes a list of one number, because Triton wants a dimension.
+    A tensor of one number per image becomes a list of one number, because Triton wants a dimension.
 
     Raises:
         SpecError: a type that Triton does not have, or no axis for the batch.
@@ -389,7 +389,7 @@ def _warmup(inputs: Sequence[TensorInfo], spec: ModelSpec, batch: int) -> Messag
 
 
 def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec) -> dict[str, tuple]:
-    """The models before and behind the detector, and the ensemble of all three."""
+    """The models before and after the detector, and the ensemble of all three."""
     most = spec.decode.max_detections
     image = {"name": IMAGE, "data_type": Word("TYPE_STRING"), "dims": [1]}
     size = {"name": ORIGINAL_SIZE, "data_type": Word("TYPE_INT64"), "dims": [2]}
@@ -439,7 +439,7 @@ def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, sp
 
 
 def _plain(info: TensorInfo, name: str) -> Message:
-    """A tensor of a Python model, which gets what the detector's configuration shows, one number an image as a list."""
+    """A tensor of a Python model, which gets what the detector's configuration shows, one number per image as a list."""
     return {key: value for key, value in tensor(info, name=name).items() if key != "reshape"}
 
 

@@ -1,4 +1,4 @@
-"""What a model is asked for: a prompt of phrases, or a list of class names. Text only, no tokens.
+"""Prompts: phrases, or a list of class names. Text only, no tokens.
 
 A prompt is phrases that end with a separator: "a cat. a remote control." A phrase is what lies between two
 separators, without the white space around it; its span counts characters of the prompt as it was given. Two equal
@@ -32,7 +32,7 @@ class Prompt:
 
     text: the prompt as it was given, or the names of a list joined with ". ".
     class_ids: the class id of each phrase: its index in a prompt, its line number (from 0) in a list.
-    listed: made from a list of names; it may be asked for in several runs, and its detections have no spans.
+    listed: made from a list of names; it may take several runs, and its detections have no spans.
     task: sentence for models that take one; "" is the model's own rule.
     """
 

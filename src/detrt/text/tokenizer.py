@@ -90,7 +90,7 @@ class PromptTokenizer:
         except Exception as error:  # the library raises plain Exceptions
             reason = " ".join(str(error).split())[:200]
             raise SpecError(f"{name} cannot be read ({reason}); export the model again with detrt export") from None
-        # Lengths are decided here: cutting off silently would change what is asked for.
+        # Lengths are decided here: silent truncation would change the prompt.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         marks = [self._tokenizer.id_to_token(i) for i in text.separators]
@@ -161,7 +161,7 @@ class PromptTokenizer:
 
     def _token_chunk(self, prompt: Prompt) -> TokenChunk:
         # Without a separator at its end, the published sub-sentence masks of the last phrase depend on the
-        # padding of the batch; the authors' code adds the dot, too. It lies behind every span.
+        # padding of the batch; the authors' code adds the dot, too. It lies after every span.
         text = prompt.text if prompt.text.rstrip().endswith(".") else prompt.text + "."
         encoding = self._tokenizer.encode(text)
         ids = np.array(encoding.ids, np.int64)

@@ -61,7 +61,7 @@ def test_epilogues_equal_separate_steps():
 
 
 class Block(torch.nn.Module):
-    """A bottleneck of ResNet: two ReLUs inside, one behind the sum with a convolution of the input."""
+    """A bottleneck of ResNet: two ReLUs inside, one after the sum with a convolution of the input."""
 
     def __init__(self):
         super().__init__()

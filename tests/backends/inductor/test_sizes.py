@@ -1,4 +1,4 @@
-"""Bundles with packages of several sizes: how they are asked for, and which image gets which."""
+"""Bundles with packages of several sizes: how they are requested, and which image gets which."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class OnnxSession(BaseSession):
     Raises:
         SpecError: no spec, or a damaged one.
         SessionError: no such file, a damaged one, one with nodes that were not lowered, tensors that
-            do not belong to the spec, or a provider that is not there.
+            do not belong to the spec, or a provider that does not exist.
         MissingPackageError: onnxruntime is not installed.
     """
 
@@ -201,7 +201,7 @@ class OnnxSession(BaseSession):
 
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
-        # ONNX Runtime frees memory behind each run, in a thread where its last owner must not go.
+        # ONNX Runtime frees memory after each run, in a thread where its last owner must not go.
         if self._session is not None and self._stream is not None:
             self._stream.synchronize()
         elif self._binding is not None:
@@ -332,7 +332,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
 
 def _options(onnxruntime: Any, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised, so it need not be printed as well
+    options.log_severity_level = 4  # what fails is raised, so it need not be printed as well
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     return options

@@ -22,7 +22,7 @@ _LOCAL_STORE_BYTES = 256 << 20  # names and counts go through the object store, 
 
 
 class _Actor:
-    """A worker of Ray Data. Its answers are rows of one column, "report": a ShardReport, or what went wrong."""
+    """A worker of Ray Data. Its answers are rows of one column, "report": a ShardReport, or what failed."""
 
     def __init__(self, job: WorkerJob, shipment: Any) -> None:
         import ray
@@ -129,7 +129,7 @@ class RayRunner:
         ray = self._ray
         context = DataContext.get_current()
         context.enable_progress_bars = False
-        context.max_errored_blocks = -1  # the other shards go on; what is missing is told at the end
+        context.max_errored_blocks = -1  # the other shards continue; what is missing is told at the end
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         count = min(self.workers, len(shards))
         # One block a shard, so that a worker that dies takes no other shard with it.

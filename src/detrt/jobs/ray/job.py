@@ -30,7 +30,7 @@ class ClusterConfig:
     """How a run is spread. workers: None for as many as the cluster has room for.
 
     gpus: of each worker, may be a fraction such as 0.5; None: 1 where the cluster has GPUs, else 0.
-    cpus: of each worker, which decode its images too. shard: images a worker does at a time, and rows of a file.
+    cpus: of each worker, which decode its images too. shard: images per worker does at a time, and rows of a file.
     address: of a Ray cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine.
     retry_bad: do files again that have images which were not read. merge: write coco.json from all files at the end.
     """
@@ -116,7 +116,7 @@ def run_job(
     """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
 
     names: see `image_refs`. session, detector: arguments of `open_session` and `Detector`. truth: gives image and
-    category ids. progress: called with (images done, all). Started again with the same arguments, it goes on where
+    category ids. progress: called with (images done, all). Started again with the same arguments, it resumes where
     the last one ended.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Parquet files: lists of images, and results with one row an image. The only module that imports `pyarrow`."""
+"""Parquet files: lists of images, and results with one row per image. The only module that imports `pyarrow`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
-    """One row an image. error: null where the image was read; width, height: null where it was not."""
+    """One row per image. error: null where the image was read; width, height: null where it was not."""
     found = pa.struct(
         [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
     )

@@ -134,7 +134,7 @@ class Place:
             self._system.put_file(str(source), f"{self.path}/{name}")
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files in a folder below, without hidden ones; none where it is not there."""
+        """Names of the files in a folder below, without hidden ones; none where it does not exist."""
         if self.local:
             here = self.local / folder
             found = [path.name for path in here.iterdir() if path.is_file()] if here.is_dir() else []

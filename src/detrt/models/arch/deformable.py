@@ -24,7 +24,7 @@ def level_shapes(maps: Sequence[Tensor]) -> Tensor:
 
 
 def level_masks(mask: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
-    """(batch, height, width) mask -> one (batch, h, w) bool mask a level.
+    """(batch, height, width) mask -> one (batch, h, w) bool mask per level.
 
     The cells are those of `F.interpolate(mode="nearest")`, in its arithmetic. They are gathered, because
     TensorRT-RTX 1.7 cannot infer the shape of a Resize to the sides of a Swin level.

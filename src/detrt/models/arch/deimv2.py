@@ -141,7 +141,7 @@ class DeimRtDetrV2(RTDetrV2ForObjectDetection):
 # Huang et al., arXiv:2509.20787, section 3; Siméoni et al., arXiv:2508.10104. transformers has the modules; what is
 # here computes the same with sizes that stay symbolic while tracing. Names of parameters are those of transformers.
 class Tokens(vit.DINOv3ViTEmbeddings):
-    """Patches, behind a class token and the register tokens where there are any."""
+    """Patches, after a class token and the register tokens where there are any."""
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """(b, 3, h, w) -> (b, 1 + registers + h/p w/p, d)"""
@@ -190,7 +190,7 @@ class TracedDinov3Attention(vit.DINOv3ViTAttention):
 
 
 class Layers(vit.DINOv3ViTEncoder):
-    """All layers; the states in front of the first and behind each of them."""
+    """All layers; the states in front of the first and after each of them."""
 
     def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **options: Any) -> BaseModelOutput:
         states = [hidden_states]

@@ -40,7 +40,7 @@ GROUPS = 32
 class DinoConfig:
     """Sizes of one DINO or Co-DINO, all of which a checkpoint's shapes tell.
 
-    backbone: "resnet", "swin" or "vit". depths: blocks a stage. width: channels of the stem or patch embedding.
+    backbone: "resnet", "swin" or "vit". depths: blocks per stage. width: channels of the stem or patch embedding.
     heads, window: of Swin and ViT. hidden, patch, positions, windowed: of `Vit`. out_stages: backbone stages that are used. levels: feature levels, extra ones
     included. conv_bias: see `ChannelMapper`. head_eps: the clamp of the inverse sigmoid in the last box;
     1e-3 in DINO and Co-DINO, 1e-5 in mmdetection's DINO.
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
 
 class Dino(nn.Module):
     """pixel_values: (batch, 3, height, width) normalised, zero in the padding. pixel_mask: (batch, height,
-    width), 1 = image; None = no padding. Gives a `DetectorOutput`.
+    width), 1 = image; None = no padding. Returns a `DetectorOutput`.
 
     `features`, `encode`, `select` and `decode` are its stages, in this order.
     """

@@ -6,7 +6,7 @@ differences in how:
 
 * Masks and position ids of the sub-sentences are comparisons of all pairs of tokens (`sub_sentences`).
 * Image-text fusion multiplies the text side into the weights first. The stock order projects every one of
-  the 20 000 image tokens to 1024 channels three times a layer; (v W) k is v (W k), and W k has only
+  the 20 000 image tokens to 1024 channels three times per layer; (v W) k is v (W k), and W k has only
   heads * tokens columns. The published shift by the largest score of the whole batch and the clamp at
   50 000 are left out: a softmax does not change by a shift, and whatever the clamp changes has probability 0.
 * Position embeddings are separable, boxes are refined for the selected queries only, and heads of the

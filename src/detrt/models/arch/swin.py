@@ -134,7 +134,7 @@ class SwinStage(nn.Module):
 class Swin(nn.Module):
     """(batch, 3, h, w) -> the chosen stages' normed maps, of strides 4, 8, 16 and 32.
 
-    dim: channels of stage 0, doubled from stage to stage. depths, heads: one number a stage.
+    dim: channels of stage 0, doubled from stage to stage. depths, heads: one number per stage.
     window: 7, or 12 for the models pretrained at 384 pixels. ratio: FFN width over channels.
     """
 
@@ -174,7 +174,7 @@ class Swin(nn.Module):
 # detrt's Swin with the weights of a transformers `SwinBackbone`.
 #
 # transformers' own Swin pads and slices by Python branches on sizes, which a trace turns into constants without
-# an error; and it projects queries, keys and values one by one, and makes its shift mask anew in every block.
+# an error; and it projects queries, keys and values one by one, and makes its shift mask again in every block.
 
 
 def from_transformers_swin(backbone: Any) -> Swin:

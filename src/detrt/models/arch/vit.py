@@ -183,7 +183,7 @@ def _stack(*parts: str | tuple[int, int, int, int]) -> nn.Sequential:
             source, out, kernel, stride = part  # type: ignore[misc]
             layers.append(nn.Conv2d(source, out, kernel, stride, kernel // 2, bias=False))  # type: ignore[arg-type]
             layers += [ChannelNorm(out, eps=1e-6), nn.GELU()]  # type: ignore[arg-type]
-    return nn.Sequential(*layers[:-1])  # no activation behind the last norm
+    return nn.Sequential(*layers[:-1])  # no activation after the last norm
 
 
 class SimplePyramid(nn.Module):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Shapes:
-    """A state dict seen as shapes. Every question about a key that is not there is a SourceError."""
+    """A state dict seen as shapes. Every question about a key that does not exist is a SourceError."""
 
     def __init__(self, state: Mapping[str, Tensor], ref: str) -> None:
         self.state = state
@@ -122,7 +122,7 @@ def levels_of(widths: list[int], inputs: list[int], ref: str) -> list[str]:
 
 
 def points_of(scale: Tensor, ref: str) -> list[int]:
-    """Points per level from D-FINE's and RT-DETRv2's `num_points_scale`, which holds 1/n n times a level."""
+    """Points per level from D-FINE's and RT-DETRv2's `num_points_scale`, which holds 1/n n times per level."""
     points: list[int] = []
     values = scale.flatten().tolist()
     position = 0

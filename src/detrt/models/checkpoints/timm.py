@@ -141,7 +141,7 @@ _LINES = (
 _QKV = re.compile(r"layers_(\d)\.blocks\.(\d+)\.attn\.qkv\.(\w+)")
 _MERGE = re.compile(r"layers_(\d)\.downsample\.(\w+)\.(\w+)")
 
-# Computed anew by the module.
+# Computed again by the module.
 _TABLES = re.compile(r"(relative_position_index|attn_mask)$")
 
 
