@@ -1,4 +1,4 @@
-"""Build the C++ runtime against this machine's PyTorch and run its libtorch back end on the GPU: one JSON file of results.
+"""Build the C++ runtime against this machine's PyTorch and run its libtorch backend on the GPU: one JSON file of results.
 
     python3 benchmarks/cpp_cuda.py OUT.json [--deps FOLDER] [--program DETRT_RUN]
 

@@ -22,7 +22,7 @@ const char* const help_text =
     "      --benchmark N        time N runs of one batch after warming up\n"
     "      --backend NAME       auto, or one that was built in\n"
     "      --device NAME        auto, cpu, cuda or cuda:N\n"
-    "      --threads N          of back ends on the CPU\n"
+    "      --threads N          of backends on the CPU\n"
     "      --contexts N         TensorRT: runs at a time\n"
     "      --cuda-graph         TensorRT: record and replay a CUDA graph\n"
     "      --plugin LIB         TensorRT: library with plugins; may be repeated\n"

@@ -1,6 +1,6 @@
 // A small driver for compilers without libFuzzer: fuzz-TARGET [--runs N] [--seconds S] [--seed N] SEED_FILE...
-// The same arguments give the same inputs. Sanitizers end the program at the first fault; the input that did it is
-// written before every run, so that it is there.
+// The same arguments give the same inputs. Sanitizers end the program at the first fault; every input
+// is written before its run, so that the failing one is saved.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -20,7 +20,7 @@ template <class T> constexpr bool is_half = sizeof(T) == 2;
 
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
                                              __half) {
-#if __CUDA_ARCH__ >= 800 // older GPUs do not get here: see can()
+#if __CUDA_ARCH__ >= 800 // not reached on older GPUs: see can()
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a
 }
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
                                              __nv_bfloat16) {
-#if __CUDA_ARCH__ >= 800 // older GPUs do not get here: see can()
+#if __CUDA_ARCH__ >= 800 // not reached on older GPUs: see can()
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -50,13 +50,13 @@ __device__ __forceinline__ float2 unpacked(unsigned bits, __nv_bfloat16) {
   return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
 }
 
-// FP16 and BF16 values, dim 16 to 64 in steps of 8: the weighted sum of the corners as a product of matrices.
+// FP16 and BF16 values, dim 16 to 64 in steps of 8: the weighted sum of the corners as a matrix product.
 //
 // A warp works on 8 / Lanes queries of one head, Lanes lanes of 8 channels each. Lane (g, t), g = lane / 4, t = lane %
 // 4, reads the 8 channels of its block at the four corners of sample t: these are row g and g + 8 (two channels at a
 // time) and columns 2t, 2t + 1, 2t + 8, 2t + 9 of the left matrix. It also gives column g of the right matrix: the
-// weights of the same corners, rounded, in the first lane of the query, and in the second lane what the rounding took
-// away. So the sum of two columns of the product is the sum with FP32 weights, as far as 22 (BF16: 16) bits go.
+// weights of the same corners, rounded, in the first lane of the query, and the rounding errors in the second lane. So
+// the sum of two columns of the product is the sum with FP32 weights, to 22 (BF16: 16) bits.
 template <class T, class W, int Lanes, bool Discrete>
 __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const __grid_constant__ Call call) {
   extern __shared__ Level table[];
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const 
         location[i] = there ? __ldg(locations + point) : make_float2(0.0f, 0.0f);
         weight[i] = there ? device::as_float(weights[point]) : 0.0f;
       }
-      if (!filled) { // after the first reads were begun
+      if (!filled) { // after the first reads were issued
         device::fill_table(call, table, (points + 15) / 16 * 16);
         __syncthreads();
         filled = true;
@@ -140,9 +140,11 @@ __global__ void __launch_bounds__(tensor_core_threads) tensor_core_kernel(const 
   }
 }
 
-template <class T, int N> struct alignas(sizeof(T) * N) Pack { T item[N]; };
+template <class T, int N> struct alignas(sizeof(T) * N) Pack {
+  T item[N];
+};
 
-// Where a thread of vector_kernel works: N channels from `channel` on of one query and head.
+// The work of a thread of vector_kernel: N channels from `channel` on, of one query and head.
 struct Place {
   std::int64_t image, head, query, channel;
 };
@@ -153,13 +155,13 @@ __device__ __forceinline__ Place place_of(const Call& call, int width) {
   return {plane / call.heads, plane % call.heads, place / lanes, place % lanes * width};
 }
 
-// The same with `beside` heads of a query as neighbours: the cells of one head lie a multiple of 128 bytes apart, in
-// the same banks of the first-level cache, and wait for each other.
+// The same with `beside` heads of a query as neighbours: the pixels of one head are a multiple of 128 bytes apart,
+// which causes bank conflicts in the L1 cache.
 __device__ __forceinline__ Place place_beside(const Call& call, int width) {
   const unsigned tiles = static_cast<unsigned>(call.tiles), plane = blockIdx.x / tiles, tile = blockIdx.x % tiles;
   const unsigned groups = static_cast<unsigned>(call.heads) / call.beside,
                  lanes = static_cast<unsigned>(call.dim) / width;
-  // Whole rows in a block as a rule: 64-bit divisions are long.
+  // Rows are computed per block if possible: 64-bit divisions are slow.
   const bool whole_rows = vector_threads % lanes == 0;
   const std::int64_t place = std::int64_t{tile} * vector_threads + threadIdx.x;
   const std::int64_t row =
@@ -243,7 +245,7 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-// m16n8k16 products came with compute capability 8.0.
+// m16n8k16 needs compute capability 8.0.
 bool has_tensor_cores() {
   int device = 0, major = 0;
   return cudaGetDevice(&device) == cudaSuccess &&
@@ -285,7 +287,7 @@ bool many_sums(const MsDeformAttn& call) {
 
 } // namespace
 
-// Tensor cores need fewer threads for a sum, which pays while the GPU is not full: 7.3 us against 9.4 us for 900
+// Tensor cores need fewer threads per output, which pays while the GPU is not full: 7.3 us against 9.4 us for 900
 // queries of 8 heads on an H200. With 22 223 queries they take 113 us and vectors 77 us (docs/guide/plugin.md).
 Method chosen_method(const MsDeformAttn& call) noexcept {
   const bool vectors = can(call, Method::vectors);
@@ -327,7 +329,7 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
   given.levels = static_cast<std::int32_t>(call.points.size());
   given.shapes_are_int64 = call.shapes_are_int64;
 
-  // In FP32 a cell of 32 channels fills all banks anyway; the discrete sample asks little.
+  // In FP32 a pixel of 32 channels covers all banks anyway; discrete sampling reads little.
   const bool many = many_sums(call) && item == 2 && !call.discrete && method == Method::vectors;
   int channels = 1;
   const Kernel kernel = call.value_type == FloatType::fp32   ? kernel_of<float>(call, method, many, channels)
@@ -342,8 +344,9 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
     const std::int64_t lanes = call.dim <= 16 ? 2 : call.dim <= 32 ? 4 : 8;
     const std::int64_t in_block = tensor_core_threads / 32 * (8 / lanes),
                        blocks = (call.queries + in_block - 1) / in_block;
-    // Many queries: a block makes its table once for several rounds. Few: every block has one, so that all of the GPU
-    // works.
+    // Many queries: a block computes its table once for several rounds. Few: every block computes one, so that the
+    // whole GPU
+    // is used.
     given.passes =
         static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks * planes / (16 * multiprocessors()), 1, 8));
     given.tiles = (blocks + given.passes - 1) / given.passes;
@@ -357,7 +360,7 @@ cudaError_t ms_deform_attn(const MsDeformAttn& call, cudaStream_t stream) noexce
   if (grid >= std::int64_t{1} << 31)
     return cudaErrorInvalidValue;
   const std::size_t shared = static_cast<std::size_t>((points + 15) / 16 * 16) * sizeof(BlockLevel);
-  (void)cudaGetLastError(); // an error of somebody else's launch is not ours
+  (void)cudaGetLastError(); // clears the error of an earlier launch
   kernel<<<static_cast<unsigned>(grid), static_cast<unsigned>(threads), shared, stream>>>(given);
   return cudaGetLastError();
 }

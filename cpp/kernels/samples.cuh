@@ -1,4 +1,4 @@
-// What all methods share: the levels as a table in shared memory, and a location as four cells and their weights.
+// Common code of all methods: the levels as a table in shared memory, and a location as four pixels and their weights.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ struct Call {
   std::int32_t points, levels, passes;
   bool shapes_are_int64;
   Ends ends;
-  std::uint32_t beside, beside_bits; // heads side by side, a power of two
+  std::uint32_t beside, beside_bits; // heads per group of threads, a power of two
 };
 
 // One row per point. A level that is empty, or that does not fit into the tokens, is so small that no location lies
@@ -40,11 +40,11 @@ struct Level {
   }
 };
 
-// The same for samples that ask nothing. What is missing is infinitely far away: a level (`half`) as well as the second
-// column or row of a level that has one (`next_x`, `next_y`).
+// The same for samples without masks. A missing level (`half`), or a missing second column or row of a level (`next_x`,
+// `next_y`), is infinitely far away.
 struct alignas(16) BlockLevel {
   float width, height, start, half;
-  float next_x, next_y, right, under; // right, under: cells to the next column and row
+  float next_x, next_y, right, under; // right, under: pixels to the next column and row
 
   __device__ static BlockLevel missing() { return {1.0f, 1.0f, 0.0f, HUGE_VALF, HUGE_VALF, HUGE_VALF, 0.0f, 0.0f}; }
   __device__ static BlockLevel of(std::int64_t height, std::int64_t width, std::int64_t start) {
@@ -82,7 +82,7 @@ template <class Row> __device__ __forceinline__ void fill_table(const Call& call
           row = Row::of(height, width, start);
         break;
       }
-      // After a level that does not fit nothing does: the start stays after the last token.
+      // After a level that does not fit no level fits: the start remains after the last token.
       start = fits ? start + height * width : (height == 0 || width == 0 ? start : call.tokens + 1);
     }
     table[point] = row;
@@ -99,26 +99,26 @@ template <bool Discrete> struct Sample {
   unsigned cell[corners]; // of the image, counted from whole_bits
 };
 
-// All corners are cells of the level, also those of a sample that weighs nothing. Exact: x is known to a part of its own
-// size, which on a level of 500 cells is more than FP32's sums lose; so the shares are computed once more, with one
-// rounding after the large numbers have cancelled.
+// All corners are pixels of the level, also those of a sample with weight zero. Exact: the rounding error of x is
+// relative to x, which on a level of 500 pixels exceeds that of the FP32 sums; so the fractions are computed again,
+// with one rounding after the large numbers have cancelled.
 template <bool Discrete, bool Exact = false>
 __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2 location, float weight) {
   Sample<Discrete> sample;
   const float last_x = level.width - 1.0f, last_y = level.height - 1.0f;
   if constexpr (Discrete) {
-    // Two roundings, as PyTorch makes them: the centre of a cell lies on the border between two answers.
+    // Two roundings, as in PyTorch, because the centre of a pixel is a tie.
     const float x = __fadd_rn(__fmul_rn(location.x, level.width), 0.5f),
                 y = __fadd_rn(__fmul_rn(location.y, level.height), 0.5f);
     const bool number = x == x && y == y && level.width > 0.0f;
-    // fmaxf takes the other one of a NaN.
+    // fmaxf returns the other argument of NaN.
     const float column = fminf(fmaxf(truncf(x), 0.0f), fmaxf(last_x, 0.0f)),
                 row = fminf(fmaxf(truncf(y), 0.0f), fmaxf(last_y, 0.0f));
     sample.weight[0] = number ? weight : 0.0f;
     sample.cell[0] = __float_as_uint(fmaf(row, level.width, level.start + whole) + column);
   } else {
     float x = fmaf(location.x, level.width, -0.5f), y = fmaf(location.y, level.height, -0.5f);
-    const bool inside = x > -1.0f && x < level.width && y > -1.0f && y < level.height; // false for what is no number
+    const bool inside = x > -1.0f && x < level.width && y > -1.0f && y < level.height; // false for NaN
     x = inside ? x : 0.0f;
     y = inside ? y : 0.0f;
     weight = inside ? weight : 0.0f;
@@ -150,9 +150,10 @@ __device__ __forceinline__ Sample<Discrete> sample_of(const Level& level, float2
 
 __device__ __forceinline__ Sample<false> sample_of(const BlockLevel& level, float2 location, float weight) {
   Sample<false> sample;
-  // The block of four cells is moved into the level, and a cell's share is one less its distance where that is not
-  // negative: so nothing needs to be asked. Rounding to the nearest of x - 1 / 2 gives the cell to the left, or on a
-  // cell perhaps the one before. fminf and fmaxf take the other one of what is no number, and __saturatef zero.
+  // The block of four pixels is moved into the level, and the weight of a pixel is one minus its distance, at least
+  // zero, so
+  // that no masks are needed. x - 1 / 2, rounded, is the pixel to the left, or exactly on a pixel possibly the one
+  // before. fminf and fmaxf return the other argument of NaN, and __saturatef zero.
   constexpr float magic = 1.5f * whole;
   const float first_x = magic + fmaxf(level.width - 2.0f, 0.0f), first_y = magic + fmaxf(level.height - 2.0f, 0.0f);
   const float column = fminf(fmaxf(fmaf(location.x, level.width, magic - 1.0f), magic), first_x) - magic,

@@ -25,8 +25,8 @@ std::optional<int> device_of(const std::string& device) {
   return std::stoi(digits);
 }
 
-// Packages say what they were compiled for in their facts: no compute capability means the CPU. A package without
-// facts has it in its name.
+// The facts of a package say what it was compiled for: no compute capability means the CPU. Without facts its name
+// does.
 bool for_gpu(const BundleFile& file) {
   return file.engine ? !file.engine->compute_capabilities.empty() : file.path.find("-cpu") == std::string::npos;
 }
@@ -40,7 +40,7 @@ std::string capabilities(const BundleFile& file) {
 
 std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
   if (!options.plugins.empty() || options.cuda_graph || options.contexts != 1) {
-    why = "plugins, CUDA graphs and contexts are choices for the tensorrt back end";
+    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
     return std::nullopt;
   }
   std::vector<BundleFile> files = bundle.of_kind(kind);
@@ -94,14 +94,14 @@ public:
   TorchSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
       : device_(for_gpu(file) ? device_of(options.device).value_or(0) : -1) {
     if (!file.engine || file.engine->inputs.empty() || file.engine->outputs.empty())
-      // Without them nothing would notice images of a size that the package was not compiled for.
+      // Without them a size that the package was not compiled for would not be detected.
       throw Error(ErrorKind::session, "the manifest does not say which tensors '" + file.path +
                                           "' takes; build the bundle again with detrt build --target inductor");
     inputs_ = file.engine->inputs;
     outputs_ = file.engine->outputs;
     profile_ = file.engine->profile;
     const std::string has = libtorch::torch_version(), built = file.engine->tensorrt_version;
-    // A package is machine code against one libtorch: another one may load it and give wrong numbers.
+    // A package is machine code for one libtorch version: another one may load it and return wrong results.
     if (has.substr(0, has.find('+')) != built.substr(0, built.find('+')))
       throw Error(ErrorKind::session, "'" + file.path + "' was compiled by PyTorch " + built +
                                           ", libdetrt was built with " + has +

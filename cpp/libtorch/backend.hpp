@@ -1,4 +1,4 @@
-// The libtorch back end: runs the package that `detrt build --target inductor` compiled, on a CPU or a GPU.
+// The libtorch backend: runs the package of `detrt build --target inductor` on a CPU or a GPU.
 #pragma once
 
 #include "detrt/session.hpp"

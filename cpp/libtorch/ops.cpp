@@ -37,7 +37,7 @@ at::Tensor conv_relu(const at::Tensor& data, const at::Tensor& weight, const at:
 void register_ops() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // In a Python process detrt itself may have defined them.
+    // In a Python process detrt may have defined them.
     if (c10::Dispatcher::singleton().findSchema({"detrt::linear_relu", ""}).has_value())
       return;
     static torch::Library library(torch::Library::FRAGMENT, "detrt", std::nullopt, __FILE__, __LINE__);

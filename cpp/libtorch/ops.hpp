@@ -1,8 +1,8 @@
-// Operators of packages for a GPU that PyTorch itself does not have.
+// Operators of GPU packages that PyTorch does not have.
 #pragma once
 
 namespace detrt::libtorch {
 
-void register_ops(); // once a process, before a package is opened
+void register_ops(); // once per process, before a package is opened
 
 } // namespace detrt::libtorch

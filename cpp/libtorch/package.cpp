@@ -42,7 +42,7 @@ at::ScalarType type_of(DType dtype) {
   }
 }
 
-// The first line: what follows is a C++ stack trace.
+// The first line; a C++ stack trace follows.
 std::string first_line(const std::string& text) {
   return text.substr(0, std::min(text.find('\n'), std::size_t{400}));
 }
@@ -65,7 +65,7 @@ public:
 #ifdef DETRT_TORCH_CUDA
     register_ops();
 #endif
-    const bool single = device_.is_cuda(); // runs are recorded, which allows no questions to the GPU in between
+    const bool single = device_.is_cuda(); // runs are recorded, which does not allow synchronization
     if (path.extension() == ".so") {       // an unpacked package: the library, and its kernels beside it
       const auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
       const auto runner = runners.find(device < 0 ? "cpu" : "cuda");
@@ -87,9 +87,9 @@ public:
       const c10::InferenceMode inference;
       if (device_.is_cuda()) {
         at::Context& context = at::globalContext();
-        context.setAllowTF32CuBLAS(tf32_); // convolutions take TF32 unless they are told
+        context.setAllowTF32CuBLAS(tf32_); // the default of convolutions is TF32
         context.setAllowTF32CuDNN(tf32_);
-        context.setBenchmarkCuDNN(true); // the fastest kernels are searched for in the first run of a shape
+        context.setBenchmarkCuDNN(true); // searches for the fastest kernels in the first run of a shape
       }
       std::vector<at::Tensor> given;
       for (const Tensor* tensor : inputs)

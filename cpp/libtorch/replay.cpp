@@ -9,7 +9,7 @@ namespace detrt::libtorch {
 namespace {
 
 constexpr std::size_t most_graphs = 8; // each holds the memory of a run
-constexpr int warm_runs = 2;           // handles and work memory are made before the recording, which allows neither
+constexpr int warm_runs = 2;           // handles and workspaces are created before the capture, which must not
 
 } // namespace
 

@@ -17,7 +17,8 @@ class Replays {
 public:
   Replays(Forward forward, at::Device device);
   ~Replays();
-  // Host tensors in and out; the outputs are valid until the next call. A graph is made for each shape of the inputs.
+  // Host tensors in and out; the outputs are valid until the next call. A graph is captured for each shape of the
+  // inputs.
   const std::vector<at::Tensor>& run(const std::vector<at::Tensor>& inputs);
 
 private:

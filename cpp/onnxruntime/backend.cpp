@@ -199,7 +199,7 @@ private:
 
 std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
   if (!options.plugins.empty() || options.cuda_graph || options.contexts != 1) {
-    why = "plugins, CUDA graphs and contexts are choices for the tensorrt back end";
+    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
     return std::nullopt;
   }
   device_of(options.device);

@@ -1,4 +1,4 @@
-// The ONNX Runtime back end: runs the ONNX file that every bundle holds, on the CPU.
+// The ONNX Runtime backend: runs the ONNX file of a bundle.
 #pragma once
 
 #include "detrt/session.hpp"

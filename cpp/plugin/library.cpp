@@ -1,5 +1,5 @@
-// The two functions that IPluginRegistry::loadLibrary searches for. Nothing else leaves the library, and nothing of
-// libnvinfer is needed to load it.
+// The two functions that IPluginRegistry::loadLibrary searches for. Nothing else is exported, and libnvinfer is not
+// needed to load the library.
 #include <atomic>
 #include <cstdio>
 

@@ -40,12 +40,12 @@ std::string text_of(const nvinfer1::Dims& dims) {
   return text + ")";
 }
 
-// A length is -1 while it is symbolic.
+// A symbolic length is -1.
 bool agree(std::int64_t length, std::int64_t wanted) {
   return length < 0 || wanted < 0 || length == wanted;
 }
 
-// Throws std::invalid_argument where shapes do not fit to the attributes or to each other.
+// Throws std::invalid_argument for shapes that are inconsistent with the attributes or with each other.
 void check_shapes(const Attributes& attributes, const std::array<nvinfer1::Dims, input_count>& in) {
   const auto levels = static_cast<std::int64_t>(attributes.points_per_level.size());
   const std::int64_t points =
@@ -73,7 +73,7 @@ void check_shapes(const Attributes& attributes, const std::array<nvinfer1::Dims,
   require(weights, "weights", {batch, in[locations].d[1], attributes.heads, points});
 }
 
-// Runs a call whose errors must not leave the library as exceptions.
+// Runs a call whose exceptions must not leave the library.
 template <class Call> std::int32_t guarded(const char* what, Call&& call) noexcept {
   try {
     call();
@@ -210,7 +210,7 @@ bool MsDeformAttnPlugin::supportsFormatCombination(std::int32_t position, const 
   case shapes:
     return tensor.type == DataType::kINT32 || tensor.type == DataType::kINT64;
   case locations:
-    return tensor.type == DataType::kFLOAT; // FP16 would move samples of wide levels by a quarter of a cell
+    return tensor.type == DataType::kFLOAT; // FP16 would move samples of wide levels by a quarter of a pixel
   case weights:
     return tensor.type == DataType::kFLOAT || tensor.type == tensors[value].desc.type;
   default:
@@ -258,7 +258,7 @@ std::int32_t MsDeformAttnPlugin::enqueue(const PluginTensorDesc* in, const Plugi
   });
 }
 
-// Nothing is kept between runs, so every context gets a copy.
+// No state between runs, so every context gets a copy.
 nvinfer1::IPluginV3* MsDeformAttnPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
   return clone();
 }

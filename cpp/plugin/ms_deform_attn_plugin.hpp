@@ -13,7 +13,7 @@ inline constexpr char plugin_name[] = "MSDeformAttn";
 inline constexpr char plugin_version[] = "1";
 inline constexpr char plugin_namespace[] = "detrt";
 
-// Sends a message to TensorRT's logger, or to the standard error output where TensorRT gave none.
+// Sends a message to TensorRT's logger, or to standard error if there is none.
 void report(const std::string& message) noexcept;
 
 // The attributes of the node; see src/detrt/export/symbolic.py.

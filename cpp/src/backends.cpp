@@ -1,4 +1,4 @@
-// The back ends that were built in, best first.
+// The backends that are compiled in, best first.
 #include "detrt/session.hpp"
 
 #ifdef DETRT_WITH_TENSORRT

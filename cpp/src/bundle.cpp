@@ -81,7 +81,7 @@ EngineFacts engine_of(const Json& json) {
   return facts;
 }
 
-// Paths come from a file that anyone may have edited: none may lead out of the bundle.
+// Paths come from a file that may have been edited: they must not leave the bundle.
 void check_inside(const std::string& path, const fs::path& file) {
   const fs::path relative(path);
   bool ok = !path.empty() && !relative.is_absolute() && path.find('\0') == std::string::npos;

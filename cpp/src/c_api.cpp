@@ -20,7 +20,7 @@ namespace {
 
 thread_local std::string last_error;
 
-// Runs a function and turns what it throws into a status.
+// Runs a function and converts exceptions into a status.
 template <class Function> detrt_status guarded(Function&& function) noexcept {
   try {
     last_error.clear();

@@ -29,12 +29,12 @@ Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most);
 void write_jpeg(const Image& image, const std::filesystem::path& path, int quality);
 void write_png(const Image& image, const std::filesystem::path& path);
 
-// Throws where a header promises no pixels or too many; before any memory is taken.
+// Throws for a header with no pixels or too many, before any allocation.
 void check_pixels(std::int64_t width, std::int64_t height, const std::string& name, std::int64_t most);
 
-// Orientation in an EXIF block (from its TIFF header), 0 where it says nothing.
+// Orientation in an EXIF block (from its TIFF header), 0 if it has none.
 int exif_orientation(Bytes tiff) noexcept;
-// Orientation in XMP text, 0 where it says nothing. Pillow asks it second.
+// Orientation in XMP text, 0 if it has none. Pillow reads EXIF first.
 int xmp_orientation(Bytes text) noexcept;
 
 } // namespace detrt

@@ -15,7 +15,7 @@ constexpr const char* overflow =
     "checkpoint if it happens there too";
 constexpr const char* foreign = "the spec does not belong to this file: export it again";
 
-// A pointer: g++ 13 would take a reference for one into a temporary among the arguments.
+// A pointer: g++ 13 warns that a reference might refer to a temporary among the arguments.
 const Tensor* take(const Tensors& outputs, const char* name, DType dtype, std::vector<std::int64_t> shape) {
   const auto found = outputs.find(name);
   if (found == outputs.end())
@@ -185,7 +185,7 @@ std::vector<Candidate> suppress(const std::vector<Candidate>& candidates, const 
   std::iota(alive.begin(), alive.end(), std::size_t{0});
   const auto limit = static_cast<float>(rule.nms_iou), least = static_cast<float>(rule.nms_min_score);
   while (!alive.empty()) {
-    // The first of the best: equal scores stay in their order.
+    // Stable: the first of equal scores.
     const auto at =
         std::max_element(alive.begin(), alive.end(), [&](std::size_t a, std::size_t b) { return left[a] < left[b]; });
     const std::size_t best = *at;
@@ -208,7 +208,7 @@ std::vector<Candidate> suppress(const std::vector<Candidate>& candidates, const 
       return false;
     };
     alive.erase(std::remove_if(alive.begin(), alive.end(), covered), alive.end());
-    if (rule.nms == Nms::soft_nms) // every pass drops what is too low, also in other classes
+    if (rule.nms == Nms::soft_nms) // every pass drops low scores, also of other classes
       alive.erase(std::remove_if(alive.begin(), alive.end(), [&](std::size_t i) { return left[i] < least; }),
                   alive.end());
   }

@@ -64,7 +64,7 @@ Detector::Detector(std::unique_ptr<Session> session, ModelSpec spec, const Detec
   batch_ = options.batch.value_or(fixed_batch_ > 0 ? fixed_batch_ : session_->max_batch() ? most : 1);
   if (batch_ < 1 || batch_ > most)
     throw Error(ErrorKind::usage, "batch must be from 1 to " + std::to_string(most) +
-                                      " with this model and back end (" + session_->backend() + "); got " +
+                                      " with this model and backend (" + session_->backend() + "); got " +
                                       std::to_string(batch_));
 }
 
@@ -99,7 +99,7 @@ std::vector<Detections> Detector::operator()(const std::vector<const Image*>& im
 std::vector<Detections> Detector::run(std::vector<const Image*> images, Timing& timing) const {
   Clock clock;
   const std::size_t count = images.size();
-  if (fixed_batch_ > 0) // the model cannot run fewer: repeat the last image and forget its results
+  if (fixed_batch_ > 0) // a fixed batch: repeat the last image and drop its results
     images.resize(std::max(count, static_cast<std::size_t>(fixed_batch_)), images.back());
   PreparedBatch batch = preprocess(images, spec_, size_);
   timing.preprocess_ms += clock.lap_ms();

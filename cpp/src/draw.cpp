@@ -16,7 +16,7 @@ namespace {
 
 using Colour = std::array<std::uint8_t, 3>;
 
-// Far apart from their neighbours in hue and all bright enough to be seen on a dark image; those of draw.py.
+// Hues of neighbours differ strongly, and all are visible on a dark image; as in draw.py.
 constexpr std::uint32_t palette[] = {0xff4d4d, 0x2e9bff, 0x3ddc4b, 0xffb300, 0xb45cff, 0x00d5d5, 0xff5cc0, 0xb3e000,
                                      0xff7a1a, 0x5b6bff, 0x00c78a, 0xf2e205, 0xe0409a, 0x7fd1ff, 0xc98a5b, 0x9be08f};
 struct Tint {
@@ -28,7 +28,7 @@ constexpr std::size_t longest_name = 100; // letters; more would not fit into an
 constexpr int letter_height = 8;          // of stb_easy_font, in its own pixels
 
 struct Box {
-  int x0, y0, x1, y1; // the last pixels belong to it
+  int x0, y0, x1, y1; // inclusive
 };
 
 void fill(Image& image, Box box, Colour colour) {
@@ -85,7 +85,7 @@ struct Label {
   Box area;
 };
 
-// The label in the longest form that fits, at the first free place; nothing where none fits.
+// The label in the longest form that fits, at the first free position; nothing if none fits.
 std::optional<Label> place(const Detection& d, Box box, int scale, int pad, Size size, const std::vector<Box>& taken) {
   char score[16];
   std::snprintf(score, sizeof score, " %.2f", static_cast<double>(d.score));
@@ -132,8 +132,7 @@ Colour class_colour(std::int64_t class_id) {
 
 Image draw_detections(const Image& image, const Detections& detections) {
   if (image.size() != detections.image_size)
-    throw Error(ErrorKind::image,
-                "the detections are of an image of another size; give the image that they belong to");
+    throw Error(ErrorKind::image, "the detections are of an image of another size; give the image that they belong to");
   Image canvas = image;
   const double scale = std::sqrt(static_cast<double>(image.width) * image.height);
   const int line = std::max(1, static_cast<int>(std::lround(scale / 280)));
@@ -141,7 +140,7 @@ Image draw_detections(const Image& image, const Detections& detections) {
   const auto& found = detections.found;
   std::vector<Box> taken;
   std::vector<std::optional<Label>> labels;
-  for (const Detection& d : found) { // the best label chooses its place first and is painted last
+  for (const Detection& d : found) { // the best label is placed first and painted last
     labels.push_back(place(d, whole_pixels(d.box_xyxy, image.size()), letters, std::max(2, line), image.size(), taken));
     if (labels.back())
       taken.push_back(labels.back()->area);
@@ -150,7 +149,7 @@ Image draw_detections(const Image& image, const Detections& detections) {
     const Box box = whole_pixels(found[i].box_xyxy, image.size());
     const Colour colour = class_colour(found[i].class_id);
     const auto dark = [](std::uint8_t c) { return static_cast<std::uint8_t>(c / 4); };
-    if (line > 1) // a dark rim keeps the line visible on its own colour
+    if (line > 1) // a dark rim keeps the line visible on objects of its colour
       outline(canvas, {box.x0 - 1, box.y0 - 1, box.x1 + 1, box.y1 + 1},
               {dark(colour[0]), dark(colour[1]), dark(colour[2])}, line + 2);
     outline(canvas, box, colour, line);

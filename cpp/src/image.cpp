@@ -42,7 +42,7 @@ std::string suffix_of(const fs::path& path) {
   return suffix;
 }
 
-// Numbers count: img2 before img10. The path itself breaks ties.
+// Natural order: img2 before img10. The path breaks ties.
 bool natural_less(const std::string& a, const std::string& b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   std::size_t i = 0, j = 0;

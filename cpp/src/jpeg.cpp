@@ -1,4 +1,4 @@
-// JPEG through libjpeg-turbo, with the settings of Pillow: exact DCT, smooth upsampling, CMYK as Adobe writes it.
+// JPEG through libjpeg-turbo, with Pillow's settings: exact DCT, smooth upsampling, CMYK as in Adobe files.
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
@@ -25,7 +25,7 @@ struct Errors {
   (*info->err->format_message)(info, errors->text);
   std::longjmp(errors->back, 1);
 }
-void no_message(j_common_ptr) {} // warnings: Pillow continues without a word, and so do we
+void no_message(j_common_ptr) {} // warnings are ignored, as in Pillow
 
 boolean cut_off(j_decompress_ptr info) {
   ERREXIT(info, JERR_INPUT_EOF);

@@ -1,4 +1,4 @@
-// Checked reading of JSON objects: one message form for every wrong field. Includes nlohmann/json, so few files do.
+// Checked reading of JSON objects, with uniform messages. Includes nlohmann/json, so include it sparingly.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ inline Json parse_json(const std::string& text, const std::string& name, ErrorKi
   }
 }
 
-// One JSON object with the names of its fields in messages.
+// A JSON object whose errors name the field.
 class Fields {
 public:
   Fields(const Json& object, std::string where, ErrorKind kind = ErrorKind::spec)
@@ -76,8 +76,8 @@ public:
         value.is_number_integer() &&
         !(value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX));
     if (!fits || value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)
-      fail(key, "must be an integer from " + std::to_string(low) + " to " + std::to_string(high) + "; got " +
-                    shown(value));
+      fail(key,
+           "must be an integer from " + std::to_string(low) + " to " + std::to_string(high) + "; got " + shown(value));
     return value.get<std::int64_t>();
   }
   std::int64_t whole(const char* key, std::int64_t low, std::int64_t high, std::int64_t otherwise) const {
@@ -117,7 +117,7 @@ public:
 
   const std::string& where() const noexcept { return where_; }
 
-  // A value in a message: short, and valid text whatever it holds.
+  // A value as short, valid UTF-8 text for a message.
   static std::string shown(const Json& value) {
     std::string text =
         value.is_structured() ? value.type_name() : value.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -1,4 +1,4 @@
-// Orientation from EXIF and XMP, and the PNM format: small enough to be read here.
+// Orientation from EXIF and XMP, and the PNM format.
 #include <algorithm>
 #include <cstring>
 #include <string_view>

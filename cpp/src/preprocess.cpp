@@ -64,7 +64,7 @@ Size canvas(const std::vector<Size>& resized, const InputSpec& input, std::optio
   return {rounded_up(most.height, input.multiple_of), rounded_up(most.width, input.multiple_of)};
 }
 
-// What each of the 256 values of a channel becomes: the float32 steps of the reference, done once.
+// Normalised value of each of the 256 levels of a channel, by the float32 steps of the reference.
 std::array<std::array<float, 256>, 3> levels_of(const InputSpec& input) {
   std::array<std::array<float, 256>, 3> levels{};
   for (std::size_t c = 0; c < 3; ++c)
@@ -78,7 +78,7 @@ std::array<std::array<float, 256>, 3> levels_of(const InputSpec& input) {
   return levels;
 }
 
-// Interleaved pixels into the upper left corner of three planes.
+// Copies interleaved pixels to the upper left corner of three planes.
 template <class T, class Convert> void place(const Image& image, T* planes, Size size, const Convert& convert) {
   const std::size_t plane = static_cast<std::size_t>(size.height) * static_cast<std::size_t>(size.width);
   for (int y = 0; y < image.height; ++y) {

@@ -114,7 +114,8 @@ void check_digest(const Fields& fields, const char* key, const Bundle& bundle, c
       return;
   if (digest.empty() && bundle.of_kind(kind).empty())
     return;
-  throw Error(ErrorKind::prompt, name + " was made for another bundle (the " + (kind == "text" ? "text encoder" : kind) +
+  throw Error(ErrorKind::prompt, name + " was made for another bundle (the " +
+                                     (kind == "text" ? "text encoder" : kind) +
                                      " differs); make it again with: detrt encode-prompt " + bundle.folder().string() +
                                      " --prompt '...' -o FILE");
 }
@@ -181,7 +182,7 @@ Prompt Prompt::parse(const std::string& json, const std::string& name, const Bun
 
 void Prompt::name(Detections& detections) const {
   if (listed_)
-    return; // labels are there already
+    return; // labels are present
   detections.prompt = text_;
   for (Detection& d : detections.found) {
     const auto phrase = by_class_.find(d.class_id);

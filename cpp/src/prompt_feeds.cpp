@@ -1,5 +1,5 @@
-// The text inputs of a batch, and the outputs of a prompt's parts as those of a model of fixed classes.
-// The rules of src/detrt/backends/prompted.py and bound.py.
+// Text inputs of a batch, and outputs of the chunks of a prompt as those of a model of fixed classes.
+// The rules of src/detrt/backends/prompted.py.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -14,7 +14,7 @@ namespace {
 constexpr double same_place_iou = 0.9;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-// Which lengths an axis of the text inputs counts: 't' tokens, 'c' classes, 'p' phrases, '.' none.
+// Kind of each axis of the text inputs: 't' tokens, 'c' classes, 'p' phrases, '.' none.
 const char* axes_of(const std::string& input) {
   static const std::map<std::string, const char*> axes{
       {"input_ids", ".t"},         {"attention_mask", ".t"}, {"text_features", ".t."}, {"text_self_mask", ".tt"},
@@ -81,7 +81,7 @@ struct Place {
   std::size_t part, index;
 };
 
-// The first `most` places, best first, that no better one of another part lies on.
+// Cross-chunk NMS: the `most` best boxes that no better box of another chunk overlaps.
 std::vector<Place> one_a_place(const std::vector<Place>& places, std::size_t most) {
   std::vector<Place> kept;
   for (const Place& place : places) {
@@ -127,7 +127,7 @@ Tensors Prompt::feeds(std::size_t part, std::int64_t images, const Session& sess
     Tensor tensor(found->second.dtype(), shape);
     if (info.name == "input_ids")
       std::fill_n(tensor.as<std::int64_t>(), tensor.elements(), pad_id_);
-    if (info.name == "text_self_mask") // padding looks at itself only: a softmax over nothing is not a number
+    if (info.name == "text_self_mask") // padding attends to itself only: a softmax over nothing is NaN
       for (std::int64_t row = 0; row < images * shape[1]; ++row)
         tensor.as<std::int64_t>()[row * shape[2] + row % shape[1]] = 1;
     copy_rows(found->second, tensor);
@@ -159,8 +159,7 @@ Tensors Prompt::merged_decoded(const std::vector<Tensors>& runs, std::int64_t im
       const std::int64_t count =
           output(runs[p], "num_detections", DType::int64, 1, images, 0).as<std::int64_t>()[image];
       for (std::int64_t i = 0; i < std::clamp<std::int64_t>(count, 0, k); ++i)
-        if (id[i] >= 0 &&
-            id[i] < static_cast<std::int64_t>(parts_[p].phrases.size())) // a phrase of the padding is none
+        if (id[i] >= 0 && id[i] < static_cast<std::int64_t>(parts_[p].phrases.size())) // padded phrases do not count
           rows.push_back({{{box[i * 4], box[i * 4 + 1], box[i * 4 + 2], box[i * 4 + 3]}, p, rows.size()},
                           score[i],
                           parts_[p].phrases[static_cast<std::size_t>(id[i])].class_id});
@@ -188,7 +187,7 @@ Tensors Prompt::merged_decoded(const std::vector<Tensors>& runs, std::int64_t im
   return result;
 }
 
-// Queries of all parts after one another; what a part was not asked for has minus infinity.
+// Concatenates the queries of all chunks; classes of other chunks have logit minus infinity.
 Tensors Prompt::merged_raw(const std::vector<Tensors>& runs, std::int64_t images) const {
   const std::int64_t classes = spec_.decode.num_classes, queries = model_.num_queries;
   const auto parts = static_cast<std::int64_t>(runs.size());
@@ -209,7 +208,7 @@ Tensors Prompt::merged_raw(const std::vector<Tensors>& runs, std::int64_t images
       const std::int64_t at = row / queries * queries * parts + static_cast<std::int64_t>(p) * queries + row % queries;
       float* out = logits.as<float>() + at * classes;
       for (std::int64_t i = 0; i < part.length; ++i)
-        if (in[i] != in[i]) // a maximum would hide it
+        if (in[i] != in[i]) // a maximum would hide NaN
           throw Error(ErrorKind::session,
                       "the model returned NaN or infinite values in 'logits': numbers overflowed inside the "
                       "model; build it again with --precision fp32");
@@ -231,7 +230,7 @@ Tensors Prompt::merged_raw(const std::vector<Tensors>& runs, std::int64_t images
   return result;
 }
 
-// Of boxes of two parts on the same place the better one stays, whatever its class.
+// Of two chunks' boxes at the same position the better one remains, whatever its class.
 void Prompt::keep_one_a_place(Tensor& logits, const Tensor& boxes) const {
   const std::int64_t images = logits.shape()[0], rows = logits.shape()[1], classes = logits.shape()[2];
   const std::int64_t queries = model_.num_queries;

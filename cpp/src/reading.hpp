@@ -1,4 +1,4 @@
-// Reading of parts of detrt.json that several files share. Includes nlohmann/json, so few files do.
+// Reading of common parts of detrt.json. Includes nlohmann/json, so include it sparingly.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

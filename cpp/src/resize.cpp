@@ -1,6 +1,6 @@
-// The resampling of Pillow, written from its published description: for every output pixel a window of input pixels
-// with normalised weights; one pass along the rows, one along the columns; weights are integers of 1/2^22, and
-// each pass rounds to 8 bits.
+// Pillow's resampling, written from its published description: every output pixel is a weighted sum of a window of
+// input pixels. One pass along the rows, one along the columns; weights are integers in units of 1/2^22, and each pass
+// rounds to 8 bits.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -74,7 +74,7 @@ struct Windows {
 
 Windows windows(int from, int to, const Filter& filter) {
   const double scale = static_cast<double>(from) / to;
-  const double widening = std::max(scale, 1.0); // the filter grows with the step when the image shrinks
+  const double widening = std::max(scale, 1.0); // the filter widens when the image shrinks
   const double support = filter.support * widening;
   Windows w;
   w.stride = static_cast<int>(std::ceil(support)) * 2 + 1;
@@ -110,7 +110,7 @@ std::uint8_t rounded(int sum) {
 
 constexpr int half = 1 << (precision_bits - 1);
 
-// Rows [top, top + rows) of the image, made `width` wide.
+// Rows [top, top + rows) of the image, resized to `width`.
 Image horizontal(const Image& image, int top, int rows, int width, const Filter& filter) {
   const Windows w = windows(image.width, width, filter);
   Image made(rows, width);
@@ -157,7 +157,7 @@ Image vertical(const Image& image, int top, int height, const Windows& w) {
   return made;
 }
 
-// Centres of output pixels, summed up step by step as Pillow does, so that the same ones fall on the same side.
+// Centres of output pixels, accumulated step by step as in Pillow, so that they round in the same way.
 std::vector<int> nearest_positions(int from, int to) {
   const double step = static_cast<double>(from) / to;
   double position = step * 0.5;
@@ -198,8 +198,8 @@ Image resize_image(const Image& image, Size size, Resample resample) {
   const Windows w = windows(image.height, size.height, filter);
   if (image.width == size.width)
     return vertical(image, 0, size.height, w);
-  // The order decides what is rounded first. Pillow 13 starts with the columns where it takes away more than twice as
-  // many rows as columns; older versions never did, which changes single pixels by a level or two.
+  // The order of the passes affects rounding. Pillow 13 starts with the columns if it removes more than twice as many
+  // rows as columns; older versions never did, which changes single pixels by a level or two.
   const int fewer_rows = image.height - size.height, fewer_columns = image.width - size.width;
   if (fewer_rows > 0 && fewer_rows > 2 * fewer_columns)
     return horizontal(vertical(image, 0, size.height, w), 0, size.height, size.width, filter);

@@ -51,16 +51,16 @@ std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions
     reasons.push_back(std::string(backend.name) + ": " + why + " (" + backend.needs + ")");
   }
   if (options.backend != "auto" && reasons.empty())
-    throw Error(ErrorKind::usage, "this libdetrt has no back end '" + options.backend +
+    throw Error(ErrorKind::usage, "this libdetrt has no backend '" + options.backend +
                                       "'; it was built with: " + (names.empty() ? "none" : names));
   if (reasons.empty())
     throw Error(ErrorKind::session,
-                "this libdetrt was built without a back end; configure it with -DDETRT_LIBTORCH=ON or "
+                "this libdetrt was built without a backend; configure it with -DDETRT_LIBTORCH=ON or "
                 "-DDETRT_TENSORRT=ON");
   std::string list;
   for (const std::string& reason : reasons)
     list += (reasons.size() > 1 ? "\n  " : " ") + reason;
-  throw Error(ErrorKind::session, "no back end can run the bundle '" + bundle.folder().string() + "' here:" + list);
+  throw Error(ErrorKind::session, "no backend can run the bundle '" + bundle.folder().string() + "' here:" + list);
 }
 
 } // namespace detrt

@@ -58,8 +58,7 @@ InputSpec read_input(const Json& json) {
   spec.dynamic = fields.flag("dynamic", false);
   spec.normalize_in_graph = fields.flag("normalize_in_graph", true);
   if (spec.resize == Resize::shortest_edge) {
-    check(spec.shortest_edge.has_value(),
-          "spec.input.shortest_edge must be an integer from 1 to 16384; got nothing");
+    check(spec.shortest_edge.has_value(), "spec.input.shortest_edge must be an integer from 1 to 16384; got nothing");
     check(!spec.longest_edge || *spec.longest_edge >= *spec.shortest_edge,
           "spec.input.longest_edge must be at least shortest_edge; got " +
               std::to_string(spec.longest_edge.value_or(0)));
@@ -144,7 +143,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-// Insertions, deletions and exchanges between two names; only for messages.
+// Edit distance of two names, for messages.
 std::size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j)

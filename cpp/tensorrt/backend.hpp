@@ -1,4 +1,4 @@
-// The TensorRT back end: runs the engine of a bundle with TensorRT 10.3 and newer, 11, or TensorRT-RTX.
+// The TensorRT backend: runs the engine of a bundle with TensorRT 10.3 and newer, 11, or TensorRT-RTX.
 #pragma once
 
 #include "detrt/session.hpp"

@@ -1,4 +1,4 @@
-// What several test files use.
+// Helpers of several test files.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@
 
 using Json = nlohmann::json;
 
-// A folder that lives as long as this object.
+// A temporary folder with the lifetime of this object.
 struct Folder {
   std::filesystem::path path;
   explicit Folder(const std::string& name)
@@ -79,7 +79,7 @@ inline detrt::Image image_of(const Json& json) {
   return image;
 }
 
-// The message of the detrt::Error that a call throws; "" where it throws none.
+// The message of the detrt::Error that a call throws; "" if it throws none.
 template <class Function> std::string error_of(Function&& function) {
   try {
     function();

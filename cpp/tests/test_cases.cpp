@@ -78,7 +78,7 @@ TEST_CASE("preprocess gives the tensors of Python for the same pixels") {
                                  : static_cast<double>(tensor.as<std::int64_t>()[i]);
         worst = std::max(worst, std::fabs(value - values[i].get<double>()));
       }
-      // Stricter than `atol`, which allows another resize: this one is Pillow's, number for number.
+      // Stricter than `atol`, which allows another resize: this one is Pillow's, bit for bit.
       CHECK(worst <= (tensor.dtype() == detrt::DType::float32 ? 1e-6 : 0.0));
     }
   }

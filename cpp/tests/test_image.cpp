@@ -58,7 +58,7 @@ TEST_CASE("files that are no good images are refused") {
   }
   const auto* png = "\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0";
   const std::string header(png, 8 + 8 + 13);
-  const std::string crc("\xe8\xee\x6d\x7a", 4); // any; libpng says so where it is wrong
+  const std::string crc("\xe8\xee\x6d\x7a", 4); // any; libpng reports a wrong one
   CHECK(!decode_error(header + crc).empty());
   CHECK(decode_error("P6 200000 200000 255\n").find("is too large: 200000x200000") != std::string::npos);
   CHECK(decode_error("P6 0 2 255\n").find("has no pixels") != std::string::npos);

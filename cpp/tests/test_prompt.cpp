@@ -79,7 +79,7 @@ TEST_CASE("text inputs are tiled and padded as a session wants them") {
           CHECK(tensor.as<std::int64_t>()[i * tensor.shape()[1] + k] ==
                 small.as<std::int64_t>()[i * small.shape()[1] + k]);
     }
-    if (padded.count("text_self_mask")) { // padding looks at itself only
+    if (padded.count("text_self_mask")) { // padding attends to itself only
       const detrt::Tensor& mask = padded.at("text_self_mask");
       const std::int64_t n = mask.shape()[1], length = prompt.parts()[0].length;
       REQUIRE(n % 16 == 0);

@@ -320,5 +320,5 @@ def check_image_decoder(name: str) -> None:
 _NO_GPU_DECODING = (
     "--image-decoder gpu (Python: image_decoder='gpu') is for models whose images a GPU resizes: a package of an NVIDIA GPU "
     "(--backend inductor), or ONNX Runtime with --device cuda:0 and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
-    "choose such a back end"
+    "choose such a backend"
 )

@@ -1,4 +1,4 @@
-"""`detrt bench` on bundles and their files: every back end that runs here, and honest figures."""
+"""`detrt bench` on bundles and their files: every backend that runs here, and honest figures."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_several_processors_of_one_bundle(bundle):
 
 
 def test_a_plot_of_many(tmp_path):
-    """Three models, three back ends, three batches: one line each in the panel of its scope."""
+    """Three models, three backends, three batches: one line each in the panel of its scope."""
     rows = [
         {"model": f"/m/{m}", "backend": b, "scope": s, "batch": n, "p50_ms": t * n, "images_per_s": 1e3 / t, "AP": 0.3 + t / 1e3}
         for m, t in (("one", 1.0), ("two", 2.0), ("three", 30.0))

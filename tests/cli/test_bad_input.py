@@ -141,8 +141,8 @@ WHOLE = make_model(make_spec())
 MODELS = {
     "missing": (None, "bad.onnx", "detrt export"),
     "empty": (b"", "bad.onnx", "export (it|or download it) again|export it again"),
-    "text": (b"hello\n", "bad.onnx", "give an .onnx file|export it again|whole ONNX file"),
-    "half": (WHOLE[: len(WHOLE) // 2], "bad.onnx", "export it again|not a whole ONNX"),
+    "text": (b"hello\n", "bad.onnx", "give an .onnx file|export it again|complete ONNX file"),
+    "half": (WHOLE[: len(WHOLE) // 2], "bad.onnx", "export it again|not a complete ONNX"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "bad.onnx", "git lfs pull|export it again"),
     "no spec": (make_model(None), "bad.onnx", "detrt export"),
     "newer spec": (with_spec_text(lambda d: d.update(schema=99)), "99", "export again"),

@@ -1,4 +1,4 @@
-"""The C++ runtime as `make cpp-build` left it, and a small bundle that its libtorch back end runs."""
+"""The C++ runtime as `make cpp-build` left it, and a small bundle that its libtorch backend runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build() -> Path:
 
 @pytest.fixture(scope="session")
 def sanitized() -> Path:
-    """The build under the sanitizers; it has no back end, which makes its programs start quickly."""
+    """The build under the sanitizers; it has no backend, which makes its programs start quickly."""
     folder = BUILD.parent / "sanitize"
     if not (folder / "detrt-run").is_file():
         pytest.skip(f"the C++ runtime is not built in '{folder}'; run: make cpp-build")

@@ -109,11 +109,11 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([bundle, "--batch", str(LARGEST + 1)], f"batch must be from 1 to {LARGEST} images"),
         ([bundle, "--device", "cuda:7"], "PyTorch sees 0 GPUs here; got device cuda:7"),
         ([bundle, "--device", "tpu"], "device must be cpu, cuda or cuda:N"),
-        ([bundle, "--backend", "other"], "has no back end 'other'"),
+        ([bundle, "--backend", "other"], "has no backend 'other'"),
         ([bundle, "--classes", "cow"], "this model has no class 'cow'"),
         ([bundle, "--size", "64x64"], "this model takes 32x40 only"),
         ([bundle, "--json", tmp_path], "a folder has that name"),
-        ([bundle, "--cuda-graph"], "choices for the tensorrt back end"),
+        ([bundle, "--cuda-graph"], "choices for the tensorrt backend"),
     ]
     refused(build / "detrt-run", photos, cases)
     before_the_model = [

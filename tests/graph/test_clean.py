@@ -40,9 +40,9 @@ def test_with_spec_replaces_only_the_spec(model):
 
 BROKEN = {
     "empty.onnx": (b"", "is empty"),
-    "text.onnx": (b"this is not a model, it is a sentence\n" * 20, "not a whole ONNX file|holds no graph"),
-    "other.onnx": (helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString(), "holds no graph"),
-    "cut.onnx": (make_model(make_spec())[:-200], "not a whole ONNX file"),
+    "text.onnx": (b"this is not a model, it is a sentence\n" * 20, "not a complete ONNX file|contains no graph"),
+    "other.onnx": (helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString(), "contains no graph"),
+    "cut.onnx": (make_model(make_spec())[:-200], "not a complete ONNX file"),
 }
 
 

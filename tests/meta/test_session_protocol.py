@@ -1,4 +1,4 @@
-"""Nothing outside `detrt.backends` depends on which back end runs a model: `SessionInfo` says what callers may ask."""
+"""Nothing outside `detrt.backends` depends on which backend runs a model: `SessionInfo` says what callers may ask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTS |= {"model", "of", "selections", "backend", "image_runner"}
 
 
 def problems(tree: ast.AST) -> list[str]:
-    """Tests for concrete session classes, parsed names of back ends, and facts that are read by their names."""
+    """Tests for concrete session classes, parsed names of backends, and facts that are read by their names."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -216,7 +216,7 @@ def test_gpus_without_the_type_are_refused():
     with pytest.raises(EngineError, match=r"bf16 does not run on compute capability 75.*--precision fp16 or int8"):
         check_capability(Precision.BF16, [EngineConfig(sms=(75,))])
     assert check_capability(Precision.FP8, [ada]) == [] == check_capability(Precision.FP16, [rtx_default])
-    assert "matrix products only" in check_capability(Precision.INT8, [ada])[0]
+    assert "matmuls only" in check_capability(Precision.INT8, [ada])[0]
 
 
 def test_calibration_images_are_found(tmp_path, photos):
@@ -261,7 +261,7 @@ def test_overflow_is_looked_for_without_images_of_the_callers(tmp_path):
     graph.save(pixel_model(ffn_scale=3e4), path)
     report = convert_file(path, SPEC, PrecisionConfig("fp16", min_fraction=0.0))
     assert "overflow" in report.fp32_reasons["/encoder/layers.0/fc1/MatMul"] and report.images == 2
-    assert any("drawn images only" in warning for warning in report.warnings)
+    assert any("drawn scenes only" in warning for warning in report.warnings)
     with OnnxSession(path) as session:
         assert np.isfinite(session.run({"pixel_values": np.full((1, 3, 16, 16), 200, np.uint8)})["logits"]).all()
 
@@ -283,9 +283,9 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     state.write_text("{")
     with pytest.raises(GraphError, match="state file .* is damaged"):
         Search(model, SPEC, config, images(), blind)
-    with pytest.raises(GraphError, match="needs the truth"):
+    with pytest.raises(GraphError, match="needs annotations"):
         Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), images(), blind)
-    with pytest.raises(GateError, match="with every block kept"):
+    with pytest.raises(GateError, match="with every block in FP32"):
         Search(model, SPEC, replace(config, budget=("drift", 0.0), state=None), images(), blind).run()
 
 

@@ -1,6 +1,6 @@
 """`detrt triton-repo`: read with Triton's own schema, compared with the model's tensors, and run step by step as Triton does.
 
-Triton itself is not run: its back ends are stood in for by ONNX Runtime and by calling the Python models.
+Triton itself is not run: its backends are stood in for by ONNX Runtime and by calling the Python models.
 """
 
 from __future__ import annotations

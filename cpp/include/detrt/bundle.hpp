@@ -1,4 +1,4 @@
-// A bundle: a folder with detrt.json and the files it names.
+// A bundle: a folder with detrt.json and the files that it lists.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a model returns to detections; the rules of src/detrt/data/postprocess.py and suppress.py, number for number.
+// What a model returns to detections; the rules of src/detrt/data/postprocess.py, with equal results.
 #pragma once
 
 #include <optional>
@@ -23,15 +23,15 @@ std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, co
 // Throws Error (usage) for a threshold that is not from 0 to 1, or max_detections below 1.
 void check_options(const DecodeOptions& options);
 
-// A box in the middle of decoding: pixels of the original image, clipped to it.
+// A box during post-processing: pixels of the original image, clipped to it.
 struct Candidate {
   std::array<float, 4> box{};
   float score = 0;
   std::int64_t class_id = 0;
 };
 
-// Non-maximum suppression inside each class by the spec's rule. candidates: best score first; those that stay come
-// back best first, with lower scores for soft-NMS.
+// Non-maximum suppression inside each class by the spec's rule. candidates: best score first. Returns
+// the remaining ones, best first, with lower scores for soft-NMS.
 std::vector<Candidate> suppress(const std::vector<Candidate>& candidates, const DecodeSpec& rule);
 
 } // namespace detrt

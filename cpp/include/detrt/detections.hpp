@@ -1,4 +1,4 @@
-// What was found in one image, and its JSON form.
+// Detections of one image, and their JSON form.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct Detection {
   float score = 0;                 // 0..1
   std::int64_t class_id = 0;
   std::string label;
-  std::optional<std::pair<std::int64_t, std::int64_t>> phrase_span; // characters of the prompt, where there is one
+  std::optional<std::pair<std::int64_t, std::int64_t>> phrase_span; // characters of the prompt, if there is one
 };
 
 struct Detections {
@@ -26,7 +26,7 @@ struct Detections {
   std::string prompt;           // "" of models with fixed classes and of lists of names
 };
 
-// One line as `detrt detect --json` writes it, without the line break. image: the path as it was given.
+// The line of `detrt detect --json`, without the line break. image: the path of the caller.
 std::string to_json(const Detections& detections, const std::string& image);
 
 } // namespace detrt

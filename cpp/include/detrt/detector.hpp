@@ -31,14 +31,14 @@ struct Timing {
 
 class Detector {
 public:
-  // Throws Error for anything that is wrong with the bundle or the options.
+  // Throws Error for an invalid bundle or invalid options.
   static Detector open(const std::filesystem::path& bundle, const DetectorOptions& options = {});
-  // Over any session, e.g. your own back end.
+  // On any session, e.g. of another backend.
   Detector(std::unique_ptr<Session> session, ModelSpec spec, const DetectorOptions& options = {},
            std::optional<Prompt> prompt = {});
 
-  // One Detections for each image, in order; as many runs as batches are needed. Throws Error.
-  // May be called from several threads where the session takes it.
+  // One Detections for each image, in order; runs as many batches as needed. Throws Error.
+  // Thread-safe if the session is.
   std::vector<Detections> operator()(const std::vector<Image>& images, Timing* timing = nullptr) const;
   std::vector<Detections> operator()(const std::vector<const Image*>& images, Timing* timing = nullptr) const;
 

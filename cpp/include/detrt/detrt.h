@@ -1,4 +1,4 @@
-/* The C interface of libdetrt, for C and for other languages. No C++ exception leaves it.
+/* The C interface of libdetrt, for C and for other languages. It throws no C++ exceptions.
  *
  *     detrt_options options;
  *     detrt_options_init(&options);
@@ -30,8 +30,8 @@ typedef struct detrt_options {
   size_t size;            /* sizeof(detrt_options), set by detrt_options_init */
   double threshold;       /* 0.5 */
   int64_t max_detections; /* 0: no limit */
-  int64_t batch;          /* 0: the model's own */
-  int32_t threads;        /* 0: the back end's own */
+  int64_t batch;          /* 0: the default of the model */
+  int32_t threads;        /* 0: the default of the backend */
   const char* classes;    /* names or ids, comma-separated; NULL: all */
   const char* prompt;     /* file of `detrt encode-prompt`; NULL: none */
   const char* backend;    /* NULL: "auto" */
@@ -50,7 +50,7 @@ void detrt_options_init(detrt_options* options);
 detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_detector** detector);
 void detrt_close(detrt_detector* detector);
 
-/* One image file, or RGB bytes with `stride` bytes a row (0: width * 3). The result is freed with detrt_free. */
+/* One image file, or RGB bytes with `stride` bytes per row (0: width * 3). The result is freed with detrt_free. */
 detrt_status detrt_detect_file(detrt_detector* detector, const char* path, detrt_result** result);
 detrt_status detrt_detect_rgb(detrt_detector* detector, const uint8_t* rgb, int32_t height, int32_t width,
                               size_t stride, detrt_result** result);
@@ -61,7 +61,7 @@ detrt_detection detrt_get(const detrt_result* result, size_t index);
 const char* detrt_json(const detrt_result* result);
 void detrt_free(detrt_result* result);
 
-const char* detrt_last_error(void); /* of this thread; "" where there was none */
+const char* detrt_last_error(void); /* of this thread; "" if there was none */
 const char* detrt_version(void);
 
 #ifdef __cplusplus

@@ -6,7 +6,7 @@
 
 namespace detrt {
 
-// What a message is about. All of them end detrt-run with exit code 2.
+// Kind of an error. All of them end detrt-run with exit code 2.
 enum class ErrorKind { spec, image, session, prompt, output, usage };
 
 // The one exception that leaves public functions for bad input; anything else is a bug.

@@ -1,4 +1,4 @@
-// Images: JPEG, PNG and PNM files to RGB bytes, the resize of Pillow, and writing JPEG and PNG.
+// Images: JPEG, PNG and PNM files to RGB bytes, Pillow's resize, and writing of JPEG and PNG.
 #pragma once
 
 #include <cstddef>
@@ -24,21 +24,21 @@ struct Image {
 
 constexpr std::int64_t max_pixels = 178'956'970; // as in Python: 0.5 GB of RGB pixels
 
-// A file as the Python side reads it: EXIF orientation applied, transparency dropped, 16 bits cut to their upper 8.
-// Throws Error (image): missing, empty, damaged, cut off or too large file, or another format.
+// Reads a file as in Python: applies the EXIF orientation, drops transparency, keeps the upper 8 of 16 bits.
+// Throws Error (image): missing, empty, damaged, truncated or too large file, or another format.
 Image load_image(const std::filesystem::path& path);
-// The same from the content of a file. name: for messages. most: pixels above which a header is refused.
+// The same from the content of a file. name: for messages. most: largest number of pixels that a header may have.
 Image decode_image(const std::uint8_t* data, std::size_t size, const std::string& name = "the image",
                    std::int64_t most = max_pixels);
 
-// The resize of Pillow for 8-bit pixels, number for number: two passes with 22-bit fixed-point weights.
+// Pillow's resize of 8-bit pixels, bit for bit: two passes with 22-bit fixed-point weights.
 Image resize_image(const Image& image, Size size, Resample resample);
 
-// By suffix .jpg, .jpeg (quality 92) or .png; under a temporary name that is renamed. Throws Error (output).
+// By suffix .jpg, .jpeg (quality 92) or .png; atomically. Throws Error (output).
 void save_image(const Image& image, const std::filesystem::path& path);
 
-// Images to detect in: a file as it is, a folder with all images below it in natural order (img2 before img10).
-// Throws Error (image): nothing given, a path that does not exist, a folder without images.
+// Expands inputs: a file as it is, a folder to all images below it in natural order (img2 before img10).
+// Throws Error (image): no inputs, a path that does not exist, a folder without images.
 std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& names);
 
 } // namespace detrt

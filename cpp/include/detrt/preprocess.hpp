@@ -1,4 +1,4 @@
-// Images to the tensors that a model is fed; the rules of src/detrt/data/preprocess.py, number for number.
+// Images to the input tensors of a model; the rules of src/detrt/data/preprocess.py, with equal results.
 #pragma once
 
 #include <optional>
@@ -11,14 +11,14 @@
 namespace detrt {
 
 struct PreparedBatch {
-  Tensors feeds; // pixel_values (n, 3, H, W); pixel_mask (n, H, W) and target_sizes (n, 2) where the model has them
+  Tensors feeds; // pixel_values (n, 3, H, W); pixel_mask (n, H, W) and target_sizes (n, 2) if the model has them
   std::vector<Size> original_sizes, resized_sizes;
 };
 
 // size: another input size than the spec's, for models with symbolic height and width. Throws Error.
 PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size = {});
 
-// Throws Error (spec) where the model cannot take images of this size.
+// Throws Error (spec) if the model does not take images of this size.
 void check_size(const InputSpec& input, std::optional<Size> size);
 // Size of the image inside the tensor, without padding.
 Size resized_size(Size original, const InputSpec& input, std::optional<Size> size = {});

@@ -1,4 +1,4 @@
-// A prompt that `detrt encode-prompt` (Python) made ready: token ids, masks and text features of one bundle.
+// A prompt encoded by `detrt encode-prompt` (Python): token ids, masks and text features for one bundle.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Phrase {
   std::int64_t start = 0, end = 0; // characters of the prompt
 };
 
-// One run of the model; a list of names that is longer than the model takes has several.
+// A chunk: one run of the model. A list of names that is longer than the model takes has several.
 struct PromptPart {
   std::vector<Phrase> phrases;
   std::int64_t length = 0;                          // tokens, or class names
@@ -29,7 +29,7 @@ struct PromptPart {
 
 class Prompt {
 public:
-  // Throws Error (prompt): a file that is missing, damaged, or made for another bundle.
+  // Throws Error (prompt): a file that is missing, damaged, or encoded for another bundle.
   static Prompt open(const std::filesystem::path& path, const Bundle& bundle);
   static Prompt parse(const std::string& json, const std::string& name, const Bundle& bundle);
 
@@ -39,11 +39,11 @@ public:
   // The spec of a detector of fixed classes: the phrases.
   const ModelSpec& spec() const noexcept { return spec_; }
 
-  // The text inputs for a batch of images, padded to lengths that the session takes. Throws Error.
+  // Text inputs for a batch of images, padded to lengths that the session takes. Throws Error.
   Tensors feeds(std::size_t part, std::int64_t images, const Session& session) const;
-  // Outputs of every part to those of a model with spec(). Throws Error (session).
+  // Merges the outputs of the chunks into those of a model with spec(). Throws Error (session).
   Tensors merged(const std::vector<Tensors>& runs, std::int64_t images) const;
-  // Gives detections the phrases and where they stand in the prompt.
+  // Adds phrases and their spans in the prompt to detections.
   void name(Detections& detections) const;
 
 private:

@@ -1,4 +1,4 @@
-// The one seam of the runtime: a Session runs a model on host tensors. Back ends implement it.
+// The backend interface: a Session runs a model on host tensors.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace detrt {
 
-// Choices of the caller. A back end refuses what it cannot do instead of ignoring it.
+// Choices of the caller. A backend throws for options that it does not support.
 struct SessionOptions {
   std::string backend = "auto";     // or the name of one of backends()
-  std::string device = "auto";      // "cpu", "cuda", "cuda:1"; "auto": a GPU where the bundle and the machine have one
-  int threads = 0;                  // of CPU back ends; 0: their default
-  int contexts = 1;                 // TensorRT: how many run() may be under way at a time
+  std::string device = "auto";      // "cpu", "cuda", "cuda:1"; "auto": a GPU if bundle and machine have one
+  int threads = 0;                  // of CPU backends; 0: their default
+  int contexts = 1;                 // TensorRT: number of concurrent run() calls
   bool cuda_graph = false;          // record and replay a CUDA graph for every input shape
   std::vector<std::string> plugins; // shared libraries with TensorRT plugins, loaded before the engine
 };
 
-// Runs one model. run() may be called from several threads at a time; calls beyond what the back end takes wait.
+// Runs one model. run() is thread-safe; calls beyond the limit of the backend wait.
 class Session {
 public:
   virtual ~Session() = default;
@@ -31,11 +31,11 @@ public:
 
   virtual const std::vector<TensorInfo>& inputs() const = 0; // in the order of the model
   virtual const std::vector<TensorInfo>& outputs() const = 0;
-  virtual std::string backend() const = 0; // what ran, for people: "libtorch-cpu", "tensorrt-rtx-cuda:0", ...
+  virtual std::string backend() const = 0;                   // for people: "libtorch-cpu", "tensorrt-rtx-cuda:0", ...
   virtual std::optional<std::int64_t> max_batch() const = 0; // largest batch that the model takes, none = any
-  // Lengths of a prompt are padded up to a multiple of it (a back end that prepares kernels for every shape wants 16).
+  // Lengths of a prompt are padded to a multiple of it (16 for backends that prepare kernels for every shape).
   virtual std::int64_t length_step() const { return 1; }
-  // Smallest and largest shape of an input, where the model is limited beyond TensorInfo (an engine's profile).
+  // Smallest and largest shape of an input, if the model has limits beyond TensorInfo (the profile of an engine).
   virtual std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>
   limits(const std::string& /*input*/) const {
     return std::nullopt;
@@ -48,22 +48,22 @@ protected:
   Session() = default;
 };
 
-// Throws Error where feeds are not what the session takes: names, types, ranks, fixed and shared axes.
+// Throws Error for feeds that the session does not take: names, types, ranks, fixed and shared axes.
 void check_feeds(const std::vector<TensorInfo>& inputs, const Tensors& feeds);
 
-// What a back end tells about itself. Each is one row in src/backends.cpp, chosen when libdetrt is built.
+// A backend. Each is one row in src/backends.cpp, selected when libdetrt is built.
 struct Backend {
   const char* name;  // "libtorch", "tensorrt"
-  const char* needs; // what a bundle must hold for it, and how to build that
-  // The file of the bundle that it would run on this machine and device; nullopt with the reason in `why`.
+  const char* needs; // the file that a bundle needs, and how to build it
+  // The file of the bundle to run on this machine and device; nullopt with the reason in `why`.
   std::optional<BundleFile> (*choose)(const Bundle& bundle, const SessionOptions& options, std::string& why);
-  // Opens that file after its digest was compared. Throws Error.
+  // Opens that file, whose digest has been checked. Throws Error.
   std::unique_ptr<Session> (*open)(const Bundle& bundle, const BundleFile& file, const SessionOptions& options);
 };
 
-const std::vector<Backend>& backends(); // those that were built in, best first
+const std::vector<Backend>& backends(); // compiled in, best first
 
-// Opens the model of a bundle with the best back end that can. Throws Error with the reason of every back end.
+// Opens the model of a bundle with the first backend that can run it. Throws Error with the reason of every backend.
 std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions& options = {});
 
 } // namespace detrt

@@ -1,4 +1,4 @@
-// ModelSpec: every fact about a model that a runtime needs, read from the JSON that detrt (Python) wrote.
+// ModelSpec: every fact about a model that a runtime needs, read from the JSON of detrt (Python).
 // Fields, defaults and rules are those of src/detrt/spec.py. Sizes are (height, width) in pixels.
 #pragma once
 
@@ -71,9 +71,9 @@ struct ModelSpec {
 
   // Throws Error (spec): unknown or missing fields, wrong types or values, or a newer schema.
   static ModelSpec from_json(const std::string& text);
-  // Name of a class, or its number as text where the checkpoint names none.
+  // Name of a class, or its number as text if it has none.
   std::string label(std::int64_t class_id) const;
-  // Class ids for names (letter case aside) or numbers. Throws Error (spec) with close names.
+  // Class ids for names (case-insensitive) or numbers. Throws Error (spec) with close names.
   std::vector<std::int64_t> class_ids(const std::vector<std::string>& names) const;
 };
 

@@ -1,4 +1,4 @@
-// Host tensors by value: the currency between preprocessing, sessions and decoding.
+// Host tensors, passed between preprocessing, sessions and post-processing.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ enum class DType { uint8, int32, int64, float16, bfloat16, float32, boolean };
 
 std::size_t size_of(DType dtype) noexcept;
 const char* name_of(DType dtype) noexcept;                      // as NumPy calls it: "uint8", "float32", ...
-DType dtype_of(const std::string& name);                        // the other way round; throws Error
+DType dtype_of(const std::string& name);                        // inverse of name_of; throws Error
 std::string shape_text(const std::vector<std::int64_t>& shape); // "(1, 3, 416, 416)"
 
 // Name, type and shape of an input or output. A symbolic axis has length -1 and its name in `axes`.
@@ -42,7 +42,7 @@ public:
   void* data() noexcept { return data_; }
   const void* data() const noexcept { return data_; }
 
-  // The elements as T; throws Error where T does not suit the dtype.
+  // The elements as T; throws Error if T does not match the dtype.
   template <class T> T* as();
   template <class T> const T* as() const;
 

@@ -1,4 +1,4 @@
-// Inputs for deformable attention and the answer in float64, for the tests of the kernel and of the plugin.
+// Inputs for deformable attention and the expected result in float64, for the tests of the kernel and of the plugin.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace detrt::kernels::test {
 
-enum class Places { uniform, local, hostile }; // where samples lie: anywhere, around their query, also outside and NaN
+enum class Places { uniform, local, hostile }; // of samples: anywhere, around their query, also outside and NaN
 
 struct Case {
   std::string name;
@@ -37,7 +37,7 @@ struct Case {
       sum += count;
     return sum;
   }
-  // All of a call but its memory and its method.
+  // A call without its memory and its method.
   MsDeformAttn call(FloatType type, FloatType weights_type) const {
     MsDeformAttn call;
     call.shapes_are_int64 = shapes64;
@@ -112,7 +112,7 @@ inline Inputs inputs_of(const Case& c, FloatType value_type, FloatType weights_t
   in.locations.reserve(in.weights.size() * 2);
   for (std::int64_t b = 0; b < c.batch; ++b)
     for (std::int64_t q = 0; q < c.queries; ++q) {
-      // Where the query looks from: its own cell where every token is a query, else anywhere.
+      // Reference point of a query: its own pixel if every token is a query, else anywhere.
       float x = uniform(random), y = uniform(random);
       if (c.queries == c.tokens()) {
         std::int64_t left = q;
@@ -132,7 +132,8 @@ inline Inputs inputs_of(const Case& c, FloatType value_type, FloatType weights_t
             const float height = static_cast<float>(c.shapes[2 * level]),
                         width = static_cast<float>(c.shapes[2 * level + 1]);
             float u = uniform(random), v = uniform(random);
-            if (c.places == Places::local) { // as an untrained Deformable DETR: a direction a head, a step a point
+            if (c.places ==
+                Places::local) { // as in an untrained Deformable DETR: one direction per head, one step per point
               const float angle = 6.2831853f * static_cast<float>(h) / static_cast<float>(c.heads),
                           step = static_cast<float>(p + 1);
               u = x + (std::cos(angle) * step + 0.5f * normal(random)) / width;
@@ -150,7 +151,7 @@ inline Inputs inputs_of(const Case& c, FloatType value_type, FloatType weights_t
               else if (what < 0.08f)
                 v = 3e38f;
               else if (what < 0.12f)
-                u = -0.5f / width; // on the edge of what contributes
+                u = -0.5f / width; // on the edge of the level
               else if (what < 0.16f)
                 v = 1.0f;
             }
@@ -182,7 +183,7 @@ inline std::vector<double> reference(const Case& c, const Inputs& in) {
             };
             if (std::isnan(u) || std::isnan(v) || height * width == 0)
               continue;
-            if (c.discrete) { // the cell is chosen in FP32, as PyTorch does
+            if (c.discrete) { // the pixel is selected in FP32, as in PyTorch
               const volatile float wide = u * static_cast<float>(width), high = v * static_cast<float>(height);
               const double x = std::fmin(std::fmax(std::trunc(static_cast<double>(wide + 0.5f)), 0.0),
                                          static_cast<double>(width - 1));
@@ -210,8 +211,7 @@ inline std::vector<double> reference(const Case& c, const Inputs& in) {
   return out;
 }
 
-// Norm of the difference and largest difference, both against the same of the reference. Infinite for what is no
-// number.
+// Norm of the difference and largest difference, relative to those of the reference. Infinite for NaN.
 struct Error {
   double norm, largest;
 };

@@ -1,4 +1,4 @@
-// The kernel against float64 on a GPU: kernel_test [--large] [--seed N]. Exit code 1 where a case is wrong, 77 without
+// The kernel against float64 on a GPU: kernel_test [--large] [--seed N]. Exit code 1 if a case is wrong, 77 without
 // a GPU.
 #include <cstdio>
 #include <cstring>
@@ -20,7 +20,7 @@ void run(const Case& c, FloatType type, FloatType weights_type, Method method, u
   const Memory value(bytes_of(in.value, type)), locations(in.locations), weights(bytes_of(in.weights, weights_type));
   const Memory shapes64(c.shapes), shapes32(narrow);
   Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
-  out.fill(0xFF); // NaN: what is not written is seen
+  out.fill(0xFF); // NaN, so that missing writes are detected
   MsDeformAttn call = c.call(type, weights_type);
   call.value = value.data();
   call.shapes = c.shapes64 ? shapes64.data() : shapes32.data();
@@ -30,7 +30,7 @@ void run(const Case& c, FloatType type, FloatType weights_type, Method method, u
   call.method = method;
   const cudaError_t status = ms_deform_attn(call, nullptr);
   if (method != Method::automatic && status == cudaErrorInvalidValue)
-    return; // this method does not take the case
+    return; // not supported by this method
   check(status, c.name.c_str());
   check(cudaDeviceSynchronize(), c.name.c_str());
   const Error error = error_of(numbers_of(out.read(), type), reference(c, in));

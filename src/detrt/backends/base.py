@@ -1,4 +1,4 @@
-"""The interface of the back ends: a `Session` runs a model on NumPy arrays, and its `SessionInfo` describes it.
+"""The interface of the backends: a `Session` runs a model on NumPy arrays, and its `SessionInfo` describes it.
 
 PyTorch, ONNX Runtime, OpenVINO, TensorRT and TorchInductor sessions have the same interface, so that detect, verify, bench and
 serve do not depend on what runs the model. `FakeSession` ships for tests of anything built on a Session.
@@ -193,7 +193,7 @@ class Session(Protocol):
 
 
 class BaseSession(ABC):
-    """What the sessions of all back ends share; `_info` is set by each."""
+    """What the sessions of all backends share; `_info` is set by each."""
 
     spec: ModelSpec
     prompts: tuple[EncodedPrompt, ...] = ()

@@ -1,6 +1,6 @@
 """Plots of a report of `detrt bench` on bundles, as one SVG or PNG.
 
-A colour is a back end and a marker is a model, in all panels; one legend says which.
+A colour is a backend and a marker is a model, in all panels; one legend says which.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
 
 
 class _Look:
-    """Colour of each back end, marker of each model."""
+    """Colour of each backend, marker of each model."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         backends = list(dict.fromkeys(row["backend"] for row in rows))
@@ -151,7 +151,7 @@ def _pareto(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str) ->
     ax.plot(*zip(*best, strict=True), color="grey", linewidth=1, zorder=0)
     named = set()
     for row in sorted(points, key=lambda r: r["p50_ms"]):
-        if row["model"] not in named:  # once for each model, at its fastest back end
+        if row["model"] not in named:  # once for each model, at its fastest backend
             named.add(row["model"])
             ax.annotate(short(row["model"]), (row["p50_ms"], row["AP"]), fontsize=7, xytext=(5, 5), textcoords="offset points")
     ax.margins(0.15)
@@ -177,7 +177,7 @@ def pareto(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _parts(ax: Any, parts: Sequence[dict[str, Any]], key: str, title: str) -> None:
-    """One bar for each model and back end, cut into its parts."""
+    """One bar for each model and backend, cut into its parts."""
     most: dict[str, float] = {}
     for part in parts:
         for name, share in part[key].items():

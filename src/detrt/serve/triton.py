@@ -134,7 +134,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One `config.pbtxt`. head: name, back end and the like; body: what follows inputs and outputs."""
+    """One `config.pbtxt`. head: name, backend and the like; body: what follows inputs and outputs."""
 
     name: str
     head: Message
@@ -282,7 +282,7 @@ def _core(bundle: Bundle, config: TritonConfig) -> tuple[_Core, list[str]]:
     usable = [entry for entry in engines if entry.engine and entry.engine.target == "tensorrt"]
     others = sorted({entry.engine.target for entry in engines if entry.engine} - {"tensorrt"})
     if others:
-        notes.append(f"engines of the target {', '.join(others)} are left out: Triton's back end is TensorRT")
+        notes.append(f"engines of the target {', '.join(others)} are left out: Triton's backend is TensorRT")
     wants_engine = config.backend == "tensorrt" or (config.backend == "auto" and usable and not config.placement.cpu)
     if not wants_engine:
         return _onnx_core(bundle), notes

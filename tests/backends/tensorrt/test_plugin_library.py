@@ -1,4 +1,4 @@
-"""The TensorRT plugin library and libdetrt's TensorRT back end, built against TensorRT's public headers.
+"""The TensorRT plugin library and libdetrt's TensorRT backend, built against TensorRT's public headers.
 
 Needs nvcc, cmake and the headers: their folder in DETRT_TENSORRT_INCLUDE, or where Debian's packages put them.
 """

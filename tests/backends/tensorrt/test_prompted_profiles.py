@@ -129,7 +129,7 @@ def test_a_prompt_is_for_models_that_take_one(photographs, tmp_path):
     types = PrecisionConfig(precision="fp16", calibration=photographs, prompt="red.")
     with pytest.raises(ExportError, match="this one has fixed classes; leave it out"):
         build("random:yolos/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
-    with pytest.raises(GraphError, match="goes with the images of --calibration"):
+    with pytest.raises(GraphError, match="needs the images of --calibration"):
         PrecisionConfig(precision="fp16", prompt="red.")
 
 
