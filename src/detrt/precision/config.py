@@ -73,7 +73,7 @@ class PrecisionConfig:
         metadata={
             "help": "Calibration images: a folder or a COCO file; for fp16 ranges, for int8 and fp8 scales.",
             "panel": "Precision",
-            "needs": {"precision": LOWERED},
+            "needs": {"precision": BELOW_FP32},
         },
     )
     calibration_images: int = field(

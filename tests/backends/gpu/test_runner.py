@@ -167,15 +167,15 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
 def test_layouts_that_come_again_are_recorded(exported):
     path = exported("detr").path
     with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
-        kept = there._runner._layout_graphs
-        kept._most, kept._patience = 2, 6
+        cache = there._runner._layout_graphs
+        cache._capacity, cache._patience = 2, 6
         sizes = [(40, 60)] * 4 + [(30, 60)] * 4 + [(50, 60)] * 5
         for size, count in zip(sizes, [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2], strict=True):
             image = source(*size)
             assert np.allclose(there([image])[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
-            assert len(kept._entries) == count and not kept.failure
+            assert len(cache._entries) == count and not cache.failure
         # The third size came when the first had not been asked for lately.
-        assert {tuple(one.plan.rows[0, 1:3]) for one in kept._entries.values()} == {(30, 60), (50, 60)}
+        assert {tuple(one.plan.rows[0, 1:3]) for one in cache._entries.values()} == {(30, 60), (50, 60)}
 
 
 def test_batches_may_be_asked_for_late(exported):
