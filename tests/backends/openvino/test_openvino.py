@@ -233,13 +233,13 @@ def test_import_sends_no_telemetry(tmp_path):
 
 def test_prompted_model_has_two(tmp_path):
     pytest.importorskip("tokenizers", reason="needs the 'text' extra")
-    from text_cases import picture
+    from text_cases import colour_image
     from text_models import write_text_model
 
     path = write_text_model(tmp_path / "given")
     build(path, tmp_path / "bundle", engines=(), openvino=(OpenVinoConfig(),))
     assert [entry.path for entry in Bundle.open(tmp_path / "bundle").of_kind("text-openvino")] == ["text.openvino.xml"]
-    images, found = [picture("red", "black", "blue")], {}
+    images, found = [colour_image("red", "black", "blue")], {}
     for ref, backend in ((tmp_path / "bundle", "openvino"), (tmp_path / "bundle/model.openvino.xml", "auto"), (path, "auto")):
         session = open_session(ref, backend=backend)
         assert isinstance(session, PromptedSession)
