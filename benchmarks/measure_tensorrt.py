@@ -16,16 +16,15 @@ import tempfile
 import time
 from pathlib import Path
 
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "training"))
-import measure_precision as photographs  # noqa: E402
+import measure_precision as photographs
 
-from detrt.backends.open import open_session  # noqa: E402
-from detrt.bundle import Bundle  # noqa: E402
-from detrt.data.preprocess import preprocess  # noqa: E402
-from detrt.data.scenes.scene import draw_scene, write_dataset  # noqa: E402
-from detrt.evaluation.coco import evaluate_coco  # noqa: E402
+from detrt.backends.open import open_session
+from detrt.bundle import Bundle
+from detrt.data.preprocess import preprocess
+from detrt.data.scenes.scene import draw_scene, write_dataset
+from detrt.evaluation.coco import evaluate_coco
 
 
 def main(data: Path, draws: int, bundles: list[str]) -> None:

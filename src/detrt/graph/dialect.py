@@ -234,7 +234,7 @@ def _add_zero_points(model: onnx.ModelProto) -> None:
     """Give each QuantizeLinear and DequantizeLinear the zero point that its absence means; TensorRT 8.5 wants three inputs."""
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) > 2 and node.input[2]:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or (len(node.input) > 2 and node.input[2]):
             continue
         # Symmetric INT8 is the only integer type that detrt writes and TensorRT multiplies.
         name = f"{node.input[1]}/zero_point"
