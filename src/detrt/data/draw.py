@@ -21,8 +21,8 @@ Box = tuple[int, int, int, int]
 
 # Far apart from their neighbours in hue and all bright enough to be seen on a dark image.
 _PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
-_TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (towards this grey, so far)
-_LONGEST = 100  # letters of a class name; more would not fit into an image
+_TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (grey to mix in, fraction)
+_MAX_NAME_LETTERS = 100  # letters of a class name
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
 
@@ -39,15 +39,15 @@ def draw_detections(
 ) -> Image.Image:
     """A copy of the image with boxes, class names and scores.
 
-    image: the image that the detections belong to, any form that `load_image` takes. Lines and text
-    grow with it. A label lies inside the image and, where there is room, not on another label; one
-    that does not fit into a small image is shortened or left out. Best scores are drawn last.
+    image: the image of the detections, any form that `load_image` takes. Lines and text scale with it. A
+    label is inside the image and, if possible, not on another label; one that does not fit into a small
+    image is shortened or left out. Best scores are drawn last.
     font: a TrueType file for class names in other scripts. The bundled font has the letters of ASCII;
     with it, accents are dropped and other letters become "?".
 
     Raises:
         ImageError: the image or the font cannot be read.
-        ValueError: the image has not the size of the detections.
+        ValueError: the image has another size than the detections.
     """
     canvas = Image.fromarray(load_image(image))
     if (canvas.height, canvas.width) != tuple(detections.image_size_hw):
@@ -60,20 +60,20 @@ def draw_detections(
     line = max(1, round(scale / 280))
     letters = _font(max(10, round(scale / 40)), None if font is None else os.fspath(font))
     order = range(len(detections) - 1, -1, -1)
-    boxes = [_whole(box, canvas.size) for box in detections.boxes_xyxy]
+    boxes = [_pixel_box(box, canvas.size) for box in detections.boxes_xyxy]
     for i in order:
         colour = class_colour(detections.class_ids[i])
-        if line > 1:  # a dark rim keeps the line visible on its own colour
+        if line > 1:  # a dark rim keeps the line visible on objects of its colour
             pen.rectangle(_grow(boxes[i], 1), outline=_darker(colour), width=line + 2)
         pen.rectangle(boxes[i], outline=colour, width=line)
-    # The best label chooses its place first and is painted last.
-    taken: list[Box] = []
+    # The best label is placed first and painted last.
+    occupied: list[Box] = []
     labels = []
     for i in reversed(order):
         name = detections.labels[i] if font is not None else _to_ascii(detections.labels[i])
-        label = _place(pen, letters, boxes[i], name, float(detections.scores[i]), line, canvas.size, taken)
+        label = _position_label(pen, letters, boxes[i], name, float(detections.scores[i]), line, canvas.size, occupied)
         if label is not None:
-            taken.append(label[1])
+            occupied.append(label[1])
             labels.append((class_colour(detections.class_ids[i]), *label))
     for colour, text, area, origin in reversed(labels):
         pen.rectangle(area, fill=colour)
@@ -81,7 +81,7 @@ def draw_detections(
     return canvas
 
 
-def _place(
+def _position_label(
     pen: ImageDraw.ImageDraw,
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
     box: Box,
@@ -89,13 +89,13 @@ def _place(
     score: float,
     line: int,
     size_wh: tuple[int, int],
-    taken: list[Box],
+    occupied: list[Box],
 ) -> tuple[str, Box, tuple[float, float]] | None:
-    """Text, area of its background, and where its first letter starts; None if nothing fits."""
+    """(text, area of its background, position of its first letter); None if nothing fits."""
     width, height = size_wh
     pad = max(2, line)
     for text in _texts(label, score):
-        # The height of fixed letters, so that all labels of an image are equally high.
+        # The height of fixed letters, so that all labels of an image have the same height.
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
         _, high, _, low = pen.textbbox((0, 0), "Ag|", font=font)
         top, bottom = min(top, high), max(bottom, low)
@@ -104,23 +104,23 @@ def _place(
             break
     else:
         return None
-    places = []
+    positions = []
     for x in (box[0], box[2] - w + 1):
         x = min(max(0, x), width - w)
         # Above the box, inside at its top, below it, inside at its bottom.
         for y in (box[1] - h, box[1], box[3] + 1, box[3] - h + 1):
             if 0 <= y <= height - h:
-                places.append((x, y, x + w - 1, y + h - 1))
-    if not places:
+                positions.append((x, y, x + w - 1, y + h - 1))
+    if not positions:
         x, y = min(max(0, box[0]), width - w), min(max(0, box[1]), height - h)
-        places = [(x, y, x + w - 1, y + h - 1)]
-    area = next((p for p in places if not any(_overlap(p, other) for other in taken)), places[0])
+        positions = [(x, y, x + w - 1, y + h - 1)]
+    area = next((p for p in positions if not any(_overlap(p, other) for other in occupied)), positions[0])
     return text, area, (area[0] + pad - left, area[1] + pad - top)
 
 
 def _texts(label: str, score: float) -> Iterator[str]:
-    """The label in shorter and shorter forms."""
-    label = " ".join("".join(c if c.isprintable() else " " for c in label[:_LONGEST]).split())
+    """Forms of the label, from long to short."""
+    label = " ".join("".join(c if c.isprintable() else " " for c in label[:_MAX_NAME_LETTERS]).split())
     yield f"{label} {score:.2f}".strip()
     yield label
     for length in range(len(label) - 1, 1, -1):
@@ -142,7 +142,7 @@ def _to_ascii(text: str) -> str:
     return "".join(plain).encode("ascii", "replace").decode("ascii")
 
 
-def _whole(box: NDArray, size_wh: tuple[int, int]) -> Box:
+def _pixel_box(box: NDArray, size_wh: tuple[int, int]) -> Box:
     """Pixels of a box, at least one, inside the image."""
     width, height = size_wh
     x0, y0, x1, y1 = (math.floor(v + 0.5) for v in box.tolist())

@@ -1,12 +1,11 @@
 """Files, folders, globs, bytes, arrays and PIL images -> RGB arrays, safely.
 
-An image becomes what `PIL.Image.convert("RGB")` makes of it, which is what the field trains on, with
-these rules where that is not enough:
+An image is converted by `PIL.Image.convert("RGB")`, as in training code, with these additional rules:
 
 - EXIF orientation is applied.
 - Transparency is dropped, not composed on a background: a transparent pixel keeps its stored colour.
 - 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
-- Animated images give their first frame.
+- The first frame of animated images is used.
 - The size in the header is compared with MAX_PIXELS before a pixel is decoded.
 """
 
@@ -84,10 +83,9 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[
 
 
 def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedImage:
-    """As `load_image`, but a JPEG file that a GPU can decode stays as it is.
+    """As `load_image`, but a JPEG file that a GPU can decode stays encoded.
 
-    That is one of 8 bits in grey or YCbCr whose end is there; all others are decoded here, so that damaged files give the
-    same errors.
+    That is a complete file in 8-bit grey or YCbCr; all others are decoded here, so that damaged files raise the same errors.
     """
     if isinstance(source, (np.ndarray, Image.Image)):
         return load_image(source, max_pixels=max_pixels)
@@ -101,7 +99,7 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
         except (OSError, ValueError):
             data = b""
         if not data:
-            return load_image(source, max_pixels=max_pixels)  # which says what is wrong
+            return load_image(source, max_pixels=max_pixels)  # for its error
     else:
         return load_image(source, max_pixels=max_pixels)
 
@@ -140,7 +138,7 @@ def _missing(name: str) -> str:
 
 
 class OpenedImage:
-    """The bytes of an image file whose header is read, and whose pixels `load` decodes.
+    """An image file with its header read; `load` decodes the pixels.
 
     height, width: of the stored image, before its EXIF orientation is applied.
 
@@ -156,7 +154,7 @@ class OpenedImage:
         self.width, self.height = self._image.size
 
     def load(self) -> NDArray[np.uint8]:
-        """The image as `load_image` gives it, once; raises ImageError."""
+        """The image, as `load_image`; only once. Raises ImageError."""
         with self._image:
             return _from_pil(self._image, self._name, self._max_pixels)
 
@@ -175,12 +173,12 @@ def _header(file: object, name: str, max_pixels: int) -> Image.Image:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name} is too large: {error}; allowed are {max_pixels} pixels. Make it smaller") from None
-    except Exception as error:  # a hostile header makes Pillow's parsers raise nearly anything
+    except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
 
 
 def _ignore_warnings() -> None:
-    """Sizes are checked here, and metadata that is broken does not make the pixels wrong."""
+    """Ignore Pillow's warnings: sizes are checked here, and broken metadata does not affect pixels."""
     for category in (Image.DecompressionBombWarning, UserWarning):
         warnings.simplefilter("ignore", category)
 
@@ -203,7 +201,7 @@ def _from_pil(image: Image.Image, name: str, max_pixels: int) -> NDArray[np.uint
     except ImageError:
         raise
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ...
-        raise ImageError(f"{name} is damaged or cut off: {error}; copy it again") from error
+        raise ImageError(f"{name} is damaged or truncated: {error}; copy it again") from error
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
@@ -211,20 +209,20 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         values = np.asarray(image)
-        # Some formats hand 16-bit grey over as 32-bit integers; beyond that there is no agreed range.
+        # Some formats return 16-bit grey as 32-bit integers; other ranges are undefined.
         if image.mode == "F" or values.min() < 0 or values.max() > 65535:
             kind = "floating point" if image.mode == "F" else "32-bit"
             raise ImageError(f"{name} has {kind} pixels, which have no agreed range; save it with 8 or 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA").convert("RGB")  # P to RGB directly warns and may shift a colour
+        return image.convert("RGBA").convert("RGB")  # direct P to RGB warns and may change a colour
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # a damaged EXIF block says nothing about the pixels: the image is as it is stored
+    except Exception:  # a damaged EXIF block is ignored
         return 1
 
 
@@ -248,11 +246,11 @@ def _form(array: NDArray) -> str:
 
 
 def expand_inputs(names: Sequence[str | os.PathLike]) -> list[Input]:
-    """Files, folders and glob patterns -> images and videos, each once, in the order given.
+    """Files, folders and glob patterns -> images and videos, without duplicates, in the order given.
 
-    A file is taken whatever its suffix (video suffixes are videos). A folder gives the images and
-    videos below it at any depth, without hidden ones, in natural order (img2 before img10). A pattern
-    (`*`, `?`, `[...]`, `**`) gives the images and videos that it matches, in natural order.
+    A file may have any suffix (video suffixes are videos). A folder stands for the images and videos
+    below it at any depth, without hidden ones, in natural order (img2 before img10). A pattern (`*`, `?`,
+    `[...]`, `**`) stands for the images and videos that it matches, in natural order.
 
     Raises:
         ImageError: no names; a path that does not exist; a folder or pattern without images.
@@ -304,13 +302,12 @@ def _sorted_media(path: Path, paths, what: str) -> list[Path]:
 
 
 def natural_key(path: Path) -> tuple:
-    """Sort key that counts: img2 before img10; the path itself breaks ties."""
+    """Sort key of natural order: img2 before img10; the path breaks ties."""
     parts = re.split(r"(\d+)", path.as_posix().lower())
     return [int(p) if i % 2 else p for i, p in enumerate(parts)], path.as_posix()
 
 
-# The header of a JPEG file of the kind that every decoder turns to the same image.
-# The first and last bytes of a file, and how far from its end the last may be: some cameras append data.
+# First and last bytes of a JPEG file, and largest distance of the last from the end: some cameras append data.
 _START, _END, _TAIL = b"\xff\xd8\xff", b"\xff\xd9", 4096
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive, all with Huffman codes
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -319,8 +316,8 @@ _YCBCR = (b"\x01\x02\x03", b"\x00\x01\x02")  # ids of components; others may be 
 
 
 def common_jpeg(data: bytes) -> tuple[int, int, int] | None:
-    """(width, height, EXIF orientation) of a whole JPEG file in grey or YCbCr with 8 bits; None: it is none, or another
-    kind. Sizes are those of the pixels as they are stored."""
+    """(width, height, EXIF orientation) of a complete JPEG file in 8-bit grey or YCbCr, whose pixels do not depend on the
+    decoder; None for other files. Sizes are those of the stored image."""
     if not data.startswith(_START) or _END not in data[-_TAIL:]:
         return None
     size = None
@@ -355,10 +352,10 @@ def _frame(body: bytes) -> tuple[int, int] | None:
 
 
 def _exif_orientation(data: bytes) -> int:
-    """Of EXIF or XMP, as Pillow reads it."""
+    """Orientation from EXIF or XMP, as Pillow reads it."""
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
             warnings.simplefilter("ignore")
             return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # what is damaged there says nothing about the pixels: the image is as it is stored
+    except Exception:  # damaged metadata is ignored
         return 1

@@ -1,20 +1,19 @@
-"""Reference of DecodeSpec: what a model returns -> `Detections`. NumPy only.
+"""Reference implementation of DecodeSpec: outputs of a model to `Detections`. NumPy only.
 
 The rules, which every other runtime and the graph of `decode.in_graph` follow:
 
     scores      float32; sigmoid, or softmax over all columns of which the last ("no object") is dropped
-    select      "query": each query gives its best class, the lower class id under ties;
+    select      "query": the best class of each query, the lower class id under ties;
                 "topk": every (query, class) pair is a candidate
     order       score descending; equal scores by flat index (query * classes + class) ascending
-    nms         with `decode.nms` only the `num_queries` best candidates are looked at; the rule is in
-                `detrt.data.postprocess`, on boxes that are clipped already
+    nms         with `decode.nms` only the `num_queries` best candidates take part; see `suppress`; boxes are
+                clipped before
     cut         `max_detections` of the spec first, then score > threshold, then `class_ids`,
                 then the caller's own `max_detections`
     boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
 
-A logit of minus infinity is a class that cannot be and has score 0. NaN, or plus infinity in logits
-or boxes, means that the numbers of the model overflowed; it is refused, because a detector that
-silently finds nothing is worse than one that stops.
+A logit of minus infinity marks an impossible class, with score 0. NaN, or plus infinity in logits or boxes,
+means that the model overflowed, and raises an error instead of returning no detections silently.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _OVERFLOW = (
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a device found before thresholds: the best k (query, class) pairs of each image, in any order.
+    """The best k (query, class) pairs of each image, selected on a device, before thresholds; in any order.
 
-    values: (n, k) float32, logits where the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
+    values: (n, k) float32, logits if the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
     class. boxes: (n, k, 4) float32 cxcywh of the pairs' queries. overflow: the output that had NaN or infinite values, or "".
     """
 
@@ -65,8 +64,7 @@ def decode(
     threshold: keep scores above it, 0..1. class_ids: keep these classes only.
 
     Raises:
-        SessionError: outputs are missing, have a shape that does not belong to the spec, or are NaN or
-            infinite.
+        SessionError: outputs are missing, do not have the shape of the spec, or are NaN or infinite.
         ValueError: threshold or max_detections out of range.
     """
     check_threshold(threshold)
@@ -116,7 +114,7 @@ Row = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]  # boxe
 
 
 def count_candidates(spec: ModelSpec) -> int:
-    """How many (query, class) pairs of an image are looked at."""
+    """Number of (query, class) pairs of an image that are considered."""
     rule = spec.decode
     pairs = rule.num_queries * (1 if rule.select == "query" else rule.num_classes)
     return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
@@ -154,7 +152,7 @@ def _read_raw(
             flat = np.arange(rule.num_queries) * rule.num_classes + best
         else:
             flat = np.arange(image_scores.size)
-        # Cutting by score before sorting changes nothing in the result and spares most of the sort.
+        # Filtering by score before sorting does not change the result, and avoids most of the sort.
         flat = flat[image_scores.reshape(-1)[flat] > np.float32(threshold)]
         order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[:candidates]
         flat = flat[order]
@@ -214,14 +212,13 @@ def _take(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, ...]) -> 
     return array
 
 
-# Non-maximum suppression by `DecodeSpec.nms`: the rule of mmcv's batched NMS. NumPy only.
-#
-# Boxes suppress one another inside a class. mmcv moves classes apart by an offset instead; that is the
-# same rule without the rounding that large offsets bring.
 def suppress(
     boxes: NDArray[np.float32], scores: NDArray[np.float32], ids: NDArray[np.int64], rule: DecodeSpec
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Indices of the boxes that stay, best first, and their scores (lower ones for "soft_nms").
+    """Non-maximum suppression inside each class: indices of the remaining boxes, best first, and their scores.
+
+    The rule is that of mmcv's batched NMS, which separates classes by large offsets, without the rounding of these. "soft_nms"
+    lowers scores.
 
     boxes: (n, 4) xyxy. scores: (n,), descending. ids: (n,).
     """
@@ -245,6 +242,6 @@ def suppress(
             alive[others[iou > np.float32(rule.nms_iou)]] = False
         else:
             left[others] *= np.where(iou >= np.float32(rule.nms_iou), 1 - iou, np.float32(1))
-            # Every pass drops what is too low, also in other classes, as mmcv does.
+            # Every pass drops low scores, also of other classes, as in mmcv.
             alive &= left >= np.float32(rule.nms_min_score)
     return np.array(order, np.int64), np.array(kept, np.float32)

@@ -1,4 +1,4 @@
-"""Prefetch: images are decoded ahead in threads, frames of videos are read by one more, in the order of the inputs."""
+"""Prefetching: threads decode images ahead, and one more reads video frames, in the order of the inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Load = Callable[[Any], LoadedImage]  # of a path or of bytes
 T = TypeVar("T")
-# Files that a GPU decodes together at most, and their pixels; a larger file is decoded alone.
+# Largest batch of files for a GPU decoder, and its pixels; a larger file is decoded alone.
 GPU_BATCH, GPU_BATCH_PIXELS = 16, 64_000_000
 
 
@@ -55,12 +55,12 @@ class Begun:
 
 
 class Prefetcher:
-    """Threads that decode images ahead. Closing it drops what has not begun.
+    """Threads that decode images ahead. Closing it cancels images that are not started.
 
     Args:
         threads: that decode image files, and convert frames to RGB.
         decoder: decodes JPEG files and videos on a GPU: threads only read the files, which are decoded in groups.
-        load: what reads one image; None: `decoder.open`, or `load_image`.
+        load: reads one image; None: `decoder.open`, or `load_image`.
     """
 
     def __init__(self, threads: int = 1, *, decoder: GpuDecoder | None = None, load: Load | None = None) -> None:
@@ -73,11 +73,11 @@ class Prefetcher:
         return self._pool.submit(work, *arguments)
 
     def begin(self, source: Source) -> Begun:
-        """Begin to decode an image file."""
+        """Start to decode an image file."""
         return Begun(source, self._pool.submit(self._load, source.path))
 
     def load_batch(self, images: Sequence[Any]) -> list[LoadedImage]:
-        """Images of a batch, side by side, and on a GPU together.
+        """Decode the images of a batch in parallel, and on a GPU as one batch.
 
         Raises:
             ImageError: one of them cannot be read.
@@ -98,13 +98,13 @@ class Prefetcher:
         """The images and frames of `inputs` in order, decoded ahead.
 
         Args:
-            inputs: or images that have begun already.
-            ahead: how many images may wait.
+            inputs: images, videos, or images that are being decoded.
+            ahead: largest number of decoded images in the queue.
             every: take every n-th frame of a video.
             planar: leave frames in 4:2:0, see `raw_frames`.
 
         Raises:
-            MissingPackageError: a video, and PyAV is not installed; or what `decoder` needs is not.
+            MissingPackageError: a video, and PyAV is not installed; or a package of `decoder` is not.
         """
         steps: list[_ReadAhead[Any]] = []
         try:
@@ -145,10 +145,10 @@ class Prefetcher:
 
 
 class _ReadAhead(Generic[T]):
-    """Items of an iterator, produced by a thread of its own.
+    """Items of an iterator, produced by another thread.
 
-    When `ahead` items wait, the thread sleeps until half of them are taken: two threads that hand over items one by one
-    spend more time on waking each other than on the items.
+    When `ahead` items are queued, the thread sleeps until half of them are consumed, because waking the other thread for every
+    item costs more than the items.
     """
 
     def __init__(self, name: str, ahead: int, items: Iterator[T]) -> None:

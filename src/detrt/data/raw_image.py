@@ -1,7 +1,7 @@
 """Raw images, whose pixels are not RGB arrays yet: planar frames of a codec, and encoded files.
 
-Both have the `shape` (height, width, 3) of the upright image and become an array by `rgb()`, which costs as much as decoding
-at once. A GPU takes them as they are.
+Both have the `shape` (height, width, 3) of the upright image, and `rgb()` converts them to an array. A GPU takes them
+unconverted.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Kr and Kb of the standards, by the number that a stream gives its matrix (ITU-T H.273); all others are read as BT.601.
+# Kr and Kb of the standards, by matrix coefficients (ITU-T H.273); all others are treated as BT.601.
 _BT601 = (0.299, 0.114)
 _WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
 
 
 @dataclass(frozen=True, slots=True)
 class Colours:
-    """How Y, U and V become R, G and B: FFmpeg's arithmetic on x86, in 16-bit integers.
+    """Conversion of Y, U and V to R, G and B: FFmpeg's arithmetic on x86, in 16-bit integers.
 
     With y = 8 Y - offset, u = 8 U - 1024, v = 8 V - 1024, every product shifted right by 16 bits on its own:
-    R = luma y + red_v v; G = luma y + green_u u + green_v v; B = luma y + blue_u u; each cut off to 0..255.
+    R = luma y + red_v v; G = luma y + green_u u + green_v v; B = luma y + blue_u u; each clipped to 0..255.
     """
 
     offset: int
@@ -63,7 +63,7 @@ class RawImage(ABC):
 
     @abstractmethod
     def rgb(self) -> NDArray[np.uint8]:
-        """The upright image, (height, width, 3). Raises ImageError: a file that is damaged after all."""
+        """The upright image, (height, width, 3). Raises ImageError for a damaged file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +71,8 @@ class YuvImage(RawImage):
     """A frame in 4:2:0 with 8 bits.
 
     planes: in memory Y (height, width), U and V (half of that, rounded up) uint8; on a GPU what DLPack reads: Y, and U and V
-    interleaved. turns: quarter turns counter-clockwise that make it upright. convert: makes the upright RGB array. fields:
-    interlaced, so that every other row of the chroma belongs to every other row of Y; the height is a multiple of 4.
+    interleaved. turns: quarter turns counter-clockwise that make it upright. convert: returns the upright RGB array. fields:
+    interlaced: every other row of the chroma belongs to every other row of Y; the height is a multiple of 4.
     ready: a CUDA event after which planes on a GPU are written.
     """
 
@@ -99,7 +99,7 @@ class YuvImage(RawImage):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedImage(RawImage):
-    """A JPEG file that a GPU may decode. height, width: of the upright image. orientation: 1 to 8, of EXIF. decode: makes
+    """A JPEG file that a GPU may decode. height, width: of the upright image. orientation: 1 to 8, of EXIF. decode: returns
     the upright RGB array on the CPU, or raises ImageError."""
 
     data: bytes

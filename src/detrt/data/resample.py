@@ -1,8 +1,8 @@
-"""Pillow's resampling as tables of integers, so that any processor computes Pillow's pixels exactly. NumPy and Pillow only.
+"""Pillow's resampling as tables of integers, for exact Pillow pixels on any processor. NumPy and Pillow only.
 
 Pillow resizes 8-bit images in two passes, each a weighted sum of neighbours with weights of 22 fractional bits, rounded
-to 8 bits. `axis_table` gives the neighbours and weights of one pass, `down_first` the order of the two; `resized` runs
-them, as the reference for the kernels that read the same tables.
+to 8 bits. `axis_table` computes the neighbours and weights of one pass, `down_first` the order of the two; `resized` is the
+reference for kernels that read the same tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AxisTable:
 
 @lru_cache(maxsize=256)
 def axis_table(length: int, result: int, resample: str) -> AxisTable:
-    """The table that turns `length` pixels into `result`; resample: one of `spec.RESAMPLES`."""
+    """The table of a resize from `length` to `result` pixels. resample: one of `spec.RESAMPLES`."""
     if length == result:
         return AxisTable(np.arange(result, dtype=np.int32), np.full((1, result), 1 << BITS, np.int32))
     if resample == "nearest":
@@ -48,7 +48,7 @@ def axis_table(length: int, result: int, resample: str) -> AxisTable:
     taps = int((last - first).max())
     weights = np.zeros((taps, result))
     total = np.zeros(result)
-    for tap in range(taps):  # one after the other, as Pillow adds them
+    for tap in range(taps):  # in the order of Pillow
         weight = function((tap + first - centre + 0.5) * (1.0 / stretch))
         weights[tap] = np.where(tap < last - first, weight, 0.0)
         total += weights[tap]
@@ -66,8 +66,8 @@ def resized(image: NDArray[np.uint8], size_hw: tuple[int, int], resample: str) -
 
 
 def down_first(original_hw: tuple[int, int], size_hw: tuple[int, int]) -> bool:
-    """Whether the Pillow that is installed resizes the columns first: Pillow 13 does so where more than twice as many rows
-    as columns go, older versions never. The order decides what is rounded first."""
+    """Whether the installed Pillow resizes the columns first, which affects rounding: Pillow 13 does if it removes more than
+    twice as many rows as columns, older versions never."""
     fewer_rows, fewer_columns = (before - after for before, after in zip(original_hw, size_hw, strict=True))
     return 0 < fewer_rows > 2 * fewer_columns and _chooses_order()
 
@@ -75,9 +75,9 @@ def down_first(original_hw: tuple[int, int], size_hw: tuple[int, int]) -> bool:
 @lru_cache(maxsize=1)
 def _chooses_order() -> bool:
     noise = np.random.default_rng(0).integers(0, 256, (64, 8, 3), np.uint8)
-    want = np.asarray(Image.fromarray(noise).resize((24, 5), Image.Resampling.LANCZOS))
+    expected = np.asarray(Image.fromarray(noise).resize((24, 5), Image.Resampling.LANCZOS))
     down, across = axis_table(64, 5, "lanczos"), axis_table(8, 24, "lanczos")
-    return bool((_passed(_passed(noise, down, 0), across, 1) == want).all())
+    return bool((_passed(_passed(noise, down, 0), across, 1) == expected).all())
 
 
 def _passed(image: NDArray[np.uint8], table: AxisTable, axis: int) -> NDArray[np.uint8]:
@@ -85,8 +85,8 @@ def _passed(image: NDArray[np.uint8], table: AxisTable, axis: int) -> NDArray[np
     shape[axis] = -1
     total: NDArray | int = 1 << (BITS - 1)
     for tap in range(table.taps):
-        place = np.minimum(table.first + tap, image.shape[axis] - 1)
-        total = total + np.take(image, place, axis).astype(np.int32) * table.weights[tap].reshape(shape)
+        position = np.minimum(table.first + tap, image.shape[axis] - 1)
+        total = total + np.take(image, position, axis).astype(np.int32) * table.weights[tap].reshape(shape)
     return np.clip(np.right_shift(total, BITS), 0, 255).astype(np.uint8)
 
 
@@ -94,8 +94,8 @@ def _nearest(length: int, result: int) -> AxisTable:
     scale = length / result
     steps = np.full(result, scale)
     steps[0] = scale * 0.5
-    place = np.trunc(np.add.accumulate(steps))  # Pillow adds the step again and again
-    return AxisTable(np.minimum(place, length - 1).astype(np.int32), np.full((1, result), 1 << BITS, np.int32))
+    position = np.trunc(np.add.accumulate(steps))  # Pillow accumulates the step
+    return AxisTable(np.minimum(position, length - 1).astype(np.int32), np.full((1, result), 1 << BITS, np.int32))
 
 
 def _bilinear(x: NDArray) -> NDArray:

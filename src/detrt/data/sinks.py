@@ -1,4 +1,4 @@
-"""Detections to files: JSON lines, COCO results, CSV. Written whole or not at all; "-" is stdout."""
+"""Sinks of detections: JSON lines, COCO results, CSV. Files are written atomically; "-" is stdout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CSV_COLUMNS = ["image", "frame", "time_s", "width", "height", "label", "class_id
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Detections of one image, or of one frame of a video. image: the path as it was given."""
+    """Detections of one image, or of one frame of a video. image: the path of the caller."""
 
     image: str
     detections: Detections
@@ -48,7 +48,7 @@ Write = Callable[[Record], None]
 
 @contextlib.contextmanager
 def jsonl_writer(path: str | os.PathLike) -> Iterator[Write]:
-    """One JSON object a line; to stdout each line is flushed at once. Raises OutputError."""
+    """One JSON object per line; on stdout each line is flushed. Raises OutputError."""
     with _text_target(path) as file:
 
         def write(record: Record) -> None:
@@ -78,7 +78,7 @@ def text_writer(path: str | os.PathLike = STDOUT) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
-    """One row a detection, columns CSV_COLUMNS; an image without detections has none. Raises OutputError."""
+    """One row per detection, columns CSV_COLUMNS; an image without detections has none. Raises OutputError."""
     with _text_target(path) as file:
         rows = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
         rows.writeheader()
@@ -99,18 +99,17 @@ def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
 def coco_writer(path: str | os.PathLike, spec: ModelSpec, truth: CocoDataset | None = None) -> Iterator[Write]:
     """A COCO results file, as pycocotools' `loadRes` reads it.
 
-    truth: gives image ids by file name and category ids by class name; classes that it does not name
-    are left out. Without it images are numbered 1, 2, ... in order and the class id is the category id.
+    truth: image ids by file name, and category ids by class name; other classes are left out. Without it images are numbered 1, 2, ... in order and the class id is the category id.
 
     Raises:
-        OutputError: it cannot be written; an image that `truth` does not name.
+        OutputError: it cannot be written; an image that is not in `truth`.
         SpecError: no class in common.
     """
     categories = None if truth is None else truth.category_ids(spec)
     with _text_target(path) as file:
         number, mark = 0, "["
 
-        # Written as it comes: at threshold 0 the rows of a whole data set would fill the memory.
+        # Written immediately: at threshold 0 the rows of a data set would fill the memory.
         def write(record: Record) -> None:
             nonlocal number, mark
             number += 1
@@ -135,19 +134,19 @@ def check_stdout_once(paths: Sequence[str | os.PathLike | None]) -> None:
 
 @contextlib.contextmanager
 def _text_target(path: str | os.PathLike) -> Iterator[TextIO]:
-    """UTF-8 text to a file that appears at the end, or to stdout.
+    """A text stream to a file that appears at the end, or to stdout.
 
-    A BrokenPipeError, when the reader of stdout has gone, leaves as it is.
+    A BrokenPipeError, if the reader of stdout has closed it, is raised unchanged.
     """
     if os.fspath(path) != STDOUT:
         with (
             writing(path) as temporary,
-            # A file name that is not UTF-8 has lone surrogates; "\udc80" is how JSON writes them.
+            # A file name that is not UTF-8 has lone surrogates, which JSON writes as "\udc80".
             open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
         ):
             yield file
         return
-    with contextlib.suppress(AttributeError):  # a stdout that was replaced may not be reconfigurable
+    with contextlib.suppress(AttributeError):  # a replaced stdout may not be reconfigurable
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     yield sys.stdout
     with _blaming(path):
@@ -156,10 +155,10 @@ def _text_target(path: str | os.PathLike) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _blaming(path: str | os.PathLike) -> Iterator[None]:
-    """Name this output in errors; left to the enclosing blocks, another output would be blamed."""
+    """Name this output in errors; enclosing blocks would name another one."""
     try:
         yield
-    except BrokenPipeError:  # the reader of stdout has gone, which is no error of ours
+    except BrokenPipeError:  # the reader has closed stdout, which is not an error
         raise
     except OSError as error:
         raise output_error(path, error) from error

@@ -1,4 +1,4 @@
-"""Frames of a video and annotated videos, through PyAV (the only module that imports `av`)."""
+"""Reading of video frames and writing of videos, with PyAV."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .images import MAX_PIXELS
 from .raw_image import Colours, RawImage, YuvImage
 
 _thread = threading.local()
-# On a GPU one thread waits for every frame; with more, the next frames are on their way meanwhile. On a CPU more threads than
-# these make few frames more, and leave less to what runs the model.
+# On a GPU one thread would wait for every frame; more keep the decoder busy. On a CPU more threads decode hardly faster, and leave
+# less for the model.
 _GPU_THREADS, _CPU_THREADS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB, or an image that
-    becomes that."""
+    """One frame. index: from 0 in the file; time_s: seconds from its start; image: (H, W, 3) uint8 RGB, or a raw
+    image."""
 
     index: int
     time_s: float
@@ -39,7 +39,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """fps: average frames per second; frames: number in the header, 0 where it does not say."""
+    """fps: average frames per second; frames: number in the header, 0 if it has none."""
 
     fps: float
     frames: int
@@ -47,7 +47,7 @@ class VideoFacts:
 
 def video_facts(path: str | os.PathLike) -> VideoFacts:
     """Read the header of a video; raises what `read_frames` raises."""
-    with _opened(Path(path)) as (container, stream):
+    with _open_stream(Path(path)) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         frames = int(stream.frames or 0)
         if not frames and container.duration:
@@ -59,7 +59,7 @@ def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
     """The frames of a video, upright, in order; every `every`-th one, starting with the first.
 
     Raises:
-        ImageError: missing, empty, damaged or cut off file, no video in it, or frames that are too large.
+        ImageError: missing, empty, damaged or truncated file, no video in it, or frames that are too large.
         MissingPackageError: PyAV is not installed.
         ValueError: every is below 1.
     """
@@ -70,16 +70,16 @@ def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
 def raw_frames(
     path: str | os.PathLike, *, every: int = 1, planar: bool = False, gpu: VideoGpu | None = None
 ) -> Iterator[Frame | Callable[[], Frame]]:
-    """As `read_frames`, or what makes the frame, also in another thread, while the next ones are decoded.
+    """As `read_frames`, or functions that convert the frame, also in another thread, while the next ones are decoded.
 
-    planar: leave frames in 4:2:0 where their RGB can be made elsewhere in the same arithmetic. gpu: decode there what it
-    can decode; such frames are planar and lie in its memory.
+    planar: leave frames in 4:2:0 if their conversion to RGB can run elsewhere with the same arithmetic. gpu: decodes the videos
+    that it supports; such frames are planar and in its memory.
     """
     if every < 1:
         raise ValueError(f"every must be at least 1; got {every}")
     path = Path(path)
     count = 0
-    with _opened(path, gpu) as (container, stream):
+    with _open_stream(path, gpu) as (container, stream):
         stream.thread_type = "AUTO"
         hardware = getattr(stream.codec_context, "is_hwaccel", False)
         stream.codec_context.thread_count = _GPU_THREADS if hardware else min(_CPU_THREADS, usable_cores())
@@ -106,22 +106,22 @@ class VideoGpu(Protocol):
     index: int
 
     def enter(self) -> None:
-        """Make the context of the GPU that of this thread."""
+        """Make the CUDA context of the GPU current in this thread."""
 
     def mark(self) -> Any:
-        """What says when the frame that came last is written."""
+        """An event after which the last frame is written."""
 
-    def found(self, on_gpu: bool) -> None:
-        """Told once for each video, with its first frame."""
+    def count_video(self, on_gpu: bool) -> None:
+        """Called once for each video, with its first frame."""
 
 
 @contextlib.contextmanager
 def video_writer(
     path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int]
 ) -> Iterator[Callable[[NDArray[np.uint8]], None]]:
-    """Write an MP4: the block gets a function that takes (H, W, 3) uint8 RGB frames of `size_hw`.
+    """Write an MP4; yields a function that takes (H, W, 3) uint8 RGB frames of `size_hw`.
 
-    An odd side loses its last row or column, which the codec does not allow. The file appears when
+    An odd side loses its last row or column, because the codec needs even ones. The file appears when
     the block ends without an error.
 
     Raises:
@@ -159,7 +159,7 @@ def _import_av(purpose: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
+def _open_stream(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
     """Container and first video stream; errors of PyAV inside the block become ImageError."""
     av = _import_av(f"reading the video '{path}'")
     if not path.is_file():
@@ -184,13 +184,13 @@ def _opened(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
 
 
 def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
-    """The video with a decoder on a GPU; None where FFmpeg gets none there, e.g. without the driver's video part."""
-    if not hasattr(av.video.plane.VideoPlane, "__dlpack__"):  # how frames on a GPU are handed over
+    """The video with a decoder on a GPU; None if FFmpeg has none, e.g. without the video library of the driver."""
+    if not hasattr(av.video.plane.VideoPlane, "__dlpack__"):  # access to frames on a GPU
         raise MissingPackageError("av>=17", "decode", f"decoding videos on the GPU (PyAV {av.__version__} is here)")
     from av.codec.hwaccel import HWAccel
 
     gpu.enter()
-    # The context that PyTorch made: FFmpeg would make one with other flags, and refuses one that has them not.
+    # The context of PyTorch: FFmpeg would create one with other flags, and rejects one without them.
     context = {"primary_ctx": "0", "current_ctx": "1"}
     hardware = HWAccel("cuda", device=str(gpu.index), allow_software_fallback=True, options=context, is_hw_owned=True)
     try:
@@ -200,7 +200,7 @@ def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
 
 
 def _may_be_on_gpu(stream: Any) -> bool:
-    """Whether frames of the stream would be the same on a GPU: 4:2:0 in 8 bits with even sides, as PyAV hands them over."""
+    """Whether a GPU decodes the same frames: 4:2:0 in 8 bits with even sides, as PyAV returns them."""
     context = stream.codec_context
     even = stream.width % 2 == 0 and stream.height % 2 == 0
     return (
@@ -211,17 +211,17 @@ def _may_be_on_gpu(stream: Any) -> bool:
     )
 
 
-# Codecs whose frames are the same from every decoder; the older ones leave rounding open.
+# Codecs that every decoder decodes to the same frames; older ones leave rounding open.
 _EXACT = ("h264", "hevc", "vp8", "vp9", "av1")
-# 4:2:0 in 8 bits with three planes; the second name is an old one for the full range of levels.
+# 4:2:0 in 8 bits with three planes; the second is an old name for full range.
 _PLANAR = ("yuv420p", "yuvj420p")
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 _MATRICES = (0, 1, 2, 4, 5, 6, 7, 9)  # those that FFmpeg converts by `Colours`
 
 
 def _is_planar(frame: Any) -> bool:
-    """Whether FFmpeg makes RGB of the frame by the arithmetic of `Colours`: with an odd height, also of a
-    field, it takes another way."""
+    """Whether FFmpeg converts the frame with the arithmetic of `Colours`; it does not for an odd height of a frame or
+    a field."""
     return frame.format.name in _PLANAR and _suits(frame)
 
 
@@ -247,11 +247,11 @@ def _planar(frame: Any, ready: Any) -> YuvImage:
 
 
 def _rgb(frame: Any) -> NDArray[np.uint8]:
-    return _upright(_downloaded(frame) if frame.format.name == "cuda" else frame, _turns(frame))
+    return _upright(_download(frame) if frame.format.name == "cuda" else frame, _turns(frame))
 
 
-def _downloaded(frame: Any) -> Any:
-    """A frame of a GPU in memory, with three planes: FFmpeg turns two, with U and V interleaved, to other RGB."""
+def _download(frame: Any) -> Any:
+    """A frame of a GPU in host memory, with three planes: FFmpeg converts two planes, with U and V interleaved, differently."""
     return frame.reformat(format="yuv420p")
 
 
@@ -262,11 +262,13 @@ def _turns(frame: Any) -> int:
 
 def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
     av = _import_av("reading videos")
-    if not hasattr(_thread, "reformatter"):  # one a thread: a frame's own is made again for each frame
+    if not hasattr(_thread, "reformatter"):  # one per thread: that of a frame is created for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()
     try:
         image = _thread.reformatter.reformat(frame, format="rgb24").to_ndarray()
     except av.FFmpegError as error:
-        raise ImageError(f"a frame in the pixel format {frame.format.name} cannot be turned to RGB: {error.strerror}") from error
+        raise ImageError(
+            f"a frame in the pixel format {frame.format.name} cannot be converted to RGB: {error.strerror}"
+        ) from error
     turns = _turns(frame) if turns is None else turns
     return np.ascontiguousarray(np.rot90(image, turns)) if turns else image

@@ -15,7 +15,7 @@ from detrt.backends.gpu.staging import layout
 from detrt.backends.gpu.yuv import convert_to_rgb, fill_rgb
 from detrt.data.preprocess import resize
 from detrt.data.raw_image import Colours, YuvImage, as_array, yuv_to_rgb
-from detrt.data.video import _downloaded, _planar, _suits, _upright, raw_frames, read_frames, video_writer
+from detrt.data.video import _download, _planar, _suits, _upright, raw_frames, read_frames, video_writer
 from detrt.spec import InputSpec
 
 RNG = np.random.default_rng(3)
@@ -115,7 +115,7 @@ def test_interlaced_frames(tmp_path):
 def test_a_frame_of_a_gpu_becomes_the_same_rgb_here():
     whole = frame(32, 130, 1, 2)
     two_planes = whole.reformat(format="nv12")  # as it comes back from a GPU
-    assert np.array_equal(_upright(_downloaded(two_planes)), _upright(whole))
+    assert np.array_equal(_upright(_download(two_planes)), _upright(whole))
 
 
 def test_odd_heights_and_unknown_matrices_are_turned_to_rgb_by_ffmpeg():

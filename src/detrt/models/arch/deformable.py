@@ -26,8 +26,8 @@ def level_shapes(maps: Sequence[Tensor]) -> Tensor:
 def level_masks(mask: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
     """(batch, height, width) mask -> one (batch, h, w) bool mask per level.
 
-    The cells are those of `F.interpolate(mode="nearest")`, in its arithmetic. They are gathered, because
-    TensorRT-RTX 1.7 cannot infer the shape of a Resize to the sides of a Swin level.
+    Pixels are selected as by `F.interpolate(mode="nearest")`, in its arithmetic, but with a gather, because
+    TensorRT-RTX 1.7 cannot infer the shape of a Resize to the size of a Swin level.
     """
     image = mask > 0
     masks = []
@@ -37,20 +37,20 @@ def level_masks(mask: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
     return masks
 
 
-def _nearest(size: int, cells: int, device: torch.device) -> Tensor:
-    """(cells,) int64: the place among `size` pixels that stands for each cell."""
-    places = torch.arange(cells, device=device).to(torch.float32)
-    step = torch.as_tensor(size, device=device).to(torch.float32) / torch.as_tensor(cells, device=device).to(torch.float32)
+def _nearest(size: int, pixels: int, device: torch.device) -> Tensor:
+    """(cells,) int64: the index of each resized pixel among `size` pixels."""
+    places = torch.arange(pixels, device=device).to(torch.float32)
+    step = torch.as_tensor(size, device=device).to(torch.float32) / torch.as_tensor(pixels, device=device).to(torch.float32)
     return torch.minimum((places * step).to(torch.int64), torch.as_tensor(size, device=device) - 1)
 
 
 def valid_sides(masks: Sequence[Tensor]) -> Tensor:
-    """(batch, levels, 2) float32: cells of the image along x and y of each level."""
+    """(batch, levels, 2) float32: pixels of the image along x and y of each level."""
     return torch.stack([torch.stack([m[:, 0].sum(1), m[:, :, 0].sum(1)], -1) for m in masks], 1).to(torch.float32)
 
 
-def cell_centres(shape_of: Tensor) -> Tensor:
-    """(1, h * w, 2) float32: x + 0.5 and y + 0.5 of every cell of a (batch, h, w) map, row-major."""
+def pixel_centres(shape_of: Tensor) -> Tensor:
+    """(1, h * w, 2) float32: x + 0.5 and y + 0.5 of every pixel of a (batch, h, w) map, row-major."""
     height, width = shape_of.shape[-2], shape_of.shape[-1]
     ys = torch.arange(height, device=shape_of.device).to(torch.float32) + 0.5
     xs = torch.arange(width, device=shape_of.device).to(torch.float32) + 0.5

@@ -1,7 +1,7 @@
 """DEIMv2 as its authors run it, for inference (Huang et al., arXiv:2509.20787).
 
 transformers 5.23 has a class of this name that computes another function. The published decoder
- 1. selects its queries on the encoder's memory as it is: no linear layer and norm (`enc_output`) on it,
+ 1. selects its queries on the encoder's memory directly, without a linear layer and norm (`enc_output`),
  2. has SiLU, not ReLU, between the layers of its box heads and of the quality estimators,
  3. encodes the boxes it starts from once (`query_pos_head`), not the refined ones again in every layer.
 Names of parameters are those of transformers, without `enc_output`.
@@ -73,7 +73,7 @@ class PublishedDecoder(stock.Deimv2Decoder):
 
 
 class PublishedDeimv2(Deimv2ForObjectDetection):
-    """Takes and returns what `Deimv2ForObjectDetection` does; it cannot be trained."""
+    """DEIMv2 with the published decoder, for inference only; otherwise as `Deimv2ForObjectDetection`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -93,11 +93,6 @@ class PublishedDeimv2(Deimv2ForObjectDetection):
         return super().train(mode)
 
 
-# DEIM on D-FINE and on RT-DETRv2: SiLU where those have ReLU, in the heads and the decoder layers.
-#
-# Huang et al., arXiv:2412.04234; configs `deim_dfine` and `deim_rtdetrv2`, `activation: silu`, `mlp_act: silu`. On
-# D-FINE keys and shapes are those of D-FINE, so no file tells which of them it is; on RT-DETRv2 the head that
-# places the queries has one layer more (`query_pos_method: as_reg`).
 class SiluHead(stock_dfine.DFineMLPPredictionHead):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
@@ -106,7 +101,11 @@ class SiluHead(stock_dfine.DFineMLPPredictionHead):
 
 
 class DeimDFine(DFineForObjectDetection):
-    """Takes and returns what `DFineForObjectDetection` does."""
+    """DEIM on D-FINE: SiLU instead of ReLU in the heads and decoder layers; otherwise as `DFineForObjectDetection`.
+
+    Huang et al., arXiv:2412.04234; config `deim_dfine`: `activation: silu`, `mlp_act: silu`. Keys and shapes are those of D-FINE, so
+    that a file does not identify the model.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -126,7 +125,8 @@ class SiluHeadV2(stock_v2.RTDetrV2MLPPredictionHead):
 
 
 class DeimRtDetrV2(RTDetrV2ForObjectDetection):
-    """Takes and returns what `RTDetrV2ForObjectDetection` does."""
+    """DEIM on RT-DETRv2 (config `deim_rtdetrv2`): SiLU instead of ReLU, and one more layer in the query position head
+    (`query_pos_method: as_reg`); otherwise as `RTDetrV2ForObjectDetection`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -136,12 +136,8 @@ class DeimRtDetrV2(RTDetrV2ForObjectDetection):
                 module.__class__ = SiluHeadV2
 
 
-# The backbone of DEIMv2 S, M, L and X: a DINOv3 ViT and a spatial tuning adapter beside it.
-#
-# Huang et al., arXiv:2509.20787, section 3; Siméoni et al., arXiv:2508.10104. transformers has the modules; what is
-# here computes the same with sizes that stay symbolic while tracing. Names of parameters are those of transformers.
 class Tokens(vit.DINOv3ViTEmbeddings):
-    """Patches, after a class token and the register tokens where there are any."""
+    """Patches, after a class token and any register tokens."""
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """(b, 3, h, w) -> (b, 1 + registers + h/p w/p, d)"""
@@ -164,7 +160,7 @@ class PatchAngles(vit.DINOv3ViTRopePositionEmbedding):
 
 
 class TracedDinov3Attention(vit.DINOv3ViTAttention):
-    """Self-attention whose patches, but not its first tokens, are turned by their angles."""
+    """Self-attention with rotary positions for patches, but not for the first tokens."""
 
     def forward(
         self,
@@ -190,7 +186,7 @@ class TracedDinov3Attention(vit.DINOv3ViTAttention):
 
 
 class Layers(vit.DINOv3ViTEncoder):
-    """All layers; the states in front of the first and after each of them."""
+    """All layers; returns the states before the first and after each of them."""
 
     def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **options: Any) -> BaseModelOutput:
         states = [hidden_states]
@@ -200,12 +196,17 @@ class Layers(vit.DINOv3ViTEncoder):
 
 
 class StaEncoder(stock.Deimv2DINOv3ConvEncoder):
-    """Three chosen layers of the ViT at strides 8, 16 and 32, each joined with the adapter's map of that stride."""
+    """The backbone of DEIMv2 S, M, L and X: a DINOv3 ViT and a spatial tuning adapter.
+
+    Three layers of the ViT at strides 8, 16 and 32 are each joined with the map of the adapter of that stride. The modules compute
+    the same as those of transformers, with sizes that stay symbolic while tracing, and have the same parameter names. Huang et al.,
+    arXiv:2509.20787, section 3; Siméoni et al., arXiv:2508.10104.
+    """
 
     def forward(self, pixel_values: Tensor, **options: Any) -> list[Tensor]:
         """(b, 3, h, w) -> maps (b, d, h/8, w/8), (b, d, h/16, w/16), (b, d, h/32, w/32); sides are multiples of 32."""
         fine, middle, coarse = self.backbone(pixel_values).feature_maps
-        # At an exact factor these are what a bilinear resize without aligned corners gives.
+        # At an integer factor this equals a bilinear resize without aligned corners.
         fine = nn.functional.interpolate(fine, scale_factor=2.0, mode="bilinear", align_corners=False)
         coarse = nn.functional.avg_pool2d(coarse, 2)
         details = self.spatial_tuning_adapter(pixel_values)
@@ -223,14 +224,14 @@ _OWN = {
 
 
 def make_traceable(encoder: nn.Module) -> None:
-    """Give the parts of a `Deimv2DINOv3ConvEncoder` the forward passes above, in place."""
+    """Replace the modules of a `Deimv2DINOv3ConvEncoder` by those above, in place."""
     for module in encoder.modules():
         if type(module) in _OWN:
             module.__class__ = _OWN[type(module)]
 
 
 def keep_plain(encoder: nn.Module) -> None:
-    """Take out what the small ViTs of DEIMv2 (S and M) do not have: last norm, scales of layers, mask and registers."""
+    """Remove modules that the small ViTs of DEIMv2 (S and M) do not have: last norm, layer scales, mask and registers."""
     backbone = encoder.backbone
     backbone.norm = nn.Identity()
     backbone.embeddings.register_tokens = None

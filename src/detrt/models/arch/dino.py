@@ -16,9 +16,9 @@ from .deformable import (
     MLP,
     DecoderLayer,
     EncoderLayer,
-    cell_centres,
     level_masks,
     level_shapes,
+    pixel_centres,
     sine_of_boxes,
     sine_position,
     valid_sides,
@@ -27,18 +27,17 @@ from .resnet import ResNet
 from .swin import Swin
 from .vit import SimplePyramid, Vit
 
-# The original writes infinity where a token can be no proposal. Any number whose sigmoid is 1 computes
-# the same boxes, and this one does not overflow in half precision.
+# The original has infinity for tokens that cannot be proposals. Any number whose sigmoid is 1 gives the same boxes,
+# and this one does not overflow in half precision.
 NO_PROPOSAL = 1e4
 
 
-# ChannelMapper: every backbone level to one width, and further levels by strided convolutions.
 GROUPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class DinoConfig:
-    """Sizes of one DINO or Co-DINO, all of which a checkpoint's shapes tell.
+    """Sizes of one DINO or Co-DINO, all inferred from the shapes of a checkpoint.
 
     backbone: "resnet", "swin" or "vit". depths: blocks per stage. width: channels of the stem or patch embedding.
     heads, window: of Swin and ViT. hidden, patch, positions, windowed: of `Vit`. out_stages: backbone stages that are used. levels: feature levels, extra ones
@@ -79,7 +78,7 @@ class DetectorOutput:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The encoder's result and what the decoder needs beside it.
+    """Result of the encoder, and inputs of the decoder.
 
     memory: (batch, tokens, dim). keep: (batch, tokens, 1) float, 0 = padding. shapes: (levels, 2).
     ratios: (batch, levels, 2), image over padded level along x and y. proposals: (batch, tokens, 4) logits.
@@ -95,7 +94,7 @@ class Encoded:
 
 
 def inverse_sigmoid(x: Tensor, eps: float) -> Tensor:
-    """log(x / (1 - x)) with both parts at least eps."""
+    """log(x / (1 - x)), with x and 1 - x clamped to eps."""
     x = x.clamp(0, 1)
     return torch.log(x.clamp(min=eps) / (1 - x).clamp(min=eps))
 
@@ -154,7 +153,7 @@ class Dino(nn.Module):
         self.enc_output_norm = nn.LayerNorm(dim)
         self.query_embed = nn.Parameter(torch.zeros(config.num_queries, dim))
         self.decoder = Decoder(config)
-        # One head a decoder layer, and the last one for the encoder's proposals.
+        # One head per decoder layer, and the last one for the proposals of the encoder.
         count = config.decoder_layers + 1
         self.class_heads = nn.ModuleList(nn.Linear(dim, config.num_labels) for _ in range(count))
         self.box_heads = nn.ModuleList(MLP([dim, dim, dim, 4]) for _ in range(count))
@@ -175,7 +174,7 @@ class Dino(nn.Module):
         sides = valid_sides(masks)
         ratios = sides / shapes.flip(-1).to(torch.float32)
         keep = torch.cat([m.flatten(1) for m in masks], 1).unsqueeze(-1)
-        centres = [cell_centres(m) / sides[:, None, i] for i, m in enumerate(masks)]  # relative to the image
+        centres = [pixel_centres(m) / sides[:, None, i] for i, m in enumerate(masks)]  # relative to the image
         reference = torch.cat(centres, 1).unsqueeze(2) * ratios.unsqueeze(1)  # (batch, tokens, levels, 2)
         position = torch.cat([sine_position(m, dim) + self.level_embed[i] for i, m in enumerate(masks)], 1)
         memory = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], 1)
@@ -185,7 +184,7 @@ class Dino(nn.Module):
         boxes = torch.cat([torch.cat([c, torch.full_like(c, 0.05 * 2.0**i)], -1) for i, c in enumerate(centres)], 1)
         inside = ((boxes > 0.01) & (boxes < 0.99)).to(torch.int64).amin(-1, keepdim=True) > 0
         usable = inside & keep
-        # The clamp changes no usable box; it keeps the logarithm of the others finite.
+        # The clamp does not change usable boxes; it keeps the logarithm of the others finite.
         boxes = boxes.clamp(0.01, 0.99)
         proposals = torch.where(usable, torch.log(boxes / (1 - boxes)), torch.full_like(boxes, NO_PROPOSAL))
         return Encoded(memory, weight, shapes, ratios, proposals, usable)
@@ -218,12 +217,12 @@ class Dino(nn.Module):
             position = self.decoder.ref_point_head(sine_of_boxes(reference[:, :, 0], dim))
             x = layer(x, position, reference, encoded.memory, encoded.keep, encoded.shapes)
             states.append(self.decoder.norm(x))
-            # The refinement reads the state before the norm, the predictions read the one after it.
+            # Refinement uses the state before the norm, predictions the one after it.
             references.append((self.box_heads[i](x) + inverse_sigmoid(references[-1], 1e-3)).sigmoid())
         return states, references
 
     def predict(self, states: list[Tensor], references: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Class logits and boxes of the last layer; its box is relative to the reference it was given."""
+        """Class logits and boxes of the last layer; its box is relative to its reference."""
         last = self.config.decoder_layers - 1
         delta = self.box_heads[last](states[-1])
         boxes = (delta + inverse_sigmoid(references[last], self.config.head_eps)).sigmoid()
@@ -236,23 +235,20 @@ class Dino(nn.Module):
         return DetectorOutput(*self.predict(*self.decode(encoded, anchors)))
 
 
-# Co-DINO: DINO trained with collaborative heads (Zong et al., arXiv:2211.12860), inference only.
-#
-# At inference it is DINO: RPN, RoI and ATSS heads, their `aux_pos_trans` queries (`with_pos_coord`,
-# `with_coord_feat`), the extra `downsample` map and the label embedding only make training losses. What
-# differs is around the network: soft-NMS on the result, and the "LSJ" models, which were trained and are
-# tested on one square canvas without a padding mask.
-
-# What the LSJ configs pad with before normalisation, and the mean and std of all configs (RGB, 0..255).
+# Padding colour of the LSJ configs before normalisation, and mean and std of all configs (RGB, 0..255).
 LSJ_PADDING = 114.0
 _MEAN = (123.675, 116.28, 103.53)
 _STD = (58.395, 57.12, 57.375)
 
 
 class CoDino(Dino):
-    """See `Dino`. attend_padding: a model trained with large scale jittering (`with_attn_mask=False`): the
-    padding has the colour 114 and is attended to, and boxes are relative to the canvas; they are returned
-    relative to the image, as everywhere else.
+    """DINO trained with collaborative heads (Zong et al., arXiv:2211.12860), inference only.
+
+    At inference it is `Dino`: RPN, RoI and ATSS heads, their `aux_pos_trans` queries, the extra `downsample` map and the label
+    embedding are for training losses only. Post-processing uses soft-NMS.
+
+    attend_padding: a model trained with large scale jittering (`with_attn_mask=False`) on one square canvas: the padding has the
+    colour 114 and is attended to, and the boxes of the network are relative to the canvas; they are returned relative to the image.
     """
 
     def __init__(self, config: DinoConfig, *, attend_padding: bool = False) -> None:
@@ -267,7 +263,7 @@ class CoDino(Dino):
         image = pixel_mask.to(pixel_values.dtype)
         padded = pixel_values + (1 - image).unsqueeze(1) * self.padding_colour
         found = super().forward(padded, torch.ones_like(image))
-        # Images lie in the upper left corner, so the first row and column tell their size.
+        # Images are in the upper left corner, so that the first row and column give their size.
         sides = torch.stack([image[:, 0].mean(1), image[:, :, 0].mean(1)], -1)
         return DetectorOutput(found.logits, found.pred_boxes / sides.repeat(1, 2).unsqueeze(1))
 
@@ -288,7 +284,7 @@ class ChannelMapper(nn.Module):
     """(batch, c_i, h_i, w_i) for each backbone level -> (batch, dim, h_i, w_i) for each of `levels`.
 
     The first extra level reads the last backbone map, the next ones the level before them (Deformable
-    DETR, appendix A.2). bias: of the convolutions; IDEA-Research's DINO has it, mmdetection has not.
+    DETR, appendix A.2). bias: of the convolutions; IDEA-Research's DINO has it, mmdetection's does not.
     """
 
     def __init__(self, channels: Sequence[int], dim: int, levels: int, *, bias: bool, groups: int = GROUPS) -> None:

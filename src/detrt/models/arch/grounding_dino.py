@@ -1,8 +1,8 @@
 """Grounding DINO (Liu et al., arXiv:2303.05499) and MM-Grounding-DINO (arXiv:2401.02361) on tensors alone.
 
 Two modules over the weights of transformers' classes: the text encoder, which runs once for a prompt, and the
-detector. Tokenising is outside. Both compute the function of `GroundingDinoForObjectDetection`, with these
-differences in how:
+detector. Tokenization is separate. Both compute the same as `GroundingDinoForObjectDetection`, with these
+differences in the implementation:
 
 * Masks and position ids of the sub-sentences are comparisons of all pairs of tokens (`sub_sentences`).
 * Image-text fusion multiplies the text side into the weights first. The stock order projects every one of
@@ -26,19 +26,19 @@ from ...errors import ExportError
 from .swin import from_transformers_swin
 from .trace_scope import inside
 
-# Scores of masked places: exp() of it is 0 in float32, and float16 can hold it.
+# Scores of masked positions: exp() of it is 0 in float32, and float16 can represent it.
 MASKED = -6e4
 # Logits of padded tokens: sigmoid gives 0. transformers has -inf there.
 PADDED_LOGIT = -1e4
 
 
 def sub_sentences(input_ids: Tensor, separators: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens see each other, and where each stands in its phrase.
+    """Self-attention mask and position ids of the sub-sentences of a prompt.
 
     input_ids: (batch, tokens) int64. separators: (n,) ids that end a phrase or frame the prompt.
-    A token belongs to the block that ends with the next separator, itself included. Tokens of one block see
-    each other, unless the block ends at the first or at the last place of the row (the frame of the prompt)
-    or not at all (padding); then a token sees itself alone and has position 0. Positions count from 0 after
+    A token belongs to the block that ends with the next separator, inclusive. Tokens of one block attend to
+    each other, unless the block ends at the first or at the last position of the row (the framing tokens) or
+    not at all (padding); then a token attends to itself only and has position 0. Positions count from 0 after
     the previous separator.
     Returns (batch, tokens, tokens) bool and (batch, tokens) int64. Section 3.4 of the paper; the rule of
     `generate_masks_with_special_tokens_and_transfer_map`. A prompt without a final "." depends on the
@@ -63,7 +63,7 @@ def additive(mask: Tensor) -> Tensor:
 
 
 def sine_embedding(coordinates: Tensor, width: int, temperature: float = 10000.0) -> Tensor:
-    """(..., n) -> (..., n * width): sines and cosines by turns; of several coordinates, y comes before x."""
+    """(..., n) -> (..., n * width): sines and cosines, interleaved; of several coordinates, y comes before x."""
     return torch.cat([_sines(c * (2 * math.pi), width, temperature) for c in _y_first(coordinates)], -1)
 
 
@@ -80,7 +80,7 @@ def _sines(angles: Tensor, width: int, temperature: float) -> Tensor:
 
 
 def nearest_rows(mask: Tensor, size: tuple[Any, Any]) -> Tensor:
-    """(batch, H, W) -> (batch, *size): torch's nearest interpolation, in its own single precision."""
+    """(batch, H, W) -> (batch, *size): torch's nearest interpolation, in single precision."""
     for axis, target in ((1, size[0]), (2, size[1])):
         source = mask.shape[axis]
         place = torch.arange(target, device=mask.device)
@@ -209,10 +209,10 @@ class GroundingDetector(nn.Module):
         return levels
 
     def _position(self, mask: Tensor, level: int) -> Tensor:
-        """(batch, h * w, d): sine embedding of the place in the image plus the level's own.
+        """(batch, h * w, d): sine embedding of the position in the image, plus the level embedding.
 
-        The first row and column of a mask say everything: the image is a rectangle at the top left. What
-        padding gets is never read.
+        The first row and column of a mask are sufficient: the image is a rectangle at the top left. Values in the
+        padding are never read.
         """
         parts = []
         for line in (mask[:, :, 0], mask[:, 0, :]):
@@ -225,7 +225,7 @@ class GroundingDetector(nn.Module):
         return torch.cat([y, x], -1).flatten(1, 2) + self.level_embed[level]
 
     def _select(self, vision: Tensor, text: Tensor, masks: list[Tensor], valid: Tensor, tokens: Tensor) -> Tensor:
-        """(batch, queries, 4): boxes of the places that look most like any token (section 3.2)."""
+        """(batch, queries, 4): boxes of the positions that are most similar to any token (section 3.2)."""
         proposals = torch.cat([_proposals(mask, level) for level, mask in enumerate(masks)], 1)
         inside = ((proposals > 0.01) & (proposals < 0.99)).all(-1) & valid
         objects = self.enc_output_norm(self.enc_output(vision * inside.unsqueeze(-1).to(vision.dtype)))
@@ -235,7 +235,7 @@ class GroundingDetector(nn.Module):
         logits = torch.log(chosen / (1 - chosen))
         objects = objects.gather(1, index.unsqueeze(-1).expand(-1, -1, objects.shape[-1]))
         boxes = (self.proposal_box(objects) + logits).sigmoid()
-        # Places outside have infinite logits in the published code, so their boxes are all ones.
+        # Positions outside have infinite logits in the published code, so that their boxes are all ones.
         return torch.where(inside.gather(1, index).unsqueeze(-1), boxes, torch.ones_like(boxes))
 
     def _decode(
@@ -300,7 +300,7 @@ class _Maps(nn.Module):
 
 
 def fuse(layer: Any, vision: Tensor, text: Tensor, valid: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Image-to-text and text-to-image attention in both directions (section 3.2), text multiplied in first.
+    """Image-to-text and text-to-image attention in both directions (section 3.2), with the text side multiplied into the weights first.
 
     vision: (batch, n, d). text: (batch, t, d). valid: (batch, n) and tokens: (batch, t), True = real.
     """
@@ -323,11 +323,11 @@ def fuse(layer: Any, vision: Tensor, text: Tensor, valid: Tensor, tokens: Tensor
     values = (values * layer.vision_param).flatten(1, 2)  # (batch, heads * t, d)
     to_vision = by_token.softmax(-1).flatten(2) @ values + out.bias * layer.vision_param
 
-    by_place = (scores.transpose(1, 2) + additive(valid).unsqueeze(1)).softmax(-1)  # (batch, heads * t, n)
-    seen = (by_place @ vision).unflatten(1, (heads, -1))  # (batch, heads, t, d)
+    by_position = (scores.transpose(1, 2) + additive(valid).unsqueeze(1)).softmax(-1)  # (batch, heads * t, n)
+    attended = (by_position @ vision).unflatten(1, (heads, -1))  # (batch, heads, t, d)
     linear = attention.values_vision_proj
-    seen = seen @ linear.weight.view(heads, dim, width).transpose(1, 2) + linear.bias.view(heads, 1, dim)
-    to_text = attention.out_text_proj(seen.transpose(1, 2).flatten(2))
+    attended = attended @ linear.weight.view(heads, dim, width).transpose(1, 2) + linear.bias.view(heads, 1, dim)
+    to_text = attention.out_text_proj(attended.transpose(1, 2).flatten(2))
     return vision + to_vision, text + layer.text_param * to_text
 
 
@@ -338,19 +338,19 @@ def _enhance(layer: Any, x: Tensor, bias: Tensor, position: Tensor) -> Tensor:
 
 
 def logit(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """`torch.logit` in plain operators: log(x / (1 - x)) of x clamped to eps..1 - eps."""
+    """`torch.logit` in basic operators: log(x / (1 - x)) of x clamped to eps..1 - eps."""
     x = x.clamp(eps, 1 - eps)
     return torch.log(x / (1 - x))
 
 
 def _valid_ratio(mask: Tensor) -> Tensor:
-    """(batch, 2): the part of the map that is image, width before height."""
+    """(batch, 2): fraction of the map that is image, width before height."""
     height, width = (torch.as_tensor(side, dtype=torch.float32) for side in mask.shape[1:])
     return torch.stack([mask[:, 0].sum(1) / width, mask[:, :, 0].sum(1) / height], -1)
 
 
 def _grid(mask: Tensor) -> Tensor:
-    """(h * w, 2) float32: x and y of the centres of a map's cells, row by row."""
+    """(h * w, 2) float32: x and y of the pixel centres of a map, row-major."""
     y = torch.arange(mask.shape[1], device=mask.device).to(torch.float32) + 0.5
     x = torch.arange(mask.shape[2], device=mask.device).to(torch.float32) + 0.5
     y, x = torch.meshgrid(y, x, indexing="ij")
@@ -358,16 +358,16 @@ def _grid(mask: Tensor) -> Tensor:
 
 
 def _image_sides(mask: Tensor) -> Tensor:
-    """(batch, 1, 2): width and height of the image on a map, in cells."""
+    """(batch, 1, 2): width and height of the image on a map, in pixels."""
     return torch.stack([mask[:, 0].sum(1), mask[:, :, 0].sum(1)], -1).unsqueeze(1)
 
 
 def _centres(mask: Tensor) -> Tensor:
-    """(batch, h * w, 2): centres of a map's cells relative to the image."""
+    """(batch, h * w, 2): pixel centres of a map relative to the image."""
     return _grid(mask).unsqueeze(0) / _image_sides(mask)
 
 
 def _proposals(mask: Tensor, level: int) -> Tensor:
-    """(batch, h * w, 4) cxcywh: a box of 0.05 * 2^level around every cell."""
+    """(batch, h * w, 4) cxcywh: a box of 0.05 * 2^level around every pixel."""
     centres = _centres(mask)
     return torch.cat([centres, torch.full_like(centres, 0.05 * 2.0**level)], -1)

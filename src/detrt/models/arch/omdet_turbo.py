@@ -1,10 +1,10 @@
 """OmDet-Turbo (Zhao et al., arXiv:2403.06892) on tensors alone: the CLIP text encoder and the detector.
 
 Both work on the weights of transformers' `OmDetTurboForObjectDetection`, whose own forward keeps Python
-caches of prompts, loops over images and bakes sizes into tables. The function is the same but for this: an
-image that asks for fewer classes than its neighbours in the batch gets what it gets alone. The published code
-pads with zeros, which go through a projection with a bias and then compete in the query selection; here
-`class_mask` takes them out.
+caches of prompts, loops over images and bakes sizes into tables. The result is the same except for an
+image with fewer classes than its neighbours in the batch, which gets the same result as alone. The published code
+pads with zeros, which pass through a projection with a bias and then compete in the query selection; here
+`class_mask` excludes them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class OmDetText(nn.Module):
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
         words: Any = self.clip.embeddings
         x = words.token_embedding(input_ids) + words.position_embedding(place)
-        # Every token sees itself and those before it, so what fills a row up changes nothing that is read.
+        # Causal attention, so that padding does not change other tokens.
         bias = additive(place.view(1, -1) <= place.view(-1, 1))
         for layer in self.clip.encoder.layers:
             with inside(self.clip.encoder, layer):
                 x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
                 x = x + layer.mlp(layer.layer_norm2(x))
         x = self.clip.final_layer_norm(x)
-        # The end token has the largest id, and the first of them counts.
+        # The end token has the largest id; the first one is used.
         end = input_ids.argmax(-1)
         pooled = x.gather(1, end.view(-1, 1, 1).expand(-1, -1, x.shape[-1])).squeeze(1)
         return x * attention_mask.unsqueeze(-1).to(x.dtype), pooled @ self.text_projection
@@ -94,10 +94,10 @@ class OmDetDetector(nn.Module):
         with inside(self.encoder):
             maps = self._fuse(maps)
         with inside(decoder):
-            maps = [project(found) for project, found in zip(decoder.channel_projection_layers, maps, strict=True)]
-        shapes = [(found.shape[2], found.shape[3]) for found in maps]
+            maps = [project(feature_map) for project, feature_map in zip(decoder.channel_projection_layers, maps, strict=True)]
+        shapes = [(feature_map.shape[2], feature_map.shape[3]) for feature_map in maps]
         sizes = torch.stack([torch.stack([torch.as_tensor(s, dtype=torch.int64) for s in shape]) for shape in shapes])
-        vision = torch.cat([found.flatten(2).transpose(1, 2) for found in maps], 1)
+        vision = torch.cat([feature_map.flatten(2).transpose(1, 2) for feature_map in maps], 1)
         x, boxes = self._select(vision, shapes, class_features, classes)
 
         task = decoder.task_encoder(task_features)
@@ -125,18 +125,18 @@ class OmDetDetector(nn.Module):
         return torch.where(classes.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
 
     def _fuse(self, maps: list[Tensor]) -> list[Tensor]:
-        """The efficient encoder: attention on chosen maps, then top-down and bottom-up fusion."""
+        """The efficient encoder: attention on selected maps, then top-down and bottom-up fusion."""
         encoder: Any = self.encoder
-        maps = [project(found) for project, found in zip(encoder.channel_projection_layers, maps, strict=True)]
+        maps = [project(feature_map) for project, feature_map in zip(encoder.channel_projection_layers, maps, strict=True)]
         for attention, index in zip(encoder.encoder, encoder.encoder_projection_indices, strict=True):
-            found = maps[index]
-            position = _wide_first_positions(found, encoder.positional_encoding_temperature)
-            x = attention(found.flatten(2).transpose(1, 2), pos_embed=position)[0]
-            maps[index] = x.transpose(1, 2).reshape(found.shape)
+            feature_map = maps[index]
+            position = _wide_first_positions(feature_map, encoder.positional_encoding_temperature)
+            x = attention(feature_map.flatten(2).transpose(1, 2), pos_embed=position)[0]
+            maps[index] = x.transpose(1, 2).reshape(feature_map.shape)
         top_down = [maps[-1]]
         for step, low in enumerate(reversed(maps[:-1])):
             top_down[0] = encoder.lateral_convs[step](top_down[0])
-            up = _doubled(top_down[0])
+            up = _upsample(top_down[0])
             top_down.insert(0, encoder.fpn_blocks[step](torch.cat([up, low], 1)))
         fused = [top_down[0]]
         for step, high in enumerate(top_down[1:]):
@@ -147,7 +147,7 @@ class OmDetDetector(nn.Module):
     def _select(
         self, vision: Tensor, shapes: list[tuple[Any, Any]], class_features: Tensor, classes: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Queries (batch, queries, d) and their boxes: the places most like any class of the image."""
+        """Queries (batch, queries, d) and their boxes: the positions most similar to any class of the image."""
         decoder: Any = self.decoder
         anchors = torch.cat([_anchors(shape, level) for level, shape in enumerate(shapes)], 0)
         inside = ((anchors > 0.01) & (anchors < 0.99)).all(-1, keepdim=True)
@@ -158,44 +158,46 @@ class OmDetDetector(nn.Module):
         chosen = anchors[index].clamp(0.01, 0.99)  # (batch, queries, 4)
         x = objects.gather(1, index.unsqueeze(-1).expand(-1, -1, objects.shape[-1]))
         boxes = (decoder.encoder_bbox_head(x) + torch.log(chosen / (1 - chosen))).sigmoid()
-        # Anchors at the rim are infinite in the published code, so their boxes are all ones.
+        # Anchors at the border are infinite in the published code, so that their boxes are all ones.
         boxes = torch.where(inside[index], boxes, torch.ones_like(boxes))
         if decoder.learn_initial_query:
             x = decoder.tgt_embed.weight.unsqueeze(0).expand(boxes.shape[0], -1, -1)
         return x, boxes
 
     def _similarity(self, x: Tensor, names: Tensor) -> Tensor:
-        """(batch, n, classes): cosine over a temperature of 0.07, or plain dot products."""
+        """(batch, n, classes): cosine similarity over a temperature of 0.07, or dot products."""
         if self.decoder.class_distance_type == "cosine":
             x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
             names = names / names.norm(dim=-1, keepdim=True).clamp_min(1e-12) / 0.07
         return x @ names.transpose(1, 2)
 
 
-def _doubled(found: Tensor) -> Tensor:
-    """(batch, d, h, w) -> (batch, d, 2h, 2w), every cell four times.
+def _upsample(feature_map: Tensor) -> Tensor:
+    """(batch, d, h, w) -> (batch, d, 2h, 2w), every pixel four times.
 
-    A nearest Resize is the same, but TensorRT-RTX 1.7 stops at it where height and width are symbolic.
+    Equals a nearest Resize, which TensorRT-RTX 1.7 does not support with symbolic height and width.
     """
-    wide = torch.stack([found, found], -1).flatten(3)
+    wide = torch.stack([feature_map, feature_map], -1).flatten(3)
     return torch.stack([wide, wide], 3).flatten(2, 3)
 
 
-def _wide_first_positions(found: Tensor, temperature: float) -> Tensor:
-    """(1, h * w, d): the published table of sines, whose rows run over the columns of the map first.
+def _wide_first_positions(feature_map: Tensor, temperature: float) -> Tensor:
+    """(1, h * w, d): the published table of sines, in column-major order.
 
-    Its entries are those of a (w, h) grid, added to tokens of an (h, w) map; trained weights rely on it.
+    Its entries are those of a (w, h) grid, added to tokens of an (h, w) map; trained weights depend on it.
     """
-    width = found.shape[1] // 4
-    rates = 1.0 / temperature ** (torch.arange(width, dtype=torch.float32, device=found.device) / width)
-    across, down = (torch.arange(side, device=found.device).to(torch.float32) for side in (found.shape[3], found.shape[2]))
+    width = feature_map.shape[1] // 4
+    rates = 1.0 / temperature ** (torch.arange(width, dtype=torch.float32, device=feature_map.device) / width)
+    across, down = (
+        torch.arange(side, device=feature_map.device).to(torch.float32) for side in (feature_map.shape[3], feature_map.shape[2])
+    )
     across, down = torch.meshgrid(across, down, indexing="ij")
     x, y = (side.flatten().unsqueeze(-1) * rates for side in (across, down))
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], -1).unsqueeze(0)
 
 
 def _anchors(shape: tuple[Any, Any], level: int) -> Tensor:
-    """(h * w, 4) cxcywh: a box of 0.05 * 2^level around every cell."""
+    """(h * w, 4) cxcywh: a box of 0.05 * 2^level around every pixel."""
     y, x = ((torch.arange(side).to(torch.float32) + 0.5) / torch.as_tensor(side, dtype=torch.float32) for side in shape)
     y, x = torch.meshgrid(y, x, indexing="ij")
     centres = torch.stack([x.flatten(), y.flatten()], -1)

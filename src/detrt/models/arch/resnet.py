@@ -34,9 +34,9 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """(batch, 3, h, w) -> the chosen stages' maps, of strides 4, 8, 16 and 32.
+    """(batch, 3, h, w) -> maps of the selected stages, of strides 4, 8, 16 and 32.
 
-    depths: blocks per stage. width: channels of the stem; stage i gives 4 * width * 2**i channels.
+    depths: blocks per stage. width: channels of the stem; stage i has 4 * width * 2**i channels.
     out_stages: stages to return, 0 to 3.
     """
 

@@ -1,7 +1,7 @@
-"""Swin Transformer backbone with one norm an output (Liu et al., arXiv:2103.14030), any input size.
+"""Swin Transformer backbone with one norm per output (Liu et al., arXiv:2103.14030), any input size.
 
 Patch merging concatenates the four neighbours in the order of the authors' code: (0,0), (1,0), (0,1),
-(1,1) as (row, column), whole channels each. mmdetection's order is that of nn.Unfold (channel first,
+(1,1) as (row, column), all channels of each. mmdetection's order is that of nn.Unfold (channel first,
 then neighbour row by row); the loader permutes such weights, so there is one module.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import ExportError
 
-# Added to the attention of tokens that were not neighbours before the cyclic shift; the authors' number.
+# Added to the attention scores of tokens that were not neighbours before the cyclic shift; the value of the authors.
 NOT_NEIGHBOURS = -100.0
 
 
@@ -70,7 +70,7 @@ class SwinBlock(nn.Module):
         """x: (batch, h, w, dim). mask: see `shift_mask`."""
         batch, height, width, dim = x.shape
         size = self.window
-        # Zero padding comes after the norm and is attended to like any token, as in the original.
+        # Zero padding comes after the norm and takes part in attention, as in the original.
         y = F.pad(self.norm1(x), (0, 0, 0, (-width) % size, 0, (-height) % size))
         padded_h, padded_w = y.shape[1], y.shape[2]
         if self.shift:
@@ -89,7 +89,7 @@ class SwinBlock(nn.Module):
 def shift_mask(height: Any, width: Any, window: int) -> Tensor:
     """(windows, window**2, window**2): 0 between tokens of one region of figure 4, else `NOT_NEIGHBOURS`.
 
-    The regions are counted, not written slice by slice, so that the sizes stay symbolic.
+    Regions are computed, not assigned slice by slice, so that the sizes stay symbolic.
     """
     regions = []
     for side in (height, width):
@@ -132,7 +132,7 @@ class SwinStage(nn.Module):
 
 
 class Swin(nn.Module):
-    """(batch, 3, h, w) -> the chosen stages' normed maps, of strides 4, 8, 16 and 32.
+    """(batch, 3, h, w) -> normalised maps of the selected stages, of strides 4, 8, 16 and 32.
 
     dim: channels of stage 0, doubled from stage to stage. depths, heads: one number per stage.
     window: 7, or 12 for the models pretrained at 384 pixels. ratio: FFN width over channels.
@@ -171,14 +171,11 @@ class Swin(nn.Module):
         return found
 
 
-# detrt's Swin with the weights of a transformers `SwinBackbone`.
-#
-# transformers' own Swin pads and slices by Python branches on sizes, which a trace turns into constants without
-# an error; and it projects queries, keys and values one by one, and makes its shift mask again in every block.
-
-
 def from_transformers_swin(backbone: Any) -> Swin:
     """detrt's Swin with the weights of a transformers `SwinBackbone`; the same function at any size.
+
+    transformers' Swin pads and slices by Python branches on sizes, which a trace turns into constants silently. It also projects
+    queries, keys and values separately, and computes its shift mask in every block.
 
     Raises:
         ExportError: a Swin with settings that no published detector has.
@@ -195,7 +192,7 @@ def from_transformers_swin(backbone: Any) -> Swin:
     state = {
         key.removeprefix("swin."): tensor
         for key, tensor in backbone.state_dict().items()
-        if not key.startswith("swin.layernorm.")  # of the classifier; a backbone does not use it
+        if not key.startswith("swin.layernorm.")  # of the classifier; unused in a backbone
     }
     renamed: dict[str, Tensor] = {}
     for key, tensor in state.items():

@@ -1,4 +1,4 @@
-"""Names of what is traced in the parts of a module that is not itself called."""
+"""Trace scopes for submodules that are called outside of the forward of their parent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import nn
 
 @contextlib.contextmanager
 def inside(*modules: nn.Module) -> Iterator[None]:
-    """Name what is traced in here as a call of the modules, the outermost first, would: "/encoder/layers.0/...".
+    """Name traced operators as in a call of these modules, the outermost first: "/encoder/layers.0/...".
 
-    A trace names operations by the modules whose forward it is in. detrt's own forwards call the parts of the library's
-    encoders and decoders one by one, so that these would be missing in the names. Does nothing outside of a trace.
+    A trace names operators by the modules whose forward is running. detrt calls submodules of the library's encoders and decoders
+    directly, so that their parents would be missing in the names. Does nothing outside of a trace.
     """
     state = torch._C._get_tracing_state()
     known = getattr(torch.jit._trace, "_trace_module_map", None) or {}

@@ -1,7 +1,7 @@
-"""Plain ViT with windows, and the feature pyramid on its one map: the backbone of the record Co-DINO (ViT-L).
+"""Plain ViT with windows, and the feature pyramid on its single map: the backbone of Co-DINO ViT-L.
 
 EVA-02 blocks (Fang et al., arXiv:2303.11331, section 2.1: SwiGLU with a norm inside, rotary positions along both
-axes); windows, and maps of other strides made from the last one (Li et al., arXiv:2203.16527, section 3).
+axes); windows, and maps of other strides from the last one (Li et al., arXiv:2203.16527, section 3).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Patches a side of the images that the rotary positions were trained on: there a step of one patch is 1.
+# Patches per side of the images that the rotary positions were trained on; there the step of a patch is 1.
 ROPE_SIDE = 16
 ROPE_THETA = 10000.0
 CUBIC = -0.75  # of the cubic kernel, as in PyTorch
 
 
 def rope(height: Any, width: Any, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (height * width, head_dim): the first half of a head turns with the row, the other with the column."""
+    """Cosines and sines (height * width, head_dim): the first half of a head is rotated by the row, the other by the column."""
     half = head_dim // 2
     frequency = ROPE_THETA ** (-torch.arange(0, half, 2) / half)
     rows, columns = ((torch.arange(side) / side * ROPE_SIDE)[:, None] * frequency for side in (height, width))
-    rows, columns = (torch.stack([x, x], -1).flatten(-2) for x in (rows, columns))  # pairs turn together
+    rows, columns = (torch.stack([x, x], -1).flatten(-2) for x in (rows, columns))  # pairs have the same angle
     rows, columns = rows[:, None], columns[None]
     angle = torch.cat([rows + torch.zeros_like(columns), columns + torch.zeros_like(rows)], -1).flatten(0, 1)
     return angle.cos(), angle.sin()
 
 
-def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate pairs of neighbouring channels. x: (..., tokens, head_dim)."""
     pairs = x.unflatten(-1, (-1, 2))
     other = torch.stack([-pairs[..., 1], pairs[..., 0]], -1).flatten(-2)
@@ -74,7 +74,7 @@ class RopeAttention(nn.Module):
         q, k, v = (
             layer(x).unflatten(-1, (self.heads, head_dim)).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = turn(q, *angles), turn(k, *angles)
+        q, k = rotate(q, *angles), rotate(k, *angles)
         weights = (q * head_dim**-0.5 @ k.transpose(-2, -1)).softmax(-1)
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
 
@@ -108,7 +108,7 @@ class VitBlock(nn.Module):
         if not size:
             y = self.attn(y.flatten(1, 2), angles).view(batch, height, width, dim)
         else:
-            # Zero padding comes after the norm and is attended to like any patch, as in the original.
+            # Zero padding comes after the norm and takes part in attention, as in the original.
             y = F.pad(y, (0, 0, 0, (-width) % size, 0, (-height) % size))
             rows, columns = y.shape[1], y.shape[2]
             y = y.view(batch, rows // size, size, columns // size, size, dim).permute(0, 1, 3, 2, 4, 5)
