@@ -18,7 +18,7 @@ from pathlib import Path
 
 from detrt.data.images import expand_inputs, load_image
 from detrt.jobs.pool import DevicePool
-from detrt.jobs.run import Found
+from detrt.jobs.run import ImageResult
 from detrt.system import parse_devices, usable_cores
 
 
@@ -59,7 +59,7 @@ def main() -> None:
             found = list(pool.detect_inputs(inputs))
             seconds = time.perf_counter() - started
             backend, replaced = pool.backend, pool.replaced
-        labels = [item.record.detections.labels if isinstance(item, Found) else None for item in found]
+        labels = [item.record.detections.labels if isinstance(item, ImageResult) else None for item in found]
         first = first or labels
         row = {
             "devices": text,

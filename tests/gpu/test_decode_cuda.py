@@ -15,7 +15,7 @@ from detrt.data.raw_image import YuvImage
 from detrt.data.scenes.scene import draw_scene
 from detrt.data.video import Frame, raw_frames, read_frames, video_writer
 from detrt.detector import Detector
-from detrt.jobs.run import Found, detect_inputs
+from detrt.jobs.run import ImageResult, detect_inputs
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -150,6 +150,6 @@ def test_detections_in_files(model: Any, tmp_path: Any) -> None:
         assert there.decoder.counts["files on the GPU"] == 20 and there.decoder.counts["files on the CPU"] == 2
     assert str(got[-1].error) == str(want[-1].error)
     for one, other in zip(got[:-1], want[:-1], strict=True):
-        assert isinstance(one, Found) and isinstance(other, Found)
+        assert isinstance(one, ImageResult) and isinstance(other, ImageResult)
         mine, theirs = one.record.detections, other.record.detections
         assert mine.labels == theirs.labels and np.abs(mine.boxes_xyxy - theirs.boxes_xyxy).max(initial=0) < 3

@@ -20,7 +20,7 @@ from detrt.data.images import expand_inputs
 from detrt.data.video import video_writer
 from detrt.errors import SessionError
 from detrt.jobs.pool import DevicePool
-from detrt.jobs.run import Bad
+from detrt.jobs.run import ImageFailure
 from detrt.system import cpu_threads, parse_devices
 
 
@@ -166,7 +166,7 @@ def test_nothing_is_left_running(place):
     with DevicePool("bundle", ("cpu", "cpu"), detector={"batch_size": 1}) as pool:
         workers = [worker.process for worker in pool._workers]
         results = pool.detect_inputs(inputs)
-        assert not isinstance(next(results), Bad)
+        assert not isinstance(next(results), ImageFailure)
     assert all(process.poll() is not None for process in workers)
 
 

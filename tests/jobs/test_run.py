@@ -25,7 +25,7 @@ from detrt.data.video import read_frames, video_facts, video_writer
 from detrt.detector import Detector
 from detrt.errors import DetrtError, ImageError, MissingPackageError, OutputError
 from detrt.jobs.annotate import AnnotatedCopies
-from detrt.jobs.run import detect_inputs, outside_of
+from detrt.jobs.run import detect_inputs, exclude_outputs
 
 app = typer.Typer()
 app.command()(detect)
@@ -208,10 +208,10 @@ def test_bad_model(folder):
 
 def test_outside_of(folder):
     inputs = expand_inputs(["in"])
-    assert outside_of("in/sub", inputs, ["in"]) == inputs[:2]
-    assert outside_of("in/sub", expand_inputs(["in/sub/b.jpg"]), ["in/sub/b.jpg"])
+    assert exclude_outputs("in/sub", inputs, ["in"]) == inputs[:2]
+    assert exclude_outputs("in/sub", expand_inputs(["in/sub/b.jpg"]), ["in/sub/b.jpg"])
     with pytest.raises(ImageError, match="'in'"):
-        outside_of("in", inputs, ["in"])
+        exclude_outputs("in", inputs, ["in"])
 
 
 @pytest.fixture

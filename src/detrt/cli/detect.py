@@ -194,11 +194,11 @@ def _detect_here(
     from ..data.images import expand_inputs
     from ..jobs.annotate import AnnotatedCopies
     from ..jobs.pool import DevicePool
-    from ..jobs.run import detect_inputs, outside_of
+    from ..jobs.run import detect_inputs, exclude_outputs
 
     inputs = expand_inputs(names)
     if output.save_dir is not None:
-        inputs = outside_of(output.save_dir, inputs, names)
+        inputs = exclude_outputs(output.save_dir, inputs, names)
     truth = None if output.coco_images is None else load_coco(output.coco_images, annotations=False)
     if truth is not None:
         for source in inputs:  # now, rather than after an hour
@@ -290,12 +290,12 @@ def _write(
     """Write every result. strict: raise the error of an unreadable input."""
     from rich.console import Console
 
-    from ..jobs.run import Bad
+    from ..jobs.run import ImageFailure
 
     tally = _Tally()
     for item in found:
         step(item.input)
-        if isinstance(item, Bad):
+        if isinstance(item, ImageFailure):
             if strict:
                 raise item.error
             tally.bad.append(item.input.path)

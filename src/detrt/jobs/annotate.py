@@ -15,13 +15,13 @@ from ..data.raw_image import as_array
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
 from ..files import writing
-from .run import Found
+from .run import ImageResult
 
 _KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 class AnnotatedCopies:
-    """Saves annotated copies of inputs below a folder, with the folders that the inputs differ in.
+    """Saves annotated copies of inputs to a folder, with the subfolders in which the inputs differ.
 
     Images keep their format (.jpg, .png, .webp, .bmp) or become `name.ext.png`; videos become MP4.
 
@@ -51,9 +51,9 @@ class AnnotatedCopies:
         self._stack = contextlib.ExitStack()
         self._video: Input | None = None
 
-    def save(self, found: Found) -> None:
+    def save(self, found: ImageResult) -> None:
         """Draw and save one image, or the next frame of a video."""
-        assert found.image is not None  # it is not in another process
+        assert found.image is not None  # not an image of another process
         image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
@@ -71,7 +71,7 @@ class AnnotatedCopies:
             image.save(temporary, format=kind, **options)
 
     def finish_video(self) -> None:
-        """Complete the file of the video whose frames were saved last; otherwise done when the next one begins."""
+        """Finish the file of the last video; otherwise the next video or image finishes it."""
         self._stack.close()
         self._video = None
 
@@ -79,7 +79,7 @@ class AnnotatedCopies:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Through the stack, so that a video whose writing failed is removed and not finished.
+        # Through the stack, so that a failed video is removed and not finished.
         self._stack.__exit__(*exc)
 
 

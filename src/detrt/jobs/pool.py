@@ -19,17 +19,17 @@ from ..data.sinks import Record
 from ..detections import Detections
 from ..errors import ImageError, SessionError
 from ..system import CPU, cpu_threads
-from .run import Bad, Found
+from .run import ImageFailure, ImageResult
 from .worker import Answer, Opening
 
-_TASK_IMAGES = 8  # images in a task at least: below that, messages cost more than they carry
-_AHEAD = 2  # tasks a worker holds: one that runs, one whose images are being decoded
+_TASK_IMAGES = 8  # smallest task: with fewer images, messages cost more than detection
+_AHEAD = 2  # tasks per worker: one that runs, one whose images are being decoded
 _CLOSE_SECONDS = 10.0
 
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """Inputs that one worker detects in. answers: None until they are there; deaths: workers that ended while running it."""
+    """Inputs of one task. answers: None until they arrive. deaths: workers that died while running it."""
 
     inputs: list[Input]
     answers: list[Answer] | None = None
@@ -37,10 +37,10 @@ class _Task:
 
 
 class _DeviceWorker(Worker):
-    """tasks: those it has not answered, in order; the first one runs. facts: of its model, once that is open."""
+    """tasks: unfinished ones, in order; the first one runs. facts: of its model, once it is open."""
 
     def __init__(self, opening: Opening) -> None:
-        # OpenMP reads it when a library loads; a value of the user's stays.
+        # OpenMP reads it when a library is loaded; a value set by the user is kept.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(opening.threads))}
         super().__init__((sys.executable, "-m", "detrt.jobs.worker"), opening, environment=threads)
         self.opening = opening
@@ -62,13 +62,13 @@ class DevicePool:
 
     ref: as for `open_session`. devices: see `parse_devices`. session: further arguments of `open_session`;
     detector: of `Detector`. categories: of a COCO file, the prompt of a model that takes one.
-    copies: arguments of `AnnotatedCopies`, which the workers then save. every: take every n-th frame of a video.
+    copies: arguments of `AnnotatedCopies`, if workers save copies. every: take every n-th frame of a video.
 
-    A worker that dies is replaced, and what it had not answered is done again; when the same images end a second
-    worker, that is an error which names them.
+    A worker that dies is replaced, and its unfinished tasks run again; if the same images kill a second worker, an error
+    names them.
 
     Raises:
-        SessionError: a worker died. DetrtError: what opening the model or running it raises.
+        SessionError: a worker died. DetrtError: errors of opening or running the model.
     """
 
     def __init__(
@@ -115,36 +115,36 @@ class DevicePool:
         info: SessionInfo = facts["info"]
         self.info = replace(info, name=f"{info.name} on {', '.join(devices)}")
 
-    def detect_inputs(self, inputs: Sequence[Input]) -> Iterator[Found | Bad]:
-        """As `detect.detect_inputs`; the images stay in the workers (`Found.image` is None)."""
+    def detect_inputs(self, inputs: Sequence[Input]) -> Iterator[ImageResult | ImageFailure]:
+        """As `detect.detect_inputs`; the images stay in the workers (`ImageResult.image` is None)."""
         for task, answers in self._run(_tasks(inputs, self.task_size)):
-            for index, answer in answers:
-                if isinstance(answer, str):
-                    yield Bad(task[index], ImageError(answer))
+            for index, result in answers:
+                if isinstance(result, str):
+                    yield ImageFailure(task[index], ImageError(result))
                 else:
-                    yield Found(task[index], answer, None)
+                    yield ImageResult(task[index], result, None)
 
     @property
     def task_size(self) -> int:
-        """Images a worker gets at a time: whole batches, so that an image has the same neighbours on any number of devices."""
+        """Images per task: a multiple of the batch size, so that batches do not depend on the number of devices."""
         return self.batch_size * -(-_TASK_IMAGES // self.batch_size)
 
     def detect_batches(self, batches: Iterable[Sequence[Path]]) -> Iterator[list[Detections]]:
-        """The detections of every batch of image files, in order. Raises ImageError for one that cannot be read."""
+        """Detections of every batch of image files, in order. Raises ImageError for a file that cannot be read."""
         for task, answers in self._run([Input(path) for path in batch] for batch in batches):
-            yield [_detections(task[index], answer) for index, answer in answers]
+            yield [_detections(task[index], result) for index, result in answers]
 
     def _run(self, tasks: Iterable[list[Input]]) -> Iterator[tuple[list[Input], list[Answer]]]:
-        """Each task and its answers, in order."""
+        """Each task and its results, in order."""
         source = (_Task(inputs) for inputs in tasks)
         started: deque[_Task] = deque()
-        again: deque[_Task] = deque()
-        window = 8 * len(self._workers)  # tasks that are started, with answers that wait for those of an earlier one
+        retries: deque[_Task] = deque()
+        window = 8 * len(self._workers)  # tasks in flight, including finished ones that wait for an earlier one
         while True:
             for worker in self._workers:
                 while len(worker.tasks) < _AHEAD:
-                    if again:
-                        task = again.popleft()
+                    if retries:
+                        task = retries.popleft()
                     elif len(started) < window and (fresh := next(source, None)) is not None:
                         task = fresh
                         started.append(task)
@@ -155,13 +155,13 @@ class DevicePool:
             if not started:
                 return
             if started[0].answers is None:
-                self._receive(again)
+                self._receive(retries)
             else:
                 task = started.popleft()
                 yield task.inputs, task.answers or []
 
-    def _receive(self, again: deque[_Task]) -> None:
-        """Take the answers that are there; replace workers that have died, and add their tasks to `again`."""
+    def _receive(self, retries: deque[_Task]) -> None:
+        """Receive results; replace dead workers, and add their tasks to `retries`."""
         ready = wait([worker.channel for worker in self._workers])
         for worker in [worker for worker in self._workers if worker.channel in ready]:
             answers = worker.receive()
@@ -176,7 +176,7 @@ class DevicePool:
                     f"{worker.ending()}, the second one to end while it detected in {names}; leave these out, or use a "
                     "smaller batch or size if it ran out of memory"
                 )
-            again += [*repeated, *waiting]
+            retries += [*repeated, *waiting]
             worker.stop(time.monotonic())
             self.replaced += 1
             fresh = _DeviceWorker(worker.opening)
@@ -184,10 +184,10 @@ class DevicePool:
             fresh.wait_until_ready()
 
     def close(self) -> None:
-        """End the workers; waits for the batch that each of them runs."""
+        """Stop the workers, after the batch that each of them runs."""
         until = time.monotonic() + _CLOSE_SECONDS
         for worker in self._workers:
-            if not worker.tasks:  # else only the closed connection tells it to stop at once
+            if not worker.tasks:  # otherwise closing the connection stops it immediately
                 worker.send(None)
         for worker in self._workers:
             worker.stop(until)
@@ -201,7 +201,7 @@ class DevicePool:
 
 
 def _tasks(inputs: Sequence[Input], size: int) -> Iterator[list[Input]]:
-    """Images by `size` together; a video alone."""
+    """Groups of `size` images; each video alone."""
     images: list[Input] = []
     for source in inputs:
         if source.kind == "video":
@@ -218,7 +218,7 @@ def _tasks(inputs: Sequence[Input], size: int) -> Iterator[list[Input]]:
         yield images
 
 
-def _detections(source: Input, answer: Record | str) -> Detections:
-    if isinstance(answer, str):
-        raise ImageError(answer)
-    return answer.detections
+def _detections(source: Input, result: Record | str) -> Detections:
+    if isinstance(result, str):
+        raise ImageError(result)
+    return result.detections

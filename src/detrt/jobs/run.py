@@ -1,4 +1,4 @@
-"""The work of the detect command: many inputs through a Detector, and annotated copies of them."""
+"""Detection in many inputs with a `Detector`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..system import CPU, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One image or frame and its detections. image: None where a worker process of `DevicePool` has it."""
+class ImageResult:
+    """One image or frame and its detections. image: None if it is in a worker process of `DevicePool`."""
 
     input: Any  # an `Input`, or another source of images
     record: Record
@@ -30,8 +30,8 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """An input that could not be read, or a video that broke off."""
+class ImageFailure:
+    """An input that could not be read, or a video that is truncated."""
 
     input: Any
     error: ImageError
@@ -44,15 +44,15 @@ def detect_inputs(
     every: int = 1,
     prefetcher: Prefetcher | None = None,
     ahead: int | None = None,
-) -> Iterator[Found | Bad]:
+) -> Iterator[ImageResult | ImageFailure]:
     """Detect in images and videos, in order, with images decoded ahead in threads.
 
     Args:
-        detector: what detects.
-        inputs: images and videos; with a `prefetcher`, also images that it has begun.
+        detector: detects.
+        inputs: images and videos; with a `prefetcher`, also images that it is decoding.
         every: take every n-th frame of a video.
-        prefetcher: decodes; None: threads of its own, one beside a model that runs on the CPU, several where a GPU would wait.
-        ahead: images that wait for the detector at most.
+        prefetcher: decodes; None: one thread if the model runs on the CPU, several for a GPU.
+        ahead: largest number of decoded images in the queue.
 
     Raises:
         SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
@@ -78,24 +78,24 @@ def detect_inputs(
             detections = iter(pending.result())
             for item in done:
                 if isinstance(item.image, ImageError):
-                    yield Bad(item.input, item.image)
+                    yield ImageFailure(item.input, item.image)
                 else:
                     record = Record(str(item.input.path), next(detections), item.frame, item.time_s)
-                    yield Found(item.input, record, item.image)
+                    yield ImageResult(item.input, record, item.image)
 
 
 def decoding_threads(detector: Detector) -> int:
-    """Threads that decode images for a detector by default."""
+    """Default number of decoding threads for a detector."""
     if detector.session.info.device == CPU:
         return 1
     most = MAX_DECODERS if detector.decoder is None else MAX_READERS
     return max(1, min(most, usable_cores() - 1))
 
 
-def outside_of(folder: Path | str, inputs: Sequence[Input], named: Sequence[str]) -> list[Input]:
-    """Inputs without those that a search found in the output folder of an earlier run.
+def exclude_outputs(folder: Path | str, inputs: Sequence[Input], named: Sequence[str]) -> list[Input]:
+    """Inputs without those in the output folder of an earlier run.
 
-    named: what the user wrote; a file that is named there stays.
+    named: names given by the user; a file among them is not excluded.
 
     Raises:
         ImageError: nothing is left.

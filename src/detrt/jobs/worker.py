@@ -1,7 +1,7 @@
-"""A worker process of `DevicePool`: `python -m detrt.jobs.worker FD`, FD being its end of a socket pair.
+"""A worker process of `DevicePool`: `python -m detrt.jobs.worker FD`, where FD is its end of a socket pair.
 
-It opens one detector on one device and answers tasks in their order. Images of the coming tasks are decoded in
-threads meanwhile. When the other end of the socket closes, it leaves, and removes a video it was writing.
+It opens one detector on one device and runs tasks in order; threads decode images of the next tasks meanwhile. When the other end
+of the socket closes, it exits, and removes an unfinished video.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..data.prefetch import Begun, Prefetcher
 from ..data.sinks import Record
 from ..detector import Detector
 from .annotate import AnnotatedCopies
-from .run import Bad, detect_inputs
+from .run import ImageFailure, detect_inputs
 
-# What is sent back for one image or frame: the index of its input, and its record or what was wrong with it.
+# Result of one image or frame: the index of its input, and its record or error.
 Answer = tuple[int, Record | str]
 
 
@@ -45,10 +45,10 @@ class Opening:
 
 
 def detect_for_parent(channel: Channel, opening: Opening) -> None:
-    """Open the model, send its facts, and answer lists of inputs until there are no more.
+    """Open the model, send its facts, and run tasks until the connection closes.
 
     Raises:
-        ParentGone: the parent has ended. DetrtError: what opening the model or running it raises.
+        ParentGone: the parent has exited. DetrtError: errors of opening or running the model.
     """
     session = open_session(opening.ref, device=opening.device, **opening.session)
     with contextlib.ExitStack() as stack:
@@ -73,7 +73,7 @@ def detect_for_parent(channel: Channel, opening: Opening) -> None:
                     raise ParentGone
                 answers.append(answer)
             if copies is not None:
-                copies.finish_video()  # before the answer, so that a full disk is told
+                copies.finish_video()  # before the result, so that a full disk is reported
             channel.send(answers)
 
 
@@ -83,7 +83,7 @@ def _answers(
     """(index of the input, its record or error) for each image and frame, in order."""
     index_of = {id(one.input if isinstance(one, Begun) else one): index for index, one in enumerate(inputs)}
     for item in detect_inputs(detector, inputs, prefetcher=prefetcher, every=every):
-        if isinstance(item, Bad):
+        if isinstance(item, ImageFailure):
             yield index_of[id(item.input)], str(item.error)
             continue
         if copies is not None:

@@ -22,7 +22,7 @@ from detrt.data.prefetch import Prefetcher
 from detrt.data.raw_image import EncodedImage, as_array
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
-from detrt.jobs.run import Bad, detect_inputs
+from detrt.jobs.run import ImageFailure, detect_inputs
 
 RNG = np.random.default_rng(5)
 
@@ -117,9 +117,14 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
     session = Decoding(exported("detr").path)
     with Detector(session, threshold=0.0, batch_size=2, image_decoder="gpu") as detector:
         found = list(detect_inputs(detector, inputs))
-        assert [type(one) is Bad for one in found] == [False, False, False, True, False]
+        assert [type(one) is ImageFailure for one in found] == [False, False, False, True, False]
         assert "d.jpg" in str(found[3].error)
-        assert [isinstance(one.image, GpuImage) for one in found if not isinstance(one, Bad)] == [True, True, False, False]
+        assert [isinstance(one.image, GpuImage) for one in found if not isinstance(one, ImageFailure)] == [
+            True,
+            True,
+            False,
+            False,
+        ]
         bright = [np.minimum(load_image(files[name]), 254) + 1 for name in ("a.jpg", "b.jpg")]
         with Detector(OnnxSession(exported("detr").path), threshold=0.0, batch_size=2) as plain:
             for one, image, want in zip(found[:2], bright, plain(bright), strict=True):

@@ -15,7 +15,7 @@ from cluster_support import Here, rows_of, shades, start
 
 from detrt.errors import DetrtError, ImageError
 from detrt.jobs.ray.inputs import image_refs
-from detrt.jobs.ray.storage import Place, list_images
+from detrt.jobs.ray.storage import ResultFolder, list_images
 from detrt.jobs.ray.worker import pack
 
 # Lists of images
@@ -105,7 +105,7 @@ def test_an_object_store(place, store):
             there = parquet.read_table(file).drop_columns(["image", "error"]).to_pylist()
         assert there == parquet.read_table(f"out/{name}").drop_columns(["image", "error"]).to_pylist()
     assert store.cat_file("/bucket/run/coco.json") == Path("out/coco.json").read_bytes()
-    bad = Place("memory://bucket/run").read("summary.json")
+    bad = ResultFolder("memory://bucket/run").read("summary.json")
     assert "memory://bucket/photos/005.png" in json.loads(bad)["bad_examples"][0] or b"005.png" in bad
 
 

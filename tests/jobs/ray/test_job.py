@@ -18,7 +18,7 @@ from cluster_support import Here, rows_of, shades, start
 from detrt.data.coco import load_coco
 from detrt.errors import OutputError, SessionError, SpecError
 from detrt.jobs.ray.job import ClusterConfig
-from detrt.jobs.ray.storage import Place
+from detrt.jobs.ray.storage import ResultFolder
 
 # What is written
 
@@ -187,7 +187,7 @@ def test_a_folder_that_is_not_shared(place):
 
     class Elsewhere(Here):
         def run(self, shards):
-            self.detector.place = Place(place / "disk of another machine")
+            self.detector.place = ResultFolder(place / "disk of another machine")
             yield from super().run(shards)
 
     with pytest.raises(OutputError, match="all machines share"):

@@ -15,14 +15,14 @@ from ...errors import MissingPackageError, SessionError
 from ...spec import ModelSpec
 from ...system import CPU, usable_cores
 from .job import ClusterConfig
-from .worker import Shard, ShardDetector, ShardReport, Shipment, WorkerJob
+from .worker import PackedModel, Shard, ShardDetector, ShardReport, WorkerJob
 
-_TASK_RETRIES = 3  # how often a shard may end its worker; an image that always does must not hold the run for ever
-_LOCAL_STORE_BYTES = 256 << 20  # names and counts go through the object store, and the model once
+_TASK_RETRIES = 3  # retries of a shard whose worker died; an image that always kills it must not block the run
+_LOCAL_STORE_BYTES = 256 << 20  # for names, counts and the model
 
 
 class _Actor:
-    """A worker of Ray Data. Its answers are rows of one column, "report": a ShardReport, or what failed."""
+    """A worker of Ray Data. Its results are rows of one column, "report": a ShardReport or an error."""
 
     def __init__(self, job: WorkerJob, shipment: Any) -> None:
         import ray
@@ -48,15 +48,15 @@ class _Actor:
 
 
 class RayRunner:
-    """Runs shards on Ray, on this machine or on a cluster; closes what it started.
+    """Runs shards on Ray, on this machine or on a cluster; stops the Ray that it started.
 
     Raises:
-        MissingPackageError: Ray is not installed. SessionError: no cluster at the address, or no room for a worker.
+        MissingPackageError: Ray is not installed. SessionError: no cluster at the address, or not enough resources for a worker.
     """
 
-    def __init__(self, job: WorkerJob, shipment: Shipment | None, config: ClusterConfig) -> None:
+    def __init__(self, job: WorkerJob, shipment: PackedModel | None, config: ClusterConfig) -> None:
         try:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
             import ray
             import ray.data
         except ImportError:
@@ -101,7 +101,7 @@ class RayRunner:
             raise SessionError(f"{where}: {' '.join(str(error).split())[:300]}; see: ray status --address ADDRESS") from None
 
     def describe(self) -> ModelSpec:
-        """The spec of the model, as a worker opens it; raises what opening it raises."""
+        """The spec of the model, opened by a worker; raises errors of opening it."""
         job, shipment = self._job, self._shipment
 
         def look() -> ModelSpec | Failed:
@@ -121,7 +121,7 @@ class RayRunner:
         return answer
 
     def run(self, shards: Sequence[Shard]) -> Iterator[ShardReport]:
-        """Reports of finished shards as they come. A shard whose workers died each time has none."""
+        """Reports of finished shards, in order of completion. A shard whose workers died each time has none."""
         from ray.data import ActorPoolStrategy, DataContext
 
         if not shards:
@@ -129,13 +129,13 @@ class RayRunner:
         ray = self._ray
         context = DataContext.get_current()
         context.enable_progress_bars = False
-        context.max_errored_blocks = -1  # the other shards continue; what is missing is told at the end
+        context.max_errored_blocks = -1  # the other shards continue; missing ones are reported at the end
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         count = min(self.workers, len(shards))
-        # One block a shard, so that a worker that dies takes no other shard with it.
+        # One block per shard, so that a worker that dies affects no other shard.
         items = ray.data.from_items([{"shard": shard} for shard in shards], override_num_blocks=len(shards))
         with warnings.catch_warnings():
-            # Ray 2.60 announces that 2.64 drops free arguments, and names no other way to bound the retries.
+            # Deprecated in Ray 2.60, removed in 2.64; there is no other option to limit retries yet.
             warnings.simplefilter("ignore")
             reports = items.map_batches(
                 _Actor,
@@ -154,7 +154,7 @@ class RayRunner:
             yield ShardReport(**report)
 
     def close(self) -> None:
-        """Leave the cluster, or stop the Ray that was started here."""
+        """Disconnect from the cluster, or stop the Ray that was started here."""
         if self._ours:
             with contextlib.suppress(Exception):
                 self._ray.shutdown()
@@ -167,7 +167,7 @@ class RayRunner:
 
 
 def _room(total: dict[str, float], cpus: float, gpus: float) -> int:
-    """How many workers fit into the cluster, counting its sums."""
+    """Number of workers that fit into the resources of the cluster."""
     fits = [int(total.get("CPU", 0) / cpus + 1e-9)]
     if gpus:
         fits.append(int(total.get("GPU", 0) / gpus + 1e-9))

@@ -1,4 +1,4 @@
-"""What the user named -> the list of images of a run."""
+"""The list of images of a run, from names, folders, patterns, manifests and addresses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .parquet import read_columns
 from .storage import fetch, is_address, list_images
 
 MANIFEST_SUFFIXES = (".parquet", ".csv", ".jsonl", ".txt")
-# Columns or fields that name an image, the first that is there.
+# Columns or fields that name an image; the first present one is used.
 COLUMNS = ("uri", "image", "path", "file_name", "url")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """One image. image: as the user or the manifest wrote it, or as it was found; address: where workers read it.
+    """One image. image: name for people and records; address: path or URL that workers read.
 
     image_id: of a manifest, else None.
     """
@@ -37,10 +37,10 @@ def image_refs(names: Sequence[str]) -> list[ImageRef]:
     """Files, folders, patterns, addresses and manifests -> images, each address once, in the order given.
 
     Manifests are .parquet, .csv and .jsonl files with a column of COLUMNS (and image_id), and .txt files with
-    one name a line; names in them that are relative are looked up beside the manifest.
+    one name per line; relative names are relative to the manifest.
 
     Raises:
-        ImageError: nothing there, no images, a video, a damaged manifest, or an id that two images have.
+        ImageError: a name that does not exist, no images, a video, a damaged manifest, or an id that two images have.
     """
     if not names:
         raise ImageError("no inputs: give folders, patterns, addresses such as s3://bucket/folder/, or manifests")
@@ -60,7 +60,7 @@ def image_refs(names: Sequence[str]) -> list[ImageRef]:
 
 
 def digest(refs: Sequence[ImageRef]) -> str:
-    """What tells one list of images from another."""
+    """Digest of a list of images."""
     whole = hashlib.sha256()
     for ref in refs:
         whole.update(json.dumps([ref.image, ref.address, ref.image_id]).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""A run over many images: what it is, what is left of it to do, and its results in one COCO file."""
+"""A run over many images: its identity, resuming it, and its results in one COCO file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...spec import ModelSpec
 from ...system import CountProgress
 from .inputs import ImageRef, digest, image_refs
 from .parquet import detections_of, list_to_bytes, part_facts, read_results
-from .storage import Place
-from .worker import PARTS, Shard, ShardReport, Shipment, WorkerJob, pack, part_name
+from .storage import ResultFolder
+from .worker import PARTS, PackedModel, Shard, ShardReport, WorkerJob, pack, part_name
 
 RUN, INPUTS, COCO, SUMMARY = "run.json", "inputs.parquet", "coco.json", "summary.json"
 _SCHEMA = 1
@@ -27,12 +27,12 @@ _PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """How a run is spread. workers: None for as many as the cluster has room for.
+    """How a run is distributed. workers: None for as many as fit into the cluster.
 
-    gpus: of each worker, may be a fraction such as 0.5; None: 1 where the cluster has GPUs, else 0.
-    cpus: of each worker, which decode its images too. shard: images per worker does at a time, and rows of a file.
+    gpus: per worker, may be a fraction such as 0.5; None: 1 if the cluster has GPUs, else 0.
+    cpus: per worker, also for decoding. shard: images per task, and rows per file.
     address: of a Ray cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine.
-    retry_bad: do files again that have images which were not read. merge: write coco.json from all files at the end.
+    retry_bad: run shards again that have unreadable images. merge: write coco.json from all files at the end.
     """
 
     workers: int | None = None
@@ -57,10 +57,10 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """What is in the output folder now.
+    """Contents of the output folder.
 
-    resumed: images whose rows an earlier run wrote. seconds: of this run. workers: at a time; processes: that finished
-    a shard, more than the workers where some died.
+    resumed: images with rows of an earlier run. seconds: of this run. workers: in parallel. processes: that finished a shard, more
+    than workers if some died.
     """
 
     images: int
@@ -75,7 +75,7 @@ class ClusterResult:
 
 
 class Runner(Protocol):
-    """What runs shards on a cluster; `on_ray.RayRunner` is the one that ships."""
+    """Runs shards on a cluster; implemented by `actors.RayRunner`."""
 
     workers: int
     processes: set[str]
@@ -110,32 +110,32 @@ def run_job(
     session: Mapping[str, Any],
     detector: Mapping[str, Any],
     truth: CocoDataset | None = None,
-    runner: Callable[[WorkerJob, Shipment | None, ClusterConfig], Runner],
+    runner: Callable[[WorkerJob, PackedModel | None, ClusterConfig], Runner],
     progress: CountProgress | None = None,
 ) -> ClusterResult:
     """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
 
-    names: see `image_refs`. session, detector: arguments of `open_session` and `Detector`. truth: gives image and
+    names: see `image_refs`. session, detector: arguments of `open_session` and `Detector`. truth: for image and
     category ids. progress: called with (images done, all). Started again with the same arguments, it resumes where
     the last one ended.
 
     Raises:
-        ImageError, OutputError: inputs or output. OutputError also: the folder holds another run.
-        SessionError: images that end every worker which detects in them; the others are done.
-        DetrtError: as opening and running the model.
+        ImageError, OutputError: inputs or output. OutputError also: the folder has another run.
+        SessionError: images that kill every worker; the others are done.
+        DetrtError: errors of opening and running the model.
     """
     start = time.perf_counter()
     refs = image_refs(names)
-    place = Place(output)
-    place.check()
+    folder = ResultFolder(output)
+    folder.check()
     shards = make_shards(refs, config.shard, truth)
     local = Path(model).exists()
     shipment = pack(model) if local else None
     options = {**session, **detector, "coco_images": None if truth is None else str(truth.path)}
     options = {key: value for key, value in options.items() if value not in (None, False, "", "auto")}
     run = Run(shipment.digest if shipment else model, _plain(options), digest(refs), len(refs), config.shard)
-    known = _known(place, run)
-    done = _finished(place, shards, config.retry_bad) if known is not None else set()
+    known = _read_spec(folder, run)
+    done = _finished_shards(folder, shards, config.retry_bad) if known is not None else set()
     missing = [shard for shard in shards if shard.number not in done]
     resumed = sum(len(shard.refs) for shard in shards if shard.number in done)
     workers = processes = 0
@@ -145,26 +145,26 @@ def run_job(
             "",
             dict(session),
             dict(detector),
-            place.name if place.local is None else str(place.local),
+            folder.name if folder.local is None else str(folder.local),
             {"model": run.model},
         )
         with runner(job, shipment, config) as active:
             if known is None:
                 known = active.describe()
-                place.write(INPUTS, list_to_bytes(_listed(shards)))
-                place.write(RUN, _json({**asdict(run), "spec": known.to_dict()}))
+                folder.write(INPUTS, list_to_bytes(_listed(shards)))
+                folder.write(RUN, _json({**asdict(run), "spec": known.to_dict()}))
             count = resumed
             if progress:
                 progress(count, len(refs))
             for _ in range(_PASSES):
-                # A machine that is lost uses up the tries of its shards while it cannot be reached; new workers get them again.
+                # While a lost machine is unreachable, its shards use up their retries; they are submitted to new workers again.
                 for report in active.run([shard for shard in missing if shard.number not in done]):
                     done.add(report.number)
                     count += report.images
                     if progress:
                         progress(count, len(refs))
         workers, processes = active.workers, len(active.processes)
-        place.sweep(PARTS)
+        folder.remove_temporary(PARTS)
     lost = [shard for shard in shards if shard.number not in done]
     if lost:
         names_of = ", ".join(ref.image for ref in lost[0].refs[:3])
@@ -174,13 +174,13 @@ def run_job(
             "command goes on from there"
         )
     if config.merge:
-        rows, bad, labels, examples = _collect(place, shards, None if truth is None else truth.category_ids(known))
+        rows, bad, labels, examples = _collect(folder, shards, None if truth is None else truth.category_ids(known))
     else:
-        (rows, bad), labels, examples = _counted(place, shards), {}, []
+        (rows, bad), labels, examples = _count_rows(folder, shards), {}, []
     result = ClusterResult(
         len(refs), bad, rows, dict(labels), resumed, time.perf_counter() - start, workers, processes, tuple(examples)
     )
-    place.write(SUMMARY, _json(asdict(result)))
+    folder.write(SUMMARY, _json(asdict(result)))
     return result
 
 
@@ -188,7 +188,7 @@ def make_shards(refs: Sequence[ImageRef], size: int, truth: CocoDataset | None =
     """Shards of `size` images in order. Image ids: of `truth` by file name, of the manifest, or 1, 2, ...
 
     Raises:
-        OutputError: an image that `truth` does not name, or two images with one id.
+        OutputError: an image that is not in `truth`, or two images with one id.
     """
     if truth is not None:
         ids = [truth.image_id(ref.image) for ref in refs]
@@ -201,34 +201,34 @@ def make_shards(refs: Sequence[ImageRef], size: int, truth: CocoDataset | None =
     return [Shard(i, tuple(refs[a : a + size]), tuple(ids[a : a + size])) for i, a in enumerate(firsts)]
 
 
-def _known(place: Place, run: Run) -> ModelSpec | None:
-    """The spec of the run in the folder; None: there is none yet. Raises OutputError where it is another run."""
-    raw = place.read(RUN)
+def _read_spec(folder: ResultFolder, run: Run) -> ModelSpec | None:
+    """The spec of the run in the folder; None: there is none yet. Raises OutputError for another run."""
+    raw = folder.read(RUN)
     if raw is None:
-        if place.names(PARTS):
-            raise OutputError(f"'{place.name}' has results of an unknown run ({RUN} is missing); give another --output")
+        if folder.names(PARTS):
+            raise OutputError(f"'{folder.name}' has results of an unknown run ({RUN} is missing); give another --output")
         return None
     try:
         data = json.loads(raw)
         spec = ModelSpec.from_dict(data.pop("spec"))
     except (ValueError, KeyError, AttributeError, SpecError) as error:
-        raise OutputError(f"'{place.name}/{RUN}' is damaged ({error!r}); give another --output") from None
+        raise OutputError(f"'{folder.name}/{RUN}' is damaged ({error!r}); give another --output") from None
     wanted = json.loads(_json(asdict(run)))
     other = [key for key in wanted if data.get(key) != wanted[key]]
     if other:
         shown = "; ".join(f"{key} {_short(data.get(key))}, now {_short(wanted[key])}" for key in other)
-        raise OutputError(f"'{place.name}' holds another run ({shown}); give another --output, or delete it")
+        raise OutputError(f"'{folder.name}' holds another run ({shown}); give another --output, or delete it")
     return spec
 
 
-def _finished(place: Place, shards: Sequence[Shard], retry_bad: bool) -> set[int]:
-    """Numbers of the shards whose file is there and whole; retry_bad: and in which every image was read."""
-    there, done = set(place.names(PARTS)), set()
+def _finished_shards(folder: ResultFolder, shards: Sequence[Shard], retry_bad: bool) -> set[int]:
+    """Numbers of the shards with a complete file; retry_bad: and without unreadable images."""
+    there, done = set(folder.names(PARTS)), set()
     for shard in shards:
         name = part_name(shard.number)
         if name.rpartition("/")[2] not in there:
             continue
-        facts = part_facts(place.read(name) or b"")
+        facts = part_facts(folder.read(name) or b"")
         if facts is None or facts.image_ids != shard.image_ids or (retry_bad and facts.bad):
             continue
         done.add(shard.number)
@@ -236,21 +236,21 @@ def _finished(place: Place, shards: Sequence[Shard], retry_bad: bool) -> set[int
 
 
 def _collect(
-    place: Place, shards: Sequence[Shard], categories: Mapping[int, int] | None
+    folder: ResultFolder, shards: Sequence[Shard], categories: Mapping[int, int] | None
 ) -> tuple[int, int, Counter[str], list[str]]:
     """Write coco.json from all files, and check that every image has one row.
 
     Returns: detections, images that were not read, detections of each label, some of the errors.
     """
     detections, bad, labels, examples = 0, 0, Counter[str](), []
-    with tempfile.TemporaryDirectory(dir=place.local, prefix=".coco.") as folder:  # on the same disk, to be moved
-        path = Path(folder) / COCO
+    with tempfile.TemporaryDirectory(dir=folder.local, prefix=".coco.") as scratch:  # on the same disk, for an atomic move
+        path = Path(scratch) / COCO
         with open(path, "w", encoding="utf-8") as file:
             mark = "["
             for shard in shards:
-                rows = read_results(_part(place, shard), f"{place.name}/{part_name(shard.number)}")
+                rows = read_results(_read_part(folder, shard), f"{folder.name}/{part_name(shard.number)}")
                 if tuple(row["image_id"] for row in rows) != shard.image_ids:
-                    raise _changed(place, shard)
+                    raise _changed_error(folder, shard)
                 for row in rows:
                     if row["error"] is not None:
                         bad += 1
@@ -263,34 +263,34 @@ def _collect(
                         file.write(f"{mark}{json.dumps(entry)}")
                         mark = ",\n"
             file.write("[]\n" if mark == "[" else "]\n")
-        place.put(COCO, path)
+        folder.put(COCO, path)
     return detections, bad, labels, examples
 
 
-def _counted(place: Place, shards: Sequence[Shard]) -> tuple[int, int]:
+def _count_rows(folder: ResultFolder, shards: Sequence[Shard]) -> tuple[int, int]:
     """Check that every image has one row; (detections, images that were not read)."""
     detections = bad = 0
     for shard in shards:
-        facts = part_facts(_part(place, shard))
+        facts = part_facts(_read_part(folder, shard))
         if facts is None or facts.image_ids != shard.image_ids:
-            raise _changed(place, shard)
+            raise _changed_error(folder, shard)
         detections += facts.detections
         bad += facts.bad
     return detections, bad
 
 
-def _part(place: Place, shard: Shard) -> bytes:
-    data = place.read(part_name(shard.number))
+def _read_part(folder: ResultFolder, shard: Shard) -> bytes:
+    data = folder.read(part_name(shard.number))
     if data is None:
         raise OutputError(
-            f"'{place.name}' lacks {part_name(shard.number)}, which a worker has written; on a cluster --output must be an "
+            f"'{folder.name}' lacks {part_name(shard.number)}, which a worker has written; on a cluster --output must be an "
             "address such as s3://bucket/run1, or a folder that all machines share"
         )
     return data
 
 
-def _changed(place: Place, shard: Shard) -> OutputError:
-    return OutputError(f"'{place.name}/{part_name(shard.number)}' was changed by something else; delete it and run again")
+def _changed_error(folder: ResultFolder, shard: Shard) -> OutputError:
+    return OutputError(f"'{folder.name}/{part_name(shard.number)}' was changed by something else; delete it and run again")
 
 
 def _listed(shards: Iterable[Shard]) -> Iterator[tuple[int, str, str]]:

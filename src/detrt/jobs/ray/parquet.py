@@ -26,7 +26,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
-    """One row per image. error: null where the image was read; width, height: null where it was not."""
+    """One row per image. error: null if the image was read; width, height: null if it was not."""
     found = pa.struct(
         [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
     )
@@ -35,18 +35,18 @@ def _schema(pa: Any) -> Any:
 
 
 def result_row(image_id: int, image: str, found: Detections | str) -> dict[str, Any]:
-    """A row of the results. found: the detections, or why the image was not read."""
+    """A row of the results. found: the detections, or the error of reading the image."""
     if isinstance(found, str):
         return {"image_id": image_id, "image": image, "width": None, "height": None, "error": found, "detections": []}
     height, width = found.image_size_hw
-    # Not rounded, so that files written from these rows are those of `detrt detect`.
+    # Not rounded, so that files written from these rows equal those of `detrt detect`.
     parts = zip(found.labels, found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
     rows = [dict(zip(("label", "class_id", "score", "box_xyxy"), one, strict=True)) for one in parts]
     return {"image_id": image_id, "image": image, "width": width, "height": height, "error": None, "detections": rows}
 
 
 def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any]) -> bytes:
-    """A Parquet file of results; metadata: what is known of the run, as JSON under the key "detrt"."""
+    """A Parquet file of results; metadata: of the run, stored as JSON under the key "detrt"."""
     pa, parquet = _pyarrow()
     schema = _schema(pa).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
     target = io.BytesIO()
@@ -55,7 +55,7 @@ def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any]) ->
 
 
 def read_results(data: bytes, name: str) -> list[dict[str, Any]]:
-    """Rows of a file of results. Raises OutputError where it is damaged."""
+    """Rows of a file of results. Raises OutputError if it is damaged."""
     pa, parquet = _pyarrow()
     try:
         return parquet.read_table(io.BytesIO(data)).to_pylist()
@@ -65,7 +65,7 @@ def read_results(data: bytes, name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class PartFacts:
-    """What a file of results holds. bad: images that were not read."""
+    """Summary of a file of results. bad: images that were not read."""
 
     image_ids: tuple[int, ...]
     bad: int
@@ -73,7 +73,7 @@ class PartFacts:
 
 
 def part_facts(data: bytes) -> PartFacts | None:
-    """What is in a file of results; None: damaged or of another form."""
+    """Summary of a file of results; None if it is damaged or of another form."""
     pa, parquet = _pyarrow()
     try:
         table = parquet.ParquetFile(io.BytesIO(data)).read(columns=["image_id", "error", "detections.list.element.class_id"])
@@ -110,7 +110,7 @@ def list_to_bytes(rows: Iterable[tuple[int, str, str]]) -> bytes:
 
 
 def read_columns(data: bytes, name: str, columns: tuple[str, ...], optional: str) -> Iterator[tuple[str, Any]]:
-    """(value of the first of `columns` that is there, value of `optional` or None) for every row of a Parquet file.
+    """(value of the first present one of `columns`, value of `optional` or None) for every row of a Parquet file.
 
     Raises:
         ImageError: damaged, or it has none of the columns.

@@ -1,4 +1,4 @@
-"""Files in local folders and in object stores by one set of calls. The only module that imports `fsspec`."""
+"""Files in local folders and object stores behind one interface. The only module that imports `fsspec`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _open_system(name: str) -> tuple[Any, str]:
 
 
 def list_images(name: str) -> list[str]:
-    """Addresses of the images that an address of a file, folder or pattern stands for, in natural order.
+    """Addresses of the images of a file, folder or pattern, in natural order.
 
     Raises:
-        ImageError: nothing there, or no images in it.
+        ImageError: it does not exist, or has no images.
     """
     system, path = _open_system(name)
     try:
@@ -71,10 +71,10 @@ def _below(entry: str, folder: str) -> tuple[str, ...]:
 
 
 def fetch(name: str) -> bytes:
-    """The content of an address; tried again where the failure may pass.
+    """The content of an address; retries transient failures.
 
     Raises:
-        ImageError: not there, no permission, or still failing.
+        ImageError: it does not exist, no permission, or all retries failed.
     """
     for attempt in range(_TRIES):
         try:
@@ -86,15 +86,15 @@ def fetch(name: str) -> bytes:
             raise ImageError(f"'{name}' cannot be read: no permission ({error})") from None
         except DetrtError:
             raise
-        except Exception as error:  # every store has exceptions of its own, with no common base
+        except Exception as error:  # exceptions of stores have no common base class
             if attempt == _TRIES - 1:
                 raise ImageError(f"'{name}' cannot be fetched ({_TRIES} tries): {error!r}") from error
             time.sleep(_PAUSE_SECONDS * 4**attempt)
     raise AssertionError("unreachable")
 
 
-class Place:
-    """A folder for results: a local one, or an address. Files in it appear whole or not at all."""
+class ResultFolder:
+    """A folder for results: a local one, or an address. Writes are atomic."""
 
     def __init__(self, name: str | os.PathLike) -> None:
         self.name = os.fspath(name)
@@ -108,7 +108,7 @@ class Place:
             self._system, self.path = None, str(self.local)
 
     def read(self, name: str) -> bytes | None:
-        """Content of a file; None where there is none. Raises OutputError."""
+        """Content of a file; None if it does not exist. Raises OutputError."""
         with self._telling(name):
             try:
                 return (self.local / name).read_bytes() if self.local else self._system.cat_file(f"{self.path}/{name}")
@@ -117,11 +117,11 @@ class Place:
         raise AssertionError("unreachable")
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file. Raises OutputError."""
+        """Write a file atomically. Raises OutputError."""
         if self.local:
             files.write_bytes(self.local / name, data)
             return
-        with self._telling(name):  # stores show an object when all of it has arrived
+        with self._telling(name):  # objects in stores appear when they are complete
             self._system.pipe_file(f"{self.path}/{name}", data)
 
     def put(self, name: str, source: Path) -> None:
@@ -134,7 +134,7 @@ class Place:
             self._system.put_file(str(source), f"{self.path}/{name}")
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files in a folder below, without hidden ones; none where it does not exist."""
+        """Names of the files in a subfolder, without hidden ones; none if it does not exist."""
         if self.local:
             here = self.local / folder
             found = [path.name for path in here.iterdir() if path.is_file()] if here.is_dir() else []
@@ -146,14 +146,14 @@ class Place:
                     found = []
         return sorted(name for name in found if not name.startswith("."))
 
-    def sweep(self, folder: str) -> None:
-        """Remove what killed workers were writing; stores keep nothing unfinished."""
+    def remove_temporary(self, folder: str) -> None:
+        """Remove unfinished files of killed workers; stores keep none."""
         if self.local and (self.local / folder).is_dir():
             for path in (self.local / folder).glob(".*.tmp"):
                 files.remove(path)
 
     def check(self) -> None:
-        """Find out before the work whether it can be written here. Raises OutputError."""
+        """Check before the work that files can be written. Raises OutputError."""
         if self.local:
             if self.local.is_file():
                 raise OutputError(f"--output '{self.name}' is a file; give a folder")

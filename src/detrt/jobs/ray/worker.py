@@ -1,4 +1,4 @@
-"""One shard of images -> one Parquet file. Runs in the workers; knows nothing of the cluster."""
+"""Detection in one shard of images, to one Parquet file. Runs in the workers; independent of the cluster."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ...data.raw_image import LoadedImage
 from ...detections import Detections
 from ...detector import Detector
 from ...errors import ImageError, SessionError
-from ..run import Bad, detect_inputs
+from ..run import ImageFailure, detect_inputs
 from .inputs import ImageRef
 from .parquet import result_row, results_to_bytes
-from .storage import Place, fetch, is_address
+from .storage import ResultFolder, fetch, is_address
 
 PARTS = "detections"
 
@@ -34,7 +34,7 @@ def part_name(shard: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Images that one worker detects in together. image_ids: one for each of `refs`."""
+    """The images of one task. image_ids: one for each of `refs`."""
 
     number: int
     refs: tuple[ImageRef, ...]
@@ -43,7 +43,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """A shard whose file is written. bad: images that were not read."""
+    """Report of a finished shard. bad: images that were not read."""
 
     number: int
     images: int
@@ -53,8 +53,8 @@ class ShardReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Shipment:
-    """A model's files by their names below its folder, for machines that do not share a disk. name: of the model itself."""
+class PackedModel:
+    """The files of a model by relative path, for machines that do not share a disk. name: of the model."""
 
     name: str
     digest: str
@@ -71,14 +71,14 @@ class Shipment:
                 path.write_bytes(content)
             try:
                 os.replace(fresh, folder)
-            except OSError:  # another worker of this machine was faster
+            except OSError:  # another worker of this machine has unpacked it
                 files.remove(fresh)
         return folder / self.name if self.name else folder
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What every worker of a run needs. session, detector: arguments of `open_session` and `Detector`."""
+    """Configuration of the workers of a run. session, detector: arguments of `open_session` and `Detector`."""
 
     model: str
     device: str
@@ -92,10 +92,10 @@ class WorkerJob:
 class ShardDetector:
     """Detects in shards and writes their files; opening it opens the model."""
 
-    def __init__(self, job: WorkerJob, shipment: Shipment | None = None) -> None:
+    def __init__(self, job: WorkerJob, shipment: PackedModel | None = None) -> None:
         ref = job.model if shipment is None else str(shipment.unpack())
         self.job = job
-        self.place = Place(job.output)
+        self.place = ResultFolder(job.output)
         session = open_session(ref, device=job.device, **job.session)
         self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
         self.detector.check_prompt()
@@ -104,7 +104,7 @@ class ShardDetector:
         self._prefetcher = Prefetcher(job.decoders, decoder=decoder, load=load)
 
     def __call__(self, shard: Shard) -> ShardReport:
-        """Detect in a shard and write its file. An image on which the model fails is noted like one that cannot be read.
+        """Detect in a shard and write its file. An image on which the model fails is recorded like one that cannot be read.
 
         Raises:
             SessionError: the model fails on every image. OutputError: the file cannot be written.
@@ -113,7 +113,7 @@ class ShardDetector:
         try:
             answers = list(self._answers(shard.refs))
         except SessionError as error:
-            # One image can spoil a batch, by an overflow for example, and must not hold up a run of millions.
+            # One image can make its batch fail, e.g. by an overflow, and must not stop a run of millions.
             answers = [self._alone(ref) for ref in shard.refs]
             if all(isinstance(answer, str) for answer in answers):
                 raise error from None
@@ -125,11 +125,11 @@ class ShardDetector:
         return ShardReport(shard.number, len(rows), bad, detections, time.perf_counter() - start)
 
     def _answers(self, refs: Sequence[ImageRef]) -> Iterator[Detections | str]:
-        """Detections, or why an image was not read, for each of `refs`."""
+        """Detections, or the error of reading the image, for each of `refs`."""
         images = (_ShardImage(ref.address) for ref in refs)
         ahead = 2 * self.detector.batch_size + self.job.decoders
         for item in detect_inputs(self.detector, images, prefetcher=self._prefetcher, ahead=ahead):
-            yield str(item.error) if isinstance(item, Bad) else item.record.detections
+            yield str(item.error) if isinstance(item, ImageFailure) else item.record.detections
 
     def _alone(self, ref: ImageRef) -> Detections | str:
         try:
@@ -151,7 +151,7 @@ class _ShardImage:
 
 
 def read_image(address: str, load: Load = load_image) -> LoadedImage:
-    """The image at a local path or an address, as `load` gives it. Raises ImageError."""
+    """The image at a local path or an address, read by `load`. Raises ImageError."""
     if not is_address(address):
         return load(address)
     data = fetch(address)
@@ -161,17 +161,17 @@ def read_image(address: str, load: Load = load_image) -> LoadedImage:
         raise ImageError(f"'{address}': {error}") from None
 
 
-def pack(ref: str) -> Shipment:
-    """The files of a model that lies on this machine."""
+def pack(ref: str) -> PackedModel:
+    """The files of a model on this machine."""
     path = Path(ref)
     if path.is_dir():
         paths = [one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith(".")]
         contents = {one.relative_to(path).as_posix(): one.read_bytes() for one in paths}
-        return Shipment("", _digest(contents), contents)
-    # A model file with what lies beside it under its name: sidecars, external data, the text encoder and its tokenizer.
+        return PackedModel("", _digest(contents), contents)
+    # A model file with the files beside it: sidecars, external data, the text encoder and its tokenizer.
     beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and _belongs(one.name, path.name)]
     contents = {one.name: one.read_bytes() for one in beside}
-    return Shipment(path.name, _digest(contents), contents)
+    return PackedModel(path.name, _digest(contents), contents)
 
 
 def _belongs(name: str, model: str) -> bool:
