@@ -42,6 +42,13 @@ Size shortest_edge_size(Size original, int shortest, std::optional<int> longest,
   return {std::max(1, result.height), std::max(1, result.width)};
 }
 
+// Inside the limit with the same aspect ratio, in double precision and truncated.
+Size max_size(Size original, Size limit) {
+  const double scale = std::min(static_cast<double>(limit.height) / original.height,
+                                static_cast<double>(limit.width) / original.width);
+  return {std::max(1, static_cast<int>(original.height * scale)), std::max(1, static_cast<int>(original.width * scale))};
+}
+
 int rounded_up(int side, int multiple) {
   return (side + multiple - 1) / multiple * multiple;
 }
@@ -56,8 +63,14 @@ Size canvas(const std::vector<Size>& resized, const InputSpec& input, std::optio
                         " after resizing. Use Detector, or split the batch with group_by_size");
     return resized.front();
   }
-  if (input.resize != Resize::shortest_edge || size)
-    return size.value_or(input.size);
+  if (input.one_size() || size) {
+    const Size target = size.value_or(input.size);
+    for (const Size& one : resized)
+      if (one.height > target.height || one.width > target.width)
+        throw Error(ErrorKind::image, "an image of " + text_of(one) + " (height x width) after resizing does not fit the " +
+                                          text_of(target) + " that this model pads to");
+    return target;
+  }
   Size most;
   for (const Size& one : resized)
     most = {std::max(most.height, one.height), std::max(most.width, one.width)};
@@ -113,8 +126,13 @@ Size resized_size(Size original, const InputSpec& input, std::optional<Size> siz
     return target;
   if (input.resize == Resize::fit)
     return fit_size(original, target);
-  Size made = size ? fit_size(original, target)
-                   : shortest_edge_size(original, *input.shortest_edge, input.longest_edge, input.needs_equal_sizes());
+  Size made;
+  if (size)
+    made = fit_size(original, target);
+  else if (input.resize == Resize::max_size)
+    made = max_size(original, {*input.max_height, *input.max_width});
+  else
+    made = shortest_edge_size(original, *input.shortest_edge, input.longest_edge, input.needs_equal_sizes());
   if (input.needs_equal_sizes()) {
     const int m = input.multiple_of;
     made = {std::max(m, made.height - made.height % m), std::max(m, made.width - made.width % m)};

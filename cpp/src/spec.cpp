@@ -35,9 +35,10 @@ std::optional<int> edge(const Fields& fields, const char* key) {
 InputSpec read_input(const Json& json) {
   const Fields fields(json, "spec.input");
   fields.only({"resize", "height", "width", "shortest_edge", "longest_edge", "resample", "rescale", "mean", "std",
-               "dtype", "mask", "dynamic", "multiple_of", "normalize_in_graph"});
+               "dtype", "mask", "dynamic", "multiple_of", "normalize_in_graph", "max_height", "max_width", "pad",
+               "antialias"});
   InputSpec spec;
-  spec.resize = static_cast<Resize>(fields.one_of("resize", {"stretch", "shortest_edge", "fit"}));
+  spec.resize = static_cast<Resize>(fields.one_of("resize", {"stretch", "shortest_edge", "fit", "max_size"}));
   if (fields.has("resample"))
     spec.resample = static_cast<Resample>(
         fields.one_of("resample", {"nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"}));
@@ -51,6 +52,12 @@ InputSpec read_input(const Json& json) {
       fields.fail(name, "must be a multiple of " + std::to_string(spec.multiple_of) + "; got " + std::to_string(side));
   spec.shortest_edge = edge(fields, "shortest_edge");
   spec.longest_edge = edge(fields, "longest_edge");
+  spec.max_height = edge(fields, "max_height");
+  spec.max_width = edge(fields, "max_width");
+  spec.pad = fields.flag("pad", false);
+  check(fields.flag("antialias", true),
+        "spec.input.antialias false (RF-DETR from a folder of transformers) is not done by the C++ runtime; build the model "
+        "again with --preprocess family-default, which antialiases as its authors do, or run it from Python");
   spec.rescale = fields.number("rescale", spec.rescale);
   spec.mean = three(fields, "mean", spec.mean);
   spec.std = three(fields, "std", spec.std);
@@ -62,8 +69,14 @@ InputSpec read_input(const Json& json) {
     check(!spec.longest_edge || *spec.longest_edge >= *spec.shortest_edge,
           "spec.input.longest_edge must be at least shortest_edge; got " +
               std::to_string(spec.longest_edge.value_or(0)));
-    check(spec.dynamic, "spec.input.resize 'shortest_edge' needs a graph with symbolic height and width");
   }
+  if (spec.resize == Resize::max_size)
+    check(spec.max_height && spec.max_width,
+          "spec.input.resize 'max_size' needs max_height and max_width, from 1 to 16384; got nothing");
+  check(spec.dynamic || spec.one_size(),
+        "spec.input.resize 'shortest_edge' and 'max_size' need a graph with symbolic height and width, or 'pad'");
+  check(!spec.pad || spec.resize != Resize::stretch,
+        "spec.input.pad is for resize modes that keep the aspect ratio; got \"stretch\"");
   for (double s : spec.std)
     check(s > 0, "spec.input.std must be positive; got " + std::to_string(s));
   check(spec.rescale > 0, "spec.input.rescale must be a positive number; got " + std::to_string(spec.rescale));

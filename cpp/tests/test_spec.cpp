@@ -55,7 +55,7 @@ TEST_CASE("a wrong spec is refused with the name of its field") {
       {"/input/height", 1.5, "got 1.5"},
       {"/input/height", 18446744073709551615ull, "must be an integer"},
       {"/input/height", "32", "got \"32\""},
-      {"/input/resize", "crop", "must be one of stretch, shortest_edge, fit; got \"crop\""},
+      {"/input/resize", "crop", "must be one of stretch, shortest_edge, fit, max_size; got \"crop\""},
       {"/input/resize", "shortest_edge", "spec.input.shortest_edge"},
       {"/input/multiple_of", 7, "must be a multiple of 7"},
       {"/input/std", {1, 0, 1}, "std must be positive"},

@@ -134,7 +134,7 @@ class Detector:
         info = self.session.info
         self.size_hw = self._checked_size(size_hw)
         self._sizes = info.sizes if size_hw is None else ()
-        self._runner = self.session.image_runner if on_device else None
+        self._runner = self.session.image_runner if on_device and self.spec.input.antialias else None
         self.decoder: GpuDecoder | None = None
         if image_decoder == "gpu":
             if self._runner is None:

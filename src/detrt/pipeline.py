@@ -22,7 +22,7 @@ from .backends.openvino.config import OpenVinoConfig, model_name
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
-from .data.preprocess import preprocess
+from .data.preprocess import preprocess, preprocessing_words
 from .data.scenes.scene import draw_scene
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SpecError
 from .models.contract import ExportConfig
@@ -55,6 +55,12 @@ class BuildReport:
     stages: tuple[Stage, ...]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def preprocessing(self) -> list[str]:
+        """How images become the model's input, and what that was compared with."""
+        compared = self.bundle.provenance.options.get("preprocessing", "")
+        return [preprocessing_words(self.bundle.spec.input), *[compared] * bool(compared)]
 
 
 def build(
@@ -292,7 +298,7 @@ class _Builder:
             cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
             verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
             self._done("check", loaded + report.seconds, 0, verdict)
-        options = {**source.provenance.options, "export": options_of(config)}
+        options = {**source.provenance.options, "export": options_of(config), "preprocessing": report.processing.verdict}
         self.spec, self.provenance = report.spec, replace(source.provenance, options=options)
         self.notes.extend(source.notes)
 
@@ -486,6 +492,10 @@ def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOp
         raise SpecError(
             f"--tokenizer '{load.tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out"
         )
+    for name, value in load.choices().items():
+        raise SpecError(
+            f"--{name} {value} cannot be given with '{model}': its preprocessing is part of its spec; give it to detrt export"
+        )
     if load.trust_remote_code and not checkpoint:
         raise SpecError(f"--trust-remote-code has no effect on '{model}', which is exported already; leave it out")
     if export.height is not None and not builds:
@@ -566,6 +576,7 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
             {"stage": s.name, "seconds": round(s.seconds, 3), "bytes": s.size, "verdict": s.verdict} for s in report.stages
         ],
         "files": [{"path": f.path, "kind": f.kind, "bytes": f.size} for f in report.bundle.files],
+        "preprocessing": report.preprocessing,
         "warnings": list(report.warnings),
         "notes": list(report.notes),
     }

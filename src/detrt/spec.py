@@ -41,7 +41,7 @@ TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
 CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
 TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
 PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
-RESIZE_MODES = ("stretch", "shortest_edge", "fit")
+RESIZE_MODES = ("stretch", "shortest_edge", "fit", "max_size")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
 DTYPES = ("uint8", "float32")
 ACTIVATIONS = ("sigmoid", "softmax")
@@ -80,7 +80,11 @@ class InputSpec:
 
     resize: "stretch" to exactly (height, width); "shortest_edge" keeps the aspect ratio so that the
     short side is `shortest_edge` and the long side at most `longest_edge`, and pads a batch right and
-    bottom; "fit" keeps the aspect ratio inside (height, width) and pads right and bottom.
+    bottom; "fit" keeps the aspect ratio inside (height, width) and pads right and bottom; "max_size" keeps
+    it inside (`max_height`, `max_width`), sides rounded down, and pads a batch as "shortest_edge" does.
+    pad: every batch is padded right and bottom to exactly (height, width), whatever its images are.
+    antialias: False takes the two nearest pixels of each axis, in float32, also where the image becomes smaller ("stretch" and
+    "bilinear" only); True filters, as Pillow does.
     dynamic: height and width of the graph are symbolic; (height, width) is then the usual size.
     multiple_of: both sides of the tensor must be multiples of it.
     normalize_in_graph: the graph divides, subtracts the mean and divides by std itself and is fed raw
@@ -101,6 +105,10 @@ class InputSpec:
     dynamic: bool = False
     multiple_of: int = 1
     normalize_in_graph: bool = True
+    max_height: int | None = None
+    max_width: int | None = None
+    pad: bool = False
+    antialias: bool = True
 
     def __post_init__(self) -> None:
         _one_of("input.resize", self.resize, RESIZE_MODES)
@@ -113,14 +121,25 @@ class InputSpec:
                 getattr(self, name) % self.multiple_of == 0,
                 f"input.{name} must be a multiple of {self.multiple_of}; got {getattr(self, name)}",
             )
-        for name in ("shortest_edge", "longest_edge"):
+        for name in ("mask", "dynamic", "normalize_in_graph", "pad", "antialias"):
+            _flag(f"input.{name}", getattr(self, name))
+        for name in ("shortest_edge", "longest_edge", "max_height", "max_width"):
             if getattr(self, name) is not None:
                 _whole(f"input.{name}", getattr(self, name), 1, 16384)
         if self.resize == "shortest_edge":
             _whole("input.shortest_edge", self.shortest_edge, 1, 16384)
             if self.longest_edge is not None:
                 _whole("input.longest_edge", self.longest_edge, self.shortest_edge or 1, 16384)
-            _check(self.dynamic, "input.resize 'shortest_edge' needs a graph with symbolic height and width")
+        if self.resize == "max_size":
+            for name, side in (("max_height", self.height), ("max_width", self.width)):
+                _whole(f"input.{name}", getattr(self, name), 1, side if self.pad else 16384)
+        _check(
+            self.dynamic or self.pad or self.resize not in ("shortest_edge", "max_size"),
+            f"input.resize {self.resize!r} needs a graph with symbolic height and width, or padding to one size",
+        )
+        _check(
+            not self.pad or self.resize != "stretch", "input.pad is for resize modes that keep the aspect ratio; got 'stretch'"
+        )
         for name in ("mean", "std"):
             given = getattr(self, name)
             ok = isinstance(given, (list, tuple)) and len(given) == 3 and all(map(_is_finite, given))
@@ -131,16 +150,38 @@ class InputSpec:
             _is_finite(self.rescale) and self.rescale > 0,
             f"input.rescale must be a positive number; got {self.rescale!r}",
         )
-        for name in ("mask", "dynamic", "normalize_in_graph"):
-            _flag(f"input.{name}", getattr(self, name))
         _check(
             self.normalize_in_graph or self.dtype == "float32",
             "input.dtype must be float32 when normalisation is not in the graph",
         )
 
+        _check(
+            self.antialias or (self.resize, self.resample, self.dtype) == ("stretch", "bilinear", "float32"),
+            "input.antialias false needs resize 'stretch', resample 'bilinear' and dtype 'float32'; got "
+            f"{self.resize!r}, {self.resample!r} and {self.dtype!r}",
+        )
+
     @property
     def size_hw(self) -> tuple[int, int]:
         return self.height, self.width
+
+    @property
+    def one_size(self) -> bool:
+        """Whether preprocessing gives every batch the size (height, width)."""
+        return self.pad or self.resize in ("stretch", "fit")
+
+    def fixed(self, size_hw: tuple[int, int], *, stretch: bool = False) -> InputSpec:
+        """The preprocessing of a graph of one size, (height, width).
+
+        A padding mask, or padding that the checkpoint asks for, keeps the aspect ratio exact inside it; without them, or
+        with `stretch`, the image is stretched to it.
+        """
+        keeps_aspect = not stretch and self.resize != "stretch" and (self.mask or self.pad or self.resize == "fit")
+        if keeps_aspect and self.pad and size_hw == self.size_hw:
+            return replace(self, dynamic=False)
+        changes = dict.fromkeys(("shortest_edge", "longest_edge", "max_height", "max_width"))
+        resize = "fit" if keeps_aspect else "stretch"
+        return replace(self, resize=resize, height=size_hw[0], width=size_hw[1], dynamic=False, pad=False, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +338,9 @@ class ModelSpec:
         data = asdict(self)
         data["labels"] = {str(k): v for k, v in self.labels.items()}
         data["input"]["mean"], data["input"]["std"] = list(self.input.mean), list(self.input.std)
+        for name, usual in (("max_height", None), ("max_width", None), ("pad", False), ("antialias", True)):
+            if data["input"][name] == usual:  # so that earlier versions open what does not need them
+                del data["input"][name]
         if self.text is None:
             del data["text"]
         else:

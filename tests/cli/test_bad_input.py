@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+from checkpoint_folders import save_folder
 from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
 from onnx_models import make_model, make_spec
 
@@ -46,14 +47,13 @@ def test_unknown_references(cli, place, command, reference, names, advice):
 @pytest.fixture(scope="module")
 def checkpoint(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    tiny("yolos").module.save_pretrained(folder)
-    return folder
+    return save_folder(tiny("yolos"), folder)
 
 
-def change_config(**changes):
+def change_config(name="config.json", **changes):
     def change(folder):
-        data = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**data, **changes}))
+        data = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**data, **changes}))
 
     return change
 
@@ -79,6 +79,12 @@ CHECKPOINTS = {
     "empty weights": (cut("model.safetensors", 0), "ckpt", "cannot be loaded|damaged"),
     "cut weights": (cut("model.safetensors", 5000), "ckpt", "cannot be loaded|damaged"),
     "other shapes": (change_config(hidden_size=16), "weights", "incomplete or of another family"),
+    "no image processor": (
+        lambda f: (f / "preprocessor_config.json").unlink(),
+        "neither preprocessor_config.json nor",
+        "--resize HEIGHTxWIDTH.*--preprocess family-default",
+    ),
+    "images that are not resized": (change_config("preprocessor_config.json", do_resize=False), "do_resize false", "--resize"),
     "nan weights": (nan_weights, "NaN", "damaged or its training diverged"),
 }
 

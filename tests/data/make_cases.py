@@ -130,6 +130,13 @@ def preprocess_cases() -> list[dict]:
         preprocess_case("shortest-edge-thin", masked, [(1, 40)]),
         preprocess_case("shortest-edge-other-size", masked, [(6, 9)], size_hw=(8, 8)),
         preprocess_case("fit", InputSpec("fit", 6, 6, mask=True), [(9, 7), (3, 8)]),
+        preprocess_case(
+            "max-size-mask", InputSpec("max_size", 8, 12, max_height=8, max_width=11, mask=True, dynamic=True), [(9, 7), (3, 8)]
+        ),
+        preprocess_case("max-size-padded", InputSpec("max_size", 12, 12, max_height=8, max_width=11, pad=True), [(9, 7), (3, 8)]),
+        preprocess_case(
+            "shortest-edge-padded", InputSpec("shortest_edge", 16, 16, mask=True, pad=True, **edge), [(6, 9), (10, 5)]
+        ),
         # Images of a usual size ratio, from a formula: what a resize does to slopes, steps and overshoot.
         *(
             preprocess_case(f"gradient-{name}", InputSpec("stretch", *size, resample=name), [(97, 131)], gradient=(5, 3, 80))

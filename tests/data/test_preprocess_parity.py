@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
@@ -65,10 +65,10 @@ def theirs(name, sample_images, **options):
     return getattr(transformers, name)(**options)(images=sample_images, return_tensors="np")
 
 
-def check(sample_images, spec, expected):
+def check(sample_images, spec, expected, atol=3e-6):
     found = preprocess(sample_images, spec).feeds
     assert found["pixel_values"].shape == expected["pixel_values"].shape
-    np.testing.assert_allclose(found["pixel_values"], expected["pixel_values"], atol=3e-6)
+    np.testing.assert_allclose(found["pixel_values"], expected["pixel_values"], atol=atol)
     if spec.input.mask:
         np.testing.assert_array_equal(found["pixel_mask"], expected["pixel_mask"])
 
@@ -103,6 +103,18 @@ def test_stretch(resample):
     for sample_images in images():
         size = {"height": 48, "width": 64}
         check(sample_images, spec, theirs("RTDetrImageProcessorPil", sample_images, size=size, resample=number))
+
+
+def test_without_antialiasing():
+    """RF-DETR's processor, which itself needs torchvision: rescale, then this resize in float32."""
+    rng = np.random.default_rng(9)
+    spec = spec_of(resize="stretch", height=48, width=64, antialias=False, **IMAGENET, **OWN)
+    for size in ((61, 90), (120, 44), (48, 64), (20, 30)):
+        image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        pixels = torch.from_numpy(image).permute(2, 0, 1)[None] * (1 / 255)
+        resized = torch.nn.functional.interpolate(pixels, size=(48, 64), mode="bilinear", align_corners=False, antialias=False)
+        mean, std = (torch.tensor(IMAGENET[name]).view(3, 1, 1) for name in ("mean", "std"))
+        check([image], spec, {"pixel_values": ((resized - mean) / std).numpy()}, atol=1e-5)
 
 
 @pytest.mark.skipif(not IMAGES.is_dir(), reason=f"{IMAGES.name} is not there")

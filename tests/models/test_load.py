@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
-pytest.importorskip("transformers", reason="needs the 'export' extra")
+transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
+from checkpoint_folders import save_folder, save_processor
 from safetensors.torch import load_file, save_file
 
 from detrt.errors import SourceError, SpecError
@@ -27,7 +29,7 @@ def saved(tiny, tmp_path_factory):
     def save(name):
         if name not in made:
             made[name] = tmp_path_factory.mktemp("checkpoint") / name
-            tiny(name).module.save_pretrained(made[name])
+            save_folder(tiny(name), made[name])
         return made[name]
 
     return save
@@ -62,8 +64,10 @@ def test_folder_loads_back_equal(name, saved, tiny):
     loaded = load_source(str(folder))
     same_model(loaded.module, source.module)
     assert loaded.family is source.family
+    # RF-DETR's authors antialias, and transformers' processor of its folders does not.
+    entry = replace(source.spec.input, antialias=False, dtype="float32") if name.startswith("rf_detr") else source.spec.input
     assert (loaded.spec.input, loaded.spec.decode, loaded.spec.labels) == (
-        source.spec.input,
+        entry,
         source.spec.decode,
         source.spec.labels,
     )
@@ -82,11 +86,12 @@ def test_folder_loads_back_equal(name, saved, tiny):
 
 
 @pytest.mark.parametrize("name", ("deimv2", "d_fine"))
-def test_shared_box_head_is_read_back(name, tmp_path):
+def test_shared_box_head_is_read_back(name, tiny, tmp_path):
     """transformers stores it under a name that it does not read: the head would be random, silently."""
     settings = {**MODELS[name][1], **MODELS[name][2], "num_labels": 7, "share_bbox_head": True}
     module = build(BY_NAME[name], settings)
     module.save_pretrained(tmp_path)
+    save_processor(tiny(name), tmp_path)
     same_model(load_source(str(tmp_path)).module, module)
 
 
@@ -99,7 +104,7 @@ def test_half_precision_weights_become_float32(folder, tiny):
 
 
 def test_sharded_safetensors(tiny, tmp_path):
-    tiny("rt_detr").module.save_pretrained(tmp_path, max_shard_size="200KB")
+    save_folder(tiny("rt_detr"), tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = load_source(str(tmp_path))
@@ -258,3 +263,18 @@ def test_references_that_name_nothing(tmp_path):
     }.items():
         with pytest.raises(SourceError, match=words):
             load_source(ref)
+
+
+@pytest.mark.parametrize("name", ["rt_detr", "rt_detr_v2", "d_fine"])
+def test_anchors_for_one_size_do_not_fix_the_size(name, saved, tmp_path):
+    """The stored anchors fit one size, and tracing at another ended in a message about shapes that blamed torch."""
+    folder = shutil.copytree(saved(name), tmp_path / "model")
+    edit_json(folder / "config.json", anchor_image_size=[96, 128])
+    loaded = load_source(str(folder))
+    assert "anchor_image_size [96, 128]" in loaded.notes[0]
+    stored = transformers.AutoModelForObjectDetection.from_pretrained(folder).eval()
+    pixels = torch.rand(1, 3, 96, 128, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        want, got, other = stored(pixels), loaded.module(pixels), loaded.module(torch.rand(1, 3, 64, 96))
+    assert torch.equal(want.logits, got.logits) and torch.equal(want.pred_boxes, got.pred_boxes)
+    assert torch.isfinite(other.logits).all()

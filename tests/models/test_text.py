@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
+from checkpoint_folders import save_folder, save_processor
 from tokenizers import Tokenizer
 
 from detrt.cli import main
@@ -35,9 +36,7 @@ def folder(tiny, tmp_path_factory):
 
     def make(name):
         place = tmp_path_factory.mktemp(name)
-        tiny(name).module.save_pretrained(place)
-        (place / "tokenizer.json").write_bytes(tiny(name).tokenizer)
-        return place
+        return save_folder(tiny(name), place)
 
     return make
 
@@ -319,6 +318,7 @@ def test_omdet_turbo_with_timms_backbone(tiny, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({k: t.contiguous() for k, t in under_timms_names(want.module).items()}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_bytes(want.tokenizer)
+    save_processor(want, tmp_path)
     with pytest.raises(SourceError, match=r"backbone of .* is timm's 'swin_test'; detrt reads swin_tiny_patch4"):
         load_source(str(tmp_path))
     monkeypatch.setitem(timm_swin.SWINS, "swin_test", (16, [2, 2, 2, 2], [1, 2, 4, 8], 4))

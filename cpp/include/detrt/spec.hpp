@@ -21,7 +21,7 @@ struct Size {
   bool operator<(const Size& o) const noexcept { return height != o.height ? height < o.height : width < o.width; }
 };
 
-enum class Resize { stretch, shortest_edge, fit };
+enum class Resize { stretch, shortest_edge, fit, max_size };
 enum class Resample { nearest, lanczos, bilinear, bicubic, box, hamming };
 enum class Activation { sigmoid, softmax };
 enum class Select { topk, query };
@@ -31,7 +31,8 @@ enum class TextKind { tokens, classes };
 struct InputSpec {
   Resize resize = Resize::stretch;
   Size size;
-  std::optional<int> shortest_edge, longest_edge;
+  std::optional<int> shortest_edge, longest_edge, max_height, max_width;
+  bool pad = false; // every batch is padded to `size`
   Resample resample = Resample::bilinear;
   double rescale = 1.0 / 255.0;
   std::array<double, 3> mean{0, 0, 0}, std{1, 1, 1};
@@ -41,7 +42,9 @@ struct InputSpec {
   int multiple_of = 1;
   bool normalize_in_graph = true;
   // No mask, but the aspect ratio is kept: only images of equal resized size share a batch.
-  bool needs_equal_sizes() const noexcept { return resize == Resize::shortest_edge && !mask; }
+  bool needs_equal_sizes() const noexcept { return !one_size() && !mask; }
+  // Every batch has the size `size`.
+  bool one_size() const noexcept { return pad || resize == Resize::stretch || resize == Resize::fit; }
 };
 
 struct DecodeSpec {

@@ -69,12 +69,11 @@ def open_session(
     load = replace(load or LoadOptions(), **changes)
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
-    for name in ("family", "labels", "tokenizer"):
-        if (value := getattr(load, name)) is not None:
-            raise SpecError(
-                f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
-                f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
-            )
+    for name, value in load.choices().items():
+        raise SpecError(
+            f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
+        )
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec)
     if kind == "inductor":

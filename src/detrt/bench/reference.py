@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DetrtError, MissingPackageError, SessionError
+from ..errors import DetrtError, SessionError
 from ..system import usable_cores
 from .measure import Calls
 
 if TYPE_CHECKING:
     from ..models.source import Source
-
-# transformers' image processor of a family. RF-DETR's own needs torchvision; Deformable DETR's does the same steps.
-_PROCESSORS = {
-    "detr": "Detr",
-    "table-transformer": "Detr",
-    "conditional_detr": "ConditionalDetr",
-    "dab_detr": "ConditionalDetr",
-    "yolos": "Yolos",
-    "rt_detr": "RTDetr",
-    "rt_detr_v2": "RTDetr",
-    "d_fine": "RTDetr",
-    "deimv2": "RTDetr",
-}
 
 
 def load_reference(checkpoint: str, prompt: str | None) -> Source:
@@ -138,11 +123,10 @@ def _decoded(image: bytes | NDArray[np.uint8]) -> Any:
 
 def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(images -> inputs, (outputs, inputs, sizes of the images) -> detections), both transformers' own."""
-    import transformers
-
+    from ..models.published import processor_with_text
     from ..text.tokenizer import PromptTokenizer
 
-    processor = _image_processor(source.family.name, source.spec, size)
+    processor = _image_processor(source.family.processor, source.spec, size)
     text = source.spec.text
     if text is None:
         return (
@@ -150,9 +134,8 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
             lambda outputs, feeds, sizes: processor.post_process_object_detection(outputs, threshold=0.5, target_sizes=sizes),
         )
     assert source.tokenizer is not None and prompt
-    tokenizer = _tokenizer(source.tokenizer, text.pad_id)
+    both = processor_with_text(source, processor)
     if text.kind == "tokens":
-        both = transformers.GroundingDinoProcessor(processor, tokenizer)
         return (
             lambda images: both(images=images, text=[prompt.lower()] * len(images), return_tensors="pt", padding=True),
             lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
@@ -160,10 +143,6 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
             ),
         )
     names = list(PromptTokenizer(source.tokenizer, text).parse(prompt).names.values())
-    try:
-        both = transformers.OmDetTurboProcessor(processor, tokenizer)
-    except ImportError:
-        raise MissingPackageError("torchvision", "", "transformers' processor of OmDet-Turbo") from None
     return (
         lambda images: both(images=images, text=[names] * len(images), return_tensors="pt"),
         lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
@@ -172,27 +151,16 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
     )
 
 
-def _image_processor(family: str, spec: Any, size: tuple[int, int]) -> Any:
+def _image_processor(kind: str, spec: Any, size: tuple[int, int]) -> Any:
     """transformers' image processor (its Pillow version) with the checkpoint's settings, at the measured size."""
     import transformers
 
     facts = spec.input
-    return getattr(transformers, f"{_PROCESSORS.get(family, 'DeformableDetr')}ImageProcessorPil")(
+    # RF-DETR's own needs torchvision; Deformable DETR's does the same steps.
+    return getattr(transformers, f"{'DeformableDetr' if kind == 'RfDetr' else kind}ImageProcessorPil")(
         size={"height": size[0], "width": size[1]},
         do_normalize=any(facts.mean) or facts.std != (1.0, 1.0, 1.0),
         image_mean=list(facts.mean),
         image_std=list(facts.std),
         do_pad=facts.mask,
     )
-
-
-def _tokenizer(content: bytes, pad_id: int) -> Any:
-    """transformers' wrapper of a checkpoint's tokenizer."""
-    import transformers
-
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        path = Path(folder) / "tokenizer.json"
-        path.write_bytes(content)
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
-    return tokenizer

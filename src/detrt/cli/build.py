@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from .. import files
 from ..backends.inductor.config import InductorConfig
 from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
+from ..data.preprocess import preprocessing_words
 from ..errors import DetrtError, EngineError, SourceError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
@@ -189,6 +190,7 @@ def _show_build(report: BuildReport, output: Path) -> None:
     from . import show
 
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
+    rows[1:1] = [("preprocessing" * (not line), "", "", text) for line, text in enumerate(report.preprocessing)]
     show.table(f"{output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     prompt = " --prompt 'a cat. a dog.'" if report.bundle.spec.text is not None else ""
     print(f"detect with: detrt detect {output} IMAGE{prompt}")
@@ -246,6 +248,7 @@ def _export_facts(source: Source, report: ExportReport, typed: Any) -> dict[str,
         "parameters": source.provenance.parameters,
         "graph": report.summary.to_dict(),
         "checks": list(report.errors),
+        "preprocessing": {"input": preprocessing_words(report.spec.input), **asdict(report.processing)},
         "notes": list(source.notes),
         "precision": typed.to_dict() if typed else None,
     }
@@ -257,6 +260,9 @@ def _show_export(source: Source, report: ExportReport, typed: Any) -> None:
     print(
         f"{report.path}: {source.family.title}, {summary.nodes} nodes, opset {summary.opset}, {report.seconds:.1f} s; {verdict}"
     )
+    print(f"  preprocessing: {preprocessing_words(report.spec.input)}")
+    if report.processing.verdict:
+        print(f"  {report.processing.verdict}")
     if typed:
         print(f"  precision {typed.precision}: {typed.verdict}")
     for kind, tensors in (("in", summary.inputs), ("out", summary.outputs)):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..backends.open import kind_of
 from ..bundle import Bundle, EngineFacts, read_sidecar
+from ..data.preprocess import preprocessing_words
 from ..models.load import LoadOptions
 from ..spec import ModelSpec
 
@@ -36,7 +37,11 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             "parameters": origin.parameters,
             "created": origin.created,
             "versions": dict(origin.versions),
-            **{key: origin.options[key] for key in ("family", "labels", "loading") if key in origin.options},
+            **{
+                key: origin.options[key]
+                for key in ("family", "labels", "resize", "preprocess", "loading")
+                if key in origin.options
+            },
             "files": entries,
         }
     if kind in ("engine", "inductor", "openvino"):
@@ -87,6 +92,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         "family": spec.family,
         "size": f"{entry.height}x{entry.width}" + (" (symbolic)" if entry.dynamic else " (fixed)"),
         "resize": entry.resize + (f" {entry.shortest_edge}, at most {entry.longest_edge}" if entry.shortest_edge else ""),
+        "preprocessing": preprocessing_words(entry),
         "multiple_of": entry.multiple_of,
         "input": f"{entry.dtype}, " + ("normalised in the graph" if entry.normalize_in_graph else "normalised by the caller"),
         "mean": list(entry.mean),

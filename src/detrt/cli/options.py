@@ -237,7 +237,7 @@ class SizeOptions:
 
 def load_arguments(load: LoadOptions) -> dict[str, Any]:
     """How a checkpoint is read, as keywords of `open_session`."""
-    return {name: getattr(load, name) for name in ("family", "labels", "tokenizer", "trust_remote_code")}
+    return {**load.choices(), "trust_remote_code": load.trust_remote_code}
 
 
 def parse_device(text: str) -> tuple[str, ...]:

@@ -12,6 +12,10 @@ How an image gets its size:
                    sides are rounded down to `multiple_of` instead and only images of equal size
                    share a batch (`group_by_size`).
     fit            the largest size of the same aspect ratio inside (height, width), then padded
+    max_size       the largest size of the same aspect ratio inside (max_height, max_width), sides rounded
+                   down; padding as shortest_edge
+
+With `pad`, shortest_edge and max_size pad every batch to (height, width), with a mask or without one.
 
 Padding is zero in the numbers that reach the backbone. Where the graph normalises, the tensor is
 padded with raw zeros and the graph multiplies the normalised pixels by the mask; where the caller
@@ -100,7 +104,8 @@ def preprocess(
     batch = np.zeros((len(images), 3, height, width), given.dtype)
 
     def fill(slot: NDArray, image: NDArray[np.uint8], size: SizeHW) -> None:
-        pixels = resize(image, size, given.resample).transpose(2, 0, 1)
+        resized = resize(image, size, given.resample) if given.antialias else interpolate(image, size)
+        pixels = resized.transpose(2, 0, 1)
         slot[:, : size[0], : size[1]] = pixels if given.normalize_in_graph else normalize(pixels, given)
 
     list((map if pool is None else pool.map)(fill, batch, arrays, resized))
@@ -183,7 +188,7 @@ def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeH
 
 
 def needs_equal_sizes(given: InputSpec) -> bool:
-    return given.resize == "shortest_edge" and not given.mask
+    return not given.one_size and not given.mask
 
 
 def check_size(given: InputSpec, size_hw: SizeHW | None) -> None:
@@ -213,6 +218,9 @@ def resized_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None =
         return fit_size(original_hw, target)
     if size_hw is not None:
         height, width = fit_size(original_hw, target)
+    elif given.resize == "max_size":
+        assert given.max_height is not None and given.max_width is not None  # InputSpec holds this
+        height, width = max_size(original_hw, (given.max_height, given.max_width))
     else:
         assert given.shortest_edge is not None  # InputSpec holds this
         tall_first = needs_equal_sizes(given)
@@ -231,6 +239,26 @@ def nearest_size(original_hw: SizeHW, sizes: Sequence[SizeHW]) -> SizeHW:
 def size_words(sizes: Sequence[SizeHW]) -> str:
     """ "480x640, 640x480", (height, width) each."""
     return ", ".join(f"{height}x{width}" for height, width in sizes)
+
+
+def preprocessing_words(given: InputSpec) -> str:
+    """How an image becomes pixel values, in one line."""
+    size = f"{given.height}x{given.width}"
+    words = {
+        "stretch": f"stretch to {size}",
+        "shortest_edge": f"shortest edge {given.shortest_edge}, at most {given.longest_edge}",
+        "fit": f"fit into {size}",
+        "max_size": f"fit into {given.max_height}x{given.max_width}, rounded down",
+    }[given.resize]
+    if given.resize == "fit" or given.pad:
+        words += f", pad to {size}"
+    elif given.mask and not given.one_size:
+        words += ", pad to the batch"
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (given.mean, given.std))
+    scale = f"times 1/{1 / given.rescale:g}" if given.rescale < 1 else f"times {given.rescale:g}" * (given.rescale != 1)
+    normal = f"mean {mean}, std {std}" if any(given.mean) or set(given.std) != {1.0} else "no normalisation"
+    resample = given.resample + ("" if given.antialias else " without antialiasing")
+    return ", ".join(part for part in (words, resample, scale, normal) if part)
 
 
 def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:
@@ -256,6 +284,12 @@ def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, 
     return max(1, result[0]), max(1, result[1])
 
 
+def max_size(original_hw: SizeHW, limit_hw: SizeHW) -> SizeHW:
+    """The rule of transformers' `get_image_size_for_max_height_width`, number for number, except that a side is never 0."""
+    scale = min(limit / side for limit, side in zip(limit_hw, original_hw, strict=True))
+    return max(1, int(original_hw[0] * scale)), max(1, int(original_hw[1] * scale))
+
+
 def fit_size(original_hw: SizeHW, target_hw: SizeHW) -> SizeHW:
     """Largest size of the same aspect ratio inside `target_hw`; integers only, halves round up."""
     height, width = original_hw
@@ -276,8 +310,27 @@ def resize(image: NDArray[np.uint8], size_hw: SizeHW, resample: str) -> NDArray[
     return np.asarray(pillow.resize((width, height), Image.Resampling(RESAMPLES.index(resample))))
 
 
-def normalize(pixels: NDArray[np.uint8], given: InputSpec) -> NDArray[np.float32]:
-    """(3, h, w) uint8 -> (pixels * rescale - mean) / std, float32."""
+def interpolate(image: NDArray[np.uint8], size_hw: SizeHW) -> NDArray[np.float32]:
+    """(H, W, 3) uint8 -> (h, w, 3) float32: bilinear between the nearest pixels, without a filter for smaller sizes.
+
+    The rule of `torch.nn.functional.interpolate` without align_corners, which RF-DETR's processor in transformers uses.
+    """
+    pixels = image.astype(np.float32)
+    for axis, side in enumerate(size_hw):
+        length = image.shape[axis]
+        place = (np.arange(side, dtype=np.float32) + np.float32(0.5)) * np.float32(length / side) - np.float32(0.5)
+        place = np.maximum(place, 0)
+        first = place.astype(np.int64)
+        shape = [1, 1, 1]
+        shape[axis] = side
+        weight = (place - first).reshape(shape)
+        second = np.minimum(first + 1, length - 1)
+        pixels = pixels.take(first, axis) * (1 - weight) + pixels.take(second, axis) * weight
+    return pixels
+
+
+def normalize(pixels: NDArray, given: InputSpec) -> NDArray[np.float32]:
+    """(3, h, w) of 0..255 -> (pixels * rescale - mean) / std, float32."""
     mean = np.array(given.mean, np.float32)[:, None, None]
     std = np.array(given.std, np.float32)[:, None, None]
     return (pixels.astype(np.float32) * np.float32(given.rescale) - mean) / std
@@ -292,8 +345,15 @@ def _canvas(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None)
                 f"{sorted(set(resized))} after resizing. Use Detector, or split the batch with group_by_size"
             )
         return resized[0]
-    if given.resize != "shortest_edge" or size_hw is not None:
-        return size_hw or given.size_hw
+    if given.one_size or size_hw is not None:
+        canvas = size_hw or given.size_hw
+        for height, width in resized:
+            if height > canvas[0] or width > canvas[1]:
+                raise ImageError(
+                    f"an image of {height}x{width} (height x width) after resizing does not fit the {canvas[0]}x{canvas[1]} that "
+                    "this model pads to; transformers refuses it as well. Build the model again with --resize"
+                )
+        return canvas
     multiple = given.multiple_of
     height, width = (-(-max(size[axis] for size in resized) // multiple) * multiple for axis in (0, 1))
     return height, width

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 # Fields of the spec that an export changes by choice; all others are facts of the checkpoint.
 _DECODE_CHOICES = ("in_graph", "max_detections", "nms", "nms_in_graph", "score_threshold")
-_CHOICES = ("resize", "height", "width", "shortest_edge", "longest_edge", "dynamic", "mask", "dtype", "normalize_in_graph")
+_CHOICES = (
+    *("resize", "height", "width", "shortest_edge", "longest_edge", "max_height", "max_width", "pad"),
+    *("dynamic", "mask", "dtype", "normalize_in_graph"),
+)
 
 
 @dataclass(slots=True)
@@ -78,12 +81,10 @@ def open_side(
     *,
     trust: bool = False,
     like: ModelSpec | None = None,
-    labels: Path | str | None = None,
-    family: str | None = None,
-    tokenizer: Path | str | None = None,
     opening: Mapping[str, Any] | None = None,
+    **checkpoint: Any,
 ) -> Side:
-    """Open a reference, a Source or a session. labels, family, tokenizer: of a checkpoint, see `load_source`.
+    """Open a reference, a Source or a session. checkpoint: how one is read, see `load_source`.
     opening: how `open_session` opens anything else: backend, device.
 
     like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
@@ -104,7 +105,7 @@ def open_side(
         )
     source = model
     if isinstance(model, (str, Path)):
-        source = load_source(str(model), trust_remote_code=trust, labels=labels, family=family, tokenizer=tokenizer)
+        source = load_source(str(model), trust_remote_code=trust, **checkpoint)
     contract = same_contract(source.spec, like) if like else None
     session = open_torch(source, spec=contract, device=chosen.get("device") or "cpu")
     return Side(session, source.provenance.source, source=source, owned=True)
@@ -230,13 +231,13 @@ def reference_view(side: Side, candidate: Side, say: Callable[[str], None]) -> t
     from ..export import export_onnx
 
     say("exporting the reference")
-    config = _config_like(candidate)
+    config = config_like(candidate)
     with tempfile.TemporaryDirectory(prefix="detrt-verify-") as folder:
         report = export_onnx(side.source, Path(folder) / "reference.onnx", config)
         return view_of(report.path), "an FP32 export of the reference"
 
 
-def _config_like(candidate: Side) -> ExportConfig:
+def config_like(candidate: Side) -> ExportConfig:
     """Choices that give a graph with the candidate's contract."""
     recorded = candidate.options.get("export")
     known = {entry.name for entry in fields(ExportConfig)}

@@ -24,6 +24,7 @@ from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
 from .matching import Gate, gate_for, match, paired_scores
 from .models import Side, ask, default_reference, open_side, precision_of, spec_differences, text_differences
+from .published import with_published
 from .report import Example, VerifyReport
 from .tensors import can_force, forced_rows, one_decodes_in_graph
 
@@ -52,6 +53,8 @@ def verify(
     labels: Path | str | None = None,
     family: str | None = None,
     tokenizer: Path | str | None = None,
+    resize: str | None = None,
+    preprocess: str | None = None,
     prompt: str | Sequence[str] | Prompt | None = None,
     task: str = "",
     opening: Mapping[str, Any] | None = None,
@@ -76,8 +79,9 @@ def verify(
         images: number of the worst images in the HTML report.
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
-        tokenizer: of a checkpoint that takes a prompt and has none. For the checkpoint that a bundle was made from, these
-            three are by default those that the bundle records.
+        tokenizer: of a checkpoint that takes a prompt and has none.
+        resize, preprocess: of a folder, see `LoadOptions`. For the checkpoint that a bundle was made from, these, the labels, the
+            family and the tokenizer are by default those that the bundle records.
         prompt, task: for models that take a prompt: a text, or a list of class names.
         opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
         say: called with the name of each step.
@@ -93,13 +97,18 @@ def verify(
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
     say = say or (lambda text: None)
     with ExitStack() as stack:
-        checkpoint = {"labels": labels, "family": family, "tokenizer": tokenizer}
+        checkpoint = {
+            **{"labels": labels, "family": family, "tokenizer": tokenizer},
+            **{"resize": resize, "preprocess": preprocess},
+        }
         ref, cand = _open_sides(reference, candidate, stack, checkpoint, trust_remote_code, opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})
         report, found = _with_detections(report, ref.session, cand.session, images, batch_size, progress)
         first = [load_image(image) for image in images[:batch_size]]
         say("comparing tensors")
         report = _with_tensors(report, ref.session, cand.session, first)
+        say("comparing with transformers' processor")
+        report = with_published(report, ref, cand, first, [pair[1] for pair in found])
         if slots:
             say("running every slot of a batch")
             shapes = shapes_to_run(cand.session, batches)
@@ -144,7 +153,7 @@ def _open_sides(
 ) -> tuple[Side, Side]:
     """(reference, candidate), opened and bound to the prompt; `stack` closes them.
 
-    checkpoint: labels, family and tokenizer of the reference; of a candidate that is a ckpt:FILE the family holds too.
+    checkpoint: how the reference is read; of a candidate that is a ckpt:FILE the family holds too.
     """
     family = checkpoint["family"] if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
     cand = open_side(candidate, trust=trust, family=family, opening=opening)

@@ -37,6 +37,39 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedMatch:
+    """The candidate beside the checkpoint with transformers' own processor before and after it.
+
+    oracle: the class of that processor. pixels: largest difference of pixels, relative to the largest value. images: one
+    ImageMatch per image of the end result. differences: what is not equal, in words.
+    """
+
+    oracle: str
+    pixels: float | None = None
+    images: tuple[ImageMatch, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    @property
+    def unmatched(self) -> tuple[int, int, int]:
+        """(missing, extra, compared) detections of the end result."""
+        return tuple(sum(getattr(one, name) for one in self.images) for name in ("missing", "extra", "compared"))  # type: ignore[return-value]
+
+    def failures(self, gate: Gate) -> list[str]:
+        """What is outside the gate, in words."""
+        missing, extra, compared = self.unmatched
+        found = list(self.differences)
+        if max(missing, extra) > gate.unmatched * compared:
+            found.append(f"beside transformers' {self.oracle}, {missing} detections missing and {extra} extra of {compared}")
+        for name in ("box_px", "score"):
+            worst = max((getattr(one, name) for one in self.images), default=0.0)
+            if not worst <= getattr(gate, name):
+                found.append(
+                    f"beside transformers' {self.oracle}, {name} differs by {worst:.3g}, allowed {getattr(gate, name):g}"
+                )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """Result of `verify`.
 
@@ -53,6 +86,7 @@ class VerifyReport:
         divergence: the first node that differs, if it was searched.
         names: of the images.
         broken: errors of the candidate, if it failed on some images.
+        published: the candidate beside transformers' own processing; None if that was not run.
         precision_map: module path -> type -> nodes.
         scores: (reference's, candidate's) of each pair of detections, 0 if unmatched; not part of `to_dict`.
         examples: the worst images; not part of `to_dict`.
@@ -72,6 +106,7 @@ class VerifyReport:
     divergence: Divergence | None = None
     names: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
+    published: PublishedMatch | None = None
     precision_map: dict[str, dict[str, int]] = field(default_factory=dict)
     scores: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
     examples: tuple[Example, ...] = field(default=(), repr=False, compare=False)
@@ -134,6 +169,13 @@ class VerifyReport:
             worst = max(row["error"] for row in self.padding)
             same = all(row["passed"] for row in self.padding)
             result.append(Check("effect of the padding's content", f"{worst:.2e}", f"{gate.tensor:g}", same))
+        if self.published is not None:
+            name, (missing, extra, _) = f"transformers' {self.published.oracle}", self.published.unmatched
+            shown = "-" if self.published.pixels is None else f"{self.published.pixels:.1e}"
+            result.append(Check(f"pixels beside {name}", shown, "1e-05", not self.published.differences))
+            if self.published.images:
+                same = not self.published.failures(gate)
+                result.append(Check("missing / extra beside its result", f"{missing} / {extra}", unmatched, same, decides))
         if self.ap is not None:
             values = (self.ap[side]["AP"] for side in ("reference", "candidate"))
             shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in values)
@@ -149,6 +191,8 @@ class VerifyReport:
         texts = [*self.broken, *(row.get("text") for row in (*self.tensors, *self.slots))]
         result = [*self.facts, *[_shorten(text) for text in texts if text][:1]]
         result += [] if judged_by_ap else self.differences
+        if self.published is not None:
+            result += self.published.differences if judged_by_ap else self.published.failures(self.gate)
         if judged_by_ap and not np.isfinite(self.worst_tensor):
             result.append("the outputs hold NaN or infinite values, or have other shapes")
         if wrong := [row for row in self.slots if not row["passed"]]:
@@ -186,6 +230,7 @@ class VerifyReport:
             "gate": asdict(self.gate),
             "images": [asdict(m) for m in self.images],
             "divergence": None if self.divergence is None else self.divergence.to_dict(),
+            "published": None if self.published is None else asdict(self.published),
             "compared": self.compared,
             "worst": {"box_px": self.worst_box_px, "score": self.worst_score, "tensor": self.worst_tensor},
             "ap_loss": self.ap_loss,

@@ -18,6 +18,7 @@ from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
 from ..models.example_inputs import example_feeds
 from ..models.hooks import forced_topk
+from ..models.published import ProcessingCheck, check_processing
 from ..models.rewrites import rewrites
 from ..models.source import Source
 from ..models.wrapper import ExportModule
@@ -43,7 +44,6 @@ def export_onnx(
     """
     say = progress or (lambda text: None)
     path = Path(path)
-    start = time.perf_counter()
     spec = exported_spec(source, config)
     if config.plugin and (spec.text is not None or not source.family.deformable):
         what = "takes a prompt, for which plugin nodes are not done yet" if spec.text else "has no deformable attention"
@@ -52,6 +52,8 @@ def export_onnx(
         from .prompted import export_text
 
         return export_text(source, path, spec, config, say)
+    processing = check_processing(source, say) if config.check else ProcessingCheck()
+    start = time.perf_counter()
     module = ExportModule(source.module, spec).eval()
     say("tracing")
     model = trace(module, source.family.rewrites, spec, config.opset)
@@ -66,7 +68,7 @@ def export_onnx(
     if config.plugin:
         emit(model, config.msda)
     graph.save(model, path)
-    return ExportReport(path, spec, summarise(model), seconds, errors)
+    return ExportReport(path, spec, summarise(model), seconds, errors, processing)
 
 
 def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from ..graph.io import summarise
 from ..models.contract import ExportConfig, contract, other_size, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
 from ..models.hooks import forced_topk
+from ..models.published import ProcessingCheck, check_processing
 from ..models.source import Source
 from ..models.wrapper import StockTextModule, TextEncoderModule, TextExportModule
 from ..spec import (
@@ -49,6 +50,7 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
     if path.name in (text.encoder, text.tokenizer):
         raise ExportError(f"'{path.name}' is the name of the {text.encoder and 'text encoder'} beside the model; give another")
+    processing = check_processing(source, say) if config.check else ProcessingCheck()
     start = time.perf_counter()
     text_encoder = None
     if text.encoder:
@@ -68,7 +70,7 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
         graph.save(text_encoder, path.with_name(text.encoder))
     with files.writing(path.with_name(text.tokenizer)) as temporary:
         temporary.write_bytes(source.tokenizer)
-    return ExportReport(path, spec, summarise(model), seconds, errors)
+    return ExportReport(path, spec, summarise(model), seconds, errors, processing)
 
 
 def _axes(infos: Any) -> dict[str, dict[int, str]]:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..graph.msda_plugin import cut, rejoin
 from ..models import nms_op as nms
 from ..models.contract import ExportConfig, trace_size
 from ..models.example_inputs import example_feeds
+from ..models.published import ProcessingCheck
 from ..models.rewrites import rewrites
 from ..models.source import Source
 from ..models.wrapper import ExportModule
@@ -45,6 +46,7 @@ class ExportReport:
 
     errors: one row a check, {"batch", "height", "width", "error", "output"}; error is the largest
     absolute difference to PyTorch over the largest absolute value, with PyTorch's selections forced.
+    processing: preprocessing and post-processing beside transformers' own.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class ExportReport:
     summary: GraphSummary
     seconds: float
     errors: tuple[dict[str, Any], ...] = ()
+    processing: ProcessingCheck = field(default_factory=ProcessingCheck)
 
     @property
     def worst(self) -> float:

@@ -43,7 +43,10 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     """
     spec, family = source.spec, source.family
     spec = _with_graphs(spec, family.title, config)
-    changes: dict[str, object] = {"normalize_in_graph": config.normalize, "dtype": config.input_dtype}
+    changes: dict[str, object] = {
+        "normalize_in_graph": config.normalize,
+        "dtype": config.input_dtype if spec.input.antialias else "float32",
+    }
     if config.height is not None and config.width is not None:
         multiple = spec.input.multiple_of
         for side, value in (("height", config.height), ("width", config.width)):
@@ -51,16 +54,9 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
                 lower, upper = value // multiple * multiple, -(-value // multiple) * multiple
                 near = " or ".join(str(v) for v in dict.fromkeys((lower, upper)) if v)
                 raise ExportError(f"{family.title} takes a {side} that is a multiple of {multiple}; got {value}, try {near}")
-        # A padding mask keeps the aspect ratio exact inside a fixed size; without one the image is stretched.
-        keeps_aspect = spec.input.resize == "shortest_edge" and spec.input.mask and config.mask
-        changes |= {
-            "height": config.height,
-            "width": config.width,
-            "dynamic": False,
-            "resize": "fit" if keeps_aspect else "stretch",
-            "shortest_edge": None,
-            "longest_edge": None,
-        }
+        # Without a mask the model attends to the whole tensor, so the image fills it.
+        drops_mask = spec.input.mask and not config.mask
+        spec = replace(spec, input=spec.input.fixed((config.height, config.width), stretch=drops_mask))
     if not config.mask:
         changes["mask"] = False
     spec = replace(spec, input=replace(spec.input, **changes))  # type: ignore[arg-type]

@@ -23,9 +23,11 @@ class Family:
     mask: the model takes a padding mask, so images of different sizes share a batch.
     dynamic: height and width can be symbolic; otherwise `fixed_reason` says why not.
     multiple_of: a fixed number, or the name of the rule in `preprocessor.multiple_of` that reads it from the config.
-    shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`.
+    shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`; 0 is the size of the
+        position table.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.
+    processor: image processor of transformers for its checkpoints, without the suffix, see `preprocessor.PROCESSORS`.
     text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms, nms_iou: the authors' suppression of
     overlapping boxes, see `DecodeSpec`.
     """
@@ -50,6 +52,7 @@ class Family:
     text: str = ""
     nms: str = "none"
     nms_iou: float = 0.8
+    processor: str = "Detr"
 
 
 def _resnet_detr(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
@@ -64,6 +67,7 @@ def _hybrid(name: str, model_type: str, title: str, example: str, **facts: objec
         "max_detections": None,
         "multiple_of": 32,
         "normalize": False,
+        "processor": "RTDetr",
         "deformable": True,
         "rewrites": ("msda",),
     }
@@ -84,6 +88,7 @@ def _grounding(name: str, model_type: str, title: str, example: str) -> Family:
         deformable=True,
         rewrites=("msda", "tensors_only"),
         text="tokens",
+        processor="GroundingDino",
     )
 
 
@@ -98,13 +103,20 @@ FAMILIES: tuple[Family, ...] = (
         "microsoft/table-transformer-detection",
         **_SOFTMAX,
     ),
-    _resnet_detr("conditional_detr", "conditional_detr", "Conditional DETR", "microsoft/conditional-detr-resnet-50"),
-    _resnet_detr("dab_detr", "dab-detr", "DAB-DETR", "IDEA-Research/dab-detr-resnet-50"),
+    _resnet_detr(
+        "conditional_detr",
+        "conditional_detr",
+        "Conditional DETR",
+        "microsoft/conditional-detr-resnet-50",
+        processor="ConditionalDetr",
+    ),
+    _resnet_detr("dab_detr", "dab-detr", "DAB-DETR", "IDEA-Research/dab-detr-resnet-50", processor="ConditionalDetr"),
     _resnet_detr(
         "deformable_detr",
         "deformable_detr",
         "Deformable DETR",
         "SenseTime/deformable-detr",
+        processor="DeformableDetr",
         queries=("two_stage_num_proposals", "num_queries"),
         deformable=True,
         rewrites=("msda", "symbolic_shapes"),
@@ -123,6 +135,7 @@ FAMILIES: tuple[Family, ...] = (
         select="topk",
         max_detections=100,
         example="AnnaZhang/lwdetr_small_60e_coco",
+        processor="DeformableDetr",
         multiple_of="windows",
         deformable=True,
         rewrites=("msda", "symbolic_shapes"),
@@ -141,7 +154,8 @@ FAMILIES: tuple[Family, ...] = (
             "has; detrt computes that table for one size before the export"
         ),
         multiple_of="windows",
-        size=560,
+        size=0,
+        processor="RfDetr",
         deformable=True,
         rewrites=("msda", "symbolic_shapes", "frozen_positions"),
     ),
@@ -153,6 +167,7 @@ FAMILIES: tuple[Family, ...] = (
         multiple_of="patch",
         shortest_edge=True,
         queries=("num_detection_tokens",),
+        processor="Yolos",
         **_SOFTMAX,  # type: ignore[arg-type]
     ),
     _grounding("grounding_dino", "grounding-dino", "Grounding DINO", "IDEA-Research/grounding-dino-tiny"),

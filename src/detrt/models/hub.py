@@ -18,7 +18,7 @@ from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, Family
 from .labels import read_labels
-from .preprocessor import read_input_spec
+from .preprocessor import read_input_spec, read_processor
 from .source import check_finite, make_spec, versions
 from .text import text_spec, with_boolean_masks
 
@@ -72,6 +72,8 @@ def load_folder(
     labels: Path | str | None = None,
     family: str | None = None,
     tokenizer: Path | str | None = None,
+    resize: str | None = None,
+    preprocess: str | None = None,
 ) -> Source:
     """Load a folder in transformers format. See `load_source` for the arguments and errors."""
     from .source import Source
@@ -96,7 +98,13 @@ def load_folder(
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading, not after them
     module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
     check_finite(module, ref)
-    entry = read_input_spec(folder, row, module.config)
+    notes = _anchors_of_every_size(module.config)
+    entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
+    if entry.pad:
+        notes += (
+            f"images are padded to {entry.height}x{entry.width} and boxes scaled by the original size, as transformers does; a model "
+            "trained on boxes relative to the padded image (docs/guide/fine-tuned.md) gives boxes that are too small where it pads",
+        )
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
@@ -110,7 +118,22 @@ def load_folder(
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    return Source(module, spec, row, provenance, tokenizer=words)
+    found = read_processor(folder) if resize is None and preprocess is None else None
+    return Source(module, spec, row, provenance, notes=notes, tokenizer=words, processor=found[0] if found else None)
+
+
+def _anchors_of_every_size(config: Any) -> tuple[str, ...]:
+    """Let an RT-DETR, D-FINE or DEIMv2 with anchors for one image size compute them for each, in place; returns a note.
+
+    The class has the code for both; the values at that one size are the same.
+    """
+    size = getattr(config, "anchor_image_size", None)
+    if not size:
+        return ()
+    config.anchor_image_size = None
+    return (
+        f"config.json has anchor_image_size {list(size)}, for which alone its anchors are stored; they are computed for any size",
+    )
 
 
 def refuse_text_choices(family: Family, labels: Path | str | None, tokenizer: Path | str | None) -> None:
@@ -166,7 +189,7 @@ def require_transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Silence transformers' own loading report; ours replaces it."""
     level = transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()
@@ -190,7 +213,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
         raise SourceError(f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        with _quiet(transformers):
+        with quiet(transformers):
             swin = timm.timm_name(raw) is not None
             config = timm.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder

@@ -26,7 +26,7 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 # Fields of LoadOptions that the provenance records; paths are absolute.
-RECORDED = ("family", "labels", "tokenizer")
+RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess")
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -44,6 +44,8 @@ class LoadOptions:
         labels: file with one class name per line, or JSON {"0": "name", ...}, instead of the checkpoint's names.
         tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the checkpoint's own.
         trust_remote_code: run Python code that comes with the checkpoint.
+        resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
+        preprocess: "family-default" for the authors' preprocessing of the family instead of the folder's image processor.
         revision: branch, tag or commit of a Hugging Face repository.
     """
 
@@ -68,12 +70,27 @@ class LoadOptions:
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Run Python code that comes with a checkpoint.", "panel": "Checkpoint"}
     )
+    resize: str | None = field(
+        default=None,
+        metadata={
+            "help": "Resize of a checkpoint's images, not its file's: 640x640, shortest:800,1333 or fit:480x480.",
+            "panel": "Checkpoint",
+        },
+    )
+    preprocess: str | None = field(
+        default=None,
+        metadata={"help": "family-default: the authors' preprocessing, not the checkpoint's file.", "panel": "Checkpoint"},
+    )
     revision: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("labels", "tokenizer"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else Path(value))
+
+    def choices(self) -> dict[str, str]:
+        """What is stated instead of what a checkpoint says, by the name of the option."""
+        return {name: str(value) for name in RECORDED if (value := getattr(self, name)) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds, for another process; `LoadOptions(**data)` reads them."""
@@ -111,6 +128,13 @@ def _load(ref: str, options: LoadOptions) -> Source:
     trust_remote_code, labels, family, tokenizer = (
         options.trust_remote_code, options.labels, options.family, options.tokenizer
     )  # fmt: skip
+    if ref.startswith(("random:", "ckpt:")):
+        for name in ("resize", "preprocess"):
+            if (value := getattr(options, name)) is not None:
+                raise SourceError(
+                    f"--{name} {value} is for a folder in transformers format, with a file of its image processor; '{ref}' has the "
+                    "authors' preprocessing; leave it out, or give --size for another input size"
+                )
     if ref.startswith("random:"):
         from .random import load_random
 
@@ -118,7 +142,7 @@ def _load(ref: str, options: LoadOptions) -> Source:
     if ref.startswith("ckpt:"):
         return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
     folder, origin = _folder_of(ref, options)
-    source = load_folder(folder, ref, trust_remote_code=trust_remote_code, labels=labels, family=family, tokenizer=tokenizer)
+    source = load_folder(folder, ref, trust_remote_code=trust_remote_code, **options.choices())
     return replace(source, provenance=replace(source.provenance, source=origin))
 
 

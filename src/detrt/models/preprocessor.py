@@ -1,10 +1,18 @@
-"""InputSpec from a checkpoint's preprocessor_config.json, or from the family's defaults."""
+"""InputSpec from a checkpoint's image processor file, from `--resize`, or from the family's defaults.
+
+transformers writes `preprocessor_config.json` beside a model whose image processor is saved, and
+`processor_config.json` with the same object under "image_processor" where a processor of images and
+text is. A key is understood, known to have no effect on pixels, or refused by name: a value that is
+silently left out gives a detector that finds nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,85 +20,298 @@ from ..errors import SourceError, SpecError
 from ..spec import RESAMPLES, InputSpec
 from .families import IMAGENET_MEAN, IMAGENET_STD, Family
 
+FILES = ("processor_config.json", "preprocessor_config.json")  # the order in which transformers looks for them
+FAMILY_DEFAULT = "family-default"
+CHOICE = (
+    "state it with --resize HEIGHTxWIDTH (stretch), --resize shortest:SHORT,LONG or --resize fit:HEIGHTxWIDTH (aspect ratio "
+    f"kept, padded), or take the authors' preprocessing of the family with --preprocess {FAMILY_DEFAULT}"
+)
 
-def read_input_spec(folder: Path | None, family: Family, config: Any) -> InputSpec:
-    """Preprocessing of a checkpoint's images.
+_EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_normalize": True, "do_pad": True}
+# image processor of transformers, without its suffix -> what it does where a file does not say. The others are equal for all:
+# bilinear, 1 / 255, the mean and standard deviation of ImageNet.
+PROCESSORS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("Detr", "ConditionalDetr", "DeformableDetr", "GroundingDino", "Yolos", "RfDetr"), _EDGES),
+    "RTDetr": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
+}
+# Keys that say nothing about pixels, or of which only an empty value or the one here does not.
+_IDLE = (
+    *("format", "do_convert_annotations", "image_processor_type", "feature_extractor_type", "processor_class", "auto_map"),
+    *("model_input_names", "default_to_square", "return_segmentation_masks", "masks_path", "return_tensors", "device"),
+    *(
+        "disable_grouping",
+        "input_data_format",
+        "_valid_processor_keys",
+        "valid_processor_keys",
+        "use_fast",
+        "backend",
+        "crop_size",
+    ),
+)
+_IDLE_VALUES = {"data_format": "channels_first", "do_convert_rgb": True}
+# Why a family without a mask input cannot have padded images; RT-DETR's relatives take them as part of the image.
+_PAD_BY_MASK = {
+    "lw_detr": "attends by a padding mask in transformers, which its graph does not take",
+    "rf_detr": "attends by a padding mask in transformers, which its graph does not take",
+    "yolos": "has no padding mask, and padded images are not done for it",
+}
+_READ = (
+    *("do_resize", "size", "max_size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
+    *("do_pad", "pad_and_return_pixel_mask", "pad_size"),
+)
 
-    Args:
-        folder: of a checkpoint in transformers format; its preprocessor_config.json is read if it has one. None for
-            a checkpoint without a folder: the family's row has the authors' settings.
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """What `--resize` states. mode: of `InputSpec`; size: (height, width), or (shortest edge, longest edge)."""
+
+    mode: str
+    size: tuple[int, int]
+
+
+def parse_resize(text: str) -> Resize:
+    """ "640", "480x640", "shortest:800,1333" or "fit:480x640" -> Resize. Raises SourceError."""
+    found = re.fullmatch(r"(?:(fit|stretch):)?(\d{1,5})(?:x(\d{1,5}))?|shortest:(\d{1,5}),(\d{1,5})", text.strip().lower())
+    sides = [int(part) for part in (found.groups()[1:] if found else ()) if part]
+    if not found or not all(1 <= side <= 16384 for side in sides) or (found[4] and sides[0] > sides[1]):
+        raise SourceError(
+            f"--resize must be HEIGHTxWIDTH such as 640x640, shortest:SHORT,LONG such as shortest:800,1333, or fit:HEIGHTxWIDTH "
+            f"such as fit:480x480; got {text!r}"
+        )
+    mode = "shortest_edge" if found[4] else {"fit": "max_size"}.get(found[1], "stretch")
+    return Resize(mode, (sides[0], sides[-1]))
+
+
+def read_processor(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The image processor of a checkpoint folder, and its file; None where there is none.
 
     Raises:
-        SourceError: the preprocessor file is damaged or asks for something that detrt does not do.
+        SourceError: the file is damaged.
     """
-    data: dict[str, Any] = {}
-    path = folder / "preprocessor_config.json" if folder is not None else None
-    if path is not None and path.is_file():
+    for name in FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
         try:
             data = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise SourceError(f"'{path}' is not readable JSON: {error}") from None
         if not isinstance(data, dict):
             raise SourceError(f"'{path}' must hold a JSON object")
-        data = {key: value for key, value in data.items() if value is not None}  # null is "the default"
+        if name == FILES[0]:
+            if "image_processor" not in data:  # a file of an older version, of the tokenizer alone
+                continue
+            data = data["image_processor"]
+            if not isinstance(data, dict):
+                raise SourceError(f"'{path}' must hold a JSON object under \"image_processor\"")
+        return path, {key: value for key, value in data.items() if value is not None}  # null is "the default"
+    return None
+
+
+def read_input_spec(
+    folder: Path | None,
+    family: Family,
+    config: Any,
+    *,
+    resize: str | None = None,
+    preprocess: str | None = None,
+    ref: str = "",
+) -> InputSpec:
+    """Preprocessing of a checkpoint's images.
+
+    Args:
+        folder: of a checkpoint in transformers format, with the file of its image processor. None for a checkpoint without
+            a folder: the family's row has the authors' settings.
+        config: of the model, in transformers' form.
+        resize: the size of images, instead of the file's; see `parse_resize`.
+        preprocess: "family-default" for the family's settings instead of the file's.
+        ref: the checkpoint in messages; default: the folder.
+
+    Raises:
+        SourceError: there is no file and no choice, or the file is damaged or asks for something that detrt does not do.
+    """
+    if preprocess not in (None, FAMILY_DEFAULT):
+        raise SourceError(f"--preprocess must be {FAMILY_DEFAULT}; got {preprocess!r}")
+    wanted = parse_resize(resize) if resize is not None else None
+    found = read_processor(folder) if folder is not None and preprocess is None else None
+    if found is None and folder is not None and preprocess is None and wanted is None:
+        raise SourceError(
+            f"'{ref or folder}' has neither {FILES[1]} nor {FILES[0]} with an image processor, so how its images are resized and "
+            f"normalised is not known; save the image processor beside the model (processor.save_pretrained), {CHOICE}"
+        )
+    origin = f"'{found[0]}'" if found else f"the configuration of this {family.title}"
     try:
-        return _input_spec(data, family, config)
+        data = _family_settings(family, config) if found is None else found[1]
+        _refuse_unknown(data)
+        return _Reader(data, family, config, stated=found is not None).input_spec(wanted)
+    except _Refused as error:
+        raise SourceError(f"{origin} says {error}; {CHOICE}") from None
     except (TypeError, ValueError, LookupError, SpecError) as error:
-        origin = f"'{path}'" if path is not None else f"the configuration of this {family.title}"
-        raise SourceError(f"{origin} has a value that detrt cannot use: {error}") from None
+        what = f"--resize {resize} for {family.title}" if wanted else f"{origin} has a value that detrt cannot use"
+        raise SourceError(f"{what}: {error}") from None
 
 
-def _input_spec(data: dict[str, Any], family: Family, config: Any) -> InputSpec:
-    multiple = multiple_of(family, config)
-    size = _size(data, family, config)
-    normalize = bool(data.get("do_normalize", family.normalize))
-    mean = tuple(data.get("image_mean", IMAGENET_MEAN)) if normalize else (0.0, 0.0, 0.0)
-    std = tuple(data.get("image_std", IMAGENET_STD)) if normalize else (1.0, 1.0, 1.0)
-    resample = int(data.get("resample", 2))
-    if not 0 <= resample < len(RESAMPLES):
-        raise ValueError(f"resample {resample}, which is not one of Pillow's 0..{len(RESAMPLES) - 1}")
-    common = {
-        "resample": RESAMPLES[resample],
-        "rescale": float(data.get("rescale_factor", 1 / 255)) if data.get("do_rescale", True) else 1.0,
-        "mean": mean,
-        "std": std,
-        "mask": family.mask,
-        "multiple_of": multiple,
-    }
-    if "height" in size:
-        height, width = (_round_up(int(size[k]), multiple) for k in ("height", "width"))
-        return InputSpec("stretch", height, width, dynamic=family.dynamic, **common)
-    short = int(size["shortest_edge"])
-    long = int(size.get("longest_edge") or 0) or None
-    if not family.dynamic:
-        side = _round_up(short, multiple)
-        return InputSpec("stretch", side, side, dynamic=False, **common)
-    # The usual image is 4:3; this is the size that engines are tuned for.
-    width = min(round(short * 4 / 3), long or 10**6)
-    height = _round_down(short, multiple)
-    return InputSpec(
-        "shortest_edge",
-        height,
-        max(multiple, _round_down(width, multiple)),
-        shortest_edge=short,
-        longest_edge=long,
-        dynamic=True,
-        **common,
-    )
+class _Refused(Exception):
+    """A setting that is understood and not supported: what it is, and why."""
 
 
-def _size(data: dict[str, Any], family: Family, config: Any) -> dict[str, Any]:
-    size = data.get("size")
-    if isinstance(size, int):  # files written before 2023: size and max_size
-        size = {"shortest_edge": size, "longest_edge": data.get("max_size")}
-    if isinstance(size, dict) and ("shortest_edge" in size or {"height", "width"} <= set(size)):
-        return size
-    if size is not None:
-        raise ValueError(f"size {size!r}")
+def _family_settings(family: Family, config: Any) -> dict[str, Any]:
+    """The authors' settings, as an image processor's file has them."""
     if family.shortest_edge:
-        return {"shortest_edge": 800, "longest_edge": 1333}
-    side = getattr(getattr(config, "backbone_config", None), "image_size", None) if family.name == "rf_detr" else None
-    return {"height": side or family.size, "width": side or family.size}
+        size: dict[str, int] = dict(_EDGES["size"])
+    else:
+        multiple = multiple_of(family, config)
+        # RF-DETR has one size for each position table, rounded up to its windows.
+        side = family.size or -(-_one(config.backbone_config.image_size) // multiple) * multiple
+        size = {"height": side, "width": side}
+    return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask}
+
+
+def _refuse_unknown(data: Mapping[str, Any]) -> None:
+    for key, value in data.items():
+        if key in _READ or key in _IDLE or value in (False, "", [], {}) or _IDLE_VALUES.get(key) == value:
+            continue
+        if key in _IDLE_VALUES:
+            raise _Refused(f"{key} {value!r}")
+        raise _Refused(f"{key} {value!r}, which detrt does not know; remove the key if it has no effect")
+
+
+class _Reader:
+    """One image processor's settings. stated: they come from a file, whose processor's class has defaults of its own."""
+
+    def __init__(self, data: Mapping[str, Any], family: Family, config: Any, *, stated: bool) -> None:
+        self._family, self._stated = family, stated
+        self._multiple = multiple_of(family, config)
+        name = str(data.get("image_processor_type") or data.get("feature_extractor_type") or family.processor)
+        self.processor = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
+        if stated and self.processor not in PROCESSORS:
+            known = ", ".join(f"{one}ImageProcessor" for one in PROCESSORS)
+            raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {known}")
+        self._data = {**PROCESSORS.get(self.processor, {}), **data}
+
+    def input_spec(self, wanted: Resize | None) -> InputSpec:
+        data, family = self._data, self._family
+        normalize = bool(data["do_normalize"])
+        resample = int(data.get("resample", 2))
+        if not 0 <= resample < len(RESAMPLES):
+            raise ValueError(f"resample {resample}, which is not one of Pillow's 0..{len(RESAMPLES) - 1}")
+        common: dict[str, Any] = {
+            "resample": RESAMPLES[resample],
+            "rescale": float(data.get("rescale_factor", 1 / 255)) if data.get("do_rescale", True) else 1.0,
+            "mean": _three(data.get("image_mean", IMAGENET_MEAN)) if normalize else (0.0, 0.0, 0.0),
+            "std": _three(data.get("image_std", IMAGENET_STD)) if normalize else (1.0, 1.0, 1.0),
+            "mask": family.mask,
+            "dynamic": family.dynamic,
+            "multiple_of": self._multiple,
+        }
+        if self.processor == "RfDetr" and self._stated:
+            if common["resample"] != "bilinear":
+                raise _Refused(
+                    f"resample {resample} of RfDetrImageProcessor, which does not antialias; detrt does that for 2 only"
+                )
+            common |= {"antialias": False, "dtype": "float32"}
+        size = self._size() if wanted is None else _size_of(wanted)
+        pad = self._pad_size(size) if wanted is None else _canvas_of(wanted)
+        if "height" in size:
+            return self._stretch(size, pad, common)
+        return self._aspect(size, pad, common)
+
+    def _size(self) -> dict[str, int]:
+        data = self._data
+        if not data.get("do_resize", True):
+            raise _Refused("do_resize false: its images keep their size, which depends on what resized them before")
+        size = data["size"]
+        if isinstance(size, int) and not isinstance(size, bool):  # files written before 2023: size and max_size
+            size = {"shortest_edge": size, "longest_edge": data.get("max_size", 1333)}
+        elif isinstance(size, (list, tuple)) and len(size) == 2:
+            size = {"height": size[0], "width": size[1]}
+        if isinstance(size, Mapping):
+            # The order in which transformers looks for them, where a file has several.
+            for pair in (("shortest_edge", "longest_edge"), ("max_height", "max_width"), ("height", "width")):
+                if all(size.get(key) for key in pair):
+                    return {key: int(size[key]) for key in pair}
+        raise ValueError(f"size {size!r}; transformers resizes by shortest_edge and longest_edge, max_height and max_width, or "
+                         "height and width")  # fmt: skip
+
+    def _pad_size(self, size: Mapping[str, int]) -> dict[str, int] | None:
+        data = self._data
+        pad = data.get("pad_size")
+        if not data.get("pad_and_return_pixel_mask", data["do_pad"]) or pad is None:
+            return None
+        if isinstance(pad, int) and not isinstance(pad, bool):
+            pad = {"height": pad, "width": pad}
+        elif isinstance(pad, (list, tuple)) and len(pad) == 2:
+            pad = {"height": pad[0], "width": pad[1]}
+        if not isinstance(pad, Mapping) or not (pad.get("height") and pad.get("width")):
+            raise ValueError(f"pad_size {pad!r}; it must have height and width")
+        pad = {"height": int(pad["height"]), "width": int(pad["width"])}
+        largest = size.get("longest_edge")
+        for side in ("height", "width"):
+            limit = largest or size.get(side) or size[f"max_{side}"]
+            if limit > pad[side]:
+                raise _Refused(f"pad_size {pad}, into which images of size {dict(size)} do not fit")
+        return pad
+
+    def _stretch(self, size: Mapping[str, int], pad: Mapping[str, int] | None, common: Mapping[str, Any]) -> InputSpec:
+        if pad is not None and dict(pad) != dict(size):
+            raise _Refused(f"pad_size {dict(pad)} around images of size {dict(size)}, which detrt does not do")
+        self._check_multiple(size, "size")
+        return InputSpec("stretch", size["height"], size["width"], **common)
+
+    def _aspect(self, size: Mapping[str, int], pad: Mapping[str, int] | None, common: Mapping[str, Any]) -> InputSpec:
+        """Images that keep their aspect ratio, padded to one size or to the largest of their batch."""
+        family = self._family
+        sides = {**size, **(pad or {})}
+        mode = "shortest_edge" if "shortest_edge" in size else "max_size"
+        if pad is not None:
+            if family.name in _PAD_BY_MASK:
+                raise _Refused(
+                    f"pad_size {dict(pad)} around images of size {dict(size)}: {family.title} {_PAD_BY_MASK[family.name]}"
+                )
+            self._check_multiple(pad, "pad_size")
+            if not common.get("antialias", True):
+                raise _Refused(f"size {dict(size)}, which keeps the aspect ratio, for a processor that does not antialias")
+            return InputSpec(mode, pad["height"], pad["width"], pad=True, **_edges(size), **common)
+        if not family.dynamic:
+            raise _Refused(f"size {dict(size)}, which keeps the aspect ratio: {family.title} takes one fixed size")
+        if not family.mask and self._multiple > 1 and not (mode == "shortest_edge" and self.processor == "Yolos"):
+            raise _Refused(
+                f"size {dict(size)}, which keeps the aspect ratio: {family.title} has no padding mask and needs sides that are "
+                f"multiples of {self._multiple}"
+            )
+        if mode == "shortest_edge":
+            # The usual image is 4:3; this is the size that engines are tuned for.
+            height, width = sides["shortest_edge"], min(round(sides["shortest_edge"] * 4 / 3), sides["longest_edge"])
+        else:
+            height, width = sides["max_height"], sides["max_width"]
+        height, width = (_round_down(side, self._multiple) for side in (height, width))
+        return InputSpec(mode, height, width, **_edges(size), **common)
+
+    def _check_multiple(self, size: Mapping[str, int], name: str) -> None:
+        multiple = self._multiple
+        if all(side % multiple == 0 for side in size.values()):
+            return
+        near = "x".join(str(-(-size[side] // multiple) * multiple) for side in ("height", "width"))
+        raise _Refused(
+            f"{name} {dict(size)}; {self._family.title} needs sides that are multiples of {multiple}, e.g. --resize {near}"
+        )
+
+
+def _size_of(wanted: Resize) -> dict[str, int]:
+    names = {"stretch": ("height", "width"), "max_size": ("max_height", "max_width")}
+    return dict(zip(names.get(wanted.mode, ("shortest_edge", "longest_edge")), wanted.size, strict=True))
+
+
+def _canvas_of(wanted: Resize) -> dict[str, int] | None:
+    return dict(zip(("height", "width"), wanted.size, strict=True)) if wanted.mode == "max_size" else None
+
+
+def _edges(size: Mapping[str, int]) -> dict[str, int]:
+    return {key: value for key, value in size.items() if key not in ("height", "width")}
+
+
+def _three(value: Any) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, Iterable) else (float(value),) * 3
 
 
 def multiple_of(family: Family, config: Any) -> int:
@@ -108,10 +329,6 @@ def multiple_of(family: Family, config: Any) -> int:
 
 def _one(value: Any) -> int:
     return int(next(iter(value))) if isinstance(value, Iterable) else int(value)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _round_down(value: int, multiple: int) -> int:

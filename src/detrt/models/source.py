@@ -13,6 +13,7 @@ from .families import Family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import nn
 
@@ -68,6 +69,7 @@ class Source:
 
     notes: what was decided while loading, for a log.
     tokenizer: of a prompted model, a file of the `tokenizers` library (JSON); None for others.
+    processor: file of the image processor that `spec.input` was read from; None where it is stated or the authors'.
     """
 
     module: nn.Module
@@ -76,3 +78,4 @@ class Source:
     provenance: Provenance
     notes: tuple[str, ...] = ()
     tokenizer: bytes | None = None
+    processor: Path | None = None

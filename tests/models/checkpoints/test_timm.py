@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers", reason="needs the 'export' ex
 
 from safetensors.torch import save_file
 from torch import nn
+from transformers import DetrImageProcessorPil
 
 from detrt.errors import SourceError
 from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, rename_resnet, resnet_config
@@ -95,6 +96,7 @@ def hub_name(key):
 def write_timm(folder, module, backbone_fields, rename=lambda key: key):
     """Save a model as checkpoints of the hub are: timm's names in the backbone."""
     module.save_pretrained(folder)
+    DetrImageProcessorPil().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config.pop("backbone_config", None)
     (folder / "config.json").write_text(json.dumps({**config, **backbone_fields}))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ... import bundle, files
 from ...bundle import EngineFacts
+from ...data.preprocess import needs_equal_sizes
 from ...errors import EngineError, ExportError, MissingPackageError
 from ...models.contract import ExportConfig
 from ...spec import ModelSpec, Precision
@@ -88,14 +89,12 @@ def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
         raise EngineError(f"both sides must be multiples of {multiple} for this model; got {height}x{width} (height x width)")
     if not input_spec.dynamic:
         return spec
-    if input_spec.resize == "shortest_edge" and not input_spec.mask:
+    if needs_equal_sizes(input_spec):
         raise EngineError(
             "this model keeps the aspect ratio of images and has no padding mask, so a package of one size needs a graph of one "
             f"size: give --size {height}x{width}"
         )
-    resize = "fit" if input_spec.resize == "shortest_edge" else input_spec.resize
-    fixed = replace(input_spec, height=height, width=width, dynamic=False, resize=resize, shortest_edge=None, longest_edge=None)
-    return replace(spec, input=fixed)
+    return replace(spec, input=input_spec.fixed((height, width)))
 
 
 def build_package(

@@ -191,17 +191,21 @@ def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec) -
 def _default_side(axis: str, facts: InputSpec) -> Triple:
     """Sizes in pixels that the model's own preprocessing can make.
 
-    "stretch" and "fit" make one size. "shortest_edge" makes portraits and landscapes, so both sides go
-    up to the longest edge. The short side drops below `shortest_edge` when the longest edge limits a wide
+    "stretch", "fit" and padding to one size make one size. "shortest_edge" and "max_size" make portraits and landscapes, so
+    both sides go up to the longest edge. The short side drops below `shortest_edge` when the longest edge limits a wide
     picture; a quarter of it allows pictures up to about 6.7 : 1 at 800 / 1333.
     """
     usual = facts.height if axis == "height" else facts.width
-    if facts.resize != "shortest_edge" or facts.shortest_edge is None:
+    if facts.one_size:
         return (usual, usual, usual)
     step = facts.multiple_of
-    longest = facts.longest_edge or 2 * facts.shortest_edge
+    shortest, longest = facts.shortest_edge, facts.longest_edge
+    if facts.resize == "max_size":
+        shortest = longest = facts.max_height if axis == "height" else facts.max_width
+    assert shortest is not None  # InputSpec holds this
+    longest = longest or 2 * shortest
     largest = -(-longest // step) * step
-    smallest = max(32, facts.shortest_edge // 4)
+    smallest = max(32, shortest // 4)
     smallest = max(step, smallest // step * step)
     largest = max(largest, usual)
     return (min(smallest, usual), usual, largest)

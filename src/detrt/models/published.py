@@ -1,0 +1,245 @@
+"""transformers' own image processor and post-processing, which ours are compared with.
+
+They read the checkpoint's folder themselves: a setting that our reader misses shows here and nowhere else. The Pillow variant
+of a processor is taken where there is one, since Pillow's pixels are ours; RF-DETR's processor needs torchvision.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.postprocess import decode
+from ..data.preprocess import preprocess
+from ..data.scenes.scene import draw_scene
+from ..detections import Detections
+from ..errors import GateError, MissingPackageError
+from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, ModelSpec
+from .hub import quiet, require_transformers
+
+if TYPE_CHECKING:
+    from .source import Source
+
+# Float32 rounding of two implementations of the same steps, relative to the largest value.
+PIXEL_TOLERANCE = 1e-5
+# The same of scores, and of boxes in pixels, on equal outputs of the model.
+SCORE_TOLERANCE, BOX_TOLERANCE_PX = 1e-5, 1e-2
+CHECKED_SIZES = ((480, 640), (612, 405))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessingCheck:
+    """Our preprocessing and post-processing beside transformers'.
+
+    oracle: its class that ours was compared with, "" where none was. pixels: largest difference of pixels, relative to the
+    largest value. detections: how many were compared. note: why nothing was compared, or "".
+    """
+
+    oracle: str = ""
+    pixels: float | None = None
+    detections: int | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """In words, for a table."""
+        if not self.oracle:
+            return self.note
+        compared = " and post-processing" if self.detections is not None else ""
+        return f"pixels{compared} equal to transformers' {self.oracle}: {self.pixels:.1e} relative"
+
+
+def open_processor(source: Source) -> tuple[Any, str]:
+    """(transformers' image processor of a checkpoint, "") or (None, why there is none)."""
+    if source.processor is None:
+        return None, ""
+    transformers = require_transformers()
+    folder = source.processor.parent
+    try:
+        with quiet(transformers):
+            return transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True), ""
+    except ImportError:
+        return None, "not compared with transformers' processor, which needs torchvision; install torchvision to compare"
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        return None, f"not compared with transformers' processor, which does not open it: {' '.join(str(error).split())[:200]}"
+
+
+def checked_images() -> list[NDArray[np.uint8]]:
+    """Images of both orientations, and of a size that is a multiple of nothing."""
+    return [draw_scene(index, size_hw=size).image for index, size in enumerate(CHECKED_SIZES)]
+
+
+def pixel_error(processor: Any, spec: ModelSpec, images: Sequence[NDArray[np.uint8]]) -> float:
+    """Largest relative difference between our pixels and those of transformers' processor, each image alone.
+
+    Raises:
+        GateError: another shape, another mask, or values that differ by more than rounding.
+    """
+    own = spec.with_input(normalize_in_graph=False, dtype="float32")
+    name, worst = type(processor).__name__, 0.0
+    for image in images:
+        theirs = processor(images=image, return_tensors="np")
+        ours = preprocess([image], own).feeds
+        want, got = theirs[PIXEL_VALUES], ours[PIXEL_VALUES]
+        size = "x".join(map(str, image.shape[:2]))
+        if want.shape != got.shape:
+            raise GateError(
+                f"preprocessing differs from transformers' {name}: an image of {size} (height x width) becomes "
+                f"{got.shape[2]}x{got.shape[3]} here and {want.shape[2]}x{want.shape[3]} there"
+            )
+        if spec.input.mask and PIXEL_MASK in theirs and not np.array_equal(theirs[PIXEL_MASK], ours[PIXEL_MASK]):
+            raise GateError(f"preprocessing differs from transformers' {name}: another padding mask for an image of {size}")
+        error = float(np.abs(got - want).max() / max(1.0, float(np.abs(want).max())))
+        if not error <= PIXEL_TOLERANCE:
+            raise GateError(
+                f"preprocessing differs from transformers' {name}: pixels of an image of {size} by {error:.2g} (relative, allowed "
+                f"{PIXEL_TOLERANCE}); ours are from {got.min():.3g} to {got.max():.3g}, theirs from {want.min():.3g} to "
+                f"{want.max():.3g}"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def post_processing_count(source: Source, processor: Any, images: Sequence[NDArray[np.uint8]]) -> int:
+    """Run the model on transformers' pixels, and compare its post-processing of the outputs with ours.
+
+    Returns how many detections there were, from score 0 on.
+
+    Raises:
+        GateError: they differ.
+    """
+    import torch
+
+    count = 0
+    for image in images:
+        size = image.shape[:2]
+        with torch.inference_mode():
+            outputs = source.module(**processor(images=image, return_tensors="pt"))
+        theirs = processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.tensor([size]))[0]
+        arrays = {LOGITS: outputs.logits.float().numpy(), PRED_BOXES: outputs.pred_boxes.float().numpy()}
+        ours = decode(arrays, source.spec, [size], threshold=0.0)[0]
+        found = _as_detections(theirs, ours.labels, size)
+        if difference := _difference(ours, found):
+            raise GateError(f"post-processing differs from transformers' {type(processor).__name__}: {difference}")
+        count += len(found)
+    return count
+
+
+def check_processing(source: Source, say: Callable[[str], None] = lambda text: None) -> ProcessingCheck:
+    """Compare a checkpoint's preprocessing, and without a prompt its post-processing, with transformers' own.
+
+    Raises:
+        GateError: they differ.
+    """
+    processor, why_not = open_processor(source)
+    if processor is None:
+        return ProcessingCheck(note=why_not)
+    say("comparing with transformers' processor")
+    images = checked_images()
+    pixels = pixel_error(processor, source.spec, images)
+    count = post_processing_count(source, processor, images[:1]) if source.spec.text is None else None
+    return ProcessingCheck(type(processor).__name__, pixels, count)
+
+
+def _as_detections(found: Mapping[str, Any], labels: Sequence[str], size_hw: tuple[int, int]) -> Detections:
+    """What transformers' post-processing returned, best score first, clipped to the image as ours are."""
+    scores = found["scores"].float().numpy()
+    order = np.argsort(-scores, kind="stable")
+    height, width = size_hw
+    boxes = np.clip(found["boxes"].float().numpy()[order], 0, np.array([width, height, width, height], np.float32))
+    ids = found["labels"].numpy().astype(np.int64)[order]
+    return Detections(boxes, scores[order], ids, tuple(map(str, ids)), (int(height), int(width)))
+
+
+def _difference(ours: Detections, theirs: Detections) -> str:
+    """What differs, in words; "" for nothing. Equal scores may come in any order, and ours may go on below theirs."""
+    count = len(theirs)
+    if len(ours) < count:
+        return f"{len(ours)} detections here, {count} there"
+    worst = np.abs(ours.scores[:count] - theirs.scores).max(initial=0.0)
+    if not worst <= SCORE_TOLERANCE:
+        return f"scores by {worst:.2g} (allowed {SCORE_TOLERANCE})"
+    if len(ours) > count and count and ours.scores[count] > theirs.scores[-1] + SCORE_TOLERANCE:
+        return f"{len(ours)} detections here, {count} there"
+    near = np.abs(ours.scores[:, None] - theirs.scores[None]) <= SCORE_TOLERANCE
+    near &= ours.class_ids[:, None] == theirs.class_ids[None]
+    apart = np.abs(ours.boxes_xyxy[:, None] - theirs.boxes_xyxy[None]).max(-1)
+    closest = np.where(near, apart, np.inf).min(0, initial=np.inf)
+    # Which of several equal scores at the cut are kept is not defined.
+    bad = np.flatnonzero(~(closest <= BOX_TOLERANCE_PX) & (theirs.scores > theirs.scores[-1:] + SCORE_TOLERANCE))
+    if len(bad):
+        i = int(bad[0])
+        return (
+            f"{len(bad)} of {count} detections, first class {theirs.class_ids[i]} with score {theirs.scores[i]:.4f}, whose box is "
+            f"{', '.join(f'{side:.1f}' for side in theirs.boxes_xyxy[i])} there"
+        )
+    return ""
+
+
+class PublishedDetector:
+    """A checkpoint with transformers' own processor before and after it: what its users have without detrt.
+
+    prompt: of a model that takes one.
+
+    Raises:
+        MissingPackageError: the processor of OmDet-Turbo without torchvision.
+    """
+
+    def __init__(self, source: Source, image_processor: Any, prompt: str | None = None) -> None:
+        self._source, self._images, self._prompt = source, image_processor, prompt
+        self._both = None if source.spec.text is None else processor_with_text(source, image_processor)
+
+    def detect(self, image: NDArray[np.uint8], threshold: float) -> Detections:
+        """Detections with scores above `threshold`; of a prompted model with the text labels, and class ids of -1."""
+        import torch
+
+        size = image.shape[:2]
+        target = torch.tensor([size])
+        module = self._source.module
+        with torch.inference_mode():
+            if self._both is None:
+                outputs = module(**self._images(images=image, return_tensors="pt"))
+                found = self._images.post_process_object_detection(outputs, threshold=threshold, target_sizes=target)[0]
+                made = _as_detections(found, (), size)
+                names = tuple(self._source.spec.label(i) for i in made.class_ids)
+            else:
+                inputs = self._both(images=image, text=self._prompt, return_tensors="pt")
+                outputs = module(**inputs)
+                found = self._both.post_process_grounded_object_detection(
+                    outputs, inputs["input_ids"], threshold=threshold, text_threshold=threshold, target_sizes=target
+                )[0]
+                scores = found["scores"].float()
+                order = torch.argsort(scores, descending=True, stable=True)
+                names = tuple(found["text_labels"][i] for i in order.tolist())
+                made = _as_detections({**found, "labels": torch.full((len(order),), -1)}, (), size)
+        return Detections(made.boxes_xyxy, made.scores, made.class_ids, names, made.image_size_hw)
+
+
+def processor_with_text(source: Source, image_processor: Any) -> Any:
+    transformers = require_transformers()
+    text = source.spec.text
+    assert text is not None and source.tokenizer is not None
+    tokenizer = _tokenizer(source.tokenizer, text.pad_id)
+    if text.kind == "tokens":
+        return transformers.GroundingDinoProcessor(image_processor, tokenizer)
+    try:
+        return transformers.OmDetTurboProcessor(image_processor, tokenizer)
+    except ImportError:
+        raise MissingPackageError("torchvision", "", "transformers' processor of OmDet-Turbo") from None
+
+
+def _tokenizer(content: bytes, pad_id: int) -> Any:
+    """transformers' wrapper of a checkpoint's tokenizer."""
+    transformers = require_transformers()
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_bytes(content)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    return tokenizer

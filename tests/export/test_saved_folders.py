@@ -1,0 +1,205 @@
+"""Folders that `save_pretrained` of model and processor wrote: pixels, outputs and detections against transformers' own.
+
+transformers opens the folder by its Auto classes, so nothing of detrt's reader is on that side. DEIMv2 is not among the
+families: transformers does not read back the box head that it writes (`test_load.test_shared_box_head_is_read_back`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from checkpoint_folders import image_processor, save_folder
+
+from detrt import Detector, graph
+from detrt.backends.base import relative_error
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.postprocess import decode
+from detrt.data.preprocess import preprocess
+from detrt.data.scenes.phrases import parity_set
+from detrt.data.scenes.scene import draw_scene
+from detrt.errors import GateError, SourceError
+from detrt.evaluation.matching import Gate, match
+from detrt.export import ExportConfig, export_onnx
+from detrt.export.trace import CHECK_TOLERANCE
+from detrt.graph.clean import topk_outputs, with_outputs
+from detrt.models import published
+from detrt.models.hooks import forced_topk
+from detrt.models.load import load_source
+
+FAMILIES = (
+    *("detr", "table-transformer", "conditional_detr", "dab_detr", "deformable_detr", "yolos"),
+    *("rt_detr", "rt_detr_v2", "d_fine", "lw_detr"),
+)
+EDGED = FAMILIES[:6]
+EDGES = {"size": {"shortest_edge": 128, "longest_edge": 192}}
+SQUARE = {"size": {"height": 128, "width": 128}}
+LETTERBOX = {"size": {"max_height": 128, "max_width": 128}, "do_pad": True, "pad_size": {"height": 128, "width": 128}}
+# name -> settings of the processor for a family that resizes by edges, for the others, options of the model's `save_pretrained`
+FOLDERS = {
+    "as saved": (EDGES, SQUARE, {}),
+    "another size": ({"size": {"shortest_edge": 96, "longest_edge": 256}}, {"size": {"height": 128, "width": 192}}, {}),
+    "padded, as the guide of transformers": (LETTERBOX, LETTERBOX, {}),
+    "sharded": (EDGES, SQUARE, {"max_shard_size": "200KB"}),
+}
+IMAGES = [draw_scene(index, size_hw=size).image for index, size in enumerate(((150, 200), (220, 140)))]
+SAME = Gate(threshold=0.3, at_least=5, box_px=0.1, score=1e-4)
+
+
+def opened(folder):
+    """transformers' own model and image processor of a folder."""
+    model = transformers.AutoModelForObjectDetection.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+
+def check(path, spec, folder, images):
+    """One image at a time: pixels, outputs with the graph's selections forced, and detections."""
+    model, processor = opened(folder)
+    exported = graph.load(path)
+    selections = topk_outputs(exported)
+    plain = spec.with_input(normalize_in_graph=False, dtype="float32")
+    with OnnxSession(with_outputs(exported, selections).SerializeToString(), graph.read_spec(path)) as session:
+        for image in images:
+            inputs = processor(images=image, return_tensors="pt")
+            np.testing.assert_allclose(
+                preprocess([image], plain).feeds["pixel_values"], inputs["pixel_values"].numpy(), atol=1e-5
+            )
+            got = session.run(preprocess([image], spec).feeds)
+            with torch.no_grad(), forced_topk([torch.from_numpy(got[name]) for name in selections]):
+                want = model(**inputs)
+            for name in ("logits", "pred_boxes"):
+                assert relative_error(want[name].numpy(), got[name]) < CHECK_TOLERANCE, name
+            theirs = processor.post_process_object_detection(want, threshold=0.0, target_sizes=torch.tensor([image.shape[:2]]))[0]
+            ours = decode(got, spec, [image.shape[:2]], threshold=0.0)[0]
+            found = match(published._as_detections(theirs, (), image.shape[:2]), ours, SAME)
+            assert found.compared >= 5 and (found.missing, found.extra) == (0, 0)
+            assert found.box_px < 0.1 and found.score < 1e-4
+
+
+@pytest.mark.parametrize("variant", FOLDERS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_folder(name, variant, tiny, exported, tmp_path):
+    """The weights are those of the exported graph, whose sides are symbolic; the spec is read from the folder."""
+    edged, others, saving = FOLDERS[variant]
+    save_folder(tiny(name), tmp_path, edged if name in EDGED else others, **saving)
+    if name in ("yolos", "lw_detr") and variant.startswith("padded"):
+        with pytest.raises(SourceError, match="says pad_size .*--resize"):
+            load_source(str(tmp_path))
+        return
+    check(exported(name).path, load_source(str(tmp_path)).spec, tmp_path, IMAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["fp16", "family default", "letterbox at another size"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_folder_is_exported(name, variant, tiny, tmp_path):
+    """With its own export, and its check."""
+    folder = tmp_path / "folder"
+    source = tiny(name)
+    save_folder(source, folder, LETTERBOX if variant.startswith("letterbox") and name not in ("yolos", "lw_detr") else None)
+    choices = {}
+    if variant == "fp16":
+        model, _ = opened(folder)
+        model.half().save_pretrained(folder)
+    if variant == "family default":
+        choices["preprocess"] = "family-default"
+        for file in folder.glob("*processor_config.json"):
+            file.unlink()
+    loaded = load_source(str(folder), **choices)
+    report = export_onnx(loaded, tmp_path / "model.onnx", ExportConfig())
+    if choices:
+        assert not report.processing.oracle  # nothing in the folder that transformers could read
+        image_processor(source).save_pretrained(folder)
+    else:
+        assert report.processing.oracle.endswith("ImageProcessorPil") and report.processing.pixels < 1e-5
+    check(report.path, report.spec, folder, IMAGES[:1])
+
+
+@pytest.mark.parametrize(("name", "settings"), [("detr", EDGES), ("rt_detr_v2", SQUARE)])
+def test_processing_is_compared_with_transformers(name, settings, tiny, tmp_path):
+    source = load_source(str(save_folder(tiny(name), tmp_path, settings)))
+    done = published.check_processing(source)
+    assert done.oracle == f"{source.family.processor}ImageProcessorPil" and done.pixels < 1e-5
+    assert done.detections == source.spec.decode.max_detections and "post-processing" in done.verdict
+
+
+# What a wrong reader would make of a folder: each must be a failed check that names the difference.
+WRONG = {
+    "size": (
+        {"shortest_edge": 96},
+        "preprocessing differs from .*DetrImageProcessorPil: an image of 480x640 .* becomes 96x128 here",
+    ),
+    "filter": ({"resample": "bicubic"}, "preprocessing differs .*: pixels of an image of 480x640 by .*ours are from"),
+    "mean": ({"mean": (0.5, 0.5, 0.5)}, "preprocessing differs .*: pixels of an image"),
+    "rescale": ({"rescale": 1.0}, "preprocessing differs .*: pixels of an image"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_preprocessing_fails_the_export(changes, words, tiny, tmp_path):
+    from dataclasses import replace
+
+    source = load_source(str(save_folder(tiny("detr"), tmp_path / "folder", EDGES)))
+    wrong = replace(source, spec=source.spec.with_input(**changes))
+    with pytest.raises(GateError, match=words):
+        export_onnx(wrong, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"select": "topk", "max_detections": 5}, "5 detections here, 12 there"),
+        ({"activation": "sigmoid", "num_classes": 8}, "scores by"),
+    ],
+)
+def test_wrong_post_processing_fails_the_export(changes, words, tiny, tmp_path):
+    from dataclasses import replace
+
+    source = load_source(str(save_folder(tiny("detr"), tmp_path / "folder", EDGES)))
+    wrong = replace(source, spec=source.spec.with_decode(**changes))
+    with pytest.raises(GateError, match=f"post-processing differs from transformers' DetrImageProcessorPil: .*{words}"):
+        export_onnx(wrong, tmp_path / "model.onnx")
+
+
+def test_trained_shapes_saved_again(tmp_path):
+    """The end result of transformers alone, from the folder to boxes, beside a Detector on the same folder."""
+    source = load_source("embedded:shapes")
+    folder = save_folder(source, tmp_path, {"size": {"max_height": 320, "max_width": 320}, "do_pad": True, "pad_size": 320})
+    model, processor = opened(folder)
+    images = [draw_scene(index, size_hw=size).image for index, size in enumerate(((240, 320), (360, 250)))]
+    with Detector.open(str(folder), threshold=0.0) as detector:
+        for image, ours in zip(images, detector(images), strict=True):
+            with torch.no_grad():
+                outputs = model(**processor(images=image, return_tensors="pt"))
+            theirs = processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.tensor([image.shape[:2]]))
+            found = match(published._as_detections(theirs[0], (), image.shape[:2]), ours, SAME)
+            assert found.compared >= 2 and (found.missing, found.extra) == (0, 0)
+            assert found.box_px < 0.1 and found.score < 1e-4
+
+
+def test_trained_phrases_saved_again(tmp_path):
+    """Its processor of images and text writes processor_config.json alone."""
+    source = load_source("embedded:phrases")
+    source.module.save_pretrained(tmp_path)
+    published.processor_with_text(source, image_processor(source)).save_pretrained(tmp_path)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    both = transformers.AutoProcessor.from_pretrained(tmp_path, backend="pil")
+    model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path).eval()
+    scene, (caption,) = parity_set(1, 1)[0]
+    with Detector.open(str(tmp_path), prompt=caption.prompt, threshold=0.0) as detector:
+        (ours,) = detector([scene.image])
+    inputs = both(images=scene.image, text=caption.prompt, return_tensors="pt")
+    with torch.no_grad():
+        outputs = model(**inputs)
+    theirs = both.post_process_grounded_object_detection(
+        outputs, inputs["input_ids"], threshold=0.3, text_threshold=0.3, target_sizes=[scene.image.shape[:2]]
+    )[0]
+    assert len(theirs["scores"]) >= 1
+    for box, score in zip(theirs["boxes"].numpy(), theirs["scores"].numpy(), strict=True):
+        height, width = scene.image.shape[:2]
+        apart = np.abs(ours.boxes_xyxy - np.clip(box, 0, [width, height, width, height])).max(-1)
+        assert apart.min() < 0.1 and abs(ours.scores[apart.argmin()] - score) < 1e-4

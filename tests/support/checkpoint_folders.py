@@ -1,0 +1,43 @@
+"""Checkpoint folders as a training script leaves them: model, image processor and tokenizer, each by its own `save_pretrained`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def image_processor(source, **settings: Any):
+    """transformers' own image processor for a Source, without torchvision; None for RF-DETR, whose class needs that package."""
+    import transformers
+
+    kind = getattr(transformers, f"{source.family.processor}ImageProcessorPil", None)
+    return None if kind is None else kind(**{**own_settings(source), **settings})
+
+
+def own_settings(source) -> dict[str, Any]:
+    """Settings that give the preprocessing of a Source."""
+    entry = source.spec.input
+    if entry.resize == "shortest_edge":
+        size = {"shortest_edge": entry.shortest_edge, "longest_edge": entry.longest_edge}
+    else:
+        size = {"height": entry.height, "width": entry.width}
+    return {"size": size, "do_normalize": any(entry.mean)}
+
+
+def save_folder(source, folder: Path, settings: dict[str, Any] | None = None, **saving: Any) -> Path:
+    """Save a Source's model and its image processor. settings: of the processor; saving: options of the model's `save_pretrained`."""
+    source.module.save_pretrained(folder, **saving)
+    if source.tokenizer is not None:
+        (folder / "tokenizer.json").write_bytes(source.tokenizer)
+    save_processor(source, folder, **(settings or {}))
+    return folder
+
+
+def save_processor(source, folder: Path, **settings: Any) -> None:
+    processor = image_processor(source, **settings)
+    if processor is not None:
+        processor.save_pretrained(folder)
+        return
+    data = {"image_processor_type": f"{source.family.processor}ImageProcessor", **own_settings(source), **settings}
+    (folder / "preprocessor_config.json").write_text(json.dumps(data))
