@@ -16,7 +16,7 @@ from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
 from detrt.errors import GraphError
 from detrt.graph.clean import lower_opset, set_opset, topk_outputs, with_outputs
-from detrt.graph.dialect import fix_axes, move_integers, widen, write_out
+from detrt.graph.dialect import fix_axes, move_integers, quantize_weights, widen, write_out
 from detrt.graph.lower_msda import sum_by_reduction
 from detrt.graph.view import element_types
 from detrt.models.contract import trace_size
@@ -274,35 +274,61 @@ def test_each_operator_written_out_equals_itself(case):
 
 
 def test_booleans_are_moved_as_integers():
-    """Deformable DETR's masks: compared, cut, concatenated along a symbolic axis, gathered, and used as a condition."""
+    """As Deformable DETR's masks: compared, concatenated along a symbolic axis, gathered, reshaped and compared again."""
     nodes = [
         helper.make_node("Greater", ["x", "limit"], ["mask"], "compare"),
         helper.make_node("Not", ["mask"], ["other"], "not"),
         helper.make_node("Concat", ["mask", "other", "known"], ["both"], "concat", axis=1),
         helper.make_node("Gather", ["both", "index"], ["some"], "gather", axis=1),
         helper.make_node("Unsqueeze", ["some", "axis"], ["deep"], "unsqueeze"),
-        helper.make_node("And", ["some", "some"], ["anded"], "and"),
         helper.make_node("Squeeze", ["deep", "axis"], ["flat"], "squeeze"),
-        helper.make_node("Where", ["anded", "flat", "some"], ["chosen"], "where"),
+        helper.make_node("Xor", ["flat", "mask"], ["chosen"], "xor"),
         helper.make_node("Cast", ["chosen"], ["y"], "cast", to=TensorProto.FLOAT),
     ]
     constants = [
         numpy_helper.from_array(np.float32(0.0), "limit"),
         numpy_helper.from_array(np.array([[True], [False]]), "known"),
-        numpy_helper.from_array(np.array([0, 5, 3, 6]), "index"),
+        numpy_helper.from_array(np.array([5, 3, 6]), "index"),
         numpy_helper.from_array(np.array([1]), "axis"),
     ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, "n"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, "n"])
     graph = helper.make_graph(nodes, "masks", [x], [y], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
     want = run(model, feeds)
     assert len(moved_booleans(model)) == 4
-    assert move_integers(model) == 5  # the Where as well
+    assert move_integers(model) == 4
     assert not moved_booleans(model)
     onnx.checker.check_model(model)
     np.testing.assert_array_equal(run(model, feeds)[0], want[0])
+
+
+def test_quantized_weights_become_floats_behind_a_quantizer():
+    rng = np.random.default_rng(1)
+    weight, scale = rng.integers(-127, 128, (4, 3, 2, 2), dtype=np.int8), rng.uniform(1e-3, 0.2, 4).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale"], ["wide"], "dq", axis=0),
+        helper.make_node("QuantizeLinear", ["x", "one"], ["small"], "q"),
+        helper.make_node("DequantizeLinear", ["small", "one"], ["near"], "dq2"),
+        helper.make_node("Conv", ["near", "wide"], ["y"], "conv"),
+    ]
+    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "scale")]
+    constants.append(numpy_helper.from_array(np.float32(0.05), "one"))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 3, 3])
+    graph = helper.make_graph(nodes, "quantized", [x], [y], constants)
+    # QuantizeLinear without a zero point is of UINT8, which detrt does not write: `widen` adds zeros of INT8.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert widen(model).quantized
+    assert all(len(n.input) == 3 for n in model.graph.node if "quantize" in n.op_type.lower())
+    feeds = {"x": rng.standard_normal((1, 3, 4, 4)).astype(np.float32)}
+    plain = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    want = run(model, feeds, plain)
+    assert quantize_weights(model) == 1
+    assert not [t.name for t in model.graph.initializer if t.data_type == TensorProto.INT8 and "zero_point" not in t.name]
+    np.testing.assert_array_equal(run(with_outputs(model, ["wide/quantized"], TensorProto.INT8), feeds, plain)[1], weight)
+    np.testing.assert_array_equal(run(model, feeds, plain)[0], want[0])
 
 
 @pytest.mark.parametrize("family", ["rt_detr_v2", "deformable_detr"])

@@ -230,6 +230,39 @@ def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimi
     model.CopyFrom(folded)
 
 
+def quantize_weights(model: onnx.ModelProto) -> int:
+    """Store quantized weights as FP32 behind a QuantizeLinear, in place: TensorRT 8 dequantizes no INT8 constants.
+
+    The QuantizeLinear gives the same integers again. Returns how many weights were changed.
+    """
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    count = 0
+    for node in graph.node:
+        weight = constants.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if weight is not None and weight.data_type == TensorProto.INT8:
+            count += 1
+            values, scale = numpy_helper.to_array(weight), numpy_helper.to_array(constants[node.input[1]])
+            axis = int(attribute(node, "axis", 1))
+            if scale.ndim:
+                scale = scale.reshape([-1 if i == axis % values.ndim else 1 for i in range(values.ndim)])
+            name = f"{node.output[0]}/float"
+            graph.initializer.append(numpy_helper.from_array(values.astype(np.float32) * scale, name))
+            quantized = onnx.NodeProto()
+            quantized.CopyFrom(node)
+            quantized.op_type, quantized.name = "QuantizeLinear", f"{node.name}/quantize"
+            quantized.input[0] = name
+            quantized.output[0] = f"{node.output[0]}/quantized"
+            nodes.append(quantized)
+            node.input[0] = quantized.output[0]
+        nodes.append(node)
+    if count:
+        replace_nodes(model, nodes)
+        drop_dead(model)
+    return count
+
+
 def _add_zero_points(model: onnx.ModelProto) -> None:
     """Give each QuantizeLinear and DequantizeLinear the zero point that its absence means; TensorRT 8.5 wants three inputs."""
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}

@@ -228,8 +228,12 @@ def require_provider(provider: str) -> None:
     _providers(provider, _package("running ONNX files").get_available_providers())
 
 
+# Optimisations that quantize biases, and repeat Q/DQ pairs on the other side of a Reshape.
+_QUANTIZES_MORE = ("WeightBiasQuantization", "QDQPropagationTransformer")
+
+
 def optimize_basic(model: bytes) -> bytes:
-    """ONNX Runtime's basic graph optimisation: standard operators only, the same function.
+    """ONNX Runtime's basic graph optimisation: standard operators only, the same function, the same quantized tensors.
 
     Raises:
         SessionError: ONNX Runtime refuses the graph.
@@ -242,7 +246,9 @@ def optimize_basic(model: bytes) -> bytes:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(target)
         try:
-            onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_QUANTIZES_MORE)
+            )
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise _load_error("the traced graph", error) from None
         return target.read_bytes()

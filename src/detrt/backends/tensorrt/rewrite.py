@@ -50,7 +50,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     """
     from ... import graph
     from ...graph.clean import lower_opset
-    from ...graph.dialect import Widened, fix_axes, move_integers, widen, write_out
+    from ...graph.dialect import Widened, fix_axes, move_integers, quantize_weights, widen, write_out
     from ...graph.lower_msda import sum_by_reduction
     from ..onnxruntime.session import optimize_basic
 
@@ -70,6 +70,8 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         if fixed := _fixed_shapes(summary.inputs, config, spec):
             fix_axes(model, fixed, optimize_basic)
         changes["booleans"] = move_integers(model)
+        # After the optimiser, which would compute them.
+        changes["INT8 weights"] = quantize_weights(model)
     written = write_out(model, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     changes += Counter(one.operator for one in written)
     if row.strongly_typed and not changes:
