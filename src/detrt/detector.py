@@ -15,7 +15,7 @@ import numpy as np
 from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .data.images import ImageSource
-from .data.postprocess import check_threshold
+from .data.postprocess import DetectionFilter, check_threshold
 from .data.prefetch import Prefetcher
 from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, preprocess, size_words
 from .data.raw_image import LoadedImage
@@ -38,13 +38,11 @@ AHEAD = 2  # batches that wait on a GPU while the results of one are read; the r
 class PendingDetections:
     """Detections of images that were submitted; a GPU may still work on them.
 
-    batches: of the images, each with its session and the outputs of that. The others: see `Detector`.
+    batches: of the images, each with its session and the outputs of that. keep: which detections are returned.
     """
 
     batches: Sequence[tuple[BatchPlan, Session, Outputs | PendingOutputs]]
-    threshold: float
-    class_ids: Collection[int] | None
-    max_detections: int | None
+    keep: DetectionFilter
 
     def result(self) -> list[Detections]:
         """Wait, and post-process: one for each image, in order.
@@ -55,13 +53,7 @@ class PendingDetections:
         results: dict[int, Detections] = {}
         for plan, session, outputs in self.batches:
             arrays = outputs if isinstance(outputs, dict) else outputs.outputs()
-            found = session.postprocess(
-                arrays,
-                plan.originals_hw,
-                threshold=self.threshold,
-                class_ids=self.class_ids,
-                max_detections=self.max_detections,
-            )
+            found = session.postprocess(arrays, plan.originals_hw, self.keep)
             results.update(zip(plan.indices[: plan.count], found, strict=False))
         return [results[index] for index in range(len(results))]
 
@@ -291,7 +283,7 @@ class Detector:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
             begun.append((plan, session, session.start(feeds)))
-        return PendingDetections(begun, threshold, self.class_ids, self.max_detections)
+        return PendingDetections(begun, DetectionFilter(threshold, self.class_ids, self.max_detections))
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))

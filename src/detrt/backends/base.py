@@ -7,7 +7,7 @@ serve do not depend on what runs the model. `FakeSession` ships for tests of any
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bundle import EngineFacts
-from ..data.postprocess import Candidates, decode
+from ..data.postprocess import Candidates, DetectionFilter, decode
 from ..data.preprocess import BatchPlan, SizeHW
 from ..data.raw_image import LoadedImage
 from ..detections import Detections
@@ -55,7 +55,7 @@ NO_PROMPT = (
 
 
 class Backend(str, Enum):
-    """What runs a model."""
+    """The library that runs a model."""
 
     TORCH = "torch"
     ONNXRUNTIME = "onnxruntime"
@@ -73,16 +73,16 @@ class SessionInfo:
         backend: what runs it.
         name: for people, reports and state files: "torch-cpu", "onnxruntime-cuda", "tensorrt-rtx", ...
         device: "cpu" or "cuda:N"; of OpenVINO also "xpu:N" (an Intel GPU) and "npu".
-        inputs, outputs: its tensors with their dtypes; an axis is a length, or a name where it is symbolic.
-        path: the file of the model; None where it has none.
+        inputs, outputs: its tensors with their dtypes; an axis is a length, or the name of a symbolic axis.
+        path: the file of the model, or None.
         min_batch, max_batch: batch sizes that it takes; max_batch None: any.
-        sizes: (height, width) of each size that it was compiled for, where these are several.
+        sizes: (height, width) of each size that it was compiled for, if there are several.
         profile: of an engine: input name -> its smallest, optimal and largest shape.
-        facts: what the sidecar of an engine or of a package says; `facts_by_size`: of each of `sizes`.
+        facts: of the sidecar of an engine or package; `facts_by_size`: of each of `sizes`.
         gpu_name, compute_capability: of the GPU of an engine; compute_capability e.g. 89.
-        parallel: batches that it works on at a time, each begun with `start`; 1: `run` alone.
+        parallel: number of concurrent batches, enqueued with `start`; 1: `run` only.
         text: of a model that takes a prompt and has none bound; None: fixed classes.
-        notes: why this session and not another, and what it cannot do here; for people.
+        notes: for people: why this session was chosen, and its limitations.
     """
 
     backend: Backend
@@ -110,17 +110,17 @@ class SessionInfo:
 
     @property
     def precision(self) -> str:
-        """What an engine or a package was built with, e.g. "fp16"; "" where nothing says it."""
+        """What an engine or a package was built with, e.g. "fp16"; "" if unknown."""
         return "" if self.facts is None else str(self.facts.precision)
 
     @property
     def pixel_shape(self) -> tuple[int | str, ...]:
-        """Shape of `pixel_values`, (batch, 3, height, width); () where the model takes none."""
+        """Shape of `pixel_values`, (batch, 3, height, width); () if the model takes none."""
         return next((info.shape for info in self.inputs if info.name == PIXEL_VALUES), ())
 
     @property
     def fixed_batch(self) -> int | None:
-        """The only batch size that the graph takes; None where the axis is symbolic."""
+        """The only batch size that the graph takes; None if the axis is symbolic."""
         first = next((info.shape for info in self.inputs), ()) if not self.pixel_shape else self.pixel_shape
         return first[0] if first and isinstance(first[0], int) and first[0] > 0 else None
 
@@ -136,14 +136,14 @@ class ImageRunner(Protocol):
     """Takes images instead of tensors: resizes them, runs the model and selects candidates on its device."""
 
     def submit(self, images: Sequence[LoadedImage], plan: BatchPlan) -> PendingOutputs:
-        """Begin a batch of images, (H, W, 3) uint8 RGB or raw; `plan`: their sizes.
+        """Enqueue a batch of images, (H, W, 3) uint8 RGB or raw; `plan`: their sizes.
 
         Raises:
-            ImageError: an array that is no image.
+            ImageError: an array that is not an image.
         """
 
     def decoder(self) -> GpuDecoder:
-        """What decodes JPEG files and videos on the same device."""
+        """A decoder of JPEG files and videos on the same device."""
 
 
 @runtime_checkable
@@ -168,32 +168,24 @@ class Session(Protocol):
 
     @property
     def image_runner(self) -> ImageRunner | None:
-        """What takes images on the model's device; None where they are prepared on the CPU."""
+        """Runs images on the device of the model; None: images are preprocessed on the CPU."""
 
     def run(self, feeds: Feeds) -> Outputs: ...
 
     def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
-        """Begin a batch, where `info.parallel` says that the session works on several; else as `run`."""
+        """Enqueue a batch if `info.parallel` is above 1; else as `run`."""
 
     def bind(self, *prompts: Any, **options: Any) -> Session:
         """The model with a fixed prompt; see `PromptedSession.bind`. Raises PromptError: it has fixed classes."""
 
-    def postprocess(
-        self,
-        outputs: Outputs | Candidates,
-        sizes_hw: Sequence[SizeHW],
-        *,
-        threshold: float = 0.5,
-        class_ids: Collection[int] | None = None,
-        max_detections: int | None = None,
-    ) -> list[Detections]:
+    def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         """Outputs of `run` -> detections; see `detrt.data.postprocess.decode`."""
 
     def close(self) -> None: ...
 
 
 class BaseSession(ABC):
-    """What the sessions of all backends share; `_info` is set by each."""
+    """Common part of the sessions of all backends; each sets `_info`."""
 
     spec: ModelSpec
     prompts: tuple[EncodedPrompt, ...] = ()
@@ -228,16 +220,15 @@ class BaseSession(ABC):
     def bind(self, *prompts: Any, **options: Any) -> Session:
         raise PromptError(NO_PROMPT)
 
-    def postprocess(
-        self,
-        outputs: Outputs | Candidates,
-        sizes_hw: Sequence[SizeHW],
-        *,
-        threshold: float = 0.5,
-        class_ids: Collection[int] | None = None,
-        max_detections: int | None = None,
-    ) -> list[Detections]:
-        return decode(outputs, self.spec, sizes_hw, threshold=threshold, class_ids=class_ids, max_detections=max_detections)
+    def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
+        return decode(
+            outputs,
+            self.spec,
+            sizes_hw,
+            threshold=keep.threshold,
+            class_ids=keep.class_ids,
+            max_detections=keep.max_detections,
+        )
 
     @abstractmethod
     def close(self) -> None: ...
@@ -353,14 +344,14 @@ def relative_error(expected: NDArray, actual: NDArray) -> float:
 def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, float]:
     """Output -> largest difference, relative to the largest value.
 
-    Models that select queries by rank may give two that tie within rounding in the other order. So where places differ by
-    more than `limit`, each query is compared with the one that is most like it, if that is a different one for each.
+    Models that select queries by rank may swap two whose scores tie within rounding. If outputs differ by more than `limit`,
+    each query is therefore compared with the nearest one, provided that this is a one-to-one assignment.
     """
     errors = {name: relative_error(array, got[name]) for name, array in want.items()}
     queries = {a.shape[:2] for side in (want, got) for a in side.values() if a.ndim == 3}
     if max(errors.values()) <= limit or len(queries) != 1 or any(a.ndim != 3 for a in want.values()):
         return errors
-    # Scaled, so that logits do not hide boxes; what is infinite (a masked class) is equal or not.
+    # Scaled, so that logits do not outweigh boxes; infinite values (masked classes) are equal or not.
     scales = {name: max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-9) for name, a in want.items()}
     before, after = (
         np.concatenate([np.nan_to_num(side[name] / scales[name], nan=0.0, posinf=1e3, neginf=-1e3) for name in want], -1)
@@ -373,5 +364,5 @@ def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, f
 
 
 def _nearest(rows: NDArray, others: NDArray) -> NDArray:
-    """For each row the index of the other row at the least distance."""
+    """For each row the index of the nearest other row."""
     return np.array([int(np.square(others - row).sum(-1).argmin()) for row in rows])

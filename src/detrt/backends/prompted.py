@@ -4,27 +4,26 @@ The text encoder runs once for each new prompt; its outputs are cached (`CACHE_S
 kind "classes"), so that a video, a folder or a server pays for the text once.
 
 A model with a bound prompt is a session of fixed classes, the phrases (`BoundSession`): it feeds the text with every batch
-of images and turns the outputs into those of a model whose classes are the phrases, so that whatever else runs a Session
-need not know about text.
+of images and converts the outputs to those of a model whose classes are the phrases, so that other code does not depend on
+text.
 
-A list of class names that is longer than the model takes runs in chunks, whose boxes are put side by side. A chunk does not
-know the names of the others and names an object by the best of its own. So, for models of which each query has one class,
-cross-chunk NMS drops a box where a better one of another chunk overlaps it (`CROSS_CHUNK_IOU`). No class is in two chunks, so
-there is nothing to merge inside a class.
+A list of class names that is longer than the model takes runs in chunks, whose boxes are concatenated. A chunk labels an object
+with the best of its own names only. For models with one class per query, cross-chunk NMS therefore drops a box that overlaps a
+better one of another chunk (`CROSS_CHUNK_IOU`). No class is in two chunks, so that nothing has to be merged inside a class.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.postprocess import Candidates, checked_raw
+from ..data.postprocess import Candidates, DetectionFilter, checked_raw
 from ..data.preprocess import BatchPlan, SizeHW
 from ..data.raw_image import LoadedImage
 from ..detections import Detections, box_iou, cxcywh_to_xyxy
@@ -58,7 +57,7 @@ from ..text.prompts import Prompt
 from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, PromptTokenizer, TokenChunk
 from .base import NO_PROMPT, Backend, BaseSession, Feeds, ImageRunner, Outputs, PendingOutputs, Session
 
-CACHE_SIZE = 64  # prompts, and tasks; one of 256 tokens is 0.8 MB, a usual one of 16 tokens 20 kB
+CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
 NAMES_SIZE = 4096  # class names, of 2 kB each
 
 # TensorRT prepares kernels, and records a CUDA graph, for every new combination of input shapes; prompts are padded
@@ -87,13 +86,13 @@ class PromptedSession(BaseSession):
     """A Session of a model with a text part. Closing it closes both of its sessions.
 
     Args:
-        detector: takes images and text features (or token ids, where the model is one graph).
+        detector: takes images and text features (or token ids, if the model is one graph).
         tokenizer: of the model.
         text_encoder: None for a model of one graph.
         cache_size: prompts whose features are cached.
 
     Raises:
-        SessionError: the text encoder is missing, or is not one.
+        SessionError: the text encoder is missing or invalid.
     """
 
     def __init__(
@@ -104,9 +103,9 @@ class PromptedSession(BaseSession):
             raise SessionError("this model has fixed classes and takes no prompt; open it without a tokenizer")
         if cache_size < 1:
             raise SessionError(f"cache_size must be at least 1; got {cache_size}")
-        needed = bool(text.encoder)
-        if needed != (text_encoder is not None):
-            what = f"needs its text encoder '{text.encoder}'" if needed else "is one graph and has no text encoder"
+        required = bool(text.encoder)
+        if required != (text_encoder is not None):
+            what = f"needs its text encoder '{text.encoder}'" if required else "is one graph and has no text encoder"
             raise SessionError(f"this model {what}; open the bundle or the ONNX file with detrt.open_session")
         if text_encoder is not None and {info.name for info in text_encoder.inputs} != set(TEXT_ENCODER_INPUTS):
             raise SessionError(
@@ -119,7 +118,7 @@ class PromptedSession(BaseSession):
         self._lock = threading.RLock()
         self._encoded = _Cache(cache_size)
         self._features, self._names = _Cache(cache_size), _Cache(NAMES_SIZE)
-        # Two graphs run one after the other, so both must take a length.
+        # Both graphs must take a length.
         both = [detector] if text_encoder is None else [detector, text_encoder]
         self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
         most = self.spec.decode.num_classes if text.kind == "classes" else None
@@ -127,10 +126,10 @@ class PromptedSession(BaseSession):
         self._phrases = _Lengths([detector], _PHRASE_AXES)
 
     def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
-        """Parse and tokenize a prompt, in chunks where a list is longer than the model takes.
+        """Parse and tokenize a prompt, in chunks if a list is longer than the model takes.
 
         Raises:
-            PromptError: nothing to look for, too many tokens, or a task for a model without one.
+            PromptError: an empty prompt, too many tokens, or a task for a model without one.
         """
         parsed = self.tokenizer.parse(prompt, task)
         with self._lock:
@@ -155,10 +154,10 @@ class PromptedSession(BaseSession):
             task: for models that take one.
             phrases: "best" names a box by its best phrase; "tokens" and "tokens-of-best" by its tokens above
                 `text_threshold`, see `TokenLabelSession`.
-            every_class: a query may have several classes, which average precision counts; not with decoding in the graph.
+            every_class: a query may have several classes, as average precision counts; not with decoding in the graph.
 
         Raises:
-            PromptError: a bad prompt, or `phrases` that this model or this prompt cannot have.
+            PromptError: a bad prompt, or `phrases` that this model or prompt does not support.
         """
         if phrases not in PHRASES:
             raise PromptError(f"phrases must be one of {', '.join(PHRASES)}; got {phrases!r}")
@@ -170,7 +169,7 @@ class PromptedSession(BaseSession):
         return TokenLabelSession(self, encoded, text_threshold=text_threshold, of_best=phrases == "tokens-of-best")
 
     def with_sessions(self, detector: Session, text_encoder: Session | None) -> PromptedSession:
-        """The same model run by other sessions, e.g. ones that round."""
+        """The same model with other sessions, e.g. ones that emulate low precision."""
         other = PromptedSession(detector, self.tokenizer, text_encoder, cache_size=self._encoded.size)
         other._info = replace(other.info, notes=tuple(dict.fromkeys((*self.info.notes, *other.info.notes))))
         return other
@@ -216,7 +215,7 @@ class PromptedSession(BaseSession):
         rows = [self._encoder_row(chunk.ids) for chunk in given]
         width = rows[0][TEXT_FEATURES].shape[-1]
         features = np.zeros((count, length, width), np.float32)
-        # A token of the padding looks at itself only: without anything to look at, a softmax is not a number.
+        # Padding attends to itself only: a softmax over nothing is NaN.
         self_mask = np.tile(np.eye(length, dtype=np.int64), (count, 1, 1))
         positions = np.zeros((count, length), np.int64)
         for row, (chunk, encoded) in enumerate(zip(given, rows, strict=True)):
@@ -247,13 +246,13 @@ class PromptedSession(BaseSession):
         return {CLASS_FEATURES: classes, CLASS_MASK: class_mask, TASK_FEATURES: tasks, TASK_MASK: task_mask}
 
     def _encoder_row(self, ids: NDArray) -> dict[str, NDArray]:
-        # One at a time, so that what is cached does not depend on the neighbours in a batch.
+        # One at a time, so that cached features do not depend on the rest of a batch.
         with self._lock:
             row = self._features.get(ids.tobytes())
             return self._features.put(ids.tobytes(), self._run_text_encoder([ids])[0]) if row is None else row
 
     def _cached_rows(self, cache: _Cache, output: str, rows: Sequence[NDArray]) -> dict[bytes, NDArray]:
-        """One output of the text encoder for each row of token ids, in one run for all that are new."""
+        """One output of the text encoder for each row of token ids, with one run for all new rows."""
         with self._lock:
             found = {ids.tobytes(): cache.get(ids.tobytes()) for ids in rows}
             new = {ids.tobytes(): ids for ids in rows if found[ids.tobytes()] is None}
@@ -301,7 +300,7 @@ def _row(made: Outputs, row: int, length: int) -> dict[str, NDArray]:
 
 
 class _Lengths:
-    """Lengths of an axis that some sessions all take: from their engines' profiles, and from fixed axes."""
+    """Lengths of an axis that all of some sessions take, from profiles of engines and fixed axes."""
 
     def __init__(self, sessions: Sequence[Session], axes: dict[str, tuple[int, ...]], limit: int | None = None) -> None:
         self.low, self.high, self.step = 1, limit, 1
@@ -326,7 +325,7 @@ class _Lengths:
 
 
 class _Cache:
-    """The `size` entries that were used last."""
+    """A least-recently-used cache of `size` entries."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -351,7 +350,7 @@ CROSS_CHUNK_IOU = 0.9
 class BoundSession(BaseSession):
     """A Session of fixed classes: a `PromptedSession` with its prompt; see `PromptedSession.bind`.
 
-    `spec` is the model's without its text part, with the phrases as labels. Closing it closes the model.
+    `spec` is that of the model without its text part, with the phrases as labels. Closing it closes the model.
 
     Raises:
         PromptError: several prompts, of which one is in chunks.
@@ -398,14 +397,14 @@ class BoundSession(BaseSession):
         """Run one batch of images.
 
         Raises:
-            SessionError: as the model's own `run`; another number of images than of prompts.
+            SessionError: as `run` of the model; another number of images than of prompts.
         """
         runs = [self.model.run(self.with_text(feeds, chunk)) for chunk in range(self.chunks)]
-        return self.merged(runs, len(feeds[PIXEL_VALUES]))
+        return self.merge(runs, len(feeds[PIXEL_VALUES]))
 
-    def merged(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """The model's outputs for each chunk of the list, as those of one model; of the first `count` images."""
-        return self._merged_decoded(runs, count) if self.spec.decode.in_graph else self._merged_raw(runs, count)
+    def merge(self, runs: Sequence[Outputs], count: int) -> Outputs:
+        """Merge the outputs for each chunk of the list into those of one model; of the first `count` images."""
+        return self._merge_decoded(runs, count) if self.spec.decode.in_graph else self._merge_raw(runs, count)
 
     def texts(self, count: int) -> list[Feeds]:
         """The text inputs for `count` images with one prompt, one entry for each chunk; the same objects every time."""
@@ -413,23 +412,15 @@ class BoundSession(BaseSession):
             self._texts[count] = [self.model.text_feeds(self._chunks_of(count, chunk)) for chunk in range(self.chunks)]
         return self._texts[count]
 
-    def postprocess(
-        self,
-        outputs: Outputs | Candidates,
-        sizes_hw: Sequence[SizeHW],
-        *,
-        threshold: float = 0.5,
-        class_ids: Collection[int] | None = None,
-        max_detections: int | None = None,
-    ) -> list[Detections]:
-        """As of any session, with the phrases of each image's prompt and their positions in it."""
-        found = super().postprocess(outputs, sizes_hw, threshold=threshold, class_ids=class_ids, max_detections=max_detections)
-        return [self._labelled(index, detections) for index, detections in enumerate(found)]
+    def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
+        """As in any session, with the phrases of the prompt of each image and their spans."""
+        found = super().postprocess(outputs, sizes_hw, keep)
+        return [self._with_labels(index, detections) for index, detections in enumerate(found)]
 
     def close(self) -> None:
         self.model.close()
 
-    def _labelled(self, index: int, detections: Detections) -> Detections:
+    def _with_labels(self, index: int, detections: Detections) -> Detections:
         prompt = self._prompt_of(index).prompt
         names = prompt.names
         return _with_spans(prompt, replace(detections, labels=tuple(names[int(i)] for i in detections.class_ids)))
@@ -443,8 +434,8 @@ class BoundSession(BaseSession):
             raise SessionError(f"there are {len(self.prompts)} prompts for a batch of {count} images; give one for each image")
         return [self._prompt_of(image).chunks[chunk] for image in range(count)]
 
-    def _merged_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """Queries of all chunks after one another; classes that are not in the chunk of a query have minus infinity."""
+    def _merge_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
+        """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity."""
         queries, classes = self.model.spec.decode.num_queries, self.spec.decode.num_classes
         logits = np.full((count, queries * len(runs), classes), -np.inf, np.float32)
         boxes = np.zeros((count, queries * len(runs), 4), np.float32)
@@ -465,16 +456,16 @@ class BoundSession(BaseSession):
                 logits[image, np.setdiff1d(np.arange(len(best)), kept)] = -np.inf
         return {LOGITS: logits, PRED_BOXES: boxes}
 
-    def _merged_decoded(self, runs: Sequence[Outputs], count: int) -> Outputs:
+    def _merge_decoded(self, runs: Sequence[Outputs], count: int) -> Outputs:
         rule = self.spec.decode
-        merged: dict[str, NDArray] = {
+        merge: dict[str, NDArray] = {
             BOXES: np.zeros((count, rule.max_detections, 4), np.float32),
             SCORES: np.zeros((count, rule.max_detections), np.float32),
             LABELS: np.zeros((count, rule.max_detections), np.int64),
             NUM_DETECTIONS: np.zeros(count, np.int64),
         }
         for image in range(count):
-            rows = self._decoded_rows(runs, count, image)
+            rows = self._read_decoded(runs, count, image)
             boxes, scores, ids = (np.concatenate(column) for column in zip(*rows, strict=True))
             order = np.argsort(-scores, kind="stable")
             if len(runs) > 1 and rule.select == "query":
@@ -482,29 +473,31 @@ class BoundSession(BaseSession):
                 order = order[_cross_chunk_nms(boxes[order], chunk_of[order], len(order))]
             boxes, scores, ids = boxes[order], scores[order], ids[order]
             kept = min(len(scores), rule.max_detections)
-            merged[BOXES][image, :kept], merged[SCORES][image, :kept] = boxes[:kept], scores[:kept]
-            merged[LABELS][image, :kept], merged[NUM_DETECTIONS][image] = ids[:kept], kept
-        return merged
+            merge[BOXES][image, :kept], merge[SCORES][image, :kept] = boxes[:kept], scores[:kept]
+            merge[LABELS][image, :kept], merge[NUM_DETECTIONS][image] = ids[:kept], kept
+        return merge
 
-    def _decoded_rows(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, NDArray, NDArray]]:
+    def _read_decoded(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, NDArray, NDArray]]:
         """(boxes, scores, class ids) of one image in each run."""
         rows = []
         for number, outputs in enumerate(runs):
             class_ids = np.array(self._chunks_of(count, number)[image].prompt.class_ids, np.int64)
-            taken = int(outputs[NUM_DETECTIONS][image])
-            labels = np.asarray(outputs[LABELS][image][:taken], np.int64)
+            count_valid = int(outputs[NUM_DETECTIONS][image])
+            labels = np.asarray(outputs[LABELS][image][:count_valid], np.int64)
             real = (labels >= 0) & (labels < len(class_ids))  # labels of padded phrases
-            rows.append((outputs[BOXES][image][:taken][real], outputs[SCORES][image][:taken][real], class_ids[labels[real]]))
+            rows.append(
+                (outputs[BOXES][image][:count_valid][real], outputs[SCORES][image][:count_valid][real], class_ids[labels[real]])
+            )
         return rows
 
 
 class TokenLabelSession(BoundSession):
-    """A bound prompt whose boxes are named by their tokens, as published, and not by their best phrase.
+    """A bound prompt whose boxes are labelled by their tokens, as published, and not by their best phrase.
 
-    `run` gives the model's own outputs, a logit for each token; `postprocess` reads them, see `decode_tokens`.
+    `run` returns the outputs of the model, a logit for each token; for `postprocess` see `decode_tokens`.
 
     Args:
-        text_threshold: tokens with scores above it name a box.
+        text_threshold: tokens with scores above it label a box.
         of_best: only tokens of the sub-sentence around the best one.
 
     Raises:
@@ -532,15 +525,7 @@ class TokenLabelSession(BoundSession):
     def run(self, feeds: Feeds) -> Outputs:
         return self.model.run(self.with_text(feeds))
 
-    def postprocess(
-        self,
-        outputs: Outputs | Candidates,
-        sizes_hw: Sequence[SizeHW],
-        *,
-        threshold: float = 0.5,
-        class_ids: Collection[int] | None = None,
-        max_detections: int | None = None,
-    ) -> list[Detections]:
+    def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         assert isinstance(outputs, dict)  # there is no image runner
         chunks = [chunk for chunk in self._chunks_of(len(sizes_hw), 0) if isinstance(chunk, TokenChunk)]
         tokenizer = self.model.tokenizer
@@ -551,10 +536,10 @@ class TokenLabelSession(BoundSession):
             [chunk.ids for chunk in chunks],
             [chunk.phrase_mask for chunk in chunks],
             tokenizer.decode,
-            threshold=threshold,
+            threshold=keep.threshold,
             text_threshold=self._text_threshold,
             frame_ids=tokenizer.frame_ids if self._of_best else (),
-            max_detections=max_detections,
+            max_detections=keep.max_detections,
         )
         return [_with_spans(self._prompt_of(index).prompt, detections) for index, detections in enumerate(found)]
 
@@ -578,7 +563,7 @@ class _BoundPending:
         self._bound, self._runs, self._count = bound, runs, count
 
     def outputs(self) -> Outputs:
-        return self._bound.merged([run.outputs() for run in self._runs], self._count)  # type: ignore[misc]  # no candidates
+        return self._bound.merge([run.outputs() for run in self._runs], self._count)  # type: ignore[misc]  # no candidates
 
 
 def detector_of(session: Session) -> Session:
@@ -588,7 +573,7 @@ def detector_of(session: Session) -> Session:
 
 
 def unbound(session: Session) -> Session:
-    """The session, or the model itself where a prompt is bound."""
+    """The session, or its model if a prompt is bound."""
     return session.model if isinstance(session, BoundSession) else session
 
 
@@ -598,7 +583,7 @@ def model_spec(session: Session) -> ModelSpec:
 
 
 def with_text(session: Session, feeds: Feeds) -> Feeds:
-    """Feeds of `detector_of(session)`: with the text where a prompt is bound (of a list in chunks, the first)."""
+    """Feeds of `detector_of(session)`: with the text if a prompt is bound (of a list in chunks, the first)."""
     return session.with_text(feeds) if isinstance(session, BoundSession) else feeds
 
 
@@ -621,7 +606,7 @@ def prompt_groups(session: Session, prompts: Sequence[Prompts], task: str = "") 
 
 
 def require_prompt(session: Session) -> None:
-    """Raise PromptError where the model takes a prompt and none is bound."""
+    """Raise PromptError if the model takes a prompt and none is bound."""
     if session.info.text is not None:
         raise PromptError(
             "this model finds what a prompt names, and there is none; give --prompt 'a cat. a dog.', --prompt-file or "
@@ -661,20 +646,20 @@ def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[Te
     )
 
 
-def _cross_chunk_nms(boxes: NDArray, chunk_of: NDArray, most: int) -> list[int]:
-    """Indices of the first `most` xyxy boxes, best first, without those that a better one of another chunk overlaps."""
+def _cross_chunk_nms(boxes: NDArray, chunk_of: NDArray, limit: int) -> list[int]:
+    """Indices of the first `limit` xyxy boxes, best first, without those that overlap a better box of another chunk."""
     kept: list[int] = []
     for i in range(len(boxes)):
         others = [j for j in kept if chunk_of[j] != chunk_of[i]]
         if not (box_iou(boxes[i : i + 1], boxes[others]) > CROSS_CHUNK_IOU).any():
             kept.append(i)
-            if len(kept) == most:
+            if len(kept) == limit:
                 break
     return kept
 
 
 def _by_phrase(logits: NDArray, chunk: Chunk) -> NDArray[np.float32]:
-    """(queries, columns) -> (queries, phrases), without the columns of the padding."""
+    """(queries, columns) -> (queries, phrases), without padding."""
     if chunk.length > logits.shape[-1]:
         raise SessionError(
             f"the model returned {logits.shape[-1]} columns of '{LOGITS}' for {chunk.length} tokens or classes; "

@@ -48,6 +48,18 @@ class Candidates:
     overflow: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DetectionFilter:
+    """Which detections of an image are returned.
+
+    threshold: keep scores above it, 0..1. class_ids: keep these classes only; None: all. max_detections: keep at most so many.
+    """
+
+    threshold: float = 0.5
+    class_ids: Collection[int] | None = None
+    max_detections: int | None = None
+
+
 def decode(
     outputs: Mapping[str, NDArray] | Candidates,
     spec: ModelSpec,

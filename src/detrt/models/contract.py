@@ -1,4 +1,4 @@
-"""From a source and the caller's choices to the spec of the graph that will be exported."""
+"""ExportConfig, the spec of the exported graph, and its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     """The ModelSpec of the exported graph.
 
     Raises:
-        ExportError: a size that the family cannot take, or more boxes than it can give.
+        ExportError: a size that the family does not take, or more boxes than it has.
     """
     spec, family = source.spec, source.family
     spec = _with_graphs(spec, family.title, config)
@@ -64,7 +64,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     if config.decode == "graph":
         keep = config.max_detections or spec.decode.max_detections
         if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
-            # NMS outside must see every candidate that it sees without decoding in the graph.
+            # NMS in post-processing needs the same candidates as without decoding in the graph.
             keep = spec.decode.num_queries
         limit = _most_detections(spec)
         if keep > limit:
@@ -130,7 +130,7 @@ def text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tupl
     assert spec.text is not None
     inputs = tuple(_text_input(name, spec) for name in TEXT_ENCODER_INPUTS)
     outputs = [_text_input(name, spec) for name in TEXT_ENCODER_OUTPUTS[spec.text.kind]]
-    if spec.text.kind == "classes":  # one row per name: there is no axis of classes yet
+    if spec.text.kind == "classes":  # one row per name: no axis of classes yet
         outputs[1] = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
     return inputs, tuple(outputs)
 
@@ -156,7 +156,7 @@ def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec
 
 def _most_detections(spec: ModelSpec) -> int:
     rule = spec.decode
-    # How many classes a prompted model has is not known before its prompt, but there is one.
+    # The number of classes of a prompted model is unknown before its prompt, but at least one.
     many = rule.select == "topk" and spec.text is None
     return rule.num_queries * (rule.num_classes if many else 1)
 
@@ -174,7 +174,7 @@ def _with_nms(spec: ModelSpec, config: ExportConfig) -> ModelSpec:
 
 
 def trace_size(spec: ModelSpec) -> tuple[int, int]:
-    """(height, width) to trace at: the fixed size, or a small uneven one where the size is symbolic."""
+    """(height, width) to trace at: the fixed size, or a small non-square one if the size is symbolic."""
     if not spec.input.dynamic:
         return spec.input.size_hw
     return _multiple(256, spec), _multiple(320, spec)
@@ -192,7 +192,6 @@ def _multiple(value: int, spec: ModelSpec) -> int:
     return max(step * 2, round(value / step) * step)
 
 
-# ExportConfig: the caller's choices for PyTorch -> ONNX.
 OPSETS = (17, 18, 19, 20)
 LOWERINGS = ("auto", "gather", "gridsample", "plugin", "nvidia-plugin")
 DECODES = ("raw", "graph")

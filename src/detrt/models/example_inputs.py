@@ -31,7 +31,7 @@ from .wrapper import TextEncoderModule
 def example_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int = 0) -> dict[str, NDArray]:
     """Feeds of a model by its spec; every image of the batch is different.
 
-    Smooth shapes with edges and noise, so that top-k selections are not all ties as on plain noise.
+    Smooth shapes with edges and noise, because on white noise top-k selections would be ties.
     """
     rng = np.random.default_rng(seed)
     height, width = size_hw
@@ -56,7 +56,7 @@ def example_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: i
     if spec.input.mask:
         mask = np.zeros((batch, height, width), np.int64)
         for index in range(batch):
-            # One image fills the tensor; the others are padded at the right and at the bottom.
+            # One image fills the tensor; the others are padded on the right and at the bottom.
             rows = height if index == 0 else height - (index * 37) % (height // 3) - 1
             columns = width if index == 0 else width - (index * 53) % (width // 3) - 1
             mask[index, :rows, :columns] = 1
@@ -126,7 +126,7 @@ def example_phrases(ids: NDArray, spec: ModelSpec) -> NDArray[np.int64]:
 
 
 def token_feeds(ids: Ids, spec: ModelSpec) -> dict[str, NDArray]:
-    """The feeds that need no text encoder: token ids, their mask, and the phrases of a graph that decodes."""
+    """Feeds without a text encoder: token ids, their mask, and the phrases of a graph that decodes."""
     feeds = {INPUT_IDS: ids[0], ATTENTION_MASK: ids[1]}
     if spec.decode.in_graph:
         feeds[PHRASE_MASK] = example_phrases(ids[0], spec)
@@ -138,7 +138,7 @@ TextEncoder = Callable[[NDArray, NDArray], Mapping[str, NDArray]]
 
 
 def image_feeds(spec: ModelSpec, batch: int, size_hw: tuple[int, int], seed: int = 0) -> dict[str, NDArray]:
-    """The feeds of a prompted detector that are not text."""
+    """Image feeds of a prompted detector."""
     feeds = example_feeds(spec, batch, size_hw, seed)
     return {name: feeds[name] for name in (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES) if name in feeds}
 
@@ -156,10 +156,9 @@ def torch_text_encoder(source: Source, spec: ModelSpec) -> TextEncoder:
 
 
 def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEncoder) -> dict[str, NDArray]:
-    """The text feeds of a detector, one prompt an image.
+    """Text feeds of a detector, one prompt per image.
 
-    Kind "classes": image i asks for as many classes as are left after dropping i of them, all rows of the
-    batch being names; its task is row i.
+    Kind "classes": all rows of the batch are names; image i has all classes but i of them, and its task is row i.
     """
     assert spec.text is not None
     feeds = token_feeds(ids, spec)

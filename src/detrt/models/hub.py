@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
-# What transformers and the checkpoint's own code raise for damaged configs and weights.
+# Exceptions of transformers and of the checkpoint's code for damaged configs and weights.
 _LOADING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, NameError)
 PUBLISHED_DEIMV2 = "deimv2-upstream"  # as `--family`: a DEIMv2 folder in detrt's class with the authors' decoder
 
@@ -95,7 +95,7 @@ def load_folder(
         )
     row = family_of(config, ref)
     refuse_text_choices(row, labels, tokenizer)
-    words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading, not after them
+    words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
     module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
     check_finite(module, ref)
     notes = _anchors_of_every_size(module.config)
@@ -145,7 +145,7 @@ def refuse_text_choices(family: Family, labels: Path | str | None, tokenizer: Pa
 
 
 def _remote_code(auto_map: Any) -> list[str]:
-    """File names of a checkpoint's own code: "modeling_x.Class", "org/repo--modeling_x.Class" or a list of them."""
+    """File names of the code of a checkpoint: "modeling_x.Class", "org/repo--modeling_x.Class" or a list of them."""
     values = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
     flat = [v for value in values for v in (value if isinstance(value, list) else [value]) if v]
     return sorted({str(v).rsplit("--", 1)[-1].split(".")[0] + ".py" for v in flat})
@@ -190,7 +190,7 @@ def require_transformers() -> Any:
 
 @contextlib.contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Silence transformers' own loading report; ours replaces it."""
+    """Silence the loading report of transformers; detrt has its own."""
     level = transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
@@ -242,7 +242,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
                 dtype=torch.float32,
                 attn_implementation="eager",
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report, and refused below by name
+                ignore_mismatched_sizes=True,  # in the report, and raised below by name
                 **options,
             )
     except SourceError:
@@ -303,21 +303,18 @@ def _first_lines(error: BaseException, count: int = 3) -> str:
     return " ".join(lines[:count])[:600] or type(error).__name__
 
 
-# Parameters that go by several names, read back from a checkpoint under whichever name it was stored.
-#
-# transformers stores one of the names and ties the others after loading. Where the name that it stored is
-# not the one that it ties to (DEIMv2 with `share_bbox_head`: it stores `bbox_embed.1` and ties to
-# `bbox_embed.0`), the weights stay random and its loading report lists nothing as missing.
 def has_shared_weights(module: nn.Module) -> bool:
     """Whether any parameter of a module has more than one name."""
     return len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False)))
 
 
 def restore_shared_weights(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Give parameters with several names the value that the checkpoint has, in place; returns the names used.
+    """Load parameters with several names under whichever name the checkpoint has, in place; returns the names used.
 
-    A parameter that equals one of its names in `state` is left alone, and so is one of which `state` has
-    no name in the right shape (transformers has then read it under a name of its own).
+    transformers stores one of the names and ties the others after loading. If the stored name is not the one that it ties to
+    (DEIMv2 with `share_bbox_head`: it stores `bbox_embed.1` and ties to `bbox_embed.0`), the weights stay random and its loading
+    report lists nothing as missing. A parameter that equals one of its names in `state` is not changed, nor is one without a name
+    of the right shape in `state` (transformers has read it under another name).
     """
     import torch
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import SourceError, SpecError
 
-# Ids of COCO categories that were announced and never annotated; the published ids leave them out.
+# Ids of COCO categories that were never annotated; published ids skip them.
 _COCO_GAPS = frozenset((12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
 _FOLDER = Path(__file__).with_name("label_sets")
 
@@ -37,7 +37,7 @@ def label_sets() -> dict[int, tuple[str, dict[int, str]]]:
 
 
 def labels_for(classes: int) -> dict[int, str] | None:
-    """Class names for a head with so many columns; None where no set has that many."""
+    """Class names for a head with so many columns; None if no set has that many."""
     found = label_sets().get(classes)
     return dict(found[1]) if found else None
 
@@ -55,7 +55,7 @@ def choose(
     one column more start at id 1.
 
     Raises:
-        SourceError: no names and no set of that many classes. SpecError: a file that does not fit the head.
+        SourceError: no names, and no set with that many classes. SpecError: a file that does not match the head.
     """
 
     if file:

@@ -2,10 +2,13 @@
 
 The full-size configurations are the published ones (ResNet-50 for the DETRs of 2020 to 2022, the
 "L" or "base" model where a family has several). Weights are seeded; parameters that training starts at
-zero are perturbed, because zero offsets and zero box heads would hide every error behind them; and
-weights keep the variance of what goes through them, because the library's own start (a standard deviation
-of 0.01 or 0.02) makes the image vanish on its way through a narrow network: the output is then the same
-for every image, and a comparison of outputs proves nothing.
+zero are perturbed, because zero offsets and zero box heads would hide errors; and weights keep the
+variance of activations, because with the library's initialisation (a standard deviation of 0.01 or 0.02)
+the signal vanishes in a narrow network: the output is then the same for every image, and a comparison of
+outputs proves nothing.
+
+The full DINO sizes are those of the published configs: DINO 4scale R50 and Swin-L (91 classes, as
+IDEA-Research trains COCO), Co-DINO 5scale R50 and Swin-L (80 classes).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def _resnet(name: str) -> dict[str, Any]:
 
 
 def _multi_scale(backbone: dict[str, Any]) -> dict[str, Any]:
-    """Strides 8, 16 and 32; Deformable DETR makes its fourth level itself."""
+    """Strides 8, 16 and 32; Deformable DETR adds its fourth level itself."""
     return {**backbone, "out_features": _STAGES[1:]}
 
 
@@ -244,7 +247,7 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
 def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> torch.nn.Module:
     """The family's transformers class with seeded weights, float32, eval mode.
 
-    settle: keep six decoder layers well conditioned; the two of a tiny model need no such care.
+    settle: keep six decoder layers well conditioned; not needed for the two of a tiny model.
     """
     from transformers import CONFIG_MAPPING, AutoModelForObjectDetection
 
@@ -279,13 +282,12 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
 
 
 def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Take the statistics of every BatchNorm from two images of noise, in place, and move it off zero.
+    """Set the statistics of every BatchNorm from two images of noise, in place, and shift it off zero.
 
-    These decoders read the encoder's output without a projection or norm of their own; without
-    statistics it is in the thousands, and adding it to the queries loses four digits of them.
-    Around zero, untrained layers of normalisation and activation make every difference larger by a constant factor each
-    (Yang et al., arXiv:1902.08129), rounding too; trained ones do not. A small scale and a positive shift keep the
-    activation where it is almost linear.
+    These decoders read the output of the encoder without a projection or norm; without statistics it is in the thousands, and
+    adding it to the queries loses four digits. Around zero, each untrained layer of normalisation and activation amplifies every
+    difference by a constant factor (Yang et al., arXiv:1902.08129), including rounding; trained layers do not. A small scale and a
+    positive shift keep the activation almost linear.
     """
     norms = [child for child in module.modules() if isinstance(child, torch.nn.BatchNorm2d)]
     for norm in norms:
@@ -301,10 +303,10 @@ def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> 
 
 
 def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Bring what a DETR's encoder reads to a standard deviation of 1, in place.
+    """Scale the input projection of a DETR encoder so that its output has standard deviation 1, in place.
 
-    It projects the backbone's output without a norm. Of untrained layers that is in the thousands, its attention has
-    logits of millions, and a softmax of those is a maximum that rounding moves to another pixel.
+    It projects the output of the backbone without a norm. With untrained layers that is in the thousands, attention logits are in
+    the millions, and their softmax is a maximum that rounding moves to another pixel.
     """
     found: list[torch.Tensor] = []
     hook = projection.register_forward_hook(lambda _, __, output: found.append(output))
@@ -316,7 +318,7 @@ def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, gen
 
 
 def _noise(count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count, 3, 256, 256) of standard deviation 1: noise of every scale, as in photographs. Plain noise averages out in
+    """(count, 3, 256, 256) of standard deviation 1: noise of all scales, as in photographs. White noise averages out in
     every convolution."""
     image = torch.zeros(count, 3, 256, 256)
     for side in (2, 4, 8, 16, 32, 64, 128, 256):
@@ -325,7 +327,7 @@ def _noise(count: int, generator: torch.Generator) -> torch.Tensor:
     return image / image.std()
 
 
-# Where BERT's uncased vocabulary has its framing tokens and its printable ASCII.
+# Ids of the framing tokens and of printable ASCII in BERT's uncased vocabulary.
 _FRAME = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}
 _PLACES = (
     (999, "!\"#$%&'()*+,-./"),
@@ -480,10 +482,10 @@ def load_random_text(ref: str, *, labels: Path | str | None = None, tokenizer: P
 
 
 def small_tokenizer(family: Family, text_config: dict[str, Any]) -> bytes:
-    """A tokenizer of some words, and of letters and digits for all others, as a file.
+    """A tokenizer of some words, and letters and digits for all others, as a file.
 
-    WordPiece with BERT's ids for what frames and separates phrases, so that code with those ids agrees; for
-    CLIP the same words between its own two tokens.
+    WordPiece with BERT's ids of framing tokens and separators, which transformers' code uses; for CLIP the same words between
+    its own two tokens.
     """
     vocabulary = dict(_FRAME)
     vocabulary |= {letter: start + i for start, letters in _PLACES for i, letter in enumerate(letters)}
@@ -513,7 +515,7 @@ def _bert_parts() -> tuple[Any, Any]:
 def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False) -> torch.nn.Module:
     """The family's transformers class with seeded weights, float32, eval mode.
 
-    settle: boxes and samples move by little in each layer, as in trained models; see `build`.
+    settle: boxes and samples move little in each layer, as in trained models; see `build`.
     """
     from transformers import CONFIG_MAPPING, AutoModelForZeroShotObjectDetection
 
@@ -532,7 +534,7 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
             if moves and settle and parameter.ndim == 2:
                 parameter.data *= 0.2
             elif name.endswith(("_param", "text_projection")):
-                # Fusion is scaled by 1e-4 at the start of training, and the projection may be empty memory.
+                # Fusion is initialised to 1e-4, and the projection may be uninitialised memory.
                 parameter.data.normal_(0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator)
             elif (parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())) or moves:
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
@@ -541,10 +543,6 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
     return module.eval().requires_grad_(False)
 
 
-# Random DINO and Co-DINO: `random:dino`, `random:co_dino-swin-l` and so on, and `/tiny` for tests.
-#
-# Sizes of the full ones are those of the published configs: DINO 4scale R50 and Swin-L (91 classes, as
-# IDEA-Research trains COCO), Co-DINO 5scale R50 and Swin-L (80 classes).
 _R50 = DinoConfig(
     num_labels=91,
     num_queries=900,
@@ -602,7 +600,7 @@ _TINY_BACKBONE = {
 
 
 def tiny_config(name: str) -> DinoConfig:
-    """The small relative of a full config: same levels and stages."""
+    """The tiny variant of a full config, with the same levels and stages."""
     config = DINO_MODELS[name][1]
     return replace(config, **_TINY, **_TINY_BACKBONE[config.backbone])  # type: ignore[arg-type]
 
@@ -622,7 +620,7 @@ def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
 
 
 def build_dino(family: str, config: DinoConfig, *, attend_padding: bool = False) -> Dino:
-    """The model with seeded weights, eval mode; nothing is zero or one, which would hide errors."""
+    """The model with seeded weights, eval mode; no parameter is zero or one, which would hide errors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module = CoDino(config, attend_padding=attend_padding) if family == "co_dino" else Dino(config)
@@ -633,7 +631,7 @@ def build_dino(family: str, config: DinoConfig, *, attend_padding: bool = False)
             elif name.endswith(("_embed", "bias_table")):
                 parameter.data.normal_()
             elif "sampling_offsets" in name:
-                # About a cell at level 0, so that samples leave their cell, and some the map.
+                # About a pixel at level 0, so that samples leave their pixel, and some the map.
                 parameter.data *= 3
             elif name.endswith("layers.2.weight"):
                 parameter.data *= 0.3
@@ -651,7 +649,7 @@ SEED = 20260101
 def keep_variance(module: torch.nn.Module, generator: torch.Generator | None = None) -> None:
     """Draw the weights of convolutions and linear layers, in place: sqrt(2 / fan in), He et al., arXiv:1502.01852.
 
-    Linear layers have no ReLU on both sides, so theirs is sqrt(1 / fan in).
+    Linear layers without ReLU have sqrt(1 / fan in).
     """
     for child in module.modules():
         if isinstance(child, (torch.nn.Conv2d, torch.nn.Linear)):
@@ -660,7 +658,7 @@ def keep_variance(module: torch.nn.Module, generator: torch.Generator | None = N
 
 
 def spread_variances(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Move the variances of normalisations off 1, in place."""
+    """Change the variances of normalisations from 1, in place."""
     for name, buffer in module.named_buffers():
         if name.endswith("running_var"):
             buffer.data *= torch.empty_like(buffer).uniform_(0.6, 1.6, generator=generator)

@@ -1,4 +1,4 @@
-"""ExportModule: tensors in, tensors out; the one module that is traced, compiled and compared."""
+"""Wrappers of detectors with tensors as inputs and outputs, for tracing, compiling and comparing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ExportModule(nn.Module):
         return self.decode(outputs.logits, outputs.pred_boxes, feeds[TARGET_SIZES])
 
     def normalized(self, pixel_values: Tensor, mask: Tensor | None) -> Tensor:
-        """(batch, 3, height, width) float32 as the checkpoint wants it; padding is 0, whatever it was before."""
+        """(batch, 3, height, width) float32 as the checkpoint expects it; padding is set to 0."""
         pixels = pixel_values
         if self.spec.input.normalize_in_graph:
             pixels = pixels.to(torch.float32) * self.pixel_scale
@@ -87,7 +87,7 @@ class ExportModule(nn.Module):
         return pixels if mask is None else pixels * mask.unsqueeze(1).to(pixels.dtype)
 
     def decode(self, logits: Tensor, pred_boxes: Tensor, target_sizes: Tensor) -> tuple[Tensor, ...]:
-        """The rule of `spec.decode` as tensor algebra; equal to `detrt.data.postprocess` on NumPy arrays."""
+        """The rule of `spec.decode` on tensors; equals `detrt.data.postprocess` on NumPy arrays."""
         rule = self.spec.decode
         if rule.activation == "softmax":
             probabilities = logits.float().softmax(-1)[..., :-1]
@@ -116,14 +116,14 @@ class ExportModule(nn.Module):
     def finished(
         self, scores: Tensor, labels: Tensor, query: Tensor, pred_boxes: Tensor, target_sizes: Tensor
     ) -> tuple[Tensor, ...]:
-        """Boxes of the picked queries in pixels of the image, after NMS where the graph has it."""
+        """Boxes of the selected queries in pixels of the image, after NMS if the graph has it."""
         rule = self.spec.decode
         boxes = pred_boxes.float().gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
         centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
         corners = torch.cat([centre - half, centre + half], dim=-1).clamp(0.0, 1.0)
         if rule.nms_in_graph:
             scores = surviving(corners, scores, labels, rule.num_classes, rule.nms_iou)
-            # Suppressed boxes have score 0 and go to the end, where nobody counts them.
+            # Suppressed boxes have score 0 and go to the end, after `num_detections`.
             scores, order = scores.topk(rule.max_detections, dim=1)
             labels = labels.gather(1, order)
             corners = corners.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
@@ -133,9 +133,6 @@ class ExportModule(nn.Module):
             enough = enough & (scores > 0)
         count = enough.to(torch.int64).sum(1)
         return corners * size, scores, labels, count
-
-
-# The modules that are traced for a prompted model: its detector, and its text encoder.
 
 
 class TextExportModule(ExportModule):
@@ -182,8 +179,8 @@ class TextExportModule(ExportModule):
 def best_phrases(probabilities: Tensor, phrase_mask: Tensor) -> tuple[Tensor, Tensor]:
     """(batch, queries) best score of any phrase, and the number of that phrase.
 
-    The score of a phrase is the largest of its tokens', so the best phrase is that of the best token of any;
-    a token of several phrases counts for the first. probabilities: (batch, queries, tokens).
+    The score of a phrase is the largest of its tokens, so that the best phrase is that of the best token; a token
+    of several phrases counts for the first. probabilities: (batch, queries, tokens).
     phrase_mask: (batch, phrases, tokens).
     """
     mask = phrase_mask.to(probabilities.dtype)
@@ -212,11 +209,8 @@ def text_encoder_of(source: Source, spec: ModelSpec) -> nn.Module:
     return OmDetText(source.module)
 
 
-# What exports of prompted models are compared with: transformers' own model under detrt's tensor names.
-
-
 class StockTextModule(ExportModule):
-    """The library's own forward, without detrt's modules and rewrites; raw outputs only.
+    """The forward of transformers under detrt's tensor names, the reference of exports of prompted models; raw outputs only.
 
     kind "tokens": pixel_values, pixel_mask, input_ids, attention_mask, as of a single graph, whatever
     `spec.text.encoder` says. kind "classes": the inputs of the detector's graph.
@@ -243,12 +237,12 @@ class StockTextModule(ExportModule):
             return self._classes(pixels, feeds)
         ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
         outputs = self.model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
-        # The library pads to its longest prompt, with infinity.
+        # transformers pads to the longest prompt, with infinity.
         logits = outputs.logits[:, :, : ids.shape[1]]
         return logits.masked_fill(attention[:, None, :] == 0, PADDED_LOGIT), outputs.pred_boxes
 
     def _classes(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Image by image where counts differ: in the library, padded classes take part in the selection."""
+        """Image by image if counts differ: in transformers, padded classes take part in the selection."""
         model: Any = self.model
         features, task, seen = (feeds[name] for name in text_inputs(self.spec) if name != CLASS_MASK)
         counts = feeds[CLASS_MASK].sum(1).tolist()
@@ -272,7 +266,7 @@ class StockTextModule(ExportModule):
 
 
 class StockTextEncoder(torch.nn.Module):
-    """The library's own text model of kind "classes".
+    """The text model of transformers, of kind "classes".
 
     input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d), class_features (n, d).
     """
