@@ -22,12 +22,13 @@ from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.cli import main
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError
-from detrt.evaluation.divergence import search
+from detrt.evaluation.divergence import Divergence, TensorError, search
 from detrt.evaluation.html import page
 from detrt.evaluation.localize import engine_fetch
-from detrt.evaluation.matching import gate_for
+from detrt.evaluation.matching import ImageMatch, gate_for
 from detrt.evaluation.models import default_reference
 from detrt.evaluation.parity import verify
+from detrt.evaluation.report import VerifyReport
 from detrt.files import sha256_of
 from detrt.graph.names import module_path
 from detrt.graph.view import GraphView, graph_precision, precision_map
@@ -239,3 +240,46 @@ def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, t
     found = search(view, view, spec, feeds, fetch=fetch)
     assert found.first is not None and found.first.module == module
     assert len(built) >= 2
+
+
+def low_report(precision, **changes):
+    match = ImageMatch(compared=5, missing=0, extra=0, box_px=26.6, score=0.19)
+    given = {"gate": gate_for(precision), "images": (match,), "precision": precision, **changes}
+    return VerifyReport("torch-cpu", "onnxruntime-cpu", **given)
+
+
+def test_verdict_below_fp32_names_its_tolerances():
+    """26.6 px and 0.19 are allowed for INT8, and are not the same detections."""
+    verdict = low_report("int8").verdict
+    assert verdict == "within INT8 tolerances (worst box 26.6 px, worst score 0.19)"
+    assert low_report("fp16").verdict == "DIFFERENT"
+    match = ImageMatch(compared=20, missing=1, extra=2, box_px=1.0, score=0.01)
+    assert low_report("int8", images=(match,)).verdict.endswith("worst score 0.01, 1 missing, 2 extra)")
+    same = low_report("fp32", images=(ImageMatch(5, 0, 0, 0.01, 1e-5),))
+    assert same.verdict == "the same detections"
+    assert "within INT8 tolerances" in page(low_report("int8"), candidate="a", reference="b")
+
+
+def test_a_divergence_within_the_tolerances_is_no_alarm():
+    root = TensorError("t", "/model/backbone/very/long/Conv_12", "Conv", "model.backbone", 0.02, 1e-4, 7, "values overflow")
+    found = Divergence("the checkpoint", 10, "max", 1e-3, root, (root,))
+    passed = page(low_report("int8", divergence=found), candidate="a", reference="b")
+    assert 'class="alarm"' not in passed and "within the tolerances all the same" in passed
+    failed = page(low_report("fp16", divergence=found), candidate="a", reference="b")
+    assert 'class="alarm"' in failed and "all the same" not in failed
+    # What is said about a node stands under its module: a column of its own is wider than the page.
+    cell = "model.backbone<br><small>/model/backbone/very/long/Conv_12</small><br><small>values overflow</small>"
+    assert f"<td>{cell}</td>" in passed and "<th></th></tr></thead><tbody><tr><td>model.backbone" not in passed
+
+
+def test_report_of_fp32_that_passes_searches_nothing(exported, images):
+    """The search would compare the graph with an export of itself."""
+    graph = exported("rt_detr_v2", **CHOICES).path
+    report = verify(graph, graph, images, report_images=1, divergence="auto")
+    assert report.passed and report.divergence is None and report.precision_map
+    assert "First divergence" not in page(report, candidate="a", reference="b")
+
+
+def test_head_names_threshold_and_version():
+    text = page(low_report("int8"), candidate="a", reference="b")
+    assert "<dt>score threshold</dt><dd>0.3</dd>" in text and "<dt>detrt</dt>" in text

@@ -240,8 +240,6 @@ def _open_bundle(
         raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*reasons, str(error)])}") from None
     if reasons:
         onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
-    elif backend == "auto" and not any(bundle.of_kind(kind) for kind in ("engine", "inductor", "openvino")):
-        onnx.add_note("running the ONNX file with ONNX Runtime: the bundle has no engine")
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
 
 

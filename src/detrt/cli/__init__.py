@@ -20,14 +20,6 @@ from .. import files
 from ..errors import DetrtError, missing_package
 
 _INTERRUPTED = 130
-# Options of earlier versions -> what to write now.
-_RENAMED = {
-    "--decode": "--image-decoder cpu or --image-decoder gpu",
-    "--devices": "--device, which takes several: --device 0,1",
-    "--pictures": "--report-images",
-    "--provider": "--device, e.g. --device cuda:0, with --backend onnxruntime where a bundle has an engine or package as well",
-}
-
 # Each command: module and function, and the first line of its help. `detrt --help` shows the line without the module.
 _COMMANDS = {
     "build": ("build:build", "Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine."),
@@ -149,16 +141,31 @@ def main(arguments: list[str] | None = None) -> int:
         return missing.exit_code
     except Exception as error:
         # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
-        show = getattr(error, "show", None)
-        option = getattr(error, "option_name", None)
-        if option in _RENAMED:
-            print(f"detrt: {option} is now {_RENAMED[option]}", file=sys.stderr)
-            return 2
-        if not callable(show):
+        if not callable(getattr(error, "format_message", None)):
             raise
-        show()
+        print(f"detrt: {_usage_error(error)}", file=sys.stderr)
         return 2
     return _stopped() if result == _INTERRUPTED else result if isinstance(result, int) else 0
+
+
+def _usage_error(error: Any) -> str:
+    """A usage error of click in one line: what is wrong, and where the options are listed."""
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    path = context.command_path if context is not None else "detrt"
+    if option is not None:
+        from .spellings import hint
+
+        found = hint(option, path.partition(" ")[2], _options_of, _COMMANDS)
+        if found is not None:
+            return found
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}; see: {path} -h".replace("?; see", "? See")
+
+
+def _options_of(command: str) -> list[str]:
+    if command not in _COMMANDS:
+        return []
+    return [name for parameter in load_command(command).params for name in parameter.opts]
 
 
 def _stopped() -> int:

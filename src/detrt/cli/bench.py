@@ -132,11 +132,11 @@ def _print(report: dict[str, Any]) -> None:
         f"medians of {report['config']['repeats']} runs"
     )
     _print_notes(report)
-    columns = CHECKPOINT_COLUMNS if "latency" in rows[0] else BUNDLE_COLUMNS
+    columns, keys = (CHECKPOINT_COLUMNS, 1) if "latency" in rows[0] else (BUNDLE_COLUMNS, 4)
     cells = [[cell(row) for row in rows] for _, cell in columns]
     shown = [index for index, column in enumerate(cells) if any(column)]  # columns without any result are left out
     right = [place for place, index in enumerate(shown) if columns[index][0] not in LEFT_ALIGNED]
-    show.table("", [columns[i][0] for i in shown], list(zip(*(cells[i] for i in shown), strict=True)), right=right)
+    show.table("", [columns[i][0] for i in shown], list(zip(*(cells[i] for i in shown), strict=True)), right=right, keys=keys)
     for row in rows:
         if row.get("msda_calls"):
             print(
@@ -242,7 +242,7 @@ CHECKPOINT_COLUMNS: Sequence[tuple[str, Cell]] = (
     ("build MiB", _number("build_peak_memory_mib", 0)),
     ("transformers ms", _latency("transformers", "forward")),
     ("ONNX Runtime ms", _latency("onnxruntime", "forward")),
-    ("ratio", _ratio("forward")),
+    ("speed-up", _ratio("forward")),
     ("end-to-end ms", _latency("onnxruntime", "end_to_end")),
-    ("ratio", _ratio("end_to_end")),
+    ("end-to-end speed-up", _ratio("end_to_end")),
 )

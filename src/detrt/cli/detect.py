@@ -195,6 +195,7 @@ def _detect_here(
     from ..jobs.annotate import AnnotatedCopies
     from ..jobs.pool import DevicePool
     from ..jobs.run import detect_inputs, exclude_outputs
+    from . import show
 
     inputs = expand_inputs(names)
     if output.save_dir is not None:
@@ -220,12 +221,13 @@ def _detect_here(
             found = detect_inputs(detector, inputs, every=output.every)
         started = time.perf_counter()
         if runner.info.notes:
-            _say(console, f"note: {runner.info.note}", "yellow")
+            show.notes([runner.info.note])
+        step = _progress(stack, len(inputs), quiet)  # before the writers: their lines go above the bar
         writers = _writers(stack, output, runner.spec, truth, quiet)
         save = None
         if copies is not None and len(run.device) < 2:
             save = stack.enter_context(AnnotatedCopies(**copies)).save
-        tally = _write(found, writers, save, _progress(stack, console, len(inputs), quiet), strict=not output.skip_bad)
+        tally = _write(found, writers, save, step, strict=not output.skip_bad)
     decoder = None if len(run.device) > 1 else detector.decoder
     _summary(console, runner.info.name, tally, time.perf_counter() - started, str(decoder or ""))
     if tally.bad:
@@ -326,12 +328,14 @@ def _say(console: Any, text: str, style: str) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _progress(stack: contextlib.ExitStack, console: Any, total: int, quiet: bool) -> Callable[[Input], None]:
+def _progress(stack: contextlib.ExitStack, total: int, quiet: bool) -> Callable[[Input], None]:
     """A function to call with the input of every result; shows a bar on a terminal only."""
-    if quiet or not console.is_terminal:
+    if quiet or not sys.stderr.isatty():
         return lambda source: None
     from rich import progress
     from rich.markup import escape
+
+    from . import show
 
     columns = (
         progress.TextColumn("detect"),
@@ -340,7 +344,7 @@ def _progress(stack: contextlib.ExitStack, console: Any, total: int, quiet: bool
         progress.TimeRemainingColumn(),
         progress.TextColumn("{task.description}"),
     )
-    bar = stack.enter_context(progress.Progress(*columns, console=console, transient=True))
+    bar = stack.enter_context(show.bar_of(*columns))
     task = bar.add_task("", total=total)
     done: set[Input] = set()
 

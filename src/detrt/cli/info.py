@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -34,17 +35,20 @@ def info(
         if json_file:
             show.write_json(rows, json_file)
         if json_file != "-":
-            columns = ("family", "decode", "size", "mask", "multiple of", "deformable", "original files", "example")
-            show.table("", columns, [[_cell(row[column]) for column in columns] for row in rows])
+            columns = ("family", "title", "size", "multiple of", "original files")
+            heads = ("family", "", "size", "multiple", "original files")
+            show.table("", heads, [_cells(row, columns) for row in rows])
+            show.table("", ("an example of each",), [[row["example"]] for row in rows])
             for row in rows:
                 if row["why fixed"]:
-                    print(f"{row['family']}: fixed size, because {row['why fixed']}.")
+                    show.paragraph(f"{row['family']}: fixed size, because {row['why fixed']}.")
+            print("more of each family, such as its decode rule: detrt info --families --json -")
         return
     data = describe(str(model), load.make())
     if json_file:
         show.write_json(data, json_file)
     if json_file != "-":
-        show.table(str(model), ("", ""), _flat(data))
+        _show_model(str(model), data)
 
 
 def doctor(json_file: Json = None) -> None:
@@ -81,15 +85,51 @@ def doctor(json_file: Json = None) -> None:
         print(f"to install an extra, e.g. [{missing}], {install_hint(missing)}")
 
 
-def _cell(value: object) -> str:
+def _cells(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
     """A list, such as of the formats, says yes or no in a table; its words are in the JSON."""
-    return ("yes" if value else "no") if isinstance(value, list) else str(value)
+    return [("yes" if row[name] else "no") if isinstance(row[name], list) else str(row[name]) for name in columns]
 
 
-def _flat(data: object, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested JSON as rows of dotted name and value."""
-    if isinstance(data, dict):
-        return [row for key, value in data.items() for row in _flat(value, f"{prefix}.{key}" if prefix else str(key))]
-    if isinstance(data, list) and data and isinstance(data[0], dict):
-        return [row for i, value in enumerate(data) for row in _flat(value, f"{prefix}[{i}]")]
-    return [(prefix, ", ".join(map(str, data)) if isinstance(data, (list, tuple)) else str(data))]
+def _show_model(ref: str, data: Mapping[str, Any]) -> None:
+    """The facts of `describe` as a page: names of fields become words, files a table of their own."""
+    from . import show
+
+    shown: dict[str, str] = {}
+    parameters = data.get("parameters") or 0
+    count = f", {parameters / 1e6:.1f} M parameters" if parameters else ""
+    shown["model"] = f"{data.get('name', '')}, family {data.get('family', '')}{count}"
+    if "source" in data:
+        shown["made from"] = str(data["source"])
+    if "created" in data:
+        versions = data.get("versions", {})
+        shown["built"] = f"{data['created']} with " + ", ".join(f"{name} {text}" for name, text in versions.items())
+    if "size" in data:
+        shown["input"] = f"{data['size']}, {data['input']}, sides a multiple of {data['multiple_of']}"
+    done = {"kind", "name", "family", "parameters", "source", "created", "versions", "size", "input", "multiple_of", "files"}
+    shown |= {key.replace("_", " "): _words(value) for key, value in data.items() if key not in done}
+    show.table(f"{ref}: {data['kind']}", ("", ""), list(shown.items()))
+    if data.get("files"):
+        rows = [(row["path"], show.human_size(row["bytes"]), _file_words(row)) for row in data["files"]]
+        show.table("", ("file", "size", ""), rows, right=(1,))
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_words(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_words, value))
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _file_words(row: Mapping[str, Any]) -> str:
+    """What a file of a bundle is: its kind, and of an engine or package what it runs on and takes."""
+    if not row["present"]:
+        return f"{row['kind']}, MISSING"
+    facts = row.get("engine")
+    if facts is None:
+        return str(row["kind"])
+    devices = ", ".join(map(str, facts["compute_capabilities"]))
+    words = [f"{row['kind']} for {facts['target']}", str(facts["precision"]), f"compute capability {devices}" if devices else ""]
+    for name, sides in facts["profile"].items():
+        words.append(f"{name} " + " to ".join("x".join(map(str, shape)) for shape in dict.fromkeys(map(tuple, sides.values()))))
+    return ", ".join(filter(None, words))

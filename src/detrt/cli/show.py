@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .. import files
 from ..system import StageProgress
@@ -24,25 +28,70 @@ def human_size(size: int) -> str:
     return ""
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """Print a table to standard output; `right`: columns that are aligned to the right."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), keys: int = 1) -> None:
+    """Print a table to standard output.
+
+    Args:
+        title: of the table; "" for none.
+        columns: their heads.
+        rows: one text for each column.
+        right: indices of columns that are aligned to the right.
+        keys: number of first columns that name a row. Where the table is wider than the terminal, it is printed in parts, and
+            each part begins with these.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    shown = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        shown.add_column(column, justify="right" if index in right else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*(str(cell).replace("[", "\\[") for cell in row))
-    console.print(shown)
+    # What reads a pipe has no width of its own; COLUMNS says it.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    cells = [[str(cell) for cell in row] for row in rows]
+    if title:
+        console.print(title, markup=False, highlight=False, style="italic")
+    for part in _fitting(columns, cells, console.width, keys):
+        shown = Table(box=box.SIMPLE_HEAD if any(columns) else None, pad_edge=False, show_header=any(columns))
+        for index in part:
+            shown.add_column(
+                columns[index],
+                justify="right" if index in right else "left",
+                overflow="fold",
+                no_wrap=index < keys and len(part) > keys + 1,
+            )
+        for row in cells:
+            shown.add_row(*(row[index].replace("[", "\\[") for index in part))
+        console.print(shown)
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys: int) -> list[list[int]]:
+    """Indices of the columns of each part of a table; one part where all fit, or where the texts are long anyway."""
+    widths = [max([len(head), *(len(row[i]) for row in rows)]) for i, head in enumerate(columns)]
+    first = list(range(keys))
+    if sum(widths) + 3 * len(widths) <= width or len(widths) <= keys + 3 or sum(widths[:keys]) > width // 2:
+        return [list(range(len(columns)))]
+    parts, used = [list(first)], sum(widths[:keys]) + 3 * keys
+    room = used
+    for index in range(keys, len(columns)):
+        if room + widths[index] + 3 > width and len(parts[-1]) > keys:
+            parts.append(list(first))
+            room = used
+        parts[-1].append(index)
+        room += widths[index] + 3
+    return parts
+
+
+def paragraph(text: str, *, indent: str = "  ", file: TextIO | None = None) -> None:
+    """Print a text; on a terminal its lines break between words, and those after the first are indented."""
+    out = sys.stdout if file is None else file
+    if out.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    print(text, file=out)
 
 
 def notes(lines: Iterable[str]) -> None:
     """What was decided on the way, to standard error."""
     for line in lines:
-        print(f"note: {line}", file=sys.stderr)
+        paragraph(f"note: {line}", file=sys.stderr)
 
 
 def write_json(data: Any, place: str) -> None:
@@ -66,18 +115,16 @@ def progress() -> Iterator[StageProgress]:
     if not sys.stderr.isatty():
         yield lambda stage, fraction, text: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Progress(
+    columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[text]}"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
+    )
+    with bar_of(*columns) as bar:
         tasks: dict[str, Any] = {}
 
         def step(stage: str, fraction: float | None, text: str) -> None:
@@ -88,3 +135,38 @@ def progress() -> Iterator[StageProgress]:
             bar.update(tasks[stage], completed=fraction or 0.0, total=None if fraction is None else 1.0, text=text[-60:])
 
         yield step
+
+
+@contextlib.contextmanager
+def bar_of(*columns: Any) -> Iterator[Any]:
+    """A rich progress bar on the terminal. What is printed meanwhile appears above it, whole lines at a time."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # Where standard output is the same terminal, the bar is written there too: one stream keeps their order.
+    on_stdout = sys.stdout.isatty()
+    console = Console(stderr=not on_stdout)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=True) as bar:
+        if not on_stdout:
+            yield bar
+            return
+        with contextlib.redirect_stdout(_AboveBar(console)):  # type: ignore[type-var]
+            yield bar
+
+
+class _AboveBar(io.TextIOBase):
+    """Standard output while a bar is on the same terminal. Lines are not wrapped or styled."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+        self._console.file = sys.stdout  # not this object, once it has replaced sys.stdout
+        self._begun = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._console.out("\n".join(lines), highlight=False)
+        return len(text)

@@ -88,7 +88,7 @@ def verify(
             batch_size=batch,
             ground_truth=ground_truth,
             batches=None if batches is None else list(numbers("--batches")(batches)),
-            divergence="always" if report is not None and divergence == "auto" else divergence,
+            divergence=divergence,
             report_images=(6 if report_images is None else report_images) if report is not None else 0,
             **load_arguments(load),
             prompt=prompt.read(),
@@ -115,9 +115,9 @@ def _show(done: VerifyReport) -> None:
     lines = [(f.name, f.measured, f.allowed + ("" if f.decides else " (AP decides)")) for f in done.checks]
     show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
     for note in done.notes:
-        print(f"note: {note}")
+        show.paragraph(f"note: {note}")
     if done.divergence is not None:
-        print(done.divergence.sentence())
+        show.paragraph(done.divergence.sentence())
     for failure in done.failures:
-        print(f"failed: {failure}")
-    print("verdict: the same detections" if done.passed else "verdict: DIFFERENT")
+        show.paragraph(f"failed: {failure}")
+    print(f"verdict: {done.verdict}")

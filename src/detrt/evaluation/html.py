@@ -25,7 +25,8 @@ from PIL import Image
 from .. import files
 from ..data.draw import draw_detections
 from ..detections import Detections
-from .divergence import Divergence
+from ..system import package_version
+from .divergence import Divergence, TensorError
 
 if TYPE_CHECKING:
     from .report import Example, VerifyReport
@@ -49,7 +50,6 @@ def write_report(report: VerifyReport, path: Path | str, *, candidate: str, refe
 
 def page(report: VerifyReport, *, candidate: str, reference: str) -> str:
     """The page as text. candidate, reference: what the user called them."""
-    verdict = "the same detections" if report.passed else "different"
     sections = [_section("Verdict", _checks(report) + _failures_and_notes(report))]
     if report.divergence is not None:
         sections.append(_section("First divergence", _divergence(report)))
@@ -67,7 +67,7 @@ def page(report: VerifyReport, *, candidate: str, reference: str) -> str:
     kind = "pass" if report.passed else "fail"
     template = Template(resources.files(__package__).joinpath("report.html").read_text("utf-8"))
     return template.substitute(
-        verdict=escape(verdict), kind=kind, facts=_facts(report, candidate, reference), sections="".join(sections)
+        verdict=escape(report.verdict), kind=kind, facts=_facts(report, candidate, reference), sections="".join(sections)
     )
 
 
@@ -76,6 +76,8 @@ def _facts(report: VerifyReport, candidate: str, reference: str) -> str:
         ("candidate", f"{candidate} ({report.candidate}, {report.precision})"),
         ("reference", f"{reference} ({report.reference})"),
         ("images", str(len(report.images))),
+        ("score threshold", f"{report.gate.threshold:g}"),
+        ("detrt", package_version()),
         ("date", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
     )
     return "".join(f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in rows)
@@ -99,8 +101,9 @@ def _failures_and_notes(report: VerifyReport) -> str:
 def _divergence(report: VerifyReport) -> str:
     found = report.divergence
     assert found is not None
-    kind = "calm" if found.first is None else "alarm"
-    parts = [f'<p class="{kind}">{escape(found.sentence())}</p>']
+    kind = "calm" if found.first is None or report.passed else "alarm"
+    passed = "; the detections are within the tolerances all the same" if found.first is not None and report.passed else ""
+    parts = [f'<p class="{kind}">{escape(found.sentence() + passed)}</p>']
     measure = "largest difference" if found.metric == "max" else "root mean square of the difference"
     parts.append(
         f"<p>{found.compared} tensors against {escape(found.against)}; the error is the {measure}, relative to the "
@@ -108,13 +111,19 @@ def _divergence(report: VerifyReport) -> str:
     )
     parts.append(f'<div class="plot">{error_plot(found)}</div>')
     if found.roots:
-        rows = [(r.module or "-", r.op, r.node, _number(r.error), _number(r.before), r.text) for r in found.roots]
-        parts.append(_table(("module", "op", "node", "error", "before it", ""), rows, right=(3, 4)))
+        rows = [(_root(r), r.op, _number(r.error), _number(r.before)) for r in found.roots]
+        parts.append(_table(("module, node", "op", "error", "before it"), rows, right=(2, 3), raw=(0,)))
     rows = [(row.module or "(outside the model)", _number(row.error), str(row.tensors), str(row.depth)) for row in found.layers]
     table = _table(("module", "largest error", "tensors", "depth"), rows[:_MAX_ROWS], right=(1, 2, 3))
     more = f"<p>{len(rows) - _MAX_ROWS} more modules are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
     parts.append(f"<details><summary>Errors of {len(rows)} modules</summary>{table}{more}</details>")
     return "".join(parts)
+
+
+def _root(root: TensorError) -> str:
+    """A module, its node and what is said about it, under each other: side by side they are wider than a page."""
+    lines = (f"<small>{escape(text)}</small>" for text in (root.node, root.text) if text)
+    return "<br>".join([escape(root.module or "-"), *lines])
 
 
 def _detections(report: VerifyReport) -> str:

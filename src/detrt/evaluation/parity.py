@@ -18,7 +18,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
-from ..spec import PIXEL_VALUES, ModelSpec
+from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
@@ -75,7 +75,8 @@ def verify(
         ground_truth: COCO annotations of the images, for the AP of both.
         slots: check batch invariance: every slot of a batch, and the padding.
         batches: batch sizes of that check, instead of the profile's.
-        divergence: search the first diverging node: "auto" (when something fails), "always" or "never".
+        divergence: search the first diverging node: "auto" (when something fails, and for a report
+            below FP32), "always" or "never".
         images: number of the worst images in the HTML report.
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
@@ -124,7 +125,9 @@ def verify(
             report = replace(report, precision_map=_precision_map(cand))
         if report_images:
             report = _with_examples(report, images, found, report_images)
-        if divergence == "always" or (divergence == "auto" and not report.passed):
+        # In FP32 a graph that passes is compared with an export of itself: nothing to see, at half of the run's time.
+        wanted = not report.passed or (report_images > 0 and report.precision != Precision.FP32)
+        if divergence == "always" or (divergence == "auto" and wanted):
             from .localize import with_divergence
 
             report = with_divergence(report, ref, cand, first, say)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections
+from ..spec import Precision
 from .divergence import Divergence
 from .matching import Gate, ImageMatch
 
@@ -209,6 +210,20 @@ class VerifyReport:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """The result in words. Below FP32 it has the largest differences: the tolerances are wide there."""
+        if not self.passed:
+            return "DIFFERENT"
+        if self.precision == Precision.FP32:
+            return "the same detections"
+        lost = "" if self.ap_loss is None else f", AP {-self.ap_loss:+.4f}"
+        unmatched = f", {self.missing} missing, {self.extra} extra" if self.missing or self.extra else ""
+        return (
+            f"within {Precision(self.precision).value.upper()} tolerances (worst box {self.worst_box_px:.3g} px, worst score "
+            f"{self.worst_score:.2g}{unmatched}{lost})"
+        )
 
     @property
     def worst_box_px(self) -> float:

@@ -1,0 +1,112 @@
+"""Options of other tools, and what detrt calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+# Options of earlier versions -> what to write now.
+RENAMED = {
+    "--decode": "--image-decoder cpu or --image-decoder gpu",
+    "--devices": "--device, which takes several: --device 0,1",
+    "--pictures": "--report-images",
+    "--provider": "--device, e.g. --device cuda:0, with --backend onnxruntime where a bundle has an engine or package as well",
+}
+
+# What detrt calls it -> the spellings of ultralytics, trtexec, optimum and mmdeploy, without case. The first word is the option.
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "--size": ("--imgsz", "--img-size", "--img", "--image-size", "--input-size", "--resolution", "--input-shape"),
+    "--precision fp16": ("--half", "--fp16", "--float16"),
+    "--precision bf16": ("--bf16", "--bfloat16"),
+    "--precision int8 with --calibration DIR": ("--int8", "--quantize"),
+    "--precision fp8": ("--fp8",),
+    "--precision": ("--dtype",),
+    "--calibration DIR": ("--calib", "--calib-dir", "--calibration-images"),
+    "--threshold": ("--conf", "--conf-thres", "--confidence", "--confidence-threshold", "--score-thr", "--score-threshold"),
+    "--target": ("--format", "--include", "--export-format"),
+    "--output BUNDLE, a folder": ("--saveengine", "--save-engine", "--work-dir"),
+    "--batch MIN,OPT,MAX, with --height and --width": ("--minshapes", "--optshapes", "--maxshapes", "--shapes"),
+    "--batch": ("--batch-size", "--bs", "--max-batch-size"),
+    "--save-dir DIR": ("--save", "--output-dir", "--out-dir", "--project", "--show"),
+    "--json FILE": ("--save-txt", "--save-json", "--out"),
+    "--max-detections": ("--max-det", "--topk", "--num-select"),
+    "--every": ("--vid-stride", "--frame-stride"),
+    "--ground-truth": ("--data", "--annotations", "--ann-file"),
+    "--workspace-mib": ("--workspace", "--mempoolsize"),
+    "--timing-cache": ("--timingcachefile",),
+    "--optimization-level": ("--builderoptimizationlevel",),
+    "--plugin": ("--plugins", "--staticplugins", "--dynamicplugins"),
+    "--repeats": ("--iterations", "--runs", "--avgruns"),
+    "--classes": ("--class", "--filter-classes"),
+    "--tensor": ("--atol", "--rtol"),
+    "--trust-remote-code": ("--trust",),
+    "--device": ("--gpu", "--gpus", "--cuda"),
+}
+# What detrt has no option for -> why, or where it goes.
+_NO_OPTION: dict[str, tuple[str, ...]] = {
+    "detectors of the DETR family need no NMS, so there is nothing to set": (
+        "--iou",
+        "--iou-thres",
+        "--nms",
+        "--nms-threshold",
+        "--agnostic-nms",
+    ),
+    "the model is the first argument, without an option: detrt COMMAND MODEL ...": (
+        "--onnx",
+        "--model",
+        "-m",
+        "--weights",
+        "--checkpoint",
+        "--loadengine",
+    ),
+    "images and videos come after the model, without an option: detrt detect MODEL photos/ video.mp4": (
+        "--source",
+        "--input",
+        "-i",
+    ),
+    "batch, and size where the family allows it, are symbolic anyway; --size or --height and --width fix the size": (
+        "--dynamic",
+        "--dynamic-axes",
+        "--dynamic-batch",
+    ),
+    "every graph is simplified": ("--simplify", "--optimize", "--slim"),
+    "the family is read from the checkpoint; --family is for ckpt:FILE": ("--framework", "--library", "--library-name"),
+}
+# `-o` where a command writes no single folder.
+_OUTPUT = {
+    "detect": "--save-dir DIR for annotated copies, or --json, --csv or --coco FILE for the detections",
+    "verify": "--report FILE.html, or --json FILE",
+    "eval": "--save FILE for the detections, or --json FILE for the metrics",
+    "bench": "--json FILE, or --plot FILE.svg",
+    "info": "--json FILE",
+    "doctor": "--json FILE",
+    "demo-data": "no option: the folder is the first argument",
+}
+
+
+def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], commands: Iterable[str]) -> str | None:
+    """What to type for an unknown option, where another tool's name for it is known.
+
+    Args:
+        option: as it was typed, such as "--imgsz".
+        command: of detrt, such as "build".
+        options_of: command -> its options.
+        commands: all commands.
+    """
+    name = option.lower().replace("_", "-")
+    if option in RENAMED:
+        return f"{option} is now {RENAMED[option]}"
+    if name in ("-o", "--output") and command in _OUTPUT:
+        return f"unknown option {option}; for detrt {command} it is {_OUTPUT[command]}"
+    for why, names in _NO_OPTION.items():
+        if name in names:
+            return f"unknown option {option}; {why}"
+    for ours, names in _ELSEWHERE.items():
+        if name in names:
+            flag = ours.split()[0]
+            if flag in options_of(command):
+                return f"unknown option {option}; detrt calls it {ours}"
+            where = [f"detrt {other}" for other in commands if flag in options_of(other)]
+            return (
+                f"unknown option {option}; detrt calls it {ours}, an option of {', '.join(where[:3])} and not of detrt {command}"
+            )
+    return None
