@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, overload
 
 import numpy as np
 
@@ -21,16 +22,19 @@ from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, prepro
 from .data.raw_image import LoadedImage
 from .detections import Detections
 from .errors import PromptError, SessionError, SpecError
-from .models.load import LoadOptions
+from .models.load import LoadChanges, LoadOptions
 from .spec import ModelSpec
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
 from .text.prompts import Prompt
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .backends.gpu.decoder import GpuDecoder
 
 MAX_DECODERS, MAX_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
+COLORS = ("rgb", "bgr")
 AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 
 
@@ -58,36 +62,63 @@ class PendingDetections:
         return [results[index] for index in range(len(results))]
 
 
+P = ParamSpec("P")
+
+
+def _with_parameters_of(
+    init: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., Detector]], Callable[Concatenate[Any, P], Detector]]:
+    """The parameters of a constructor for another function, as editors, type checkers and `inspect` see them."""
+
+    def same(function: Callable[..., Detector]) -> Callable[Concatenate[Any, P], Detector]:
+        parameters = inspect.signature(init).parameters.values()
+        function.__signature__ = inspect.Signature([*parameters])  # type: ignore[attr-defined]
+        return function
+
+    return same
+
+
 class Detector:
-    """Finds objects: `Detector.open("bundle/")(["street.jpg"])`.
+    """Finds objects in images: `Detector("bundle/")("street.jpg")`.
 
-    session: what runs the model; the detector closes it.
-    threshold: keep scores above it. classes: names or ids to keep, default all.
-    batch_size: images per run; default: the fixed or largest batch of the session, else 1.
-    size_hw: another (height, width) of the input, for models with a dynamic size.
-    max_detections: keep at most so many for each image.
-    resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
-    on_device: resize and choose candidates on the GPU where the session can; the detections are the same.
-    image_decoder: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that
-        runs the model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
-
-    For models that take a prompt (see docs/guide/prompts.md):
-
-    prompt: what to look for in all images; None: every call brings its own. A text gives its phrases as
-        classes; a list of names takes as many runs as it needs. task: for models that take one.
-    phrases: "best" names a box by its best phrase, "tokens" by the tokens above `text_threshold` as
-        published, "tokens-of-best" by those of its best sub-sentence.
+    Args:
+        model: a bundle, ONNX file, engine or checkpoint, as `open_session` takes it; or a session. The detector closes it.
+        threshold: lowest score that is reported, 0 to 1.
+        batch_size: images that run together; None: the fixed or largest batch size of the model, else 1.
+        size_hw: (height, width) of the input in pixels, for models with a dynamic size; None: the model's own.
+        classes: names or ids to report; None: all.
+        max_detections: most detections of an image; None: no limit.
+        resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
+        on_device: resize and select candidates on the GPU where the session can; the detections are the same.
+        image_decoder: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that
+            runs the model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
+        color: channel order of NumPy arrays: "rgb", or "bgr" as OpenCV reads them. Files and PIL images have one of their own.
+        prompt: what to find in all images, for models that take a prompt (docs/guide/prompts.md); None: every call brings its
+            own. A text gives its phrases as classes; a list of names runs in as many chunks as it needs.
+        task: task sentence, for models that take one.
+        phrases: label of a box: "best", its best phrase; "tokens", the tokens above `text_threshold` as published;
+            "tokens-of-best", those of its best sub-sentence.
+        text_threshold: lowest score of a token, 0 to 1.
+        device: "cpu" or "cuda:N"; None: the backend's own. This and all that follow are for a model that is opened here.
+        backend: "auto", "onnxruntime", "tensorrt", "inductor", "openvino" or "torch".
+        threads: of ONNX Runtime on the CPU.
+        spec: replaces the spec of an ONNX file.
+        load: how a checkpoint is read.
+        changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
 
     Raises:
+        SessionError: nothing there, a backend or device that cannot run it, or image_decoder is "gpu" and the session does not
+            resize images on a GPU.
         SpecError: unknown class names, or a size that the model cannot take.
         PromptError: a prompt for a model of fixed classes, classes for one that takes a prompt, or a bad prompt.
-        SessionError: image_decoder is "gpu", and the session does not resize images on a GPU.
-        ValueError: threshold, text_threshold, batch_size, max_detections, resize_threads or image_decoder out of range.
+        DetrtError: from what opens the model.
+        ValueError: threshold, text_threshold, batch_size, max_detections, resize_threads, image_decoder or color out of range.
+        TypeError: options of opening for a session that is open already.
     """
 
     def __init__(
         self,
-        session: Session,
+        model: Session | str | os.PathLike[str],
         *,
         threshold: float = 0.5,
         batch_size: int | None = None,
@@ -97,10 +128,17 @@ class Detector:
         resize_threads: int = 1,
         on_device: bool = True,
         image_decoder: str = "cpu",
+        color: str = "rgb",
         prompt: Prompts | None = None,
         task: str = "",
         phrases: str = "best",
         text_threshold: float = TEXT_THRESHOLD,
+        device: str | None = None,
+        backend: str = "auto",
+        threads: int | None = None,
+        spec: ModelSpec | None = None,
+        load: LoadOptions | None = None,
+        **changes: Unpack[LoadChanges],
     ) -> None:
         check_threshold(threshold)
         check_threshold(text_threshold, "text_threshold")
@@ -108,21 +146,48 @@ class Detector:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
         check_image_decoder(image_decoder)
-        self._prompt_options = {"task": task, "phrases": phrases, "text_threshold": text_threshold}
-        if session.info.text is None and (prompt is not None or task or phrases != "best"):
-            raise PromptError(NO_PROMPT)
-        if session.info.text is not None and classes is not None:
-            raise PromptError(
-                "this model has no classes of its own to choose from with --classes (Python: classes=...); say what to find "
-                "with --prompt or --classes-from (Python: prompt=...)"
-            )
-        self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
-        self.spec: ModelSpec = self.session.spec
+        if color not in COLORS:
+            raise ValueError(f"color must be one of {', '.join(COLORS)}; got {color!r}")
+        opening = {"device": device, "threads": threads, "spec": spec, "load": load, **changes}
+        if isinstance(model, (str, os.PathLike)):
+            from .backends.open import open_session
+
+            session: Session = open_session(model, backend=backend, **opening)  # type: ignore[arg-type]
+        else:
+            session = model
+            if given := [name for name, value in opening.items() if value is not None] + ["backend"] * (backend != "auto"):
+                raise TypeError(f"{', '.join(given)}: options of opening, but this session is open already; leave them out")
+        try:
+            self._prepare(session, prompt, {"task": task, "phrases": phrases, "text_threshold": text_threshold}, classes)
+            self._choose_batches(size_hw, batch_size, on_device, image_decoder)
+        except BaseException:
+            if session is not model:
+                session.close()
+            raise
         self.threshold = threshold
         self.max_detections = max_detections
-        self.class_ids: Collection[int] | None = None
-        if classes is not None:
-            self.class_ids = frozenset(self.spec.class_ids([str(name) for name in classes]))
+        self._color = color
+        self._resizers = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
+
+    def _prepare(
+        self, session: Session, prompt: Prompts | None, options: dict[str, Any], classes: Sequence[str | int] | None
+    ) -> None:
+        """The session, with the prompt that all images share, and the classes that are reported."""
+        self._prompt_options = options
+        if session.info.text is None and (prompt is not None or options["task"] or options["phrases"] != "best"):
+            raise PromptError(NO_PROMPT)
+        if session.info.text is not None and classes is not None:
+            raise PromptError(_NO_CLASSES)
+        self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
+        self.spec: ModelSpec = self.session.spec
+        self.class_ids = self._ids_of(classes)
+
+    def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
+        """Class ids of names and ids. Raises SpecError for unknown ones."""
+        return None if classes is None else frozenset(self.spec.class_ids([str(name) for name in classes]))
+
+    def _choose_batches(self, size_hw: SizeHW | None, batch_size: int | None, on_device: bool, image_decoder: str) -> None:
+        """Input size, batch size, and what resizes and decodes the images."""
         info = self.session.info
         self.size_hw = self._checked_size(size_hw)
         self._sizes = info.sizes if size_hw is None else ()
@@ -137,7 +202,6 @@ class Detector:
         # Files of a batch are decoded side by side where a GPU would wait for them.
         decoders = 1 if self._runner is None else min(MAX_DECODERS, usable_cores())
         self._prefetcher = Prefetcher(decoders, decoder=self.decoder)
-        self._resizers = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
 
     def _checked_size(self, size_hw: SizeHW | None) -> SizeHW | None:
         """The input size of all batches; None: the model's rule. Raises SpecError: a size that the model does not take."""
@@ -155,79 +219,128 @@ class Detector:
         return size_hw
 
     @classmethod
-    def open(
-        cls,
-        ref: str | os.PathLike,
+    @_with_parameters_of(__init__)
+    def open(cls, *args: Any, **kwargs: Any) -> Detector:
+        """The same as `Detector(...)`, with the same arguments."""
+        return cls(*args, **kwargs)
+
+    @overload
+    def __call__(
+        self,
+        images: ImageSource,
+        prompts: Sequence[Prompts] | None = None,
         *,
-        device: str | None = None,
-        backend: str = "auto",
-        threads: int | None = None,
-        spec: ModelSpec | None = None,
-        load: LoadOptions | None = None,
-        **options: Any,
-    ) -> Detector:
-        """Open a bundle, ONNX file, engine or checkpoint; see `open_session`.
+        prompt: Prompts | None = None,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
+    ) -> Detections: ...
 
-        options: keywords of `Detector`, and fields of `LoadOptions` such as `trust_remote_code=True`.
-        """
-        from .backends.open import open_session
-
-        changes = {name: options.pop(name) for name in LoadOptions.__dataclass_fields__ if name in options}
-        session = open_session(ref, backend=backend, device=device, threads=threads, spec=spec, load=load, **changes)
-        try:
-            return cls(session, **options)
-        except BaseException:
-            session.close()
-            raise
+    @overload
+    def __call__(
+        self,
+        images: Iterable[ImageSource],
+        prompts: Sequence[Prompts] | None = None,
+        *,
+        prompt: Prompts | None = None,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
+    ) -> list[Detections]: ...
 
     def __call__(
-        self, images: Sequence[ImageSource], prompts: Sequence[Prompts] | None = None, *, threshold: float | None = None
-    ) -> list[Detections]:
-        """Detect in every image; the result has the same length and order.
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        prompts: Sequence[Prompts] | None = None,
+        *,
+        prompt: Prompts | None = None,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
+    ) -> Detections | list[Detections]:
+        """Detect in one image, or in many.
 
         Args:
-            images: arrays (H, W, 3) uint8 RGB, or anything that `load_image` takes.
-            prompts: one for each image, instead of the detector's; images with different prompts share a batch.
-            threshold: keep scores above it, 0 to 1; None: the detector's.
+            images: an array (H, W, 3) uint8 in the detector's `color`, or anything else that `load_image` takes: a path, bytes,
+                a PIL image. Or a list or other iterable of such.
+            prompts: one for each image; images with different prompts share a batch.
+            prompt: one for all images, instead of the detector's.
+            threshold: lowest score that is reported, 0 to 1; None: the detector's.
+            classes: names or ids to report; None: the detector's.
+
+        Returns:
+            The detections of one image; of many, a list of the same length and order.
 
         Raises:
             ImageError: an image that cannot be read. SessionError: the model failed.
-            PromptError: no prompt for a model that takes one, or a bad one.
-            ValueError: a threshold out of range.
+            PromptError: no prompt for a model that takes one, or a bad one. SpecError: unknown class names.
+            ValueError: a threshold out of range. TypeError: what is neither an image nor iterable.
         """
-        if isinstance(images, (str, bytes, os.PathLike, np.ndarray)) or not isinstance(images, Iterable):
-            raise TypeError(f"give a list of images, also for one: detector([image]); got {type(images).__name__}")
-        return list(self.stream(images, prompts, threshold=threshold))
+        options: dict[str, Any] = {"prompt": prompt, "threshold": threshold, "classes": classes}
+        if isinstance(images, ImageSource):
+            (found,) = self.stream([images], prompts, **options)
+            return found
+        if not isinstance(images, Iterable):
+            raise TypeError(f"give an image (path, bytes, PIL image or array) or a list of them; got {type(images).__name__}")
+        return list(self.stream(images, prompts, **options))
 
     def stream(
         self,
         images: Iterable[ImageSource],
         prompts: Iterable[Prompts] | None = None,
         *,
+        prompt: Prompts | None = None,
         threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
     ) -> Iterator[Detections]:
-        """As a call, for images as they come; holds one batch of images in memory, and `ahead` more where a GPU works on
-        them."""
+        """Detect in images as they come; holds one batch of images in memory, and `ahead` more where a GPU works on them.
+
+        Args:
+            images: any iterable, e.g. a generator of frames.
+            prompts, prompt, threshold, classes: see `__call__`.
+
+        Yields:
+            The detections of each image, in order.
+
+        Raises:
+            As `__call__`.
+        """
         if isinstance(prompts, (str, Prompt)):
-            raise PromptError(f"give a list of prompts, one for each image; got one, {prompts!r}")
-        if prompts is not None and not self.session.info.text and not self.session.prompts:
+            raise PromptError(f"give a list of prompts, one for each image, or prompt=... for all; got one, {prompts!r}")
+        if prompt is not None and prompts is not None:
+            raise PromptError("give prompt=... for all images or prompts, one for each; not both")
+        if (prompts is not None or prompt is not None) and not self.session.info.text and not self.session.prompts:
             raise PromptError(NO_PROMPT)
-        if prompts is None:
+        if prompts is None and prompt is None:
             self.check_prompt()
-        source, given = iter(images), None if prompts is None else iter(prompts)
+        source, given = map(self._in_rgb, images), None if prompts is None else iter(prompts)
         waiting: deque[PendingDetections] = deque()
         while some := list(itertools.islice(source, self.batch_size)):
             batch = self._prefetcher.load_batch(some)
             mine = None if given is None else list(itertools.islice(given, len(batch)))
             if mine is not None and len(mine) != len(batch):
                 raise PromptError("there are fewer prompts than images; give one for each image")
-            waiting.append(self.submit(batch, mine, threshold=threshold))
+            if prompt is not None:
+                mine = [prompt] * len(batch)
+            waiting.append(self.submit(batch, mine, threshold=threshold, classes=classes))
             if len(waiting) > self.ahead:
                 yield from waiting.popleft().result()
         for pending in waiting:
             yield from pending.result()
         if given is not None and next(given, None) is not None:
             raise PromptError("there are more prompts than images; give one for each image")
+
+    def _in_rgb(self, image: ImageSource) -> ImageSource:
+        """An array of OpenCV in RGB; all else as it is."""
+        if self._color == "rgb" or not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] not in (3, 4):
+            return image
+        return image[..., [2, 1, 0, 3][: image.shape[2]]]
+
+    def __repr__(self) -> str:
+        info, spec = self.session.info, self.spec
+        finds = "takes a prompt" if info.text is not None else f"{len(spec.labels)} classes"
+        size = self.size_hw or spec.input.size_hw
+        return (
+            f"<Detector {spec.name!r} ({spec.family}): {finds}, input {size[0]}x{size[1]}, batch size {self.batch_size}, "
+            f"{info.name}, threshold {self.threshold:g}>"
+        )
 
     @property
     def ahead(self) -> int:
@@ -246,7 +359,12 @@ class Detector:
         require_prompt(self.session)
 
     def submit(
-        self, images: Sequence[LoadedImage], prompts: Sequence[Prompts] | None = None, *, threshold: float | None = None
+        self,
+        images: Sequence[LoadedImage],
+        prompts: Sequence[Prompts] | None = None,
+        *,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
     ) -> PendingDetections:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
 
@@ -255,11 +373,14 @@ class Detector:
 
         Args:
             images: arrays (H, W, 3) uint8 RGB, or raw images.
-            prompts, threshold: see `__call__`.
+            prompts, threshold, classes: see `__call__`.
 
         Raises:
             As `__call__`.
         """
+        if classes is not None and self.session.info.text is not None:
+            raise PromptError(_NO_CLASSES)
+        class_ids = self.class_ids if classes is None else self._ids_of(classes)
         threshold = self.threshold if threshold is None else threshold
         check_threshold(threshold)
         if prompts is None:
@@ -283,7 +404,7 @@ class Detector:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
             begun.append((plan, session, session.start(feeds)))
-        return PendingDetections(begun, DetectionFilter(threshold, self.class_ids, self.max_detections))
+        return PendingDetections(begun, DetectionFilter(threshold, class_ids, self.max_detections))
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
@@ -309,6 +430,10 @@ def check_image_decoder(name: str) -> None:
         raise ValueError(f"image_decoder must be one of {', '.join(IMAGE_DECODERS)}; got {name!r}")
 
 
+_NO_CLASSES = (
+    "this model has no classes of its own to choose from with --classes (Python: classes=...); say what to find "
+    "with --prompt or --classes-from (Python: prompt=...)"
+)
 _NO_GPU_DECODING = (
     "--image-decoder gpu (Python: image_decoder='gpu') is for models whose images a GPU resizes: a package of an NVIDIA GPU "
     "(--backend inductor), or ONNX Runtime with --device cuda:0 and PyTorch's CUDA build; this one runs with {}. Leave it out, or "

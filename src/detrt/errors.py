@@ -88,6 +88,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "export": ("torch", "transformers", "safetensors", "huggingface_hub", "onnx", "onnxscript", "onnxslim"),
     "rtx": ("tensorrt_rtx_libs", "tensorrt_rtx_bindings"),
     "trt": ("tensorrt",),
+    "openvino": ("openvino",),
     "gpu": ("cuda",),
     "text": ("tokenizers",),
     "video": ("av",),

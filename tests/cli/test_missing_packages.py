@@ -41,6 +41,7 @@ COMMANDS: dict[str, set[str]] = {
     "build random:yolos/tiny -o b3 --target tensorrt": {"export", "trt"},
     "build random:yolos/tiny -o b4 --target inductor --size 64": {"export"},
     "build model.onnx -o b5 --target onnx": {"export"},
+    "build model.onnx -o b6 --target openvino": {"export", "openvino"},
     "detect bundle in": set(),
     "detect bundle in --save-dir runs --csv f.csv": set(),
     "detect random:yolos/tiny in": {"export"},

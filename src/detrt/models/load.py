@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import files
 from ..bundle import Provenance
@@ -95,6 +95,16 @@ class LoadOptions:
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds, for another process; `LoadOptions(**data)` reads them."""
         return {one.name: str(value) if isinstance(value := getattr(self, one.name), Path) else value for one in fields(self)}
+
+
+class LoadChanges(TypedDict, total=False):
+    """The fields of `LoadOptions`, for functions that take them as keywords."""
+
+    family: str | None
+    labels: Path | str | None
+    tokenizer: Path | str | None
+    trust_remote_code: bool
+    revision: str | None
 
 
 def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) -> Source:
