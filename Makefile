@@ -61,6 +61,7 @@ $(VENV)/.installed: pyproject.toml
 lint: setup
 	$(BIN)/ruff check src tests training benchmarks
 	$(BIN)/ruff format --check src tests training benchmarks
+	$(BIN)/mypy
 
 clean:
 	rm -rf demo build dist src/*.egg-info .pytest_cache .ruff_cache

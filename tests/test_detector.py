@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import itertools
 
@@ -9,8 +11,10 @@ from PIL import Image
 from runtime_cases import make_session, make_spec, red
 
 from detrt.backends.base import FakeSession, Session, check_feeds, check_spec
+from detrt.detections import Detections
 from detrt.detector import Detector
-from detrt.errors import ImageError, SessionError, SpecError
+from detrt.errors import ImageError, PromptError, SessionError, SpecError
+from detrt.models.load import LoadChanges, LoadOptions
 from detrt.spec import TensorInfo
 
 EDGE = {
@@ -135,10 +139,61 @@ def test_bad_options(options):
         Detector(make_session(make_spec()), **options)
 
 
-@pytest.mark.parametrize("images", ["a.jpg", b"data", np.zeros((4, 4, 3), np.uint8), 5], ids=lambda v: type(v).__name__)
-def test_one_image_must_be_in_a_list(images):
-    with pytest.raises(TypeError, match=type(images).__name__):
-        Detector(make_session(make_spec()))(images)
+def test_one_image_gives_one_result(tmp_path):
+    image = red(8, 12, 150)
+    Image.fromarray(image).save(tmp_path / "a.png")
+    detector = Detector(make_session(make_spec()))
+    for source in (image, tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes(), Image.fromarray(image)):
+        found = detector(source)
+        assert isinstance(found, Detections) and reds([found]) == [150]
+
+
+def test_what_is_no_image():
+    with pytest.raises(TypeError, match="int"):
+        Detector(make_session(make_spec()))(5)  # type: ignore[call-overload]
+
+
+def test_classes_of_a_call():
+    """The fake session finds cats alone."""
+    detector = Detector(make_session(make_spec()), threshold=0.1)
+    image = red(8, 12, 150)
+    assert len(detector(image, classes=["cat"])) == len(detector(image, classes=[0])) == len(detector(image)) == 1
+    assert len(detector(image, classes=["dog"])) == 0
+    with pytest.raises(SpecError, match="horse"):
+        detector(image, classes=["horse"])
+    with pytest.raises(PromptError, match="fixed classes"):
+        detector(image, prompt="a cat.")
+
+
+def test_bgr_arrays():
+    """Arrays alone: a file knows its order."""
+    image, alpha = red(8, 12, 150), np.dstack([red(8, 12, 150), np.full((8, 12), 255, np.uint8)])
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    detector = Detector(make_session(make_spec()), color="bgr")
+    swapped = alpha[..., [2, 1, 0, 3]]
+    assert reds(detector([image[..., ::-1], swapped, file.getvalue(), Image.fromarray(image)])) == [150] * 4
+    assert reds([detector(image)]) == [None]  # blue, read so
+    with pytest.raises(ValueError, match=r"color must be one of rgb, bgr; got 'hsv'"):
+        Detector(make_session(make_spec()), color="hsv")
+
+
+def test_repr_says_what_it_is():
+    text = repr(Detector(make_session(make_spec(), max_batch=4), threshold=0.25))
+    assert text == "<Detector 'test' (test): 3 classes, input 8x12, batch size 4, fake, threshold 0.25>"
+
+
+def test_open_is_the_constructor():
+    """Editors and type checkers see every argument of both."""
+    given, opened = inspect.signature(Detector), inspect.signature(Detector.open)
+    assert list(given.parameters) == list(opened.parameters)
+    assert "options" not in opened.parameters and {"threshold", "device", "color"} <= set(opened.parameters)
+    with pytest.raises(TypeError, match="device, backend"):
+        Detector(make_session(make_spec()), device="cpu", backend="torch")
+
+
+def test_keywords_of_loading_are_the_fields():
+    assert set(LoadChanges.__annotations__) == {one.name for one in dataclasses.fields(LoadOptions)}
 
 
 def test_bad_image_is_named():

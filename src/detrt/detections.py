@@ -104,7 +104,7 @@ class Detections:
             row["phrase_span"] = list(span)
         return rows
 
-    def to_coco(self, image_id: int, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
+    def to_coco(self, image_id: int | str, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
         """COCO results entries; bbox is [x, y, width, height] in pixels.
 
         category_ids: class id -> COCO category id; classes it does not name are left out.

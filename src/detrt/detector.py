@@ -225,7 +225,7 @@ class Detector:
         return cls(*args, **kwargs)
 
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]  # a str is an iterable of str as well, and is one image
         self,
         images: ImageSource,
         prompts: Sequence[Prompts] | None = None,

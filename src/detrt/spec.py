@@ -476,7 +476,7 @@ class Precision(str, Enum):
         return member
 
     __str__ = str.__str__
-    __format__ = str.__format__
+    __format__ = str.__format__  # type: ignore[assignment]  # Enum's own stub has no name for its argument
 
     @property
     def quantized(self) -> bool:

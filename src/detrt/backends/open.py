@@ -15,7 +15,7 @@ from ..models.load import LoadOptions
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
-from .base import BaseSession
+from .base import BaseSession, Session
 from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.session import OnnxSession
 from .openvino.session import OpenVinoSession
@@ -77,7 +77,7 @@ def open_session(
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec)
     if kind == "inductor":
-        return InductorSession(ref, device=device)
+        return InductorSession(Path(ref), device=device)
     if kind == "openvino":
         path, encoder = Path(ref), Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
         session = OpenVinoSession(path, device=device, threads=threads)
@@ -390,7 +390,7 @@ def _same_machine(encoder: BundleFile, detector: BundleFile | None) -> bool:
     return a.target == b.target and a.compute_capabilities == b.compute_capabilities
 
 
-def emulate_low_precision(session: BaseSession) -> BaseSession:
+def emulate_low_precision(session: Session) -> Session:
     """The session, or one that rounds 16-bit values where ONNX Runtime's CPU kernels would compute in FP32.
 
     The session that was given is closed where another one takes its place; see `graph.emulate_low_precision`.

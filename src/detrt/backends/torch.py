@@ -13,14 +13,14 @@ from ..models.contract import ExportConfig, contract, exported_spec
 from ..models.wrapper import ExportModule
 from ..spec import CLASS_FEATURES, TEXT_ENCODER_INPUTS, TEXT_FEATURES, ModelSpec, TensorInfo, TextSpec
 from ..text.tokenizer import PromptTokenizer
-from .base import Backend, BaseSession, Feeds, Outputs, Session, SessionInfo, check_feeds
+from .base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds
 from .prompted import PromptedSession
 
 if TYPE_CHECKING:
     from ..models.source import Source
 
 
-def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> Session:
+def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> BaseSession:
     """A TorchSession; of a model that takes a prompt a `PromptedSession`, whose detector reads token ids itself where
     it can, as the plain model does.
 

@@ -63,7 +63,7 @@ def gate_for(precision: str) -> Gate:
     """
     if precision not in GATES:
         raise DetrtError(f"precision must be one of {', '.join(GATES)}; got {precision!r}")
-    return GATES[precision]
+    return GATES[Precision(precision)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def verify(
     images: Sequence[ImageSource],
     *,
     gate: Gate | None = None,
-    gate_changes: Mapping[str, float] | None = None,
+    gate_changes: Mapping[str, Any] | None = None,
     batch_size: int = 2,
     trust_remote_code: bool = False,
     progress: CountProgress | None = None,
@@ -173,7 +173,7 @@ def _open_sides(
     return ref, cand
 
 
-def _begin(ref: Side, cand: Side, gate: Gate | None, changes: Mapping[str, float]) -> VerifyReport:
+def _begin(ref: Side, cand: Side, gate: Gate | None, changes: Mapping[str, Any]) -> VerifyReport:
     """The report before anything has run: backends, gate, facts and notes of both sides."""
     facts = spec_differences(ref.session.spec, cand.session.spec) + text_differences(ref.session, cand.session)
     precision = precision_of(cand)

@@ -238,7 +238,7 @@ class VerifyReport:
         return max((row["error"] for row in self.tensors), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
+        names: tuple[str, ...] = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
         names += ("names", "broken", "precision_map")
         return {
             **{name: getattr(self, name) for name in names},

@@ -233,7 +233,7 @@ def _is_whole(value: object) -> bool:
 def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
     if isinstance(sms, (str, bytes)) or not hasattr(sms, "__iter__"):
         raise EngineError(f"sms must be a sequence of whole numbers such as (86, 89); got {sms!r}")
-    values = tuple(sms)  # type: ignore[call-overload]
+    values = tuple(sms)
     if target == "tensorrt":
         if values:
             raise EngineError(

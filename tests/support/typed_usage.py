@@ -1,0 +1,47 @@
+"""The public API as users call it, for the type checker: `make lint` reads this file, and nothing runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from detrt import (
+    Bundle,
+    Detections,
+    Detector,
+    EngineConfig,
+    ExportConfig,
+    Gate,
+    VerifyReport,
+    build,
+    export_onnx,
+    load_source,
+    open_session,
+    verify,
+)
+
+
+def detect(frames: list[np.ndarray]) -> list[Detections]:
+    with Detector("bundle/", threshold=0.4, classes=["cat", 3], color="bgr", device="cuda:0", trust_remote_code=True) as detector:
+        one: Detections = detector("street.jpg")
+        two: Detections = detector(frames[0], threshold=0.3, classes=["dog"])
+        many: list[Detections] = detector(frames, prompt="a cat. a dog.")
+        names: tuple[str, ...] = (*one.labels, *two.labels)
+        print(names, one.boxes_xyxy.shape, repr(detector))
+        detector("street.jpg", treshold=0.3)  # type: ignore[call-overload]
+        return [*many, *detector.stream(iter(frames), prompts=["cat", "dog"])]
+
+
+def opened() -> Detector:
+    Detector.open("bundle/", treshold=0.4)  # type: ignore[call-arg]
+    return Detector.open(Path("bundle"), threshold=0.4, batch_size=8, family="d_fine")
+
+
+def made() -> VerifyReport:
+    bundle: Bundle = build("embedded:shapes", "bundle", engines=(EngineConfig(sms=(89,)),), export=ExportConfig(opset=18)).bundle
+    source = load_source("embedded:shapes")
+    print(export_onnx(source, "model.onnx").worst, bundle.spec.labels[0])
+    with open_session("bundle", device="cpu") as session:
+        print(session.info.name, session.spec.decode.num_queries)
+    return verify(source, "model.onnx", ["street.jpg"], gate=Gate(box_px=1.0))
