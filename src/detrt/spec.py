@@ -179,7 +179,7 @@ class InputSpec:
         keeps_aspect = not stretch and self.resize != "stretch" and (self.mask or self.pad or self.resize == "fit")
         if keeps_aspect and self.pad and size_hw == self.size_hw:
             return replace(self, dynamic=False)
-        changes = dict.fromkeys(("shortest_edge", "longest_edge", "max_height", "max_width"))
+        changes: dict[str, Any] = dict.fromkeys(("shortest_edge", "longest_edge", "max_height", "max_width"))
         resize = "fit" if keeps_aspect else "stretch"
         return replace(self, resize=resize, height=size_hw[0], width=size_hw[1], dynamic=False, pad=False, **changes)
 

@@ -53,7 +53,7 @@ class PublishedMatch:
     @property
     def unmatched(self) -> tuple[int, int, int]:
         """(missing, extra, compared) detections of the end result."""
-        return tuple(sum(getattr(one, name) for one in self.images) for name in ("missing", "extra", "compared"))  # type: ignore[return-value]
+        return tuple(sum(getattr(one, name) for one in self.images) for name in ("missing", "extra", "compared"))
 
     def failures(self, gate: Gate) -> list[str]:
         """What is outside the gate, in words."""

@@ -104,6 +104,8 @@ class LoadChanges(TypedDict, total=False):
     labels: Path | str | None
     tokenizer: Path | str | None
     trust_remote_code: bool
+    resize: str | None
+    preprocess: str | None
     revision: str | None
 
 
