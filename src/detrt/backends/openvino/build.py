@@ -38,8 +38,11 @@ class BuiltModel:
 
     @property
     def verdict(self) -> str:
-        judged = f", {max(self.errors.values()):.1e} from ONNX Runtime" if self.errors else ", opened"
-        return f"{self.facts.precision}, {self.facts.layers} operations{judged}"
+        judged = "opened"
+        if self.errors:
+            exact = Precision(self.facts.precision).bits == 32
+            judged = f"{max(self.errors.values()):.1e} from ONNX Runtime" if exact else "finite; compare with: detrt verify"
+        return f"{self.facts.precision}, {self.facts.layers} operations, {judged}"
 
 
 def check_installed() -> None:
@@ -89,8 +92,8 @@ def build_openvino(
         os.replace(temporary.with_suffix(".bin"), output.with_suffix(".bin"))
         os.replace(temporary, output)
     finally:
-        files.remove(temporary)
-        files.remove(temporary.with_suffix(".bin"))
+        for suffix in (".xml", ".bin", ".onnx", ".onnx.data"):
+            files.remove(temporary.with_suffix(suffix))
     bundle.write_sidecar(output, spec, facts)
     if progress:
         progress(1.0, "done")

@@ -17,6 +17,7 @@ from ...bundle import EngineFacts
 from ...data.preprocess import preprocess
 from ...data.scenes.scene import draw_scene
 from ...errors import EngineError
+from ...graph.unsigned import unsigned_activations
 from ...graph.view import GraphView, graph_precision
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
@@ -43,14 +44,15 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     openvino = package("--target openvino")
     progress(0.0, "reading the graph")
     summary = graph.summarise(graph.load(source, weights=False))
-    precision = graph_precision(GraphView(graph.load(source)))
+    loaded = graph.load(source)
+    precision = graph_precision(GraphView(loaded))
     try:
-        model = core().read_model(str(source))
+        model = core().read_model(str(_readable(loaded, source, target)))
         openvino.save_model(model, str(target), compress_to_fp16=config.compress_weights)
         operations = model.get_ordered_ops()
         types = Counter(op.get_output_element_type(0).to_string() for op in operations if op.get_output_size())
         layers = len(operations)
-        del model, operations
+        del model, operations, loaded
     except Exception as error:  # what OpenVINO raises shares no base class
         raise EngineError(f"OpenVINO {version()} cannot read '{source.name}': {short(error)}") from None
     weights = target.with_suffix(".bin")
@@ -72,6 +74,14 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     seconds, memory = round(time.monotonic() - start, 3), round(peak_memory_mib())
     facts = EngineFacts.from_dict({**asdict(facts), "build_seconds": seconds, "peak_memory_mib": memory})
     return {"facts": asdict(facts), "size": target.stat().st_size + weights.stat().st_size, "errors": errors}
+
+
+def _readable(model: Any, source: Path, target: Path) -> Path:
+    """The ONNX file as OpenVINO needs it: itself, or one beside the target with another form of INT8."""
+    if not unsigned_activations(model):
+        return source
+    graph.save(model, target.with_suffix(".onnx"))
+    return target.with_suffix(".onnx")
 
 
 def _described(tensors: dict[str, tuple[str, tuple[int | str, ...]]]) -> tuple[dict[str, Any], ...]:
