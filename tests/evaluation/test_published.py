@@ -36,7 +36,7 @@ def test_equal(folder):
     done = report.published
     assert done.oracle == "DetrImageProcessorPil" and done.pixels < 1e-5 and not done.differences
     assert done.unmatched[:2] == (0, 0) and done.unmatched[2] >= 10
-    assert any(check.name == "pixels beside transformers' DetrImageProcessorPil" for check in report.checks)
+    assert any(check.name == "pixels against transformers' DetrImageProcessorPil" for check in report.checks)
     assert report.to_dict()["published"]["oracle"] == done.oracle
 
 

@@ -1,4 +1,4 @@
-"""The candidate beside transformers' own processor and post-processing, which read the checkpoint's folder themselves."""
+"""The candidate compared with transformers' own processor and post-processing, which read the checkpoint's folder themselves."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def with_published(
     source = ref.source
     if source is None or source.processor is None:
         return report
-    from ..models.published import PublishedDetector, open_processor, pixel_error
+    from ..models.published import PIXEL_TOLERANCE, PublishedDetector, open_processor, pixel_error
 
     processor, why_not = open_processor(source)
     if processor is None:
         return replace(report, notes=(*report.notes, why_not))
-    done = PublishedMatch(type(processor).__name__)
+    done = PublishedMatch(type(processor).__name__, PIXEL_TOLERANCE)
     own, given = source.spec, cand.session.spec
     expected = own if cand.session.info.backend is Backend.INDUCTOR else exported_spec(source, config_like(cand))
     if _pixels_differ(expected.input, given.input) and cand.session.info.backend is not Backend.INDUCTOR:

@@ -39,13 +39,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class PublishedMatch:
-    """The candidate beside the checkpoint with transformers' own processor before and after it.
+    """The candidate compared with the checkpoint that has transformers' own processor before and after it.
 
     oracle: the class of that processor. pixels: largest difference of pixels, relative to the largest value. images: one
-    ImageMatch per image of the end result. differences: what is not equal, in words.
+    ImageMatch per image of the end result. differences: what is not equal, as text.
+    tolerance: of pixels.
     """
 
     oracle: str
+    tolerance: float
     pixels: float | None = None
     images: tuple[ImageMatch, ...] = ()
     differences: tuple[str, ...] = ()
@@ -56,16 +58,16 @@ class PublishedMatch:
         return tuple(sum(getattr(one, name) for one in self.images) for name in ("missing", "extra", "compared"))
 
     def failures(self, gate: Gate) -> list[str]:
-        """What is outside the gate, in words."""
+        """Failed checks as text."""
         missing, extra, compared = self.unmatched
         found = list(self.differences)
         if max(missing, extra) > gate.unmatched * compared:
-            found.append(f"beside transformers' {self.oracle}, {missing} detections missing and {extra} extra of {compared}")
+            found.append(f"against transformers' {self.oracle}, {missing} detections missing and {extra} extra of {compared}")
         for name in ("box_px", "score"):
             worst = max((getattr(one, name) for one in self.images), default=0.0)
             if not worst <= getattr(gate, name):
                 found.append(
-                    f"beside transformers' {self.oracle}, {name} differs by {worst:.3g}, allowed {getattr(gate, name):g}"
+                    f"against transformers' {self.oracle}, {name} differs by {worst:.3g}, allowed {getattr(gate, name):g}"
                 )
         return found
 
@@ -87,7 +89,7 @@ class VerifyReport:
         divergence: the first node that differs, if it was searched.
         names: of the images.
         broken: errors of the candidate, if it failed on some images.
-        published: the candidate beside transformers' own processing; None if that was not run.
+        published: the comparison with transformers' own processing; None if that was not run.
         precision_map: module path -> type -> nodes.
         scores: (reference's, candidate's) of each pair of detections, 0 if unmatched; not part of `to_dict`.
         examples: the worst images; not part of `to_dict`.
@@ -173,10 +175,10 @@ class VerifyReport:
         if self.published is not None:
             name, (missing, extra, _) = f"transformers' {self.published.oracle}", self.published.unmatched
             shown = "-" if self.published.pixels is None else f"{self.published.pixels:.1e}"
-            result.append(Check(f"pixels beside {name}", shown, "1e-05", not self.published.differences))
+            result.append(Check(f"pixels against {name}", shown, f"{self.published.tolerance:g}", not self.published.differences))
             if self.published.images:
                 same = not self.published.failures(gate)
-                result.append(Check("missing / extra beside its result", f"{missing} / {extra}", unmatched, same, decides))
+                result.append(Check("missing / extra against its result", f"{missing} / {extra}", unmatched, same, decides))
         if self.ap is not None:
             values = (self.ap[side]["AP"] for side in ("reference", "candidate"))
             shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in values)

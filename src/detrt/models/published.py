@@ -35,7 +35,7 @@ CHECKED_SIZES = ((480, 640), (612, 405))
 
 @dataclass(frozen=True, slots=True)
 class ProcessingCheck:
-    """Our preprocessing and post-processing beside transformers'.
+    """Our preprocessing and post-processing compared with transformers'.
 
     oracle: its class that ours was compared with, "" where none was. pixels: largest difference of pixels, relative to the
     largest value. detections: how many were compared. note: why nothing was compared, or "".
@@ -48,7 +48,7 @@ class ProcessingCheck:
 
     @property
     def verdict(self) -> str:
-        """In words, for a table."""
+        """The result as text."""
         if not self.oracle:
             return self.note
         compared = " and post-processing" if self.detections is not None else ""
@@ -158,7 +158,7 @@ def _as_detections(found: Mapping[str, Any], labels: Sequence[str], size_hw: tup
 
 
 def _difference(ours: Detections, theirs: Detections) -> str:
-    """What differs, in words; "" for nothing. Equal scores may come in any order, and ours may go on below theirs."""
+    """What differs, as text; "" for nothing. Equal scores may come in any order, and ours may go on below theirs."""
     count = len(theirs)
     if len(ours) < count:
         return f"{len(ours)} detections here, {count} there"
