@@ -6,6 +6,8 @@ families: transformers does not read back the box head that it writes (`test_loa
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 
@@ -124,6 +126,15 @@ def test_processing_is_compared_with_transformers(name, settings, tiny, tmp_path
     done = published.check_processing(source)
     assert done.oracle == f"{source.family.processor}ImageProcessorPil" and done.pixels < 1e-5
     assert done.detections == source.spec.decode.max_detections and "post-processing" in done.verdict
+
+
+def test_a_processor_that_needs_torchvision(tiny, tmp_path):
+    """RF-DETR's: its pixels are compared where torchvision is, and the report says so where it is not."""
+    done = published.check_processing(load_source(str(save_folder(tiny("rf_detr"), tmp_path))))
+    if importlib.util.find_spec("torchvision") is None:
+        assert not done.oracle and done.verdict.endswith("which needs torchvision: install it to compare")
+    else:
+        assert done.oracle == "RfDetrImageProcessor" and done.pixels < 1e-5 and done.detections
 
 
 # What a wrong reader would make of a folder: each must be a failed check that names the difference.

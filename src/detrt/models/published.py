@@ -64,9 +64,9 @@ def open_processor(source: Source) -> tuple[Any, str]:
     try:
         with quiet(transformers):
             return transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True), ""
-    except ImportError:
-        return None, "not compared with transformers' processor, which needs torchvision; install torchvision to compare"
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (ImportError, OSError, ValueError, TypeError, LookupError) as error:
+        if isinstance(error, ImportError) or "torchvision" in str(error):
+            return None, "not compared with transformers' processor, which needs torchvision: install it to compare"
         return None, f"not compared with transformers' processor, which does not open it: {' '.join(str(error).split())[:200]}"
 
 
