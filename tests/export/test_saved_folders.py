@@ -120,6 +120,16 @@ def test_a_saved_folder_is_exported(name, variant, tiny, tmp_path):
     check(report.path, report.spec, folder, IMAGES[:1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grounding_dino", "mm_grounding_dino", "omdet_turbo"])
+def test_a_saved_folder_with_a_prompt_is_exported(name, tiny, tmp_path):
+    """Outputs are compared with the library's model by the export's own check; trained ones below."""
+    source = load_source(str(save_folder(tiny(name), tmp_path / "folder", SQUARE if name == "omdet_turbo" else EDGES)))
+    report = export_onnx(source, tmp_path / "model.onnx")
+    assert report.processing.oracle == f"{source.family.processor}ImageProcessorPil" and report.processing.pixels < 1e-5
+    assert report.errors and report.worst < CHECK_TOLERANCE
+
+
 @pytest.mark.parametrize(("name", "settings"), [("detr", EDGES), ("rt_detr_v2", SQUARE)])
 def test_processing_is_compared_with_transformers(name, settings, tiny, tmp_path):
     source = load_source(str(save_folder(tiny(name), tmp_path, settings)))
