@@ -180,7 +180,7 @@ def test_bgr_arrays():
 
 def test_repr_says_what_it_is():
     text = repr(Detector(make_session(make_spec(), max_batch=4), threshold=0.25))
-    assert text == "<Detector 'test' (test): 3 classes, input 8x12, batch size 4, fake, threshold 0.25>"
+    assert text == "<Detector unnamed (test): 3 classes, input 8x12, batch size 4, fake, threshold 0.25>"
 
 
 def test_open_is_the_constructor():

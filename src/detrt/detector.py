@@ -338,7 +338,7 @@ class Detector:
         finds = "takes a prompt" if info.text is not None else f"{len(spec.labels)} classes"
         size = self.size_hw or spec.input.size_hw
         return (
-            f"<Detector {spec.name!r} ({spec.family}): {finds}, input {size[0]}x{size[1]}, batch size {self.batch_size}, "
+            f"<Detector {spec.name or 'unnamed'} ({spec.family}): {finds}, input {size[0]}x{size[1]}, batch size {self.batch_size}, "
             f"{info.name}, threshold {self.threshold:g}>"
         )
 
