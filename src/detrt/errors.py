@@ -98,6 +98,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "supervision": ("supervision",),
     "serve": (
         "fastapi",
+        "fastapi_offline",
         "starlette",
         "uvicorn",
         "httptools",

@@ -86,6 +86,9 @@ def test_page(server, folder, page, tmp_path):
     # A model that takes a prompt asks for one.
     Select(page.find_element(By.ID, "model")).select_by_visible_text("asked")
     wait.until(lambda _: "needs a prompt" in page.find_element(By.ID, "error").text)
+    # Boxes, times and JSON of the other model do not stand under the new name.
+    assert labels() == [] and not page.execute_script("return document.querySelector('.box')")
+    assert page.execute_script("return document.getElementById('json').textContent") == ""
     page.find_element(By.ID, "prompt").send_keys("red. blue.\n")
     wait.until(lambda _: page.execute_script("return document.getElementById('json').textContent.includes('red. blue.')"))
     assert not page.find_element(By.ID, "error").is_displayed()

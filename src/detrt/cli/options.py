@@ -198,7 +198,7 @@ class SizeOptions:
     size: tuple[tuple[int, int], ...] | None = field(
         default=None,
         metadata={
-            "help": "Fixed input size: 640 or HEIGHTxWIDTH; comma-separated sizes with --target inductor.",
+            "help": "Fixed input size: 640 or HEIGHTxWIDTH; for packages (build --target inductor) several, comma-separated.",
             "panel": "Size",
             "parse": parse_sizes,
         },

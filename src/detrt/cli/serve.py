@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,11 @@ def serve(
     """
     config = options.make(models=named_models(models), api_key=_api_key(api_key_file))
 
+    begun = time.monotonic()
+
+    def loaded(count: int, total: int) -> None:
+        print(f"  {count} of {_count(total)} ready after {time.monotonic() - begun:.0f} s", flush=True)
+
     def ready(address: str, served: dict[str, Any]) -> None:
         if quiet:
             return
@@ -47,7 +53,14 @@ def serve(
 
     from ..serve.server import serve as run
 
-    run(config, on_ready=ready)
+    if not quiet:
+        names = ", ".join(model.name for model in config.models)
+        print(f"loading {names} in {_count(len(config.worker_devices))}; this can take a minute", flush=True)
+    run(config, on_ready=ready, on_worker=None if quiet else loaded)
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers > 1)}"
 
 
 def _api_key(path: Path | None) -> str | None:

@@ -198,7 +198,7 @@ def check_size(given: InputSpec, size_hw: SizeHW | None) -> None:
     if not given.dynamic:
         raise SpecError(
             f"size {size_hw[0]}x{size_hw[1]} (height x width) is not possible: this model takes "
-            f"{given.height}x{given.width} only; leave the size out, or export it with a dynamic size"
+            f"{given.height}x{given.width} only; leave --size out, or export the checkpoint again with --size {size_hw[0]}x{size_hw[1]}"
         )
     multiple = given.multiple_of
     if any(side < 1 or side % multiple for side in size_hw):

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from .scheduler import Calls, ClientLeft, Pool, milliseconds
 
 PAGE = Path(__file__).with_name("page")
 _PAGE_FILES = {"": ("index.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
-_OPEN = frozenset(("/", "/page.js", "/page.css", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"))
+_DOCS = ("/docs", "/docs.js", "/docs/swagger-ui.js", "/docs/swagger-ui.css")
+_OPEN = frozenset(("/", "/page.js", "/page.css", *_DOCS, "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"))
 _SECURE = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -48,7 +50,7 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
         version=package_version(),
         description="Object detection with models of the DETR family.",
         lifespan=lifespan,
-        docs_url=None,  # these pages fetch their code from other hosts
+        docs_url=None,  # these pages fetch their code from other hosts; `_add_page` has one that does not
         redoc_url=None,
     )
     bodies = Bodies(config)
@@ -185,8 +187,8 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> 
 
 
 def _add_page(app: FastAPI) -> None:
-    def serve(path: str, file: str, kind: str) -> None:
-        content = (PAGE / file).read_bytes()
+    def serve(path: str, file: Path, kind: str) -> None:
+        content = file.read_bytes()
 
         async def page() -> Response:
             return Response(content, media_type=kind)
@@ -194,7 +196,14 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(f"/{path}", page, include_in_schema=False)
 
     for path, (file, kind) in _PAGE_FILES.items():
-        serve(path, file, kind)
+        serve(path, PAGE / file, kind)
+    assets = find_spec("fastapi_offline")  # Swagger UI as files: the usual page of FastAPI loads it from another host
+    if assets is not None and assets.submodule_search_locations:
+        folder = Path(assets.submodule_search_locations[0]) / "static"
+        serve("docs", PAGE / "docs.html", "text/html")
+        serve("docs.js", PAGE / "docs.js", "text/javascript")
+        serve("docs/swagger-ui.js", folder / "swagger-ui-bundle.js", "text/javascript")
+        serve("docs/swagger-ui.css", folder / "swagger-ui.css", "text/css")
 
 
 class _Gate:

@@ -17,6 +17,8 @@ import numpy as np
 from fastapi import FastAPI, Request, Response
 from numpy.typing import NDArray
 
+from ..data.preprocess import check_size
+from ..errors import SpecError
 from ..spec import PIXEL_VALUES, TensorInfo
 from .config import ServeConfig
 from .errors import Refused
@@ -385,6 +387,10 @@ def _task(asked: InferRequest, facts: ModelFacts) -> TensorTask:
     if pixels is not None and pixels.ndim == 4:
         height, width = pixels.shape[2:]
         given = facts.spec.input
+        try:
+            check_size(given, (height, width))
+        except SpecError as error:
+            raise bad(f"'{PIXEL_VALUES}': {error}") from None
         side = max(*facts.size_hw, given.longest_edge or 0)
         if height * width > _AREA_FACTOR * side * side:
             raise Refused(

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,8 +57,8 @@ class Pool:
     longest time of a request is killed and replaced.
     """
 
-    def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
-        self.config, self.metrics = config, metrics
+    def __init__(self, config: ServeConfig, metrics: Metrics, on_worker: Callable[[int, int], None] | None = None) -> None:
+        self.config, self.metrics, self._on_worker = config, metrics, on_worker
         self.models: dict[str, ModelFacts] = {}
         self.failure: DetrtError | None = None
         self.failed = asyncio.Event()
@@ -182,6 +182,8 @@ class Pool:
             self.models = {facts.name: facts for facts in message.models}
             worker.state = "ready"
             self._pauses[worker.index] = _FIRST_PAUSE_S
+            if self._on_worker is not None and not self.all_ready.is_set():
+                self._on_worker(self.ready_workers, len(self._workers))
             if self.ready_workers == len(self._workers):
                 self.all_ready.set()
         self._pump()

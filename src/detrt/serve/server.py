@@ -17,10 +17,16 @@ from .config import ServeConfig
 _GOODBYE_S = 1.0
 
 
-def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None = None) -> None:
+def serve(
+    config: ServeConfig,
+    *,
+    on_ready: Callable[[str, dict], None] | None = None,
+    on_worker: Callable[[int, int], None] | None = None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C; what was accepted by then is answered before this returns.
 
-    on_ready: called with the address and `Pool.models` when every worker is ready.
+    on_ready: called with the address and `Pool.models` when every worker is ready. on_worker: called before that with the number
+        of workers that are ready, and of all.
 
     Raises:
         SessionError: the address is not free, or a worker cannot start. DetrtError: a model that cannot be opened.
@@ -43,7 +49,7 @@ def serve(config: ServeConfig, *, on_ready: Callable[[str, dict], None] | None =
 
     async def run() -> DetrtError | None:
         metrics = Metrics()
-        pool = Pool(config, metrics)
+        pool = Pool(config, metrics, on_worker)
         app = create_app(config, pool, metrics)
         settings = uvicorn.Config(
             app,

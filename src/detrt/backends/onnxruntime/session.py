@@ -389,6 +389,12 @@ def _load_error(name: str, error: Exception) -> SessionError:
             f"{name} has nodes detrt::{match[1]}, which only detrt's own passes and plugins know; "
             "lower them to standard operators first (detrt export does, unless told not to)"
         )
+    if match := re.search(r"Could not find an implementation for (\w+)\(\d+\)", text):
+        return SessionError(
+            f"ONNX Runtime has no {match[1]} here for the types of {name}; its CPU has none for BF16. Run an engine or a package of "
+            "the model instead (detrt build MODEL -o OUT --precision bf16 --target tensorrt, or --target inductor), or build it "
+            "with --precision fp16 or fp32 for ONNX Runtime"
+        )
     # The last one: ONNX Runtime 1.31 with CUDA, for a type that no provider has the operator in.
     unknown = r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED|Provider type for \w+ node"
     if re.search(unknown, text, re.IGNORECASE):

@@ -118,6 +118,11 @@ def _read_pickle(path: Path, ref: str) -> Any:
             raise SourceError(f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(text)}") from None
         what = named[1] if named else _short(text)
         hint = "save a plain state dict with the authors' code: torch.save({'model': model.state_dict()}, path)"
+        if what.split(".")[0] == "ultralytics":
+            hint = (
+                "checkpoints of ultralytics are not supported. Give the authors' weights (hf:PekingU/rtdetr_r50vd), or export it "
+                "with ultralytics, and build from its ONNX file"
+            )
         if what.split(".")[0] in ("mmengine", "mmcv", "mmdet"):
             hint = "it is a setting of the trainer, not a weight; save checkpoint['state_dict'] alone, and give that file"
         raise SourceError(
@@ -128,6 +133,9 @@ def _read_pickle(path: Path, ref: str) -> Any:
 
 
 def _short(text: str) -> str:
+    """The cause in an error of torch, without its advice to read the file with `weights_only=False`, which would run code."""
+    if "weights_only" in text:
+        text = text.partition("WeightsUnpickler error:")[2].partition("\n")[0]
     return " ".join(text.split())[:200] or "it ends too early"
 
 

@@ -176,6 +176,8 @@ $("file").addEventListener("change", (event) => {
 });
 $("other").addEventListener("click", () => $("file").click());
 $("model").addEventListener("change", () => {
+  state.answer = null; // boxes, times and JSON of the other model
+  draw();
   showModel();
   detect();
 });
