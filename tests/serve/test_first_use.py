@@ -67,8 +67,10 @@ def test_documented_curl_lines_with_a_large_photograph(server, tmp_path):
     Image.fromarray(noise[:64, :64]).save(tmp_path / "yard.png")
     assert (tmp_path / "street.jpg").stat().st_size > LARGE_BYTES
     (block,) = (text for text in re.findall(r"```sh\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL) if "base64" in text)
-    script = block.replace("localhost:8000", server.address.removeprefix("http://")).replace(
-        "classes=person,dog", "classes=red,blue"
+    script = (
+        block.replace("localhost:8000", server.address.removeprefix("http://"))
+        .replace("car,dog", "red,blue")
+        .replace("cars", "toy")
     )
     commands = re.split(r"\n(?=curl|\{)", script.strip())
     assert len(commands) >= 4

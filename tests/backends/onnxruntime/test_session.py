@@ -116,6 +116,18 @@ def test_nodes_that_were_not_lowered():
         OnnxSession(make_model(SPEC, node="Foo", domain="acme"))
 
 
+def test_types_that_the_cpu_cannot_run():
+    """BF16 convolutions: a line that says what runs them, and not ONNX Runtime's own text."""
+    model = onnx.load_from_string(make_model(SPEC))
+    weights = onnx.helper.make_tensor("bf16", onnx.TensorProto.BFLOAT16, [1, 1, 1, 1], [1.0])
+    model.graph.initializer.extend([weights, onnx.helper.make_tensor("bf16_x", onnx.TensorProto.BFLOAT16, [1, 1, 1, 1], [1.0])])
+    model.graph.node.append(onnx.helper.make_node("Conv", ["bf16_x", "bf16"], ["bf16_y"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("bf16_y", onnx.TensorProto.BFLOAT16, [1, 1, 1, 1]))
+    with pytest.raises(SessionError, match=r"no Conv here .*none for BF16.*--target tensorrt.*--precision fp16") as caught:
+        OnnxSession(model.SerializeToString())
+    assert "Could not find an implementation" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("provider", "words"),
     [("tpu", ["'tpu'", "cpu, cuda"]), ("cuda:x", ["'cuda:x'"]), ("", ["''"])],

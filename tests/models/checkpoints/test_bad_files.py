@@ -77,6 +77,23 @@ def test_settings_of_a_trainer_are_named(save, state, monkeypatch):
     )
 
 
+def test_ultralytics_are_not_supported(save, state, monkeypatch):
+    """Their checkpoints hold modules: saving a state dict would only lead to keys that are not known."""
+    for name in ("ultralytics", "ultralytics.nn", "ultralytics.nn.tasks"):
+        monkeypatch.setitem(__import__("sys").modules, name, types.ModuleType(name))
+    module = __import__("sys").modules["ultralytics.nn.tasks"]
+    module.RTDETRDetectionModel = type("RTDETRDetectionModel", (dict,), {"__module__": "ultralytics.nn.tasks"})
+    message = refuse(save({"model": module.RTDETRDetectionModel()}), "ultralytics are not supported.*hf:PekingU")
+    assert "state dict" not in message
+
+
+@pytest.mark.parametrize("content", [b"hello, this is text", bytes(range(256)) * 4, pickle.dumps({1: b"x"})[:-4]])
+def test_advice_of_torch_is_not_passed_on(content, save):
+    """torch says how to run the code in a file; detrt warns against it."""
+    message = refuse(save(content, "junk.pth"), "damaged or not a PyTorch checkpoint|holds")
+    assert "weights_only" not in message and "arbitrary code" not in message and len(message) < 300
+
+
 def test_harmless_types_are_read(save, state):
     args = argparse.Namespace(dilation=True, nheads=8)
     path = save({"model": state, "args": args, "best": np.float64(0.4), "epoch": np.int64(3)})

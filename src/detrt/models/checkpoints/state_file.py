@@ -136,7 +136,8 @@ def _short(text: str) -> str:
     """The cause in an error of torch, without its advice to read the file with `weights_only=False`, which would run code."""
     if "weights_only" in text:
         text = text.partition("WeightsUnpickler error:")[2].partition("\n")[0]
-    return " ".join(text.split())[:200] or "it ends too early"
+    text = " ".join(text.split())[:200]
+    return text if re.search("[A-Za-z]", text) else "it ends too early, or is something else"
 
 
 def _choose(loaded: Mapping[Any, Any], ref: str) -> tuple[dict[str, Tensor], str]:
