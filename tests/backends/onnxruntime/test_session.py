@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from onnx_models import CLASSES, QUERIES, make_model, make_spec
 
 from detrt import files
