@@ -191,6 +191,7 @@ def test_an_engine_of_tensorrt_8_runs_with_int64_feeds(tmp_path):
         got = session.run(given)
         np.testing.assert_array_equal(got["logits"], model(given)["logits"])
         assert got["top"].dtype == np.int64
+        assert len(session._plans) == 1, "a second context cannot have the only profile of an engine of symbolic shapes"
     session.close()
     assert cuda.alive == 0
 

@@ -16,7 +16,9 @@ from engine_graphs import EDGE, detector, left_over, rtx
 
 from detrt.backends.tensorrt import EngineConfig, build, build_engine
 from detrt.backends.tensorrt import worker as trt_worker
+from detrt.backends.tensorrt.bindings import Trt
 from detrt.backends.tensorrt.diagnose import activation_bytes, large_activation
+from detrt.backends.tensorrt.rewrite import Rewritten
 from detrt.errors import EngineError, OutputError
 
 
@@ -158,3 +160,42 @@ def test_activation_memory_is_in_the_sidecar(tmp_path):
     built = build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
     assert built.facts.activation_bytes > 0
     assert json.loads(built.sidecar.read_text())["engine"]["activation_bytes"] == built.facts.activation_bytes
+
+
+class Cache(SimpleNamespace):
+    def create_timing_cache(self, data):
+        return data
+
+    def set_timing_cache(self, cache, mismatch):
+        self.used = cache
+        if cache and self.complaint:
+            self.trt._note("ERROR", self.complaint)
+        return True
+
+
+@pytest.mark.parametrize("complaint", ["", "1: [myelinCache.h::deserializeFromBuffer::52] Myelin error"])
+def test_a_timing_cache_that_cannot_be_read_is_started_anew(tmp_path, complaint):
+    """TensorRT 8.5 logs an error for caches with Myelin graphs, also for those that it wrote itself."""
+    trt = Trt(trt_worker_module(), "8.5.3", "tensorrt")
+    path = tmp_path / "t.cache"
+    path.write_bytes(b"tactics")
+    builder_config = Cache(trt=trt, complaint=complaint, used=None)
+    notes = trt_worker._load_timing_cache(trt, builder_config, EngineConfig(target="tensorrt", timing_cache=path))
+    assert builder_config.used == (b"" if complaint else b"tactics")
+    assert [complaint in note and str(path) in note for note in notes] == ([True] if complaint else [])
+
+
+def trt_worker_module():
+    """Bindings with a logger and nothing else."""
+
+    class ILogger:
+        pass
+
+    return SimpleNamespace(ILogger=ILogger)
+
+
+@pytest.mark.parametrize(
+    ("low", "quantized", "name"), [(False, False, "fp32"), (True, False, "fp16+fp32"), (True, True, "int8+fp16+fp32")]
+)
+def test_an_engine_whose_inspector_names_no_types_says_what_the_builder_may_choose(low, quantized, name):
+    assert trt_worker._allowed(Rewritten(Path("m.onnx"), low, quantized)) == name

@@ -118,7 +118,8 @@ class TensorRTSession(BaseSession):
         self.graph_note = "" if cuda_graph else "switched off"
         self._cache_path = None if runtime_cache is None else Path(runtime_cache)
         self._runtime_cache: Any = None
-        self._max_shapes = max_shapes
+        # Before TensorRT 10 a second context of a symbolic engine cannot share the only profile.
+        self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
         self._plans: OrderedDict[Shapes, _Plan] = OrderedDict()
         self._shared: _Context | None = None
         self._generation = 0

@@ -54,7 +54,7 @@ VERSIONS: tuple[Version, ...] = (
         "tensorrt", (8, 5), 17, ("fp16", "int8"),
         frozenset(("LayerNormalization", "GroupNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", state="tried on an H200, no engine built yet; JetPack 5 has 8.5.2",
+        msda_plugin="1", state="run on an H100 in FP32 and FP16, INT8 tried; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),

@@ -74,8 +74,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
                 lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
             )
         progress(0.05, "building")
-        cache_note = _load_timing_cache(builder_config, config)
         _refuse_logged_errors(trt, messages)
+        cache_note = _load_timing_cache(trt, builder_config, config)
         host_memory = builder.build_serialized_network(network, builder_config)
         if host_memory is None:
             raise EngineError(explain.build_failure(onnx.name, messages.errors, trt.version))
@@ -91,7 +91,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     return {
         "tensorrt_version": trt.version,
         "compute_capabilities": list(sms),
-        "precision": precision_of(layer_types),
+        "precision": precision_of(layer_types) if layer_types else _allowed(source),
         "layer_types": layer_types,
         "profile": profile,
         "layers": int(network.num_layers),
@@ -110,6 +110,11 @@ def precision_of(layer_types: dict[str, int]) -> str:
     first, such as "fp16+fp32"."""
     counts = {name: layer_types[kind] for kind, name in _FLOATS.items() if layer_types.get(kind)}
     return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
+
+
+def _allowed(source: Rewritten) -> str:
+    """Types that the builder may choose, where the inspector names none: an engine of symbolic shapes of TensorRT 8.5."""
+    return "+".join(name for name, allowed in (("int8", source.quantized), ("fp16", source.low), ("fp32", True)) if allowed)
 
 
 def _parse(trt: Trt, network: Any, onnx: Path, messages: Messages) -> None:
@@ -229,7 +234,8 @@ def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:
         raise EngineError(f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5]))
 
 
-def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
+def _load_timing_cache(trt: Trt, builder_config: Any, config: EngineConfig) -> list[str]:
+    """Use the timing cache, or start another one. Returns a warning where the file could not be used."""
     if config.timing_cache is None:
         return []
     try:
@@ -238,11 +244,15 @@ def _load_timing_cache(builder_config: Any, config: EngineConfig) -> list[str]:
         raise EngineError(
             f"the timing cache '{config.timing_cache}' cannot be read ({error.strerror}); give another file"
         ) from None
-    timing_cache = builder_config.create_timing_cache(data)
-    if timing_cache is not None and builder_config.set_timing_cache(timing_cache, False):
+    # TensorRT 8.5 logs errors for caches that it wrote itself, and 10 takes foreign ones for empty ones.
+    with trt.capture() as messages:
+        timing_cache = builder_config.create_timing_cache(data)
+        used = timing_cache is not None and builder_config.set_timing_cache(timing_cache, False)
+    if used and not messages.errors:
         return []
     builder_config.set_timing_cache(builder_config.create_timing_cache(b""), False)
-    return [f"the timing cache '{config.timing_cache}' belongs to another GPU or TensorRT version; it was started anew"]
+    reason = messages.errors[0] if messages.errors else "it belongs to another GPU or TensorRT version"
+    return [f"the timing cache '{config.timing_cache}' could not be used, and was started anew: {reason}"]
 
 
 def _save_timing_cache(builder_config: Any, config: EngineConfig) -> None:
