@@ -15,7 +15,7 @@ from typing import Any
 from . import files
 from .backends.inductor.build import build_packages, check_packages
 from .backends.inductor.config import InductorConfig
-from .backends.onnxruntime.session import OnnxSession
+from .backends.onnxruntime.session import OnnxSession, run_graph
 from .backends.openvino.build import build_openvino
 from .backends.openvino.build import check_installed as check_openvino
 from .backends.openvino.config import OpenVinoConfig, model_name
@@ -119,13 +119,15 @@ def build(
     _check_openvino(openvino, export)
     warnings = check_before(precision, engines)
     if is_onnx:
-        _refuse_export_choices(model, export, load, builds=bool(engines or packages), checkpoint=bool(packages))
+        foreign = held is None and is_foreign(Path(model))
+        reading = LoadOptions() if foreign else load
+        refuse_export_choices(model, export, reading, builds=bool(engines or packages or openvino), checkpoint=bool(packages))
     with writing_bundle(output) as folder:
         work = _Builder(folder, precision, progress or (lambda stage, fraction, text: None), warnings)
         if held is not None and grows:
             work.extend(held)
         elif is_onnx:
-            work.adopt(_graph_of(held) if held is not None else Path(model))
+            work.adopt(_graph_of(held) if held is not None else Path(model), load)
         else:
             work.export(str(model), export, engines, load)
         if precision.target != Precision.FP32:
@@ -256,12 +258,30 @@ class _Builder:
         self.spec, self.provenance, self.entries = bundle.spec, bundle.provenance, list(bundle.files)
         _graph_of(bundle)
 
-    def adopt(self, path: Path) -> None:
-        """Copy an ONNX file and what belongs to it."""
+    def adopt(self, path: Path, load: LoadOptions) -> None:
+        """Copy an ONNX file and what belongs to it, or bring one of another exporter into detrt's contract."""
         start = time.perf_counter()
-        self.spec, self.provenance = _adopt(path, self._folder)
-        self._done("copy", start, path.stat().st_size, f"spec of {self.spec.family}")
+        if is_foreign(path):
+            self._convert_foreign(path, load)
+        else:
+            self.spec, self.provenance = _adopt(path, self._folder)
+            self._done("copy", start, path.stat().st_size, f"spec of {self.spec.family}")
         check_prompt(self.spec, self._precision)
+
+    def _convert_foreign(self, path: Path, load: LoadOptions) -> None:
+        from .export.foreign import export_foreign
+        from .models.foreign import read_foreign
+
+        self._say("adopt", None, str(path))
+        foreign = read_foreign(path, load, run_graph)
+        report, notes = export_foreign(foreign, self._folder / MODEL, say=lambda text: self._say("adopt", None, text))
+        size = sum(file.stat().st_size for file in self._folder.iterdir())
+        batches = " and ".join(str(batch) for batch in sorted({row["batch"] for row in report.errors}))
+        verdict = f"layout {foreign.graph.layout.name}, equal to the original: {report.worst:.1e} relative, batch {batches}"
+        self.stages.append(Stage("adopt", report.seconds, size, verdict))
+        self.notes.extend((*foreign.notes, *notes))
+        origin = foreign.provenance()
+        self.spec, self.provenance = foreign.spec, replace(origin, options={**origin.options, "loading": list(self.notes)})
 
     def keep(self, folder: Path) -> None:
         """Keep the files of the bundle that `folder` holds which belong to the same graph and were not built again."""
@@ -476,7 +496,7 @@ def _check_sizes(family: Family, engines: Sequence[EngineConfig]) -> None:
                 )
 
 
-def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOptions, *, builds: bool, checkpoint: bool) -> None:
+def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOptions, *, builds: bool, checkpoint: bool) -> None:
     """A finished graph cannot be exported otherwise; leaving a choice out silently would hide that.
 
     builds: engines or packages are built, whose profile height and width choose. checkpoint: it is read again, for packages.
@@ -493,8 +513,10 @@ def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOp
             f"--tokenizer '{load.tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out"
         )
     for name, value in load.choices().items():
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
         raise SpecError(
-            f"--{name} {value} cannot be given with '{model}': its preprocessing is part of its spec; give it to detrt export"
+            f"--{name} {shown} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt "
+            "export"
         )
     if load.trust_remote_code and not checkpoint:
         raise SpecError(f"--trust-remote-code has no effect on '{model}', which is exported already; leave it out")
@@ -513,6 +535,14 @@ def _refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOp
                 f"{name} has no effect on '{model}', which is exported already; leave it out, or give it to "
                 "detrt export or to detrt build with the checkpoint"
             )
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether nothing in or beside an ONNX file is a spec of detrt's."""
+    from . import graph
+
+    check_model_file(path)
+    return graph.find_spec(path) is None
 
 
 def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from .errors import SpecError
@@ -389,6 +391,39 @@ class ModelSpec:
         return cls.from_dict(data)
 
 
+def read_spec_file(path: str | os.PathLike) -> ModelSpec:
+    """A ModelSpec from a JSON file: the spec itself, or an object with the field "spec".
+
+    Raises:
+        SpecError: the file is missing or damaged; the message names it.
+    """
+    path = Path(path)
+    try:
+        data: Any = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"there is no spec file '{path}'; check the path") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the spec file '{path}' cannot be read as JSON: {error}") from None
+    if isinstance(data, dict) and "spec" in data:
+        data = data["spec"]
+    try:
+        return ModelSpec.from_dict(data)
+    except SpecError as error:
+        raise SpecError(f"the spec file '{path}' is not usable: {error}") from None
+
+
+def spec_beside(model: Path) -> Path | None:
+    """`FILE.onnx.json` where it is a whole spec; None where there is none, or one of another exporter's file."""
+    path = model.with_name(model.name + ".json")
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return path  # its reader says what is wrong
+    return path if not isinstance(data, dict) or {"schema", "spec", "input", "decode"} & set(data) else None
+
+
 def _fields_of(where: str, data: object, allowed: set[str]) -> dict[str, Any]:
     _check(isinstance(data, Mapping), f"{where} must be a JSON object; got {type(data).__name__}")
     assert isinstance(data, Mapping)
@@ -430,11 +465,11 @@ def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:
     return {info.name for info in inputs} == set(TEXT_ENCODER_INPUTS)
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_size(text: str, flag: str = "--size") -> tuple[int, int]:
     """ "480x640" -> (480, 640), (height, width) in pixels; "640" -> (640, 640). Raises SpecError."""
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
     if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
-        raise SpecError(f"--size must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {text!r}")
+        raise SpecError(f"{flag} must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {text!r}")
     return int(match[1]), int(match[2] or match[1])
 
 

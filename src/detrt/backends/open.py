@@ -17,7 +17,7 @@ from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from .base import BaseSession, Session
 from .inductor.session import InductorSession, SizedSession
-from .onnxruntime.session import OnnxSession
+from .onnxruntime.session import NoSpecError, OnnxSession, run_graph
 from .openvino.session import OpenVinoSession
 from .prompted import PromptedSession
 
@@ -51,7 +51,7 @@ def open_session(
             the backend's own default. With "cpu" the OpenVINO model or the ONNX file of a bundle runs, unless `backend` says otherwise.
         threads: of ONNX Runtime and OpenVINO on the CPU.
         spec: replaces the spec of an ONNX file.
-        load: how a checkpoint is read.
+        load: how a checkpoint, or an ONNX file of another exporter, is read.
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
 
     Raises:
@@ -69,11 +69,10 @@ def open_session(
     load = replace(load or LoadOptions(), **changes)
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
-    for name, value in load.choices().items():
-        raise SpecError(
-            f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
-            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
-        )
+    if kind == "onnx":
+        onnx = _open_onnx(Path(ref), spec, load, device or CPU, threads)
+        return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
+    _refuse_load_options(ref, kind, load)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec)
     if kind == "inductor":
@@ -82,15 +81,41 @@ def open_session(
         path, encoder = Path(ref), Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
         session = OpenVinoSession(path, device=device, threads=threads)
         return _with_text(session, path.parent, threads=threads, device=device, openvino=encoder)
-    if kind == "onnx":
-        onnx = OnnxSession(ref, spec, provider=device or CPU, threads=threads)
-        return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
     engine = open_engine(Path(ref), device)
     encoder = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
     return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
+
+
+def _refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
+    """Raise SpecError where it is said how a model is read that says it itself."""
+    for name, value in load.choices().items():
+        raise SpecError(
+            f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
+        )
+
+
+def _open_onnx(path: Path, spec: ModelSpec | None, load: LoadOptions, provider: str, threads: int | None) -> OnnxSession:
+    """An ONNX file with its spec, or one of another exporter in detrt's contract."""
+    try:
+        session = OnnxSession(path, spec, provider=provider, threads=threads)
+    except NoSpecError:
+        from ..models.foreign import read_foreign
+
+        foreign = read_foreign(path, load, run_graph)
+        session = OnnxSession(foreign.contract().SerializeToString(), foreign.spec, provider=provider, threads=threads)
+        session.name = f"'{path}'"
+        session.add_note("a graph of another exporter: " + "; ".join(foreign.notes))
+        return session
+    try:
+        _refuse_load_options(path, "onnx", load)
+    except SpecError:
+        session.close()
+        raise
+    return session
 
 
 def _open_checkpoint(ref: str | os.PathLike, load: LoadOptions, device: str | None) -> BaseSession:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,6 @@ from .options import Given, SizeOptions, comma_separated, command
 
 if TYPE_CHECKING:
     from ..export.trace import ExportReport
-    from ..models.source import Source
     from ..pipeline import BuildReport
 
 ONNX, INDUCTOR, OPENVINO = "onnx", "inductor", "openvino"
@@ -34,8 +33,11 @@ Model = Annotated[
         help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, an .onnx file, or a bundle."
     ),
 ]
-Checkpoint = Annotated[
-    str, typer.Argument(help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes or random:FAMILY.")
+Exportable = Annotated[
+    str,
+    typer.Argument(
+        help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or another exporter's .onnx file."
+    ),
 ]
 Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout.")]
 
@@ -198,7 +200,7 @@ def _show_build(report: BuildReport, output: Path) -> None:
 
 @command
 def export(
-    model: Checkpoint,
+    model: Exportable,
     output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx.")],
     size: SizeOptions,
     export: Given[ExportConfig],
@@ -206,16 +208,14 @@ def export(
     load: LoadOptions,
     json_file: Json = None,
 ) -> None:
-    """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."""
-    from ..export import export_onnx
-    from ..models.load import load_source
-    from ..pipeline import check_prompt
+    """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch.
+
+    Given an ONNX file of another exporter, bring it into detrt's contract, checked against the file.
+    """
     from ..precision.capability import check_before
     from . import show
 
     show.check_json(json_file)
-    if model.lower().endswith(".onnx"):
-        raise SourceError(f"'{model}' is an ONNX file, exported already; build engines from it with: detrt build {model} -o OUT")
     if size.fixed is None and (size.size or size.height is not None):
         raise DetrtError("an ONNX graph has one size or a symbolic one: give one number, or leave --height and --width out")
     config = _export_config(size, export)
@@ -225,41 +225,87 @@ def export(
     typed = None
     with show.progress() as step:
         step("load", None, model)
-        source = load_source(model, load)
-        check_prompt(source.spec, precision)
-        report = export_onnx(source, path, config, progress=lambda text: step("export", None, text))
+        done = (_export_foreign if model.lower().endswith(".onnx") else _export_checkpoint)(
+            model, path, config, precision, load, lambda text: step("export", None, text)
+        )
+        report = done.report
         if precision.target != "fp32":
             from ..precision.stage import convert_file
 
             typed = convert_file(path, report.spec, precision, lambda done, text: step("precision", done, text))
             warnings.extend(typed.warnings)
-    _warn(source.notes, warnings)
+    _warn(done.notes, warnings)
     if json_file:
-        show.write_json(_export_facts(source, report, typed), json_file)
+        show.write_json(_export_facts(done, typed), json_file)
     if json_file != "-":
-        _show_export(source, report, typed)
+        _show_export(done, typed)
 
 
-def _export_facts(source: Source, report: ExportReport, typed: Any) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    """A finished export. title: of the model. equal_to: what the graph was compared with. parameters: number of weights."""
+
+    report: ExportReport
+    title: str
+    parameters: int
+    equal_to: str
+    notes: tuple[str, ...]
+
+
+Say = Callable[[str], None]
+
+
+def _export_checkpoint(
+    model: str, path: Path, config: ExportConfig, precision: PrecisionConfig, load: LoadOptions, say: Say
+) -> _Exported:
+    from ..export import export_onnx
+    from ..models.load import load_source
+    from ..pipeline import check_prompt
+
+    source = load_source(model, load)
+    check_prompt(source.spec, precision)
+    report = export_onnx(source, path, config, progress=say)
+    return _Exported(report, source.family.title, source.provenance.parameters, "PyTorch", source.notes)
+
+
+def _export_foreign(
+    model: str, path: Path, config: ExportConfig, precision: PrecisionConfig, load: LoadOptions, say: Say
+) -> _Exported:
+    from ..backends.onnxruntime.session import run_graph
+    from ..export.foreign import export_foreign
+    from ..models.foreign import read_foreign
+    from ..pipeline import check_prompt, is_foreign, refuse_export_choices
+
+    if not is_foreign(Path(model)):
+        raise SourceError(f"'{model}' is an ONNX file, exported already; build engines from it with: detrt build {model} -o OUT")
+    refuse_export_choices(model, replace(config, check=True), LoadOptions(), builds=False, checkpoint=False)
+    foreign = read_foreign(model, load, run_graph)
+    check_prompt(foreign.spec, precision)
+    report, notes = export_foreign(foreign, path, check=config.check, say=say)
+    title = f"layout {foreign.graph.layout.name}"
+    return _Exported(report, title, foreign.provenance().parameters, "the original", (*foreign.notes, *notes))
+
+
+def _export_facts(done: _Exported, typed: Any) -> dict[str, Any]:
+    report = done.report
     return {
         "path": str(report.path),
         "seconds": round(report.seconds, 3),
         "family": report.spec.family,
-        "parameters": source.provenance.parameters,
+        "parameters": done.parameters,
         "graph": report.summary.to_dict(),
         "checks": list(report.errors),
         "preprocessing": {"input": preprocessing_words(report.spec.input), **asdict(report.processing)},
-        "notes": list(source.notes),
+        "notes": list(done.notes),
         "precision": typed.to_dict() if typed else None,
     }
 
 
-def _show_export(source: Source, report: ExportReport, typed: Any) -> None:
-    verdict = f"equal to PyTorch: {report.worst:.1e} relative" if report.errors else "not checked"
+def _show_export(done: _Exported, typed: Any) -> None:
+    report = done.report
+    verdict = f"equal to {done.equal_to}: {report.worst:.1e} relative" if report.errors else "not checked"
     summary = report.summary
-    print(
-        f"{report.path}: {source.family.title}, {summary.nodes} nodes, opset {summary.opset}, {report.seconds:.1f} s; {verdict}"
-    )
+    print(f"{report.path}: {done.title}, {summary.nodes} nodes, opset {summary.opset}, {report.seconds:.1f} s; {verdict}")
     print(f"  preprocessing: {preprocessing_words(report.spec.input)}")
     if report.processing.verdict:
         print(f"  {report.processing.verdict}")

@@ -8,6 +8,7 @@ from typing import Any
 from ..backends.open import kind_of
 from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..data.preprocess import preprocessing_words
+from ..errors import GraphError, SessionError, SourceError, SpecError
 from ..models.load import LoadOptions
 from ..spec import ModelSpec
 
@@ -52,23 +53,38 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             **engine_facts(facts),
         }
     if kind == "onnx":
-        from .. import graph
-
-        summary = graph.summarise(graph.load(ref, weights=False))
-        facts_of_graph = {
-            "nodes": summary.nodes,
-            "opset": summary.opset,
-            "weights": summary.weight_elements,
-            "inputs": {k: f"{t} {' x '.join(map(str, s))}" for k, (t, s) in summary.inputs.items()},
-            "outputs": {k: f"{t} {' x '.join(map(str, s))}" for k, (t, s) in summary.outputs.items()},
-            "operators": dict(summary.operators),
-        }
-        return {"kind": kind, **spec_facts(graph.read_spec(ref)), **facts_of_graph}
+        return {"kind": kind, **_onnx_facts(Path(ref), load)}
     from ..models.load import load_source
 
     source = load_source(ref, load)
     notes = {"loading": list(source.notes)} if source.notes else {}
     return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters, **notes}
+
+
+def _onnx_facts(path: Path, load: LoadOptions | None) -> dict[str, Any]:
+    """An ONNX file: its spec, or how one of another exporter is read or what it does not say, and its graph."""
+    from .. import graph
+
+    summary = graph.summarise(graph.load(path, weights=False))
+    facts: dict[str, Any] = {
+        "nodes": summary.nodes,
+        "opset": summary.opset,
+        "weights": summary.weight_elements,
+        "inputs": {k: f"{t} {' x '.join(map(str, s))}" for k, (t, s) in summary.inputs.items()},
+        "outputs": {k: f"{t} {' x '.join(map(str, s))}" for k, (t, s) in summary.outputs.items()},
+        "operators": dict(summary.operators),
+    }
+    spec = graph.find_spec(path)
+    if spec is not None:
+        return {**spec_facts(spec), **facts}
+    from ..backends.onnxruntime.session import run_graph
+    from ..models.foreign import read_foreign
+
+    try:
+        foreign = read_foreign(path, load, run_graph)
+    except (GraphError, SessionError, SpecError, SourceError) as error:
+        return {"not known": str(error), **facts}
+    return {**spec_facts(foreign.spec), "layout": foreign.graph.layout.name, "loading": list(foreign.notes), **facts}
 
 
 def engine_facts(facts: EngineFacts) -> dict[str, Any]:

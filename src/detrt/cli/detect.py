@@ -155,14 +155,14 @@ def detect(
 
     Exit code 0: all done; 2: something was wrong, or inputs were skipped; the outputs hold the others.
     """
-    from ..backends.onnxruntime.session import read_spec
     from ..data.sinks import check_stdout_once
+    from ..spec import read_spec_file
 
     arguments = detector.arguments(prompt)
     session = {
         "backend": run.backend,
         "threads": opening.threads,
-        "spec": None if opening.spec is None else read_spec(opening.spec),
+        "spec": None if opening.spec is None else read_spec_file(opening.spec),
         **load_arguments(load),
     }
     if cluster.cluster is not None:

@@ -60,20 +60,32 @@ def default_reference(candidate: str | Path) -> str:
     """
     if kind_of(candidate) != "bundle":
         raise DetrtError(f"'{candidate}' does not say what it was made from; give the reference with --against CHECKPOINT")
-    source = Bundle.open(candidate).provenance.source
+    origin = Bundle.open(candidate).provenance
+    source = origin.source
     file = Path(source.removeprefix("ckpt:")).expanduser()
     here = file.is_file() if source.startswith("ckpt:") else (file / "config.json").is_file()
     if here or source.startswith(("embedded:", "random:")):
         return source
     if source.endswith(".onnx"):
+        if "layout" in origin.options and file.is_file():  # of another exporter: the file is the reference
+            return source
         raise DetrtError(
-            f"'{candidate}' was made from the ONNX file '{source}', which does not say where it comes from; give the reference "
-            "with --against CHECKPOINT"
+            f"'{candidate}' was made from the ONNX file '{source}', which is not on this machine or does not say where it comes "
+            "from; give the reference with --against CHECKPOINT"
         )
     raise DetrtError(
         f"'{candidate}' was made from '{source}', which is not on this machine or would have to be downloaded; "
         f"give the reference with --against CHECKPOINT, e.g. --against '{source}'"
     )
+
+
+def is_foreign(model: str | Path) -> bool:
+    """Whether a model is an ONNX file without a spec of detrt's."""
+    if kind_of(model) != "onnx" or not Path(model).is_file():
+        return False
+    from .. import graph
+
+    return graph.find_spec(model) is None
 
 
 def open_side(
@@ -92,7 +104,8 @@ def open_side(
     if isinstance(model, Session):
         return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
-        session = emulate_low_precision(open_session(model, **(opening or {})))
+        reading = checkpoint if is_foreign(model) else {}
+        session = emulate_low_precision(open_session(model, **(opening or {}), **reading))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch

@@ -23,7 +23,7 @@ from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
 from .matching import Gate, gate_for, match, paired_scores
-from .models import Side, ask, default_reference, open_side, precision_of, spec_differences, text_differences
+from .models import Side, ask, default_reference, is_foreign, open_side, precision_of, spec_differences, text_differences
 from .published import with_published
 from .report import Example, VerifyReport
 from .tensors import can_force, forced_rows, one_decodes_in_graph
@@ -55,6 +55,9 @@ def verify(
     tokenizer: Path | str | None = None,
     resize: str | None = None,
     preprocess: str | None = None,
+    layout: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     prompt: str | Sequence[str] | Prompt | None = None,
     task: str = "",
     opening: Mapping[str, Any] | None = None,
@@ -81,7 +84,8 @@ def verify(
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
         tokenizer: of a checkpoint that takes a prompt and has none.
-        resize, preprocess: of a folder, see `LoadOptions`. For the checkpoint that a bundle was made from, these, the labels, the
+        resize, preprocess: of a folder, see `LoadOptions`.
+        layout, mean, std: of an ONNX file of another exporter, as labels, family, resize and preprocess are. For the checkpoint that a bundle was made from, these, the labels, the
             family and the tokenizer are by default those that the bundle records.
         prompt, task: for models that take a prompt: a text, or a list of class names.
         opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
@@ -100,7 +104,7 @@ def verify(
     with ExitStack() as stack:
         checkpoint = {
             **{"labels": labels, "family": family, "tokenizer": tokenizer},
-            **{"resize": resize, "preprocess": preprocess},
+            **{"resize": resize, "preprocess": preprocess, "layout": layout, "mean": mean, "std": std},
         }
         ref, cand = _open_sides(reference, candidate, stack, checkpoint, trust_remote_code, opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})
@@ -158,8 +162,11 @@ def _open_sides(
 
     checkpoint: how the reference is read; of a candidate that is a ckpt:FILE the family holds too.
     """
-    family = checkpoint["family"] if isinstance(candidate, (str, Path)) and str(candidate).startswith("ckpt:") else None
-    cand = open_side(candidate, trust=trust, family=family, opening=opening)
+    stated: dict[str, Any] = {}
+    if isinstance(candidate, (str, Path)):
+        is_file = str(candidate).startswith("ckpt:")
+        stated = {"family": checkpoint["family"]} if is_file else checkpoint if is_foreign(candidate) else {}
+    cand = open_side(candidate, trust=trust, opening=opening, **stated)
     stack.callback(cand.close)
     ask(cand, *prompt)
     if reference is None:

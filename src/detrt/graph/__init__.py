@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from .io import GraphSummary, data_files, load, read_metadata, read_spec, save, summarise, with_metadata, with_spec
+from .io import GraphSummary, data_files, find_spec, load, read_metadata, read_spec, save, summarise, with_metadata, with_spec
 
-__all__ = ["GraphSummary", "data_files", "load", "read_metadata", "read_spec", "save", "summarise", "with_metadata", "with_spec"]
+__all__ = [
+    "GraphSummary",
+    "data_files",
+    "find_spec",
+    "load",
+    "read_metadata",
+    "read_spec",
+    "save",
+    "summarise",
+    "with_metadata",
+    "with_spec",
+]

@@ -234,7 +234,7 @@ def drop_dead(model: onnx.ModelProto) -> None:
     for node in reversed(graph.node):
         if live.intersection(node.output):
             remaining.append(node)
-            live.update(node.input)
+            live.update(_names_used(node))
     remaining.reverse()
     if len(remaining) != len(graph.node):
         del graph.node[:]
@@ -244,6 +244,16 @@ def drop_dead(model: onnx.ModelProto) -> None:
         copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
         del graph.initializer[:]
         graph.initializer.extend(copies)
+
+
+def _names_used(node: onnx.NodeProto) -> Iterator[str]:
+    """Inputs of a node, and what the nodes of its subgraphs take."""
+    yield from node.input
+    for entry in node.attribute:
+        for inner in (*((entry.g,) if entry.HasField("g") else ()), *entry.graphs):
+            yield from (value.name for value in inner.output)
+            for one in inner.node:
+                yield from _names_used(one)
 
 
 def drop_unused_domains(model: onnx.ModelProto) -> None:

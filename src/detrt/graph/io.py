@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GraphError, MissingPackageError
 from ..files import writing
-from ..spec import ModelSpec
+from ..spec import ModelSpec, read_spec_file, spec_beside
 
 if TYPE_CHECKING:
     import onnx
@@ -120,19 +120,32 @@ def read_metadata(model: onnx.ModelProto, key: str) -> str:
     return next((entry.value for entry in model.metadata_props if entry.key == key), "")
 
 
-def read_spec(path: Path | str) -> ModelSpec:
-    """The spec embedded in an ONNX file.
+def find_spec(path: Path | str) -> ModelSpec | None:
+    """The spec embedded in an ONNX file, or the whole spec beside it; None where there is neither.
 
     Raises:
-        GraphError: not an ONNX file, or one without a spec.
+        GraphError: not an ONNX file. SpecError: a damaged spec.
     """
     text = read_metadata(load(path, weights=False), SPEC_KEY)
     if text:
         return ModelSpec.from_json(text)
-    raise GraphError(
-        f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; "
-        "export it with detrt export, or give one with --spec FILE (see docs/guide/export.md)"
-    )
+    sidecar = spec_beside(Path(path))
+    return None if sidecar is None else read_spec_file(sidecar)
+
+
+def read_spec(path: Path | str) -> ModelSpec:
+    """As `find_spec`.
+
+    Raises:
+        GraphError: not an ONNX file, or one without a spec.
+    """
+    spec = find_spec(path)
+    if spec is None:
+        raise GraphError(
+            f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; make a file with one from it with: detrt "
+            f"export {path} -o OUT.onnx (docs/guide/onnx-files.md)"
+        )
+    return spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from .source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -25,13 +25,29 @@ EMBEDDED = {"embedded:shapes": _EMBEDDED / "shapes", "embedded:phrases": _EMBEDD
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
+ONNX_ONLY = ("layout", "mean", "std")  # fields of LoadOptions that no checkpoint takes
 # Fields of LoadOptions that the provenance records; paths are absolute.
-RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess")
+RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", *ONNX_ONLY)
 
 
 def is_checkpoint_reference(ref: str) -> bool:
     """Whether `ref` names a checkpoint: a scheme, or a folder with a config.json."""
     return ref.startswith(("hf:", "embedded:", "ckpt:", "random:")) or (Path(ref) / "config.json").is_file()
+
+
+def three_numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
+    """A parser of three comma-separated numbers, of R, G and B, for the option `flag`. It raises SourceError."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        try:
+            values = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            values = ()
+        if len(values) != 3:
+            raise SourceError(f"{flag} must be three comma-separated numbers, of R, G and B, such as 0.5,0.5,0.5; got {text!r}")
+        return values
+
+    return parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,7 @@ class LoadOptions:
         trust_remote_code: run Python code that comes with the checkpoint.
         resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
         preprocess: "family-default" for the authors' preprocessing of the family instead of the folder's image processor.
+        layout, mean, std: of an ONNX file of another exporter, see `detrt.models.foreign`; no checkpoint takes them.
         revision: branch, tag or commit of a Hugging Face repository.
     """
 
@@ -81,16 +98,43 @@ class LoadOptions:
         default=None,
         metadata={"help": "family-default: the authors' preprocessing, not the checkpoint's file.", "panel": "Checkpoint"},
     )
+    layout: str | None = field(
+        default=None,
+        metadata={
+            "help": "Layout of an ONNX file of another exporter: transformers, rt-detr, rf-detr, ultralytics.",
+            "panel": "Checkpoint",
+        },
+    )
+    mean: tuple[float, ...] | None = field(
+        default=None,
+        metadata={
+            "help": "Mean of R, G, B for such a file: 0.485,0.456,0.406.",
+            "panel": "Checkpoint",
+            "parse": three_numbers("--mean"),
+        },
+    )
+    std: tuple[float, ...] | None = field(
+        default=None,
+        metadata={
+            "help": "Standard deviation of R, G, B for such a file: 0.229,0.224,0.225.",
+            "panel": "Checkpoint",
+            "parse": three_numbers("--std"),
+        },
+    )
     revision: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("labels", "tokenizer"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else Path(value))
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else tuple(float(one) for one in value))
 
-    def choices(self) -> dict[str, str]:
+    def choices(self) -> dict[str, Any]:
         """What is stated instead of what a checkpoint says, by the name of the option."""
-        return {name: str(value) for name in RECORDED if (value := getattr(self, name)) is not None}
+        stated = {name: value for name in RECORDED if (value := getattr(self, name)) is not None}
+        return {name: value if isinstance(value, tuple) else str(value) for name, value in stated.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds, for another process; `LoadOptions(**data)` reads them."""
@@ -125,6 +169,9 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) ->
             not trusted. SpecError: labels that do not fit the head.
     """
     options = replace(options or LoadOptions(), **changes)
+    for name in ONNX_ONLY:
+        if getattr(options, name) is not None:
+            raise SourceError(f"--{name} is for ONNX files of other exporters, and '{ref}' is a checkpoint; leave it out")
     source = _load(ref, options)
     chosen: dict[str, Any] = {"loading": list(source.notes)}
     for name in RECORDED:

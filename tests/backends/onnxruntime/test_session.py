@@ -14,11 +14,12 @@ from onnx_models import CLASSES, QUERIES, make_model, make_spec
 from detrt import files
 from detrt.backends import open as sessions
 from detrt.backends.base import Session
-from detrt.backends.onnxruntime.session import OnnxSession, read_spec
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import kind_of, open_session
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.detector import Detector
 from detrt.errors import EngineError, SessionError, SpecError
+from detrt.spec import read_spec_file
 
 SPEC = make_spec()
 MODEL = make_model(SPEC)
@@ -163,7 +164,7 @@ def test_spec_sources(tmp_path):
     sidecar = tmp_path / "bare.onnx.json"
     for text in (other.to_json(), json.dumps({"spec": other.to_dict(), "more": 1})):
         sidecar.write_text(text)
-        assert OnnxSession(path).spec == other == read_spec(sidecar)
+        assert OnnxSession(path).spec == other == read_spec_file(sidecar)
     sidecar.write_text("{")
     with pytest.raises(SpecError, match=r"bare.onnx.json' cannot be read as JSON"):
         OnnxSession(path)

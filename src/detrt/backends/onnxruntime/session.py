@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import io
-import json
 import os
 import re
 import tempfile
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...bundle import MANIFEST, Bundle
 from ...errors import MissingPackageError, SessionError, SpecError
-from ...spec import ModelSpec, TensorInfo
+from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
 from ...system import usable_cores
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
@@ -49,6 +48,10 @@ _DTYPES = {
 # Sessions on a GPU that nobody closed: their memory must go before CUDA does, or ONNX Runtime aborts the process.
 _OPEN: weakref.WeakSet[OnnxSession] = weakref.WeakSet()
 atexit.register(lambda: [session.close() for session in list(_OPEN)])
+
+
+class NoSpecError(SpecError):
+    """Nothing says what an ONNX file is."""
 
 
 class OnnxSession(BaseSession):
@@ -169,12 +172,11 @@ class OnnxSession(BaseSession):
         if text:
             return ModelSpec.from_json(text)
         if path is not None:
-            sidecar = path.with_name(path.name + ".json")
-            if sidecar.is_file():
-                return read_spec(sidecar)
+            if (sidecar := spec_beside(path)) is not None:
+                return read_spec_file(sidecar)
             if (path.parent / MANIFEST).is_file():
                 return Bundle.open(path.parent).spec
-        raise SpecError(
+        raise NoSpecError(
             f"{self.name} holds no detrt spec (its inputs are {[i.name for i in self.inputs]}, its outputs "
             f"{[o.name for o in self.outputs]}), so it is not known how images go in and boxes come out. "
             "Give one with --spec FILE (Python: spec=...), or export the checkpoint with: detrt export"
@@ -254,6 +256,25 @@ def optimize_basic(model: bytes) -> bytes:
         return target.read_bytes()
 
 
+def run_graph(model: bytes | Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a graph of any inputs and outputs once on the CPU; output name -> array.
+
+    Raises:
+        SessionError: ONNX Runtime refuses the graph or the feeds.
+    """
+    onnxruntime = _package("running ONNX files")
+    try:
+        session = onnxruntime.InferenceSession(
+            model if isinstance(model, bytes) else str(model),
+            _options(onnxruntime, _threads(None)),
+            providers=["CPUExecutionProvider"],
+        )
+        names = [info.name for info in session.get_outputs()]
+        return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise _load_error("the graph", error) from None
+
+
 def profiled_run(
     model: bytes | Path, feeds: Feeds, folder: Path, *, optimise: bool = False, runs: int = 1, threads: int | None = None
 ) -> Path:
@@ -281,27 +302,6 @@ def profiled_run(
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise _load_error("the graph", error) from None
     return Path(session.end_profiling())
-
-
-def read_spec(path: str | os.PathLike) -> ModelSpec:
-    """A ModelSpec from a JSON file: the spec itself, or an object with the field "spec".
-
-    Raises:
-        SpecError: the file is missing or damaged; the message names it.
-    """
-    path = Path(path)
-    try:
-        data: Any = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"there is no spec file '{path}'; check the path") from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"the spec file '{path}' cannot be read as JSON: {error}") from None
-    if isinstance(data, dict) and "spec" in data:
-        data = data["spec"]
-    try:
-        return ModelSpec.from_dict(data)
-    except SpecError as error:
-        raise SpecError(f"the spec file '{path}' is not usable: {error}") from None
 
 
 def _existing(path: Path) -> Path:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from detrt.backends.onnxruntime.session import read_spec
 from detrt.data.postprocess import decode
 from detrt.errors import DetrtError
 from detrt.serve.triton import NAMES, ORIGINAL_SIZE, input_name
-from detrt.spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES
+from detrt.spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, read_spec_file
 
 
 class TritonPythonModel:
@@ -25,7 +24,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, Any]) -> None:
         folder = Path(args["model_repository"], args["model_version"])
-        self.spec = read_spec(folder / "spec.json")
+        self.spec = read_spec_file(folder / "spec.json")
         parameters = json.loads(args["model_config"]).get("parameters", {})
         self.threshold = float(parameters.get("threshold", {}).get("string_value", 0.5))
         in_graph = self.spec.decode.in_graph

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from detrt.backends.onnxruntime.session import read_spec
 from detrt.data.images import load_image
 from detrt.data.preprocess import preprocess
 from detrt.errors import DetrtError
 from detrt.serve.triton import IMAGE, ORIGINAL_SIZE
-from detrt.spec import PIXEL_MASK, PIXEL_VALUES
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES, read_spec_file
 
 
 class TritonPythonModel:
@@ -23,7 +22,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, Any]) -> None:
         folder = Path(args["model_repository"], args["model_version"])
-        self.spec = read_spec(folder / "spec.json")
+        self.spec = read_spec_file(folder / "spec.json")
         self.pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "detrt-decode")
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -1,0 +1,353 @@
+"""ONNX files of other exporters: what is known about them, from the file, its neighbours, a sidecar and options, and what is not."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files, graph
+from ..bundle import PROVENANCE_KEY, Provenance
+from ..data.preprocess import preprocessing_words
+from ..errors import SourceError, SpecError
+from ..spec import DecodeSpec, InputSpec, ModelSpec, parse_size
+from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family
+from .labels import choose
+from .load import LoadOptions
+from .preprocessor import FAMILY_DEFAULT, read_input_spec
+from .source import versions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ..graph.layouts import ForeignGraph
+
+SIDECAR = ".json"  # behind the name of the ONNX file
+Run = Callable[[Path, Mapping[str, Any]], Mapping[str, Any]]
+_NEUTRAL = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSidecar:
+    """`FILE.onnx.json` beside an ONNX file of another exporter: what the file does not say. Options replace its fields.
+
+    layout: one of `detrt.graph.layouts.LAYOUTS`. tensors: name in the layout -> name in the file, where they differ.
+    family: a name of `detrt info --families`; with the layout "transformers" it says how logits become scores.
+    labels: class names in order, or class id (as text) -> name. resize, preprocess: as `--resize` and `--preprocess`.
+    mean, std: of each channel, R, G, B: (pixel * rescale - mean) / std; rescale is 1 / 255 where nothing says it.
+    resample: filter of Pillow; bilinear where nothing says it.
+    """
+
+    layout: str | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    family: str | None = None
+    labels: Mapping[str, str] | tuple[str, ...] = ()
+    resize: str | None = None
+    preprocess: str | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    rescale: float | None = None
+    resample: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> OnnxSidecar:
+        """Read a sidecar.
+
+        Raises:
+            SpecError: not JSON, unknown fields, or values of a wrong type; the message names the file.
+        """
+        try:
+            data: Any = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise SpecError(f"the sidecar '{path}' cannot be read as JSON: {error}") from None
+        known = [one.name for one in fields(cls)]
+        if not isinstance(data, dict) or set(data) - set(known):
+            got = sorted(set(data) - set(known)) if isinstance(data, dict) else type(data).__name__
+            raise SpecError(f"the sidecar '{path}' must be a JSON object with some of {', '.join(known)}; got {got}")
+        for name, value in data.items():
+            kinds = {"tensors": dict, "labels": (dict, list), "mean": list, "std": list, "rescale": (int, float)}.get(name, str)
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+                raise SpecError(f"the sidecar '{path}': {name} has the value {value!r} of a wrong type")
+        return cls(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if value is not None}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A graph of another exporter in detrt's contract.
+
+    graph: as it was. notes: what was decided, and by what. stated: the choices of the caller, by option.
+    """
+
+    path: Path
+    graph: ForeignGraph
+    spec: ModelSpec
+    notes: tuple[str, ...]
+    stated: Mapping[str, Any]
+
+    def contract(self, *, batch: int | None = None) -> onnx.ModelProto:
+        """The graph with detrt's inputs and outputs, spec and provenance. batch: the only size at which it runs."""
+        from ..graph.layouts import in_contract
+
+        model = in_contract(self.graph, self.spec, batch=batch)
+        graph.with_metadata(model, PROVENANCE_KEY, replace(self.provenance(), created="").to_json())
+        return graph.with_spec(model, self.spec)
+
+    def provenance(self) -> Provenance:
+        """The file that it was read from, and the choices of the caller."""
+        elements = graph.summarise(self.graph.model).weight_elements
+        options = {**self.stated, "layout": self.graph.layout.name, "loading": list(self.notes)}
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        sha256 = files.sha256_of(self.path)
+        return Provenance(str(self.path.absolute()), sha256, elements, options, versions(), created)
+
+
+def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> ForeignModel:
+    """Read an ONNX file that has no spec of detrt.
+
+    Facts come from, in this order: options, the sidecar, what lies beside the file (config.json and the image processor that
+    optimum writes), the file. Each that the file does not settle is in the notes.
+
+    Args:
+        load: layout, family, labels, resize, preprocess, mean and std; other fields are refused.
+        run: (file, input name -> array) -> output name -> array; used where the file does not say how many queries it has.
+
+    Raises:
+        GraphError: no ONNX file, or one of no layout that detrt knows.
+        SpecError, SourceError: facts that nothing says, with the options that would; or that do not fit the file.
+    """
+    from ..graph.layouts import recognise
+
+    path, load = Path(path), load or LoadOptions()
+    for name in ("tokenizer", "trust_remote_code"):
+        if getattr(load, name):
+            flag = name.replace("_", "-")
+            raise SpecError(f"--{flag} says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")
+    model = graph.load(path)
+    beside = path.with_name(path.name + SIDECAR)
+    sidecar = OnnxSidecar.read(beside) if beside.is_file() else OnnxSidecar()
+    names = ("layout", "family", "resize", "preprocess", "mean", "std")
+    stated = {name: value for name in names if (value := getattr(load, name)) is not None}
+    sidecar = replace(sidecar, **stated)
+    if load.labels is not None:
+        stated["labels"] = str(load.labels.absolute())
+    foreign = recognise(model, str(path), sidecar.layout, sidecar.tensors)
+    if not foreign.queries or (not foreign.classes and foreign.layout.name != "rt-detr"):
+        usual = parse_size(sidecar.resize, "--resize") if sidecar.resize and ":" not in sidecar.resize else (640, 640)
+        foreign = foreign.with_shapes(run(path, foreign.feeds(usual)), str(path))
+    return _Reader(path, foreign, sidecar, load.labels, stated).read()
+
+
+class _Reader:
+    """The facts of one file, and the notes on their origin."""
+
+    def __init__(
+        self, path: Path, foreign: ForeignGraph, sidecar: OnnxSidecar, labels: Path | None, stated: Mapping[str, Any]
+    ) -> None:
+        self._path, self._foreign, self._sidecar, self._labels, self._stated = path, foreign, sidecar, labels, stated
+        layout = foreign.layout
+        self._notes = [f"layout {layout}, as {layout.exporters} export it: {layout.about}"]
+        if sidecar.family is not None and sidecar.family not in BY_NAME:
+            raise SpecError(f"--family must be one of {', '.join(BY_NAME)}; got {sidecar.family!r}")
+
+    def read(self) -> ForeignModel:
+        layout = self._foreign.layout.name
+        config = self._config()
+        family = self._family(config)
+        names = self._class_names(config)
+        classes = max((self._foreign.classes, *(i + 1 for i in names))) if not self._foreign.classes else self._foreign.classes
+        if layout == "transformers":
+            classes -= family.activation == "softmax"
+        given = self._input(family, config)
+        queries = self._foreign.queries
+        select = {"transformers": family.select, "ultralytics": "query"}.get(layout, "topk")
+        activation = family.activation if layout == "transformers" else "sigmoid"
+        most = queries if layout != "transformers" or family.max_detections is None else family.max_detections
+        in_graph = layout == "rt-detr"
+        decode = DecodeSpec(activation, select, queries, classes, min(most, queries * classes), in_graph=in_graph)
+        if layout == "transformers":
+            self._notes.append(f"scores: {activation} of the logits, best by {select}, as of {family.title}")
+        if self._foreign.batch is not None:
+            self._notes.append(f"the graph takes a batch of {self._foreign.batch} and no other")
+        spec = ModelSpec(family.name, given, decode, names, name=self._path.stem)
+        return ForeignModel(self._path, self._foreign, spec, tuple(self._notes), self._stated)
+
+    def _config(self) -> Any:
+        """The configuration that optimum writes beside a file of the layout "transformers"; None where there is none."""
+        folder = self._path.parent
+        if self._foreign.layout.name != "transformers" or not (folder / "config.json").is_file():
+            return None
+        from .hub import read_config, require_transformers
+
+        raw = read_config(folder)
+        if self._sidecar.family is None and raw["model_type"] not in {row.model_type for row in BY_NAME.values()}:
+            raise SpecError(
+                f"'{folder / 'config.json'}' has model_type {raw['model_type']!r}, which detrt does not know; give --family with a "
+                "family whose post-processing it has (see: detrt info --families)"
+            )
+        try:
+            return require_transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise SourceError(f"'{folder / 'config.json'}' cannot be read: {str(error)[:300]}") from None
+
+    def _family(self, config: Any) -> Family:
+        """The row of the family; of a layout that does not need it a row of its own."""
+        name, layout = self._sidecar.family, self._foreign.layout.name
+        origin = "as stated"
+        if name is None and config is not None:
+            row = next(row for row in BY_NAME.values() if row.model_type == config.model_type)
+            name, origin = row.name, "by the config.json beside the file"
+        if name is None:
+            name = {"rf-detr": "rf_detr", "ultralytics": "rt_detr"}.get(layout)
+            origin = "by its layout"
+        if name is None and layout == "transformers":
+            rows = sorted(row.name for row in BY_NAME.values() if not row.text)
+            raise SpecError(
+                f"'{self._path}' (layout transformers) does not say how its logits become scores; put the config.json of its "
+                f"checkpoint beside it, or give --family with one of {', '.join(rows)}"
+            )
+        if name is None:
+            return Family(layout, "", layout, "sigmoid", "topk", None, "", normalize=False)
+        if BY_NAME[name].text:
+            raise SpecError(
+                f"--family {name} takes a prompt, for which detrt reads no ONNX file of other exporters; export its checkpoint"
+            )
+        self._notes.append(f"family {name}, {origin}")
+        return BY_NAME[name]
+
+    def _class_names(self, config: Any) -> dict[int, str]:
+        """Class names by id."""
+        classes = self._foreign.classes
+        stored: Any = self._sidecar.labels
+        origin = f"the sidecar '{self._path.name}{SIDECAR}'"
+        if isinstance(stored, Mapping):
+            try:
+                stored = {int(key): value for key, value in stored.items()}
+            except ValueError:
+                raise SpecError(f"{origin}: labels must have class ids as keys; got {sorted(stored)[:3]}") from None
+        if not stored and config is not None and config.id2label:
+            stored, origin = {int(key): str(value) for key, value in config.id2label.items()}, "config.json"
+        if not stored and "names" in self._foreign.metadata:
+            stored, origin = _names_of(self._foreign.metadata["names"]), "the metadata of the file"
+        if self._labels is not None:
+            from .labels import read_labels
+
+            lines = classes or _count_labels(self._labels)
+            names = read_labels(self._labels, lines)
+            self._notes.append(f"{len(names)} class names of '{self._labels}'")
+            return names
+        if stored:
+            found = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored))
+            if classes and max(found) >= classes:
+                raise SpecError(
+                    f"{origin} names {len(found)} classes (ids up to {max(found)}), but '{self._path}' has {classes}; give those of "
+                    "this model with --labels FILE"
+                )
+            self._notes.append(f"{len(found)} class names of {origin}")
+            return found
+        if not classes:
+            raise SpecError(
+                f"'{self._path}' does not say how many classes it has nor their names; give them with --labels FILE, one per line, "
+                f"or in the sidecar '{self._path.name}{SIDECAR}'"
+            )
+        names, note = choose(classes, ref=str(self._path))
+        self._notes.append(note)
+        return names
+
+    def _input(self, family: Family, config: Any) -> InputSpec:
+        foreign, sidecar = self._foreign, self._sidecar
+        if (sidecar.mean is None) != (sidecar.std is None):
+            raise SpecError("give both --mean and --std, or neither")
+        given = self._resized(family, config)
+        names = ("mean", "std", "rescale", "resample")
+        given = replace(given, **{name: value for name in names if (value := getattr(sidecar, name)) is not None})
+        if foreign.size_hw is not None and given.size_hw != foreign.size_hw:
+            height, width = foreign.size_hw
+            raise SpecError(
+                f"'{self._path}' takes images of {height}x{width}, and preprocessing makes {given.height}x{given.width}; give "
+                f"--resize {height}x{width}, or the graph that belongs to it"
+            )
+        self._notes.append(f"images: {preprocessing_words(given)}")
+        return given
+
+    def _resized(self, family: Family, config: Any) -> InputSpec:
+        """Size and normalisation; without those of an image processor beside the file, which only optimum writes."""
+        foreign, sidecar = self._foreign, self._sidecar
+        dynamic = foreign.size_hw is None
+        if foreign.layout.name == "transformers":
+            return self._like_a_checkpoint(family, config)
+        if sidecar.preprocess not in (None, FAMILY_DEFAULT):
+            raise SpecError(f"--preprocess must be {FAMILY_DEFAULT}; got {sidecar.preprocess!r}")
+        if sidecar.resize is None and dynamic:
+            raise SpecError(
+                f"'{self._path}' takes images of any size; give the one that the model was trained at with --resize HEIGHTxWIDTH"
+            )
+        size = foreign.size_hw
+        if sidecar.resize is not None:
+            if ":" in sidecar.resize:
+                raise SpecError(
+                    f"--resize {sidecar.resize} keeps the aspect ratio, and images of the layout {foreign.layout.name} are "
+                    "stretched; give --resize HEIGHTxWIDTH"
+                )
+            size = parse_size(sidecar.resize, "--resize")
+        assert size is not None
+        mean, std = self._normalisation(family)
+        return InputSpec("stretch", *size, mean=mean, std=std, mask=foreign.mask, dynamic=dynamic)
+
+    def _normalisation(self, family: Family) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation that the exporter of the layout documents; refused where it has several."""
+        if self._sidecar.mean is not None:
+            return _NEUTRAL
+        layout = self._foreign.layout.name
+        if layout == "rf-detr":
+            return IMAGENET_MEAN, IMAGENET_STD
+        if layout == "ultralytics":
+            return _NEUTRAL
+        if self._sidecar.preprocess is None and self._sidecar.family in (None, "deimv2"):  # its backbones differ
+            text = "; ".join(
+                f"--{name} {','.join(map(str, three))}" for name, three in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
+            )
+            raise SpecError(
+                f"'{self._path}' (layout {layout}) does not say how its images are normalised; give --preprocess family-default (RGB / "
+                "255 and no more: RT-DETR, D-FINE, DEIM, and DEIMv2 with HGNetV2), or mean and standard deviation (DEIMv2 with DINOv3: "
+                f"{text.replace('; ', ' ')})"
+            )
+        return (IMAGENET_MEAN, IMAGENET_STD) if family.normalize else _NEUTRAL
+
+    def _like_a_checkpoint(self, family: Family, config: Any) -> InputSpec:
+        """By the image processor beside the file, as of a checkpoint folder."""
+        foreign, sidecar = self._foreign, self._sidecar
+        folder = self._path.parent
+        row = replace(family, mask=foreign.mask, dynamic=foreign.size_hw is None)
+        if config is None and not isinstance(row.multiple_of, int):
+            row = replace(row, multiple_of=1)
+        names = ("resize", "preprocess")
+        choices = {name: value for name in names if (value := getattr(sidecar, name)) is not None}
+        return read_input_spec(folder, row, config, ref=str(self._path), **choices)
+
+
+def _names_of(text: str) -> dict[int, str]:
+    """Class names as ultralytics writes them: a Python dictionary of id to name as text."""
+    try:
+        found = ast.literal_eval(text)
+        return {int(key): str(value) for key, value in (found.items() if isinstance(found, dict) else enumerate(found))}
+    except (ValueError, SyntaxError, TypeError):
+        return {}
+
+
+def _count_labels(path: Path) -> int:
+    """How many classes a file of names is for, where the graph does not say it."""
+    from .labels import read_labels
+
+    largest = 100_000
+    if path.suffix == ".json":
+        return max(read_labels(path, largest)) + 1
+    try:
+        return len([line for line in path.read_text("utf-8").splitlines() if line.strip()])
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"labels file '{path}' cannot be read: {error}") from None
