@@ -192,7 +192,8 @@ def _show_build(report: BuildReport, output: Path) -> None:
     from . import show
 
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
-    rows[1:1] = [("preprocessing" * (not line), "", "", text) for line, text in enumerate(report.preprocessing)]
+    at = int(bool(rows) and rows[0][0] == "load")
+    rows[at:at] = [("preprocessing" * (not line), "", "", text) for line, text in enumerate(report.preprocessing)]
     show.table(f"{output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     prompt = " --prompt 'a cat. a dog.'" if report.bundle.spec.text is not None else ""
     print(f"detect with: detrt detect {output} IMAGE{prompt}")
