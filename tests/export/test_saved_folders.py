@@ -37,6 +37,7 @@ FAMILIES = (
     *("rt_detr", "rt_detr_v2", "d_fine", "lw_detr"),
 )
 EDGED = FAMILIES[:6]
+SLOW = ("rt_detr",)  # as in test_families, whose exports these are: RT-DETRv2 is the quick one of the two
 EDGES = {"size": {"shortest_edge": 128, "longest_edge": 192}}
 SQUARE = {"size": {"height": 128, "width": 128}}
 LETTERBOX = {"size": {"max_height": 128, "max_width": 128}, "do_pad": True, "pad_size": {"height": 128, "width": 128}}
@@ -81,8 +82,17 @@ def check(path, spec, folder, images):
             assert found.box_px < 0.1 and found.score < 1e-4
 
 
-@pytest.mark.parametrize("variant", FOLDERS)
-@pytest.mark.parametrize("name", FAMILIES)
+def _is_quick(name, variant):
+    """Each family, and each kind of folder with a family that resizes by edges and one that does not."""
+    return name not in SLOW and (
+        variant in ("as saved", "padded, as the guide of transformers") or name in ("detr", "rt_detr_v2")
+    )
+
+
+CASES = [pytest.param(n, v, marks=[] if _is_quick(n, v) else [pytest.mark.slow]) for n in FAMILIES for v in FOLDERS]
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
 def test_a_saved_folder(name, variant, tiny, exported, tmp_path):
     """The weights are those of the exported graph, whose sides are symbolic; the spec is read from the folder."""
     edged, others, saving = FOLDERS[variant]
