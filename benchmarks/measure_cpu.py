@@ -2,8 +2,8 @@
 
     python benchmarks/measure_cpu.py REPEATS THREADS BUNDLE...
 
-A bundle of `detrt build CHECKPOINT --target onnx,openvino`; its checkpoint is run by PyTorch, as transformers has it. The back ends
-run in turn, so that other work on the machine falls on all of them alike: medians of the wall clock and of the processor time of
+A bundle of `detrt build CHECKPOINT --target onnx,openvino`; its checkpoint is run by PyTorch, as `from_pretrained` gives it (with its
+fused attention), on a ready tensor. "onnxruntime_plain" is `model.onnx` without the fused attention. The back ends run in turn, so that other work on the machine falls on all of them alike: medians of the wall clock and of the processor time of
 all threads, milliseconds, after one run that is not counted, and the load average before and after.
 """
 
@@ -13,14 +13,16 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
-from detrt.backends.torch import TorchSession
 from detrt.bench.measure import drawn_images
+from detrt.bench.reference import library_calls
 from detrt.bundle import Bundle
 from detrt.data.preprocess import preprocess
 from detrt.models.load import load_source
@@ -29,29 +31,29 @@ from detrt.models.load import load_source
 def measure(folder: str, repeats: int, threads: int) -> dict:
     bundle = Bundle.open(Path(folder))
     spec, reference = bundle.spec, bundle.provenance.source
-    sessions = {"onnxruntime": open_session(folder, backend="onnxruntime", threads=threads)}
-    if bundle.of_kind("openvino"):
-        sessions["openvino"] = open_session(folder, backend="openvino", threads=threads)
-    if os.environ.get("DETRT_TORCH", "1") == "1":
-        trust = Path(reference).exists()
-        sessions["torch"] = TorchSession(load_source(reference, trust_remote_code=trust), spec=spec)
     feeds = preprocess(drawn_images(spec.input.size_hw, 1), spec).feeds
-    wall, cpu = {name: [] for name in sessions}, {name: [] for name in sessions}
+    calls = {"onnxruntime_plain": OnnxSession(bundle.folder / "model.onnx", threads=threads)}
+    if bundle.of_kind("onnx-fused"):
+        calls["onnxruntime"] = open_session(folder, backend="onnxruntime", threads=threads)
+    calls["openvino"] = open_session(folder, backend="openvino", threads=threads)
+    calls = {name: partial(session.run, feeds) for name, session in calls.items()}
+    source = load_source(reference, trust_remote_code=Path(reference).exists())
+    library = library_calls(source, threads=threads)(feeds["pixel_values"].shape[2:], drawn_images(spec.input.size_hw, 1))
+    calls["torch"] = library["transformers-cpu"]["forward"]
+    wall, cpu = {name: [] for name in calls}, {name: [] for name in calls}
     load = [os.getloadavg()[0]]
     for _ in range(repeats + 1):
-        for name, session in sessions.items():
+        for name, call in calls.items():
             start, work = time.perf_counter(), time.process_time()
-            session.run(feeds)
+            call()
             wall[name].append((time.perf_counter() - start) * 1e3)
             cpu[name].append((time.process_time() - work) * 1e3)
     load.append(os.getloadavg()[0])
     row = {"bundle": Path(folder).name, "source": reference, "shape": list(feeds["pixel_values"].shape), "threads": threads}
     row |= {"repeats": repeats, "load": [round(x, 1) for x in load]}
-    for name in sessions:
+    for name in calls:
         row[name] = {kind: round(float(np.median(times[name][1:])), 1) for kind, times in (("wall_ms", wall), ("cpu_ms", cpu))}
         row[name]["min_ms"] = round(min(wall[name][1:]), 1)
-    for session in sessions.values():
-        session.close()
     return row
 
 

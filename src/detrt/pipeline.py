@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import files
+from .backends.base import output_differences
 from .backends.inductor.build import build_packages, check_packages
 from .backends.inductor.config import InductorConfig
 from .backends.onnxruntime.session import OnnxSession, run_graph
@@ -24,7 +26,7 @@ from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
 from .data.preprocess import preprocess, preprocessing_words
 from .data.scenes.scene import draw_scene
-from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SpecError
+from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
 from .models.load import RECORDED, LoadOptions, check_unchanged
@@ -33,7 +35,7 @@ from .precision.capability import check_before, check_engine
 from .spec import ModelSpec, Precision
 from .system import StageProgress
 
-MODEL = "model.onnx"
+MODEL, FUSED = "model.onnx", "model.onnxruntime.onnx"
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
 
 
@@ -71,6 +73,7 @@ def build(
     engines: Sequence[EngineConfig] = (EngineConfig(),),
     packages: Sequence[InductorConfig] = (),
     openvino: Sequence[OpenVinoConfig] = (),
+    fuse_attention: bool = False,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     try_devices: Sequence[str] = (),
     load: LoadOptions | None = None,
@@ -89,6 +92,8 @@ def build(
         export: how the checkpoint becomes an ONNX graph.
         engines: one engine file for each; empty for a bundle without engines.
         packages: one package compiled by PyTorch for each.
+        fuse_attention: also write the FP32 graph with ONNX Runtime's own attention, which runs faster on a CPU; `model.onnx` stays
+            as it is.
         openvino: at most one: the OpenVINO model of the graph, and of its text encoder.
         precision: precision of the graph; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
             images are given.
@@ -140,6 +145,8 @@ def build(
             work.build_packages(source, packages, load)
         for choices in openvino:
             work.build_openvino(choices)
+        if fuse_attention:
+            work.fuse_attention()
         for device in try_devices:
             work.try_device(device)
         if (Path(output) / MANIFEST).is_file():
@@ -437,6 +444,32 @@ class _Builder:
             self._add(_entry(self._folder, built.weights.name, "openvino-weights"))
             self._done(title, start, built.size, built.verdict)
 
+    def fuse_attention(self) -> None:
+        """The graph with ONNX Runtime's own attention, where it has some and gives the same."""
+        if self._graph_precision != Precision.FP32 or self.spec.text is not None:
+            return
+        from . import graph
+        from .graph.fuse_attention import fuse_attention, save_beside
+
+        start = time.perf_counter()
+        self._say("attention", None, "fusing")
+        model = graph.load(self._graphs / MODEL)
+        count = fuse_attention(model)
+        if not count or self._graphs != self._folder:
+            return
+        save_beside(model, self._folder / FUSED, self._folder / MODEL)
+        try:
+            error = _largest_difference(self._folder / MODEL, self._folder / FUSED, self.spec)
+        except SessionError as failure:
+            self.warnings.append(f"ONNX Runtime's own attention cannot run here, so {MODEL} runs as it is: {failure}")
+            error = math.inf
+        if error > Precision.FP32.output_tolerance:
+            files.remove(self._folder / FUSED)
+            return
+        self._add(_entry(self._folder, FUSED, "onnx-fused"))
+        size = (self._folder / FUSED).stat().st_size
+        self._done("attention", start, size, f"{count} fused for ONNX Runtime, {error:.1e} from {MODEL}")
+
     def try_device(self, device: str) -> None:
         """Run the finished graph once with ONNX Runtime."""
         self._say("onnxruntime", None, f"trying {device}")
@@ -610,6 +643,18 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "notes": list(report.notes),
     }
+
+
+def _largest_difference(path: Path, fused: Path, spec: ModelSpec) -> float:
+    """Between two forms of a graph in ONNX Runtime, on one drawn scene and on two; relative to the largest value."""
+    with OnnxSession(path, spec) as plain, OnnxSession(path, spec, fused=fused) as other:
+        batches = (1, 2) if plain.info.fixed_batch is None else (plain.info.fixed_batch,)
+        sides = [max(64, side) for side in spec.input.size_hw]  # the smallest scene; preprocessing resizes it
+        found = []
+        for count in batches:
+            feeds = preprocess([draw_scene(seed, size_hw=(sides[0], sides[1])).image for seed in range(count)], spec).feeds
+            found += output_differences(plain.run(feeds), other.run(feeds), Precision.FP32.output_tolerance).values()
+        return max(found)
 
 
 def _try_device(path: Path, spec: ModelSpec, device: str) -> Stage:

@@ -257,8 +257,15 @@ def _open_bundle(
         why = f" ({'; '.join(reasons)})" if reasons else ""
         raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
     provider = device or CPU
+    fused = [bundle.checked_path(entry) for entry in bundle.of_kind("onnx-fused")] if provider == CPU else []
     try:
-        onnx = OnnxSession(bundle.checked_path(graphs[0]), spec or bundle.spec, provider=provider, threads=threads)
+        onnx = OnnxSession(
+            bundle.checked_path(graphs[0]),
+            spec or bundle.spec,
+            provider=provider,
+            threads=threads,
+            fused=next(iter(fused), None),
+        )
     except DetrtError as error:
         if provider == CPU:
             raise

@@ -123,6 +123,7 @@ def build(
             engines=engines,
             packages=packages,
             openvino=models,
+            fuse_attention=ONNX in targets.target,
             precision=precision,
             try_devices=targets.try_devices,
             load=load,

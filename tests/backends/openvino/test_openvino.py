@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 pytest.importorskip("openvino", reason="needs the 'openvino' extra")
+from cli_support import cli  # noqa: F401 - a fixture
 from onnx_models import make_model, make_spec
 
 from detrt.backends.base import output_differences
@@ -313,3 +314,25 @@ def test_signed_activations_behind_a_concat(tmp_path):
     assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
     kernels = [str(op.get_rt_info()["primitiveType"].astype(str)) for op in compiled.get_runtime_model().get_ordered_ops()]
     assert any(kernel.endswith("I8") for kernel in kernels), "no integer kernel runs, so this compares nothing"
+
+
+def test_commands(folder, tmp_path, cli):
+    """build into a bundle that is there, info, bench and detect."""
+    from PIL import Image
+
+    grown = tmp_path / "grown"
+    build(folder / "model.onnx", grown, engines=())
+    done = cli("build", grown, "--target", "openvino", "--performance", "throughput")
+    assert done.code == 0, done.err
+    assert Bundle.open(grown).of_kind("openvino")[0].engine.options["performance"] == "throughput"
+    shown = json.loads(cli("info", grown / "model.openvino.xml", "--json", "-").out)
+    assert shown["target"] == "openvino" and shown["version"] == runtime.version()
+    rows = json.loads(cli("bench", grown, "--repeats", "1", "--warmup", "0", "--json", "-").out)["rows"]
+    assert {row["backend"] for row in rows} == {"openvino-cpu", "onnxruntime-cpu"}
+    Image.fromarray(RED).save(tmp_path / "red.png")
+    lines = {}
+    for backend in ("openvino", "onnxruntime"):
+        lines[backend] = cli("detect", grown, tmp_path / "red.png", "--backend", backend, "--json", "-").out
+    assert lines["openvino"] and lines["openvino"] == lines["onnxruntime"]
+    refused = cli("build", grown, "--target", "onnx", "--streams", "2")
+    assert refused.code == 2 and "--streams" in refused.err

@@ -61,6 +61,7 @@ class OnnxSession(BaseSession):
     spec: what the file's own spec is replaced by; needed for files that detrt did not write.
     provider: "cpu", "cuda" or "tensorrt", with an optional device number ("cuda:1").
     threads: threads inside one operation; default: as many as this process may use.
+    fused: the same graph with the attention of `graph.fuse_attention`, which runs in its place.
 
     The spec is taken from, in this order: `spec`, the file's metadata, `<model>.onnx.json` beside it
     (a spec, or an object with the field "spec"), `detrt.json` beside it.
@@ -79,6 +80,7 @@ class OnnxSession(BaseSession):
         *,
         provider: str = "cpu",
         threads: int | None = None,
+        fused: Path | None = None,
     ) -> None:
         onnxruntime = _package("running ONNX files")
         self.path = None if isinstance(model, bytes) else Path(model)
@@ -90,6 +92,7 @@ class OnnxSession(BaseSession):
             self._stream = _shared_stream(onnxruntime, providers)
         options = _options(onnxruntime, _threads(threads))
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
+        source = source if fused is None else str(_existing(fused))
         session = self._open(source, options, providers)
         if (providers[0] if isinstance(providers[0], str) else providers[0][0]) not in session.get_providers():
             raise SessionError(

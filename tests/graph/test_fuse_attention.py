@@ -1,0 +1,66 @@
+"""Attention fused for ONNX Runtime: how many, equal outputs at other sizes, weights read from the file beside it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="needs the 'export' extra")
+from detrt import graph
+from detrt.backends.base import output_differences
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.open import open_session
+from detrt.bundle import Bundle
+from detrt.graph.fuse_attention import fuse_attention, save_beside
+from detrt.pipeline import build
+
+# Self-attention without a mask; YOLOS has it in the backbone alone, DETR with a mask in the encoder.
+FAMILIES = {"yolos": "backbone", "lw_detr": "backbone", "rt_detr_v2": "encoder", "detr": "decoder"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equal_outputs_at_other_sizes(name, exported, tmp_path):
+    report = exported(name, check=False)
+    plain = tmp_path / "model.onnx"
+    plain.write_bytes(report.path.read_bytes())
+    model = graph.load(plain)
+    before = sum(node.op_type == "Softmax" for node in model.graph.node)
+    count = fuse_attention(model)
+    assert 1 <= count <= before and sum(node.op_type == "Softmax" for node in model.graph.node) == before - count
+    save_beside(model, tmp_path / "fused.onnx", plain)
+    assert (tmp_path / "fused.onnx").stat().st_size < plain.stat().st_size
+    side = max(64, report.spec.input.height // 2 // 64 * 64)
+    with OnnxSession(plain) as reference, OnnxSession(plain, fused=tmp_path / "fused.onnx") as fused:
+        for batch, height, width in ((1, side, side), (3, side, side * 2)):
+            feeds = {"pixel_values": np.random.default_rng(0).integers(0, 256, (batch, 3, height, width), np.uint8)}
+            if report.spec.input.mask:
+                feeds["pixel_mask"] = np.ones((batch, height, width), np.int64)
+            assert max(output_differences(reference.run(feeds), fused.run(feeds), 1e-4).values()) <= 1e-4
+
+
+def test_bundle_runs_it_on_the_cpu_and_keeps_the_plain_graph(exported, tmp_path):
+    path = exported("lw_detr", check=False).path
+    out = tmp_path / "bundle"
+    build(path, out, engines=(), fuse_attention=True)
+    bundle = Bundle.open(out)
+    (entry,) = bundle.of_kind("onnx-fused")
+    assert entry.path == "model.onnxruntime.onnx"
+    plain = {node.op_type for node in graph.load(out / "model.onnx").graph.node}
+    assert "MultiHeadAttention" not in plain
+    with open_session(out) as session:
+        assert session.info.name == "onnxruntime-cpu" and session.info.path == out / "model.onnx"
+    (out / entry.path).write_bytes(b"")
+    with pytest.raises(Exception, match=r"model\.onnxruntime\.onnx"):
+        open_session(out)
+    manifest = json.loads((out / "detrt.json").read_text())
+    assert [row["kind"] for row in manifest["files"]] == ["onnx", "onnx-fused"]
+
+
+def test_another_pattern_stays():
+    import onnx
+    from onnx_models import make_model, make_spec
+
+    model = onnx.load_from_string(make_model(make_spec()))
+    assert fuse_attention(model) == 0 and not any(opset.domain == "com.microsoft" for opset in model.opset_import)
