@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 EXTRAS := export,rtx,openvino,video,eval,bench,supervision,ray,serve,dev
 
-.PHONY: demo test test-fast test-slow setup lint clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
+.PHONY: demo test test-fast test-slow setup lint wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
 
 demo: setup
 	$(BIN)/detrt demo -o demo
@@ -62,6 +62,10 @@ lint: setup
 	$(BIN)/ruff check src tests training benchmarks
 	$(BIN)/ruff format --check src tests training benchmarks
 	$(BIN)/mypy
+
+# dist/detrt-*.whl, for machines without this folder: pip install dist/detrt-*.whl
+wheel: setup
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf demo build dist src/*.egg-info .pytest_cache .ruff_cache
