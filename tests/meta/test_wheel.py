@@ -16,7 +16,12 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import place  # noqa: F401 - fixture
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("detrt/py.typed", "detrt/serve/page/docs.html", "detrt/evaluation/report.html", "detrt/models/embedded/shapes/config.json")
+FILES = (
+    "detrt/py.typed",
+    "detrt/serve/page/docs.html",
+    "detrt/evaluation/report.html",
+    "detrt/models/embedded/shapes/config.json",
+)
 
 
 def run(*command: object, cwd: Path) -> str:
