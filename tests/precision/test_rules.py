@@ -253,7 +253,7 @@ def test_operations_are_counted_by_type():
     share = mac_fractions(low, counts)
     stem = counts["/backbone/stem/Conv"] + counts["/backbone/body/Conv"]
     assert share.of("fp32") == pytest.approx(stem / sum(counts.values()))
-    with pytest.raises(GateError, match=r"only .* in fp16 \(90% asked for\).*/backbone/stem/Conv \(fp32\)"):
+    with pytest.raises(GateError, match=r"only .* in fp16 \(90% required\).*/backbone/stem/Conv \(fp32\)"):
         check_fraction(share, PrecisionConfig("fp16"))
     check_fraction(share, PrecisionConfig("fp16", min_fraction=0.2))
     with pytest.raises(GateError, match="fp32 was asked for, but the graph also computes in .*fp16"):
