@@ -97,7 +97,7 @@ def test_what_is_tried_again_goes_first_and_alone():
     retried = [item(), item()]
     for one in retried:
         one.state = "running"
-        queue.again(one)  # whatever the capacity: it was accepted
+        queue.requeue(one)  # whatever the capacity: it was accepted
     assert queue.waiting == 3
     assert queue.take(0.0, idle=False) == []  # behind another batch it could die of that one
     assert queue.take(0.0, idle=True) == [retried[0]]

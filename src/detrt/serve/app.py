@@ -1,4 +1,4 @@
-"""The HTTP interface: `/v1`, health, metrics and the page; `kserve_routes` has `/v2`."""
+"""The HTTP interface: `/v1`, health, metrics and the page; `kserve` has `/v2`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .kserve import add_kserve
 from .messages import ImageTask, ModelFacts
 from .metrics import Metrics
 from .request import Bodies, ClientDisconnect, detect_operation, detect_request, refusals
-from .scheduler import Calls, ClientLeft, Pool, milliseconds
+from .scheduler import Calls, ClientDisconnected, Pool, milliseconds
 
 PAGE = Path(__file__).with_name("page")
 _PAGE_FILES = {"": ("index.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
@@ -37,7 +37,7 @@ _SECURE = (
 
 
 def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
-    """The application. It starts the pool when the server starts, and closes it after the last answer."""
+    """The application. It starts the pool with the server, and closes it after the last response."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +50,7 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
         version=package_version(),
         description="Object detection with models of the DETR family.",
         lifespan=lifespan,
-        docs_url=None,  # these pages fetch their code from other hosts; `_add_page` has one that does not
+        docs_url=None,  # these pages load code from other hosts; `_add_page` has one that does not
         redoc_url=None,
     )
     bodies = Bodies(config)
@@ -82,7 +82,7 @@ def _add_errors(app: FastAPI, metrics: Metrics) -> None:
         return answer(request, error)
 
     async def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it; the number is for the metrics
+        return Response(status_code=499)  # not received by anyone; for the metrics
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -96,7 +96,7 @@ def _add_errors(app: FastAPI, metrics: Metrics) -> None:
         return answer(request, Refused(500, "internal", "an error inside the server; its log has the details"))
 
     app.add_exception_handler(Refused, refused)
-    app.add_exception_handler(ClientLeft, left)
+    app.add_exception_handler(ClientDisconnected, left)
     app.add_exception_handler(ClientDisconnect, left)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, bug)
@@ -207,7 +207,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 class _Gate:
-    """Around everything: the API key, headers of security, and what is counted for each request."""
+    """Middleware: the API key, security headers, and the metrics of each request."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig, metrics: Metrics, calls: Calls) -> None:
         self.app, self.metrics, self.calls = app, metrics, calls
@@ -254,5 +254,5 @@ class _Gate:
 
 
 def _method(name: str) -> str:
-    """The method as a label; a client may invent names without end."""
+    """The method as a label; unknown ones share a label, because a client may invent any number."""
     return name if name in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH") else "other"

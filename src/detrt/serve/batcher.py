@@ -1,8 +1,8 @@
-"""Dynamic batching queue: tasks wait for others that can share a run of the model. No processes, no clock of its own.
+"""Dynamic batching queue: tasks wait for others that can share a run of the model. Without processes and clock.
 
-Tasks that can share a run wait in one lane: the same model, and for images the same size after resizing where the model
-cannot mix sizes, for tensors the same shapes. Lanes are first in, first out; of several, the one whose first task waited
-longest goes first.
+Tasks that can share a run wait in one lane: the same model, for images also the same size after resizing if the model
+cannot mix sizes, for tensors the same shapes. Lanes are first in, first out; the lane whose first task has waited longest
+goes first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from .messages import Answer, ImageTask, TensorTask
 
-# First part of the lane of a task that runs alone, because a worker died with it.
+# First element of the lane of a task that runs alone, because a worker died with it.
 ALONE = "alone"
 
 
@@ -26,9 +26,8 @@ class QueueFull(Exception):
 class Item:
     """A task in the queue or in a worker.
 
-    rows: its batch size. lane: tasks of one lane may share a run. since, started: seconds of the loop's clock when it was
-    queued and sent. deaths: workers that ended while they held it. state: "waiting", "running" or "left" (answered, or nobody
-    waits for it any more).
+    rows: its batch size. lane: tasks of one lane may share a run. since, started: time of the loop, seconds, when it was
+    queued and sent. deaths: workers that died while running it. state: "waiting", "running" or "left" (finished or cancelled).
     """
 
     model: str
@@ -44,14 +43,14 @@ class Item:
 
 @dataclass(slots=True)
 class _Lane:
-    """rows: of the items that still wait."""
+    """rows: of the waiting items."""
 
     items: deque[Item] = field(default_factory=deque)
     rows: int = 0
 
 
 class Batcher:
-    """max_batch: of a model. capacity: images that may wait. max_delay: max queue delay, seconds."""
+    """max_batch: of a model. capacity: largest number of waiting images. max_delay: max queue delay, seconds."""
 
     def __init__(self, max_batch: Callable[[str], int], *, capacity: int, max_delay: float) -> None:
         self.capacity, self.max_delay = capacity, max_delay
@@ -63,10 +62,10 @@ class Batcher:
         """Queue all items or none.
 
         Raises:
-            QueueFull: there is no room for them.
+            QueueFull: the queue has no room for them.
         """
         rows = sum(item.rows for item in items)
-        # A request larger than the whole queue is taken when nothing waits; it could never be otherwise.
+        # A request larger than the queue is accepted if the queue is empty; otherwise it could never run.
         if self.waiting and self.waiting + rows > self.capacity:
             raise QueueFull
         for item in items:
@@ -76,30 +75,29 @@ class Batcher:
             lane.rows += item.rows
         self.waiting += rows
 
-    def again(self, item: Item) -> None:
-        """Queue an item that a worker died with; it goes first and alone, so that it cannot take others with it."""
+    def requeue(self, item: Item) -> None:
+        """Queue an item again whose worker died; it runs first and alone, so that it cannot affect others."""
         item.lane, item.state = (ALONE, id(item)), "waiting"
         self._lanes[item.lane] = _Lane(deque([item]), item.rows)
         self.waiting += item.rows
 
     def leave(self, item: Item) -> None:
-        """Forget an item that nobody waits for any more."""
+        """Cancel an item."""
         if item.state == "waiting":
             self._lanes[item.lane].rows -= item.rows
             self.waiting -= item.rows
-        item.state, item.task = "left", None  # it may stay in its lane for a while; its image need not
+        item.state, item.task = "left", None  # the item may remain in its lane, but not its image
 
     def take(self, now: float, *, idle: bool) -> list[Item]:
-        """The next batch, or nothing where it is better to wait.
+        """The next batch, or nothing if it should wait for more items.
 
-        idle: the worker has nothing to do. A busy one is given full batches only, because a batch that leaves early runs
-        with fewer images than it could have.
+        idle: the worker is idle. A busy one gets full batches only, because more items may arrive until it is idle.
         """
         best: _Lane | None = None
         for lane in self._live_lanes():
             head = lane.items[0]
             if head.lane[0] == ALONE:  # type: ignore[index]  # lanes are tuples
-                due = idle  # behind another batch it could die of that one
+                due = idle  # after another batch it could die of that one
             else:
                 due = lane.rows >= self._max_batch(head.model) or (idle and now - head.since >= self.max_delay)
             if due and (best is None or head.since < best.items[0].since):
@@ -121,14 +119,14 @@ class Batcher:
         return batch
 
     def due(self) -> float | None:
-        """When the next batch is due for an idle worker."""
+        """Time at which the next batch is due for an idle worker."""
         return min((lane.items[0].since for lane in self._live_lanes()), default=0.0) + self.max_delay if self.waiting else None
 
     def items(self) -> list[Item]:
         return [item for lane in self._lanes.values() for item in lane.items if item.state == "waiting"]
 
     def _live_lanes(self) -> list[_Lane]:
-        """Lanes with an item that somebody waits for in front; those before it, and empty lanes, are dropped."""
+        """Lanes with a waiting item in front; drops cancelled items before it, and empty lanes."""
         for key, lane in list(self._lanes.items()):
             while lane.items and lane.items[0].state != "waiting":
                 lane.items.popleft()

@@ -1,4 +1,4 @@
-"""Choices of the server."""
+"""Configuration of the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model and the name that requests give it. ref: anything that `detrt.open_session` takes."""
+    """A model and its name in requests. ref: as for `detrt.open_session`."""
 
     name: str
     ref: str
@@ -27,18 +27,18 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """How to serve.
+    """Configuration of the server. All values are checked here.
 
     max_batch: largest batch. max_delay_ms: longest time that an image waits for others while a worker is idle.
-    workers: processes for each device; None: two that share the cores of a CPU, one for each GPU.
-    devices: as `detrt.system.parse_devices` returns them. threads: of each CPU worker; None: its share of the cores.
+    workers: processes per device; None: two that share the cores of a CPU, one per GPU.
+    devices: as `detrt.system.parse_devices` returns them. threads: per CPU worker; None: cores divided by workers.
     size_hw: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
-    queue: images that may wait; None: 32 batches for each worker, at least 256. Beyond it requests are refused (429).
-    timeout_s: longest time from a request to its answer. body_timeout_s: longest time for a body to arrive.
+    queue: largest number of waiting images; None: 32 batches per worker, at least 256. Further requests are refused (429).
+    timeout_s: longest time from a request to its response. body_timeout_s: longest time for a body to arrive.
     drain_s: longest time that requests have to finish after SIGTERM.
-    max_body_mib: of one request. max_held_mib: of all request bodies that the server holds at a time.
-    max_pixels: of one image. max_images: in one request. threshold: where a request gives none.
-    api_key: what requests must show; None: nothing. access_log: print a line for each request.
+    max_body_mib: of one request. max_held_mib: of all request bodies in memory.
+    max_pixels: of one image. max_images: in one request. threshold: default of a request.
+    api_key: that requests must send; None: none. access_log: print a line for each request.
 
     Raises:
         SessionError: a value out of range, or no model.
@@ -190,15 +190,15 @@ class ServeConfig:
         return self.max_body_mib * MIB
 
     def _usual_workers(self, device: str) -> int:
-        # Two, so that one continues while the other is replaced; they also decode images side by side.
+        # Two, so that one continues while the other is replaced; they also decode in parallel.
         return min(2, usable_cores()) if device == "cpu" and len(self.devices) == 1 else 1
 
 
 def named_models(references: Sequence[str]) -> tuple[ServedModel, ...]:
-    """`BUNDLE` or `NAME=BUNDLE` -> models; the name of a bundle is that of its folder.
+    """`BUNDLE` or `NAME=BUNDLE` -> models; the default name of a bundle is that of its folder.
 
     Raises:
-        SessionError: a name that an address cannot hold.
+        SessionError: a name that is not allowed in a URL.
     """
     models = []
     for text in references:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Refused(Exception):
-    """A request, or one of its images, that gets no result. Workers send it to the server process, so it can be pickled.
+    """Error response of a request or of one of its images. Workers send it to the front process, so that it can be pickled.
 
     status: of HTTP. code: one word for programs and metrics. message: what was wrong, got and allowed.
-    retry_after: seconds after which another try makes sense. close: end the connection, as its body was not read.
+    retry_after: seconds. close: close the connection, because its body was not read.
     """
 
     def __init__(self, status: int, code: str, message: str, retry_after: int | None = None, close: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The tensors of the KServe v2 inference protocol (Open Inference Protocol) with its binary extension. No web code.
+"""The tensors of the KServe v2 inference protocol (Open Inference Protocol) with its binary extension.
 
 A request is JSON, or JSON of `Inference-Header-Content-Length` bytes and after it the tensors that say
 `binary_data_size`, in order. https://github.com/kserve/open-inference-protocol, and Triton's extension_binary_data.md.
@@ -26,7 +26,7 @@ from .messages import ModelFacts, TensorTask
 from .request import Bodies, infer_operation, refusals
 from .scheduler import Calls
 
-VERSION = "1"  # the one version of every model
+VERSION = "1"  # of every model
 _DTYPES = {
     "BOOL": "bool",
     **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
@@ -35,12 +35,12 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _KNOWN_PARAMETERS = {"timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"}
-_LARGEST = 2**40  # elements; only a number that nobody means is larger
+_MAX_ELEMENTS = 2**40  # elements; larger numbers are mistakes
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """inputs: the tensors by name. outputs: (name, whether as binary), in the order of the answer. timeout_ms: None: the server's."""
+    """inputs: the tensors by name. outputs: (name, whether as binary), in the order of the response. timeout_ms: None: the default of the server."""
 
     id: str
     inputs: Mapping[str, NDArray]
@@ -64,7 +64,7 @@ def parse_infer(
     """Read a request for a model with these inputs and outputs.
 
     Raises:
-        Refused: anything that is not such a request.
+        Refused: an invalid request.
     """
     if header_length is not None and not 0 < header_length <= len(body):
         raise bad(f"Inference-Header-Content-Length must be from 1 to the {len(body)} bytes of the body; got {header_length}")
@@ -87,10 +87,10 @@ def parse_infer(
 
 
 def build_infer(model: str, request: InferRequest, outputs: Mapping[str, NDArray]) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON where binary tensors follow it.
+    """The body of a response, and the length of its JSON if binary tensors follow it.
 
     Raises:
-        Refused: an output with numbers that JSON does not have.
+        Refused: an output with numbers that JSON does not support.
     """
     rows: list[dict[str, Any]] = []
     tail: list[bytes] = []
@@ -149,7 +149,7 @@ def _shape(entry: Mapping[str, Any], info: TensorInfo) -> tuple[int, ...]:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(axis) is int and axis >= 0 for axis in shape):
         raise bad(f"input '{info.name}' needs a 'shape' of integers; got {json.dumps(shape)[:100]}")
-    if len(shape) != len(info.shape) or math.prod(shape) > _LARGEST:
+    if len(shape) != len(info.shape) or math.prod(shape) > _MAX_ELEMENTS:
         raise bad(f"input '{info.name}' must have the shape {list(info.shape)}; got {str(shape)[:100]}")
     if 0 in shape:
         raise bad(f"input '{info.name}' is empty: shape {shape}; every axis must be at least 1")
@@ -172,7 +172,7 @@ def _from_binary(tail: bytes, offset: int, size: Any, shape: tuple[int, ...], dt
         raise bad(f"input '{name}' of shape {list(shape)} has {needed} bytes; binary_data_size says {json.dumps(size)[:40]}")
     if offset + size > len(tail):
         raise bad(f"input '{name}' needs {size} bytes behind the JSON, from byte {offset}; there are {len(tail)}")
-    # A view of the body: the worker gets its own copy anyway.
+    # A view of the body: the worker gets a copy anyway.
     return np.frombuffer(tail, dtype, count=math.prod(shape), offset=offset).reshape(shape)
 
 
@@ -235,7 +235,7 @@ def _check_parameters(parameters: Mapping[str, Any]) -> None:
 
 
 def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
-    """Triton counts in microseconds; 0 is none."""
+    """Timeout of a request, which Triton gives in microseconds; 0 means none."""
     value = parameters.get("timeout")
     if value is None or (type(value) is int and value == 0):
         return None
@@ -259,17 +259,17 @@ def binary_length(text: str | None) -> int | None:
 
 # Routes of the KServe v2 inference protocol, so that clients such as tritonclient work unchanged.
 #
-# A model is what its graph is: pixels in, logits and boxes (or decoded boxes) out; `/v1/detect` takes image files.
-# Of the protocol's extensions there are `_EXTENSIONS`; of the model repository only its index.
+# Models have the tensors of their graphs: pixels to logits and boxes (or decoded boxes); `/v1/detect` takes image files.
+# Supported extensions of the protocol are `_EXTENSIONS`; of the model repository, the index only.
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
-_IN_THREAD = 256 * 1024  # bytes; a larger body is read beside the event loop
+_IN_THREAD = 256 * 1024  # bytes; a larger body is parsed in a thread
 
-# Memory of attention grows faster than the image; no photograph needs more than this many times the model's size.
+# Memory of attention grows faster than the image; limit of the input size relative to that of the model.
 _AREA_FACTOR = 4
 
 
 def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> None:
-    reading = asyncio.Semaphore(2)  # JSON of numbers takes twenty times its size in memory while it is read
+    reading = asyncio.Semaphore(2)  # JSON numbers take twenty times their size in memory while parsed
     short = {status: refusals(v2=True)[status] for status in (401, 404, 503)}
 
     @app.get("/v2", summary="The server", responses={401: short[401]})
@@ -289,7 +289,7 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) 
         return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in calls.pool.models]
 
     def model_routes(prefix: str, shown: bool) -> None:
-        """Each route twice, with a version and without."""
+        """Routes with and without a version."""
 
         def facts_of(request: Request) -> ModelFacts:
             version = request.path_params.get("version", VERSION)
@@ -315,14 +315,14 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) 
                 calls.metrics.body_bytes.inc(len(body))
                 if len(body) > _IN_THREAD and length is None:
                     async with reading:
-                        asked = await asyncio.to_thread(parse_infer, body, length, facts.inputs, facts.outputs)
+                        infer_request = await asyncio.to_thread(parse_infer, body, length, facts.inputs, facts.outputs)
                 else:
-                    asked = parse_infer(body, length, facts.inputs, facts.outputs)
-                task = _task(asked, facts)
-                answers, _ = await calls.run(request, facts, [task], asked.timeout_ms)
+                    infer_request = parse_infer(body, length, facts.inputs, facts.outputs)
+                task = _task(infer_request, facts)
+                answers, _ = await calls.run(request, facts, [task], infer_request.timeout_ms)
             value = answers[0].value
             assert isinstance(value, dict)
-            data, head = build_infer(facts.name, asked, value)
+            data, head = build_infer(facts.name, infer_request, value)
             headers = {} if head is None else {"Inference-Header-Content-Length": str(head)}
             return Response(data, headers=headers, media_type="application/json" if head is None else "application/octet-stream")
 
@@ -356,7 +356,7 @@ def metadata_of(facts: ModelFacts) -> dict[str, Any]:
 
 
 def config_of(facts: ModelFacts) -> dict[str, Any]:
-    """Triton's model configuration: axes without the batch, which `max_batch_size` stands for."""
+    """Triton's model configuration: axes without the batch, which is `max_batch_size`."""
 
     def row(info: TensorInfo) -> dict[str, Any]:
         dtype = datatype(info.dtype)
@@ -378,12 +378,12 @@ def _tensor(info: TensorInfo) -> dict[str, Any]:
     return {"name": info.name, "datatype": datatype(info.dtype), "shape": shape}
 
 
-def _task(asked: InferRequest, facts: ModelFacts) -> TensorTask:
-    """The task of a request. Raises Refused where its tensors are larger than the server takes."""
-    rows = len(next(iter(asked.inputs.values())))
+def _task(infer_request: InferRequest, facts: ModelFacts) -> TensorTask:
+    """The task of a request. Raises Refused for tensors that are too large."""
+    rows = len(next(iter(infer_request.inputs.values())))
     if rows > facts.max_batch:
         raise Refused(400, "bad_request", f"the request has a batch of {rows}; this model takes at most {facts.max_batch}")
-    pixels = asked.inputs.get(PIXEL_VALUES)
+    pixels = infer_request.inputs.get(PIXEL_VALUES)
     if pixels is not None and pixels.ndim == 4:
         height, width = pixels.shape[2:]
         given = facts.spec.input
@@ -396,7 +396,7 @@ def _task(asked: InferRequest, facts: ModelFacts) -> TensorTask:
             raise Refused(
                 413, "too_large", f"'{PIXEL_VALUES}' has {height}x{width} pixels; at most {_AREA_FACTOR * side * side} are taken"
             )
-    return TensorTask(asked.inputs, rows)
+    return TensorTask(infer_request.inputs, rows)
 
 
 def _json(data: dict[str, Any]) -> Response:

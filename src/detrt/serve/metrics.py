@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus. The door to `prometheus_client`."""
+"""Metrics of the server for Prometheus."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Metrics:
         self.body_bytes = Counter("detrt_body_bytes", "Bytes of request bodies that were read", **shared)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A gauge that is asked when it is read."""
+        """A gauge whose value is computed when it is read."""
         Gauge(name, text, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Limits on the head of a request, below the application."""
+"""HTTP connections with limits that uvicorn leaves to a proxy: size and time of the head of a request."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-# HTTP connections with limits that uvicorn leaves to a proxy: size and time of the head of a request.
 HEAD_LIMIT = 64 * 1024  # bytes of the address and the headers
 HEAD_TIMEOUT_S = 20.0
 
-# What still arrives of a body that was refused is thrown away up to here, so that the client reads the refusal.
+# So many bytes of a refused body are discarded, so that the client reads the response.
 DISCARD_LIMIT = 256 * 1024 * 1024
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection that ends when a head is too long, comes too slowly, or a refused body never ends."""
+    """A connection that is closed if a head is too long or too slow, or if a refused body does not end."""
 
     _head_size = 0
     _discarded = 0
@@ -37,7 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport is None or self.transport.is_closing():
             return
         if self._in_head and began:
-            # The parser hands a header over when it is whole, so one that never ends is counted here.
+            # The parser reports complete headers only, so that an endless one is counted here.
             self._head_size += len(data)
             if self._head_size > HEAD_LIMIT:
                 self._end(431, "the address and the headers are too long")
@@ -62,7 +61,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def _between(self) -> bool:
-        """No request is being answered: what arrives is the head of the next one, or the rest of a refused body."""
+        """Whether no request is being processed: bytes belong to the next head, or to the rest of a refused body."""
         return self.cycle is None or self.cycle.response_complete
 
     def _wait_for_head(self) -> None:

@@ -1,4 +1,4 @@
-"""`POST /v1/detect`: what a request may say, in three forms of body, as one `DetectRequest`."""
+"""`POST /v1/detect`: parsing of three forms of body into a `DetectRequest`, with limits, and their OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Strict(BaseModel):
 
 
 class Options(_Strict):
-    """Options of a request; in the query for every form of body, or in the body of the forms that have fields."""
+    """Options of a request: in the query, or as fields of the body."""
 
     model: Name | None = Field(None, description="Name of the model; needed where several are served.")
     threshold: Threshold | None = None
@@ -71,7 +71,7 @@ class DetectRequest:
 
 
 def options_of(pairs: list[tuple[str, str]], where: str) -> dict[str, Any]:
-    """Options from a query or from form fields, as text; classes have commas between them.
+    """Options from a query or from form fields, as text; classes are comma-separated.
 
     Raises:
         Refused: unknown names, or a name given twice.
@@ -100,13 +100,13 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
     options = options_of(query, "the address")
     if kind == "multipart/form-data":
         images, more = await _multipart(headers, body, config)
-        made = _checked(Options, _joined(options, more))
+        made = _validate(Options, _join(options, more))
     elif kind == "application/json" or kind.endswith("+json"):
-        # Beside the event loop, where it takes longer than a moment.
+        # In a thread if it takes long.
         made, images = await asyncio.to_thread(_json, body, options) if len(body) > MIB else _json(body, options)
     elif kind.startswith("image/") or kind in ("application/octet-stream", ""):
         images = [(None, body)]
-        made = _checked(Options, options)
+        made = _validate(Options, options)
     else:
         raise Refused(
             415,
@@ -120,7 +120,7 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
     return DetectRequest(made, tuple(images))
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     if both := sorted(set(first) & set(second)):
         raise Refused(400, "bad_request", f"'{both[0]}' is in the address and in the body; give it once")
     return first | second
@@ -131,7 +131,7 @@ async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tupl
         yield body
 
     parser = MultiPartParser(headers, stream(), max_files=config.max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
-    parser.spool_max_size = config.max_body + 1  # in memory, where the body is already
+    parser.spool_max_size = config.max_body + 1  # in memory, as the body
     try:
         form = await parser.parse()
     except (MultiPartException, FormParserError, ValueError, LookupError, AssertionError) as error:
@@ -158,9 +158,9 @@ def _json(body: bytes, options: dict[str, Any]) -> tuple[Options, list[tuple[str
     try:
         found = DetectBody.model_validate_json(body)
     except ValidationError as error:
-        raise _worded(error) from None
+        raise _error_text(error) from None
     given = found.model_dump(exclude={"images"}, exclude_none=True)
-    made = _checked(Options, _joined(options, given))
+    made = _validate(Options, _join(options, given))
     images: list[tuple[str | None, bytes]] = []
     for number, image in enumerate(found.images):
         name, data = (None, image) if isinstance(image, str) else (image.name, image.data)
@@ -181,14 +181,14 @@ def _from_base64(text: str, where: str) -> bytes:
         raise Refused(400, "bad_request", f"{where} is not base64 ({error}); send the content of an image file") from None
 
 
-def _checked(kind: type[Options], values: dict[str, Any]) -> Options:
+def _validate(kind: type[Options], values: dict[str, Any]) -> Options:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _worded(error) from None
+        raise _error_text(error) from None
 
 
-def _worded(error: ValidationError) -> Refused:
+def _error_text(error: ValidationError) -> Refused:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part)[:60] for part in first["loc"]) or "the body"
     got = error.errors(include_url=False)[0].get("input")
@@ -196,12 +196,11 @@ def _worded(error: ValidationError) -> Refused:
     return Refused(400, "bad_request", f"{where[:200]}: {first['msg'][:300]}{shown}")
 
 
-# Reading request bodies within limits: of size, of time, and of memory for all of them together.
 _ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 class Bodies:
-    """Bytes of request bodies that the server holds, at most `max_held_mib`."""
+    """Reads request bodies within limits of size, time, and total memory (`max_held_mib`)."""
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
@@ -210,16 +209,16 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def reading(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, unpacked where it is compressed; it counts until the block ends.
+        """The decompressed body of a request; counts towards the limit until the block ends.
 
         Raises:
             Refused: too large, too slow, not a body of that encoding, or no memory for it now.
-            ClientDisconnect: the client left.
+            ClientDisconnect: the client disconnected.
         """
-        share = _Share(self)
+        memory = _BodyMemory(self)
         try:
             try:
-                body = await asyncio.wait_for(self._read(request, share), self.config.body_timeout_s)
+                body = await asyncio.wait_for(self._read(request, memory), self.config.body_timeout_s)
             except asyncio.TimeoutError:
                 limit = self.config.body_timeout_s
                 raise Refused(
@@ -227,9 +226,9 @@ class Bodies:
                 ) from None
             yield body
         finally:
-            share.release()
+            memory.release()
 
-    async def _read(self, request: Request, share: _Share) -> bytes:
+    async def _read(self, request: Request, memory: _BodyMemory) -> bytes:
         limit = self.config.max_body
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
@@ -238,18 +237,18 @@ class Bodies:
         async for chunk in request.stream():
             if len(body) + len(chunk) > limit:
                 raise self._too_large(f"more than {limit} bytes")
-            share.take(len(chunk))
+            memory.take(len(chunk))
             body += chunk
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("identity", ""):
             return bytes(body)
         if encoding not in _ENCODINGS:
             raise Refused(415, "bad_encoding", f"Content-Encoding must be gzip, deflate or identity; got '{encoding[:40]}'")
-        unpacked = await asyncio.to_thread(self._unpacked, bytes(body), encoding)
-        share.take(len(unpacked))
-        return unpacked
+        decompressed = await asyncio.to_thread(self._decompress, bytes(body), encoding)
+        memory.take(len(decompressed))
+        return decompressed
 
-    def _unpacked(self, packed: bytes, encoding: str) -> bytes:
+    def _decompress(self, packed: bytes, encoding: str) -> bytes:
         limit = self.config.max_body
         inflate = zlib.decompressobj(_ENCODINGS[encoding])
         try:
@@ -271,8 +270,8 @@ class Bodies:
         )
 
 
-class _Share:
-    """What one request holds."""
+class _BodyMemory:
+    """Memory of one request."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._count = bodies, 0
@@ -296,7 +295,6 @@ class _Share:
 
 __all__ = ["Bodies", "ClientDisconnect"]
 
-# What the OpenAPI document says beyond what FastAPI sees in the code: bodies in several forms, and refusals.
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -334,9 +332,9 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
 def detect_operation() -> dict[str, Any]:
-    """Parameters and bodies of POST /v1/detect."""
-    schema = _inlined(DetectBody.model_json_schema())
-    plain = _inlined(Options.model_json_schema())["properties"]
+    """OpenAPI of POST /v1/detect: parameters, the forms of its body, and errors, which FastAPI cannot derive."""
+    schema = _inline_refs(DetectBody.model_json_schema())
+    plain = _inline_refs(Options.model_json_schema())["properties"]
     fields = {name: _text_form(name, part) for name, part in plain.items()}
     files = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
     form = {"type": "object", "required": ["images"], "properties": {"images": files, **fields}, "additionalProperties": False}
@@ -394,7 +392,7 @@ def infer_operation() -> dict[str, Any]:
     }
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+def _inline_refs(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema without references to `$defs`."""
     definitions = schema.pop("$defs", {})
 

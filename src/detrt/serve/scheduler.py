@@ -1,4 +1,4 @@
-"""Scheduling: which worker process runs what, and requests that wait for it."""
+"""Scheduling of tasks on worker processes, and requests that wait for their results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, 
 from .metrics import Metrics
 
 log = logging.getLogger("detrt.serve")
-AHEAD = 2  # batches that a worker holds: one runs, the images of the next are decoded
+AHEAD = 2  # batches per worker: one runs, the images of the next are decoded
 _EARLY_ENDS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-# Freed images would otherwise stay in a heap for each thread; memory then grows for hours.
+# Otherwise freed images remain in a heap per thread, and memory grows for hours.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
 
 
 class ServerWorker(AsyncWorker):
     """running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
 
-    retrying: what it runs died with another worker, so it is given nothing else meanwhile.
+    retrying: it runs tasks whose worker died, and gets nothing else meanwhile.
 
     Raises:
         OSError: no process can be started.
@@ -50,11 +50,10 @@ class ServerWorker(AsyncWorker):
 
 
 class Pool:
-    """Runs tasks on worker processes. `failure` is set when a worker cannot start at first.
+    """Runs tasks on worker processes. `failure` is set if a worker cannot start at first.
 
-    All of it lives in one event loop, so there are no locks. A worker that dies is replaced. What it was running is run
-    again once, alone; what dies with a second worker is refused with 503. A worker that does not answer within twice the
-    longest time of a request is killed and replaced.
+    Runs in one event loop, without locks. A worker that dies is replaced, and its tasks run again once, alone; if a second worker
+    dies, they are refused with 503. A worker that does not respond within twice the request timeout is killed and replaced.
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics, on_worker: Callable[[int, int], None] | None = None) -> None:
@@ -97,9 +96,9 @@ class Pool:
         return [w.process.pid for w in self._workers if w is not None and w.state == "ready"]
 
     def submit(self, model: str, tasks: Sequence[ImageTask | TensorTask], lanes: Sequence[Hashable]) -> list[Item]:
-        """Queue the tasks of a request; each item's future has its answer, or a Refused.
+        """Queue the tasks of a request; the future of each item has its result, or a Refused.
 
-        lanes: for each task, who it may share a batch with.
+        lanes: for each task; tasks of one lane may share a batch.
 
         Raises:
             Refused: the queue is full.
@@ -123,11 +122,11 @@ class Pool:
         return items
 
     def leave(self, items: list[Item]) -> None:
-        """Forget items that nobody waits for; results of those that run already are dropped."""
+        """Cancel items; results of running ones are dropped."""
         for item in items:
             self._batcher.leave(item)
             if not item.future.cancel() and not item.future.cancelled():
-                item.future.exception()  # of one of several images: the first one's was told
+                item.future.exception()  # of one of several images; the first error is reported
 
     def retry_after(self) -> int:
         """Estimated seconds until the queue is empty, from recent throughput; 1 to 60."""
@@ -138,7 +137,7 @@ class Pool:
         return min(60, max(1, math.ceil(self._batcher.waiting / max(speed, 1e-3))))
 
     def refuse_all(self, refusal: Refused) -> None:
-        """Answer everything that waits or runs, at the end of a drain that took too long."""
+        """Refuse all waiting and running items, at the end of a drain that took too long."""
         workers = [worker for worker in self._workers if worker is not None]
         running = [item for worker in workers for items, _ in worker.running.values() for item in items]
         for item in [*self._batcher.items(), *running]:
@@ -175,7 +174,7 @@ class Pool:
 
     def _on_message(self, worker: ServerWorker, message: Ready | Failed | Done) -> None:
         if isinstance(message, Done):
-            self._answer(*worker.running.pop(message.number), message)
+            self._set_results(*worker.running.pop(message.number), message)
         elif isinstance(message, Failed):
             self._cannot_start(worker, message)
         else:
@@ -189,7 +188,7 @@ class Pool:
         self._pump()
 
     def _cannot_start(self, worker: ServerWorker, message: Failed) -> None:
-        if self.all_ready.is_set():  # it did before, so it may again: a file that is being replaced, a GPU that is full
+        if self.all_ready.is_set():  # it started before, so that the cause may be transient: a file being replaced, a full GPU
             log.error("worker %d cannot start: %s", worker.index, message.trace or message.error)
             return
         self.failure = SessionError(str(message.error))
@@ -198,8 +197,8 @@ class Pool:
             self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
         self.failed.set()
 
-    def _answer(self, items: list[Item], sent: float, done: Done) -> None:
-        """Give the results of a batch to those who wait for them, and count them."""
+    def _set_results(self, items: list[Item], sent: float, done: Done) -> None:
+        """Set the results of the items of a batch, and count them."""
         metrics, model = self.metrics, items[0].model
         self._finished.append((asyncio.get_running_loop().time(), sum(item.rows for item in items)))
         for rows in done.runs:
@@ -227,19 +226,19 @@ class Pool:
             item.future.set_exception(refusal)
 
     def _on_exit(self, worker: ServerWorker) -> None:
-        """Run again what a worker that has ended held, and start another one."""
+        """Requeue the items of a dead worker, and start another one."""
         worker.state = "gone"
         if self._closing:
             return
         code = worker.exit_code()
-        if code is None:  # its socket is closed, and yet it runs
+        if code is None:  # its socket is closed, but it still runs
             worker.kill()
         if not (self.failure and not self.all_ready.is_set()):
             log.warning("worker %d is gone (exit code %s) with %d batches", worker.index, code, len(worker.running))
         again, lost = after_death(item for items, _ in worker.running.values() for item in items if item.state != "left")
         for item in again:
             self.metrics.retried.inc(item.rows)
-            self._batcher.again(item)
+            self._batcher.requeue(item)
         for item in lost:
             text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
             self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
@@ -263,17 +262,17 @@ class Pool:
         self._spawn(self._start(index, pause))
 
     def _pump(self) -> None:
-        """Give batches to workers that have room, those with nothing to do first."""
+        """Send batches to workers with room, idle ones first."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        unused = False  # a worker has nothing to do, and what waits for it is not due yet
+        idle_worker = False  # a worker is idle, and the next batch is not due yet
         for held in range(AHEAD):
             for worker in self._workers:
                 if worker is None or worker.state != "ready" or len(worker.running) != held or (held and worker.retrying):
                     continue
                 items = self._batcher.take(now, idle=held == 0)
                 if not items:
-                    unused |= held == 0
+                    idle_worker |= held == 0
                     continue
                 self._batches += 1
                 worker.retrying = items[0].lane[0] == ALONE
@@ -283,11 +282,11 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if unused and (due := self._batcher.due()) is not None:
+        if idle_worker and (due := self._batcher.due()) is not None:
             self._timer = loop.call_at(max(due, now), self._pump)
 
     async def _watch(self) -> None:
-        """Kill workers that hang: whatever they run, its requests have long been given up."""
+        """Kill workers that hang; the requests of their items have timed out long before."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(1.0)
@@ -300,12 +299,12 @@ class Pool:
                     worker.kill()
 
 
-# Formats whose headers Pillow reads in Python; no C decoder touches an image in the server process.
-_PEEKED = ("JPEG", "PNG", "BMP", "GIF")
+# Formats whose headers Pillow reads in Python: no C decoder runs in the front process.
+_HEADER_FORMATS = ("JPEG", "PNG", "BMP", "GIF")
 
 
-class ClientLeft(Exception):
-    """The client closed its connection; there is nobody to answer."""
+class ClientDisconnected(Exception):
+    """The client has closed its connection."""
 
 
 class Calls:
@@ -316,10 +315,10 @@ class Calls:
         self.stopping = False
 
     def model(self, name: str | None) -> ModelFacts:
-        """The model that a request names; without a name the only one.
+        """The model of a request; without a name the only one.
 
         Raises:
-            Refused: not loaded yet, no such model, or no name where there are several.
+            Refused: not loaded yet, no such model, or no name with several models.
         """
         models = self.pool.models
         if not models:
@@ -339,16 +338,16 @@ class Calls:
         tasks: list[ImageTask] | list[TensorTask],
         timeout_ms: float | None,
     ) -> tuple[list[Answer], list[Item]]:
-        """Answers to all tasks of a request, in their order.
+        """Results of all tasks of a request, in order.
 
         Raises:
-            Refused: the queue is full, a deadline passed, or a task was refused (the message says which).
-            ClientLeft: the client closed the connection; what still waited is forgotten.
+            Refused: the queue is full, a deadline passed, or a task was refused.
+            ClientDisconnected: the client closed the connection; waiting tasks are cancelled.
         """
         own = timeout_ms is not None and timeout_ms / 1e3 < self.config.timeout_s
         limit = timeout_ms / 1e3 if own and timeout_ms is not None else self.config.timeout_s
         items = self.pool.submit(model.name, tasks, [self._lane(model, task) for task in tasks])
-        # Ends with the last answer, or with the first task that is refused.
+        # Ends with the last result, or with the first refused task.
         answers = asyncio.gather(*(item.future for item in items))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
@@ -357,7 +356,7 @@ class Calls:
                 return answers.result(), items
             if gone.done():
                 self.metrics.refused.labels("disconnected").inc()
-                raise ClientLeft
+                raise ClientDisconnected
             if own:
                 raise Refused(408, "deadline", f"there is no answer within the {timeout_ms:g} ms that the request allows")
             raise Refused(
@@ -375,11 +374,11 @@ class Calls:
             self.pool.leave(items)
 
     def _lane(self, model: ModelFacts, task: ImageTask | TensorTask) -> Hashable:
-        """Who a task may share a batch with: images with all others, or with those of one size after resizing."""
+        """Lane of a task: all images, or images of one size after resizing, may share a batch."""
         if isinstance(task, TensorTask):
             return ("tensors", *((name, array.shape[1:]) for name, array in task.feeds.items()))
         facts = model.spec.input
-        if not needs_equal_sizes(facts) or (size_hw := peeked_size(task.data)) is None:
+        if not needs_equal_sizes(facts) or (size_hw := header_size_hw(task.data)) is None:
             return "images"
         return ("images", resized_size(size_hw, facts, self.config.size_hw))
 
@@ -390,16 +389,15 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def peeked_size(data: bytes) -> tuple[int, int] | None:
+def header_size_hw(data: bytes) -> tuple[int, int] | None:
     """(height, width) from the header of an image file; None if it has none.
 
-    It only chooses who shares a batch; what the worker decodes decides. A image that is turned by its EXIF data
-    may so wait in another lane than it should.
+    Used for batching only. An image that is rotated by its EXIF orientation may therefore wait in another lane than it should.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=_PEEKED) as image:
+        with Image.open(io.BytesIO(data), formats=_HEADER_FORMATS) as image:
             return image.height, image.width
-    except Exception:  # damaged files raise anything; the worker words what is wrong
+    except Exception:  # damaged files raise anything; the worker reports the error
         return None
 
 

@@ -1,4 +1,4 @@
-"""Running the server: the door to uvicorn. SIGTERM and Ctrl-C let requests finish before it ends."""
+"""Running of the server with uvicorn. SIGTERM and Ctrl-C drain it: accepted requests finish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from ..errors import DetrtError, SessionError
 from .config import ServeConfig
 
-# How long connections are told to close, by the answers on them, before those that are idle are closed.
+# Seconds in which responses close their connections, before idle connections are closed.
 _GOODBYE_S = 1.0
 
 
@@ -23,13 +23,13 @@ def serve(
     on_ready: Callable[[str, dict], None] | None = None,
     on_worker: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; what was accepted by then is answered before this returns.
+    """Serve until SIGTERM or Ctrl-C; accepted requests are finished before this returns.
 
     on_ready: called with the address and `Pool.models` when every worker is ready. on_worker: called before that with the number
         of workers that are ready, and of all.
 
     Raises:
-        SessionError: the address is not free, or a worker cannot start. DetrtError: a model that cannot be opened.
+        SessionError: the address is in use, or a worker cannot start. DetrtError: a model that cannot be opened.
     """
     import uvicorn
 
@@ -68,7 +68,7 @@ def serve(
         loop = asyncio.get_running_loop()
 
         def stopping() -> None:
-            if stop.is_set():  # asked a second time: now
+            if stop.is_set():  # a second signal stops immediately
                 pool.refuse_all(_stopping())
                 server.force_exit = True
             stop.set()
@@ -81,11 +81,11 @@ def serve(
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((serving, failed, stopped), return_when=asyncio.FIRST_COMPLETED)
-            app.state.calls.stopping = True  # /readyz says so, and answers end their connections
+            app.state.calls.stopping = True  # /readyz reports it, and responses close their connections
             late = loop.call_later(config.drain_s, lambda: pool.refuse_all(_stopping()))
             hard = loop.call_later(config.drain_s + 5, lambda: setattr(server, "force_exit", True))
             if stop.is_set():
-                # A connection that is closed between two requests may have the next one on its way, which would be lost.
+                # Closing a connection between two requests could lose the next one in flight.
                 await asyncio.sleep(min(_GOODBYE_S, config.drain_s / 2))
             server.should_exit = True
             await serving
@@ -113,7 +113,7 @@ def _stopping() -> Exception:
 def _run(main):
     try:
         import uvloop
-    except ImportError:  # no uvloop on this platform: the usual loop does the same, a little slower
+    except ImportError:  # no uvloop on this platform: the default loop is a little slower
         return asyncio.run(main)
     return uvloop.run(main)
 
@@ -150,7 +150,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def _raise_file_limit() -> None:
-    """A connection is an open file, and the usual soft limit is 1024."""
+    """Raise the limit of open files: the default soft limit of 1024 limits connections."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
@@ -159,7 +159,7 @@ def _raise_file_limit() -> None:
 
 
 def _logging(access: bool) -> dict:
-    """Lines on stderr; standard output stays free."""
+    """Logging to stderr; nothing goes to stdout."""
     plain = {"format": "%(asctime)s %(levelname)s %(message)s"}
     handler = {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
     level = {"handlers": ["stderr"], "propagate": False}

@@ -1,4 +1,7 @@
-"""A bundle as a model repository of Triton Inference Server."""
+"""A bundle as a model repository of Triton Inference Server.
+
+`config.pbtxt` is written as protobuf text; its schema is `model_config.proto` of triton-inference-server/common.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,6 @@ from ..bundle import Bundle, BundleFile, EngineFacts
 from ..errors import EngineError, OutputError, SpecError
 from ..spec import BOXES, LABELS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, SCORES, TARGET_SIZES, ModelSpec, TensorInfo
 
-# `config.pbtxt` of Triton Inference Server: the fields that a detector needs, as protobuf text.
-#
-# The schema is `model_config.proto` of triton-inference-server/common; tests read what is written here with it.
 _DTYPES = {
     "uint8": "TYPE_UINT8",
     "int8": "TYPE_INT8",
@@ -35,14 +35,14 @@ _DTYPES = {
 
 
 class Word(str):
-    """A name of an enum, which is written without quotes."""
+    """The name of an enum value, written without quotes."""
 
 
 Message = Mapping[str, object]
 
 
 def render(message: Message, indent: int = 0) -> str:
-    """Protobuf text of nested mappings; lists of mappings repeat their field, lists of numbers are written as lists."""
+    """Protobuf text of nested mappings; lists of mappings repeat their field."""
     pad = "  " * indent
     lines = []
     for name, value in message.items():
@@ -67,12 +67,12 @@ def _scalar(value: object) -> str:
 
 
 def tensor(info: TensorInfo, *, name: str | None = None) -> Message:
-    """An input or output of a model with batches: its first axis is not written, a symbolic one is -1.
+    """An input or output of a model with batches: its first axis is omitted, a symbolic one is -1.
 
-    A tensor of one number per image becomes a list of one number, because Triton wants a dimension.
+    A tensor of one number per image has the shape [1], because Triton needs a dimension.
 
     Raises:
-        SpecError: a type that Triton does not have, or no axis for the batch.
+        SpecError: a type that Triton does not support, or no batch axis.
     """
     if info.dtype not in _DTYPES:
         raise SpecError(f"tensor '{info.name}' has the type {info.dtype}, which Triton does not have")
@@ -85,7 +85,7 @@ def tensor(info: TensorInfo, *, name: str | None = None) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Copies of a model and where they run. count: for each GPU, or on the CPU; gpus: None lets Triton choose."""
+    """Instances of a model. count: per GPU, or on the CPU. gpus: None lets Triton choose."""
 
     count: int = 1
     cpu: bool = False
@@ -101,9 +101,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Requests that run together. max_batch: images at most. delay_us: how long a request may wait for others, microseconds.
+    """Dynamic batching. max_batch: largest batch. delay_us: max queue delay, microseconds.
 
-    queue: requests that may wait, more are refused; 0 for any number.
+    queue: largest number of waiting requests; 0: no limit.
     """
 
     max_batch: int
@@ -134,7 +134,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One `config.pbtxt`. head: name, backend and the like; body: what follows inputs and outputs."""
+    """One `config.pbtxt`. head: fields before inputs and outputs, such as name and backend; body: fields after them."""
 
     name: str
     head: Message
@@ -157,30 +157,30 @@ class ModelConfig:
         return comment + render(message)
 
 
-# Names of tensors that a Triton repository and its Python models share.
+# Tensor names of a Triton repository and its Python models.
 IMAGE = "image"  # (n, 1) bytes of an encoded image
 ORIGINAL_SIZE = "original_size"  # (n, 2) int64, (height, width)
 NAMES = "names"  # (n, max_detections) bytes, class names
 
 
 def input_name(tensor: str) -> str:
-    """Name of a detector's output where it is an input; two tensors of one Triton model may not share a name."""
+    """Name of an output of the detector as an input; tensors of one Triton model must have different names."""
     return f"model_{tensor}"
 
 
 BACKENDS = ("auto", "onnxruntime", "tensorrt")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MODEL, _BEFORE, _AFTER = "_model", "_preprocess", "_postprocess"
-_SYMBOLIC_MAX = 16  # for a graph that takes any batch
+_SYMBOLIC_MAX = 16  # for a graph with a symbolic batch
 
 
 @dataclass(frozen=True, slots=True)
 class TritonConfig:
-    """What to write. name: of the ensemble, and the start of the other names; default: the bundle's folder.
+    """Configuration of the repository. name: of the ensemble, and prefix of the other names; default: the folder of the bundle.
 
-    backend: "tensorrt" needs an engine of the target tensorrt; "auto" takes it where there is one, else ONNX Runtime.
-    max_batch: images that run together; None: the largest batch of the engine, else 16. plugin: library with the plugins of the engine.
-    ensemble: also models that take encoded images and give boxes in pixels; else the detector alone.
+    backend: "tensorrt" needs an engine of the target tensorrt; "auto" takes one if there is any, else ONNX Runtime.
+    max_batch: largest batch; None: the largest batch of the engine, else 16. plugin: library with the plugins of the engine.
+    ensemble: also write models that take encoded images and return boxes in pixels.
     """
 
     name: str | None = None
@@ -211,7 +211,7 @@ class TritonConfig:
 
 @dataclass(frozen=True, slots=True)
 class TritonRepo:
-    """What was written. models: folders; command: how Triton is started; notes: what was decided on the way."""
+    """The written repository. models: folders. command: starts Triton. notes: for people."""
 
     folder: Path
     models: tuple[str, ...]
@@ -223,9 +223,9 @@ class TritonRepo:
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """The detector itself: its tensors, its files in the version folder, and what its configuration says of them.
+    """The detector: its tensors, its files in the version folder, and their fields of the configuration.
 
-    plugins: libraries that the builder of the engines loaded.
+    plugins: libraries of the engines.
     """
 
     inputs: Sequence[TensorInfo]
@@ -241,8 +241,8 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     """Write NAME_model (the detector), and NAME_preprocess, NAME_postprocess and the ensemble NAME around it.
 
     Raises:
-        SpecError: not a bundle, a model that takes a prompt, a fixed batch, or choices that do not suit it.
-        EngineError: no engine that Triton can run. OutputError: a model of that name is there already.
+        SpecError: not a bundle, a model that takes a prompt, a fixed batch, or unsuitable choices.
+        EngineError: no engine that Triton can run. OutputError: a model of that name exists already.
     """
     config = config or TritonConfig()
     bundle = Bundle.open(bundle_folder)
@@ -271,7 +271,7 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     command = _command(Path(output), config.plugin)
     models = {name + _MODEL: (_core_config(name, core, batching, config, spec, command), core.contents)}
     if config.ensemble:
-        models |= _around(name, core, batching, config, spec)
+        models |= _ensemble_models(name, core, batching, config, spec)
     _write(Path(output), models, spec)
     return TritonRepo(Path(output), tuple(models), command, batching.max_batch, core.backend, tuple(notes))
 
@@ -321,7 +321,7 @@ def _onnx_core(bundle: Bundle) -> _Core:
 
 
 def _engine_core(bundle: Bundle, entries: Sequence[BundleFile]) -> _Core:
-    """Engines of several GPUs share a model; Triton picks the file by the compute capability of the GPU."""
+    """Engines of several GPUs are one model; Triton selects the file by compute capability."""
     facts = [entry.engine for entry in entries if entry.engine is not None]
     contents, by_sm = {}, []
     for entry, one in zip(entries, facts, strict=True):
@@ -331,7 +331,7 @@ def _engine_core(bundle: Bundle, entries: Sequence[BundleFile]) -> _Core:
     head = {"backend": "tensorrt", "default_model_filename": "model.plan"}
     if len(entries) > 1:
         head |= {"cc_model_filenames": by_sm}
-    inputs, outputs = _described(facts[0])
+    inputs, outputs = _engine_tensors(facts[0])
     profiles = [profile for one in facts for profile in one.profile.values()]
     smallest, largest = max(profile["min"][0] for profile in profiles), min(profile["max"][0] for profile in profiles)
     if smallest > 1:
@@ -343,7 +343,7 @@ def _engine_core(bundle: Bundle, entries: Sequence[BundleFile]) -> _Core:
     return _Core(inputs, outputs, largest, contents, head, "tensorrt", tuple(plugins))
 
 
-def _described(facts: EngineFacts) -> tuple[list[TensorInfo], list[TensorInfo]]:
+def _engine_tensors(facts: EngineFacts) -> tuple[list[TensorInfo], list[TensorInfo]]:
     sides = []
     for tensors in (facts.inputs, facts.outputs):
         sides.append([TensorInfo(one["name"], one["dtype"], tuple(one["shape"])) for one in tensors])
@@ -362,7 +362,7 @@ def _batching(core: _Core, config: TritonConfig) -> Batching:
 
 def _core_config(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec, command: str) -> ModelConfig:
     body: dict[str, object] = {"instance_group": [config.placement.to_message()], "dynamic_batching": batching.to_message()}
-    # Masks of zeros would make attention divide by nothing, so models with a mask are not warmed up.
+    # With masks of zeros attention would return NaN, so that models with a mask have no warm-up.
     if config.warmup and not spec.input.mask:
         body["model_warmup"] = [_warmup(core.inputs, spec, batch) for batch in sorted({1, batching.max_batch})]
     return ModelConfig(
@@ -377,7 +377,7 @@ def _core_config(name: str, core: _Core, batching: Batching, config: TritonConfi
 
 
 def _warmup(inputs: Sequence[TensorInfo], spec: ModelSpec, batch: int) -> Message:
-    """A request of zeros, so that the first real one does not pay for the choice of kernels."""
+    """A request of zeros, so that kernels are selected before the first real one."""
     height, width = spec.input.size_hw
     values = []
     for info in inputs:
@@ -388,7 +388,7 @@ def _warmup(inputs: Sequence[TensorInfo], spec: ModelSpec, batch: int) -> Messag
     return {"name": f"batch {batch}", "batch_size": batch, "inputs": values}
 
 
-def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec) -> dict[str, tuple]:
+def _ensemble_models(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec) -> dict[str, tuple]:
     """The models before and after the detector, and the ensemble of all three."""
     most = spec.decode.max_detections
     image = {"name": IMAGE, "data_type": Word("TYPE_STRING"), "dims": [1]}
@@ -410,7 +410,7 @@ def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, sp
         name + _AFTER,
         python,
         batching.max_batch,
-        [*(_plain(info, input_name(info.name)) for info in found), size],
+        [*(_python_tensor(info, input_name(info.name)) for info in found), size],
         results,
         {**on_cpu, "parameters": [{"key": "threshold", "value": {"string_value": f"{config.threshold:g}"}}]},
     )
@@ -438,8 +438,8 @@ def _around(name: str, core: _Core, batching: Batching, config: TritonConfig, sp
     }
 
 
-def _plain(info: TensorInfo, name: str) -> Message:
-    """A tensor of a Python model, which gets what the detector's configuration shows, one number per image as a list."""
+def _python_tensor(info: TensorInfo, name: str) -> Message:
+    """A tensor of a Python model, as in the configuration of the detector, with one number per image as a list."""
     return {key: value for key, value in tensor(info, name=name).items() if key != "reshape"}
 
 
@@ -458,7 +458,7 @@ def _command(output: Path, plugin: str | None) -> str:
 
 
 def _write(output: Path, models: dict[str, tuple], spec: ModelSpec) -> None:
-    """All model folders, or none."""
+    """Write the model folders atomically."""
     there = [name for name in models if (output / name).exists()]
     if there:
         raise OutputError(f"'{output / there[0]}' is there already; delete it, or give another --name")

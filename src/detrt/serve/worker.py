@@ -196,13 +196,13 @@ class Model:
         Raises:
             SessionError: the model cannot run.
         """
-        picture: Any = np.zeros((*self.facts.size_hw, 3), np.uint8)
+        image: Any = np.zeros((*self.facts.size_hw, 3), np.uint8)
         if self.detector.decoder is not None:  # its first file takes longest as well
             buffer = io.BytesIO()
-            Image.fromarray(picture).save(buffer, "JPEG")
-            picture = buffer.getvalue()
+            Image.fromarray(image).save(buffer, "JPEG")
+            image = buffer.getvalue()
         for count in sorted({1, self.facts.max_batch}):
-            self.detector([picture] * count, ["object"] * count if self.takes_prompt else None)
+            self.detector([image] * count, ["object"] * count if self.takes_prompt else None)
 
     def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
         """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
@@ -235,18 +235,18 @@ class Model:
         return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
 
     def _decoded(self, images: Sequence[Decoded]) -> Sequence[Decoded]:
-        """What is still a file is decoded by the GPU, all together, each for its share of the time."""
+        """Decode the files on the GPU as one batch; the time is divided among them."""
         decoder = self.detector.decoder
         files = [i for i, (image, _) in enumerate(images) if isinstance(image, EncodedImage)]
         if decoder is None or not files:
             return images
         start = time.perf_counter()
-        pictures = decoder.decode([images[i][0] for i in files])  # type: ignore[misc]  # these are no refusals
+        decoded = decoder.decode([images[i][0] for i in files])  # type: ignore[misc]  # not refusals
         took = (time.perf_counter() - start) * 1e3 / len(files)
         done = list(images)
-        for i, picture in zip(files, pictures, strict=True):
-            bad = isinstance(picture, ImageError)
-            done[i] = (Refused(400, "bad_image", str(picture)) if bad else picture, images[i][1] + took)
+        for i, image in zip(files, decoded, strict=True):
+            bad = isinstance(image, ImageError)
+            done[i] = (Refused(400, "bad_image", str(image)) if bad else image, images[i][1] + took)
         return done
 
     def infer(self, tasks: Sequence[TensorTask], ran: Callable[[int], None]) -> list[Result]:
