@@ -3,7 +3,7 @@
     python benchmarks/measure_cpu.py REPEATS THREADS BUNDLE...
 
 A bundle of `detrt build CHECKPOINT --target onnx,openvino`; its checkpoint is run by PyTorch, as `from_pretrained` gives it (with its
-fused attention), on a ready tensor. "onnxruntime_plain" is `model.onnx` without the fused attention. The back ends run in turn, so that other work on the machine falls on all of them alike: medians of the wall clock and of the processor time of
+fused attention), on a ready tensor. "onnxruntime_plain" is `model.onnx` without the fused attention. The backends run in turn, so that other work on the machine falls on all of them alike: medians of the wall clock and of the processor time of
 all threads, milliseconds, after one run that is not counted, and the load average before and after.
 """
 

@@ -20,7 +20,7 @@ CASES = Path(__file__).resolve().parents[2] / "tests/data"
 
 def image_seeds(folder: Path) -> list[Path]:
     rng = np.random.default_rng(0)
-    picture = Image.fromarray(rng.integers(0, 256, (24, 33, 3), dtype=np.uint8))
+    image = Image.fromarray(rng.integers(0, 256, (24, 33, 3), dtype=np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
     options = {
@@ -32,11 +32,11 @@ def image_seeds(folder: Path) -> list[Path]:
         "plain.ppm": {},
     }
     for name, chosen in options.items():
-        picture.save(folder / name, **chosen)
-    picture.convert("CMYK").save(folder / "inks.jpg")
-    picture.convert("L").save(folder / "grey.jpg")
-    picture.quantize(9).save(folder / "palette.png")
-    picture.convert("LA").save(folder / "grey-alpha.png")
+        image.save(folder / name, **chosen)
+    image.convert("CMYK").save(folder / "inks.jpg")
+    image.convert("L").save(folder / "grey.jpg")
+    image.quantize(9).save(folder / "palette.png")
+    image.convert("LA").save(folder / "grey-alpha.png")
     return sorted(folder.iterdir())
 
 

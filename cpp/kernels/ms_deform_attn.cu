@@ -50,7 +50,7 @@ __device__ __forceinline__ float2 unpacked(unsigned bits, __nv_bfloat16) {
   return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
 }
 
-// FP16 and BF16 values, dim 16 to 64 in steps of 8: the weighted sum of the corners as a matrix product.
+// FP16 and BF16 values, dim 16 to 64 in steps of 8: the weighted sum of the corners as a matmul.
 //
 // A warp works on 8 / Lanes queries of one head, Lanes lanes of 8 channels each. Lane (g, t), g = lane / 4, t = lane %
 // 4, reads the 8 channels of its block at the four corners of sample t: these are row g and g + 8 (two channels at a

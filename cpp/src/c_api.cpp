@@ -129,7 +129,7 @@ detrt_status detrt_detect_rgb(detrt_detector* detector, const uint8_t* rgb, int3
     if (height < 1 || width < 1 || static_cast<std::int64_t>(height) * width > detrt::max_pixels ||
         (stride != 0 && stride < row))
       throw detrt::Error(detrt::ErrorKind::image, "an image must have from 1 to " + std::to_string(detrt::max_pixels) +
-                                                      " pixels and at least width * 3 bytes a row; got " +
+                                                      " pixels and at least width * 3 bytes per row; got " +
                                                       std::to_string(height) + "x" + std::to_string(width));
     detrt::Image image(height, width);
     for (int y = 0; y < height; ++y)

@@ -122,7 +122,7 @@ bool is_jpeg(Bytes file) noexcept {
 Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most) {
   const auto reader = std::make_unique<JpegReader>();
   const auto damaged = [&] {
-    return Error(ErrorKind::image, name + " is damaged or cut off: " + reader->errors.text + "; copy it again");
+    return Error(ErrorKind::image, name + " is damaged or truncated: " + reader->errors.text + "; copy it again");
   };
   if (!reader->header(file))
     throw damaged();

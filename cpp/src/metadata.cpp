@@ -65,7 +65,7 @@ bool is_pnm(Bytes file) noexcept {
 }
 
 Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most) {
-  const auto damaged = [&] { return Error(ErrorKind::image, name + " is damaged or cut off; copy it again"); };
+  const auto damaged = [&] { return Error(ErrorKind::image, name + " is damaged or truncated; copy it again"); };
   std::size_t at = 2;
   std::int64_t numbers[3];
   for (std::int64_t& value : numbers) {

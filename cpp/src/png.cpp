@@ -100,7 +100,7 @@ bool is_png(Bytes file) noexcept {
 Decoded read_png(Bytes file, const std::string& name, std::int64_t most) {
   const auto reader = std::make_unique<PngReader>();
   const auto damaged = [&] {
-    return Error(ErrorKind::image, name + " is damaged or cut off: " + reader->jump.text + "; copy it again");
+    return Error(ErrorKind::image, name + " is damaged or truncated: " + reader->jump.text + "; copy it again");
   };
   if (!reader->header(file))
     throw damaged();

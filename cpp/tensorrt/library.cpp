@@ -103,8 +103,8 @@ std::string refusal(const BundleFile& file, int device) {
     (void)cudaGetLastError();
     return std::string("no CUDA device was found (") +
            (status == cudaSuccess ? "none is there" : cudaGetErrorString(status)) +
-           "); run it on a machine with an NVIDIA GPU and its driver, or run the bundle on the CPU with another back "
-           "end";
+           "); run it on a machine with an NVIDIA GPU and its driver, or run the bundle on the CPU with another "
+           "backend";
   }
   if (device >= count)
     return "there is no device cuda:" + std::to_string(device) + ", only " + std::to_string(count) +

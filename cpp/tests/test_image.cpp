@@ -53,7 +53,7 @@ TEST_CASE("files that are no good images are refused") {
   for (const char* name : {"a.png", "a.jpg"}) {
     const std::string whole = content(folder.path / name);
     for (std::size_t length : {whole.size() / 8, whole.size() / 2, whole.size() - 30})
-      CHECK_MESSAGE(decode_error(whole.substr(0, length)).find("is damaged or cut off") != std::string::npos, name, " ",
+      CHECK_MESSAGE(decode_error(whole.substr(0, length)).find("is damaged or truncated") != std::string::npos, name, " ",
                     length);
   }
   const auto* png = "\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0";
@@ -62,7 +62,7 @@ TEST_CASE("files that are no good images are refused") {
   CHECK(!decode_error(header + crc).empty());
   CHECK(decode_error("P6 200000 200000 255\n").find("is too large: 200000x200000") != std::string::npos);
   CHECK(decode_error("P6 0 2 255\n").find("has no pixels") != std::string::npos);
-  CHECK(decode_error("P6 2 2 255\n12345").find("cut off") != std::string::npos);
+  CHECK(decode_error("P6 2 2 255\n12345").find("truncated") != std::string::npos);
   CHECK(decode_error("P6 2 2 65535\n").find("of PNM only 255") != std::string::npos);
   CHECK(decode_error("P5 1 1 255\n7").empty());
 }

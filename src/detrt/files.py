@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and their digests."""
+"""Atomic writes of files, and their digests."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def png_header(width, height):
 BAD_IMAGES = {
     "empty": (b"", "0 bytes", "copy or download it again"),
     "text": (b"no image", "not an image", "Pillow reads"),
-    "cut": (None, "damaged or cut off", "copy it again"),
+    "cut": (None, "damaged or truncated", "copy it again"),
     "20000 x 20000": (png_header(20000, 20000), "too large", "Make it smaller"),
 }
 

@@ -64,6 +64,6 @@ def test_damaged_files_are_refused_by_both(sanitized, photos, tmp_path):
             got = pixels(sanitized, part)
             with pytest.raises(ImageError):
                 load_image(part)
-            assert isinstance(got, str) and "damaged or cut off" in got, path.name
+            assert isinstance(got, str) and "damaged or truncated" in got, path.name
             refused += 1
     assert refused > 40

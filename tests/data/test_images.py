@@ -126,10 +126,10 @@ JPEG = encode(Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8))
     [
         (b"", ["0 bytes"]),
         (b"this is not an image", ["20 bytes", "not an image"]),
-        (JPEG[: len(JPEG) // 2], ["damaged or cut off", "truncated"]),
+        (JPEG[: len(JPEG) // 2], ["damaged or truncated"]),
         (JPEG[:20], ["20 bytes"]),
         (header(20000, 20000), ["400000000", str(MAX_PIXELS), "smaller"]),
-        (header(5, 5), ["damaged or cut off"]),
+        (header(5, 5), ["damaged or truncated"]),
         (header(0, 5), []),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, []),
         (b"GIF89a", []),
@@ -152,7 +152,7 @@ def test_size_is_checked_before_decoding():
         load_image(header(7, 5), max_pixels=34)
     with warnings.catch_warnings():  # between Pillow's warning and its error
         warnings.simplefilter("error")
-        with pytest.raises(ImageError, match="damaged or cut off"):
+        with pytest.raises(ImageError, match="damaged or truncated"):
             load_image(header(10_000, 12_000))
 
 

@@ -24,7 +24,7 @@ from .prompted import PromptedSession
 BACKENDS = ("auto", "onnxruntime", "openvino", "tensorrt", "inductor", "torch")
 # On a CPU a bundle's OpenVINO model comes before its ONNX file.
 PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
-OPENVINO_DEVICES = ("xpu", "npu")  # that no other back end has
+OPENVINO_DEVICES = ("xpu", "npu")  # that no other backend has
 
 
 def open_session(

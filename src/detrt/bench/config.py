@@ -83,7 +83,7 @@ class BenchConfig:
         if self.threads is not None and self.threads < 1:
             raise DetrtError(f"threads must be at least 1, or left out for all cores; got {self.threads}")
         if self.size_hw is not None and not all(1 <= side <= 16384 for side in self.size_hw):
-            raise DetrtError(f"size must be from 1 to 16384 pixels a side; got {self.size_hw[0]}x{self.size_hw[1]}")
+            raise DetrtError(f"size must be from 1 to 16384 pixels per side; got {self.size_hw[0]}x{self.size_hw[1]}")
         for flag, given, allowed in (("--scopes", self.scopes, SCOPES), ("--backends", self.backends, BACKENDS)):
             if unknown := sorted(set(given) - set(allowed)):
                 names = ", ".join(allowed).replace("_", "-")

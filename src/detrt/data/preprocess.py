@@ -262,7 +262,7 @@ def preprocessing_words(given: InputSpec) -> str:
 
 
 def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, *, tall_first: bool = False) -> SizeHW:
-    """The rule of transformers' `get_size_with_aspect_ratio`, number for number.
+    """The rule of transformers' `get_size_with_aspect_ratio`, with equal results.
 
     Double precision, `round` to even, multiplications from left to right and truncation are part of the
     rule: another order changes some sizes by a pixel. The one difference is that a side is never 0.
@@ -285,7 +285,7 @@ def shortest_edge_size(original_hw: SizeHW, shortest: int, longest: int | None, 
 
 
 def max_size(original_hw: SizeHW, limit_hw: SizeHW) -> SizeHW:
-    """The rule of transformers' `get_image_size_for_max_height_width`, number for number, except that a side is never 0."""
+    """The rule of transformers' `get_image_size_for_max_height_width`, with equal results, except that a side is never 0."""
     scale = min(limit / side for limit, side in zip(limit_hw, original_hw, strict=True))
     return max(1, int(original_hw[0] * scale)), max(1, int(original_hw[1] * scale))
 

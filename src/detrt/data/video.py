@@ -97,7 +97,7 @@ def raw_frames(
             else:
                 yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _rgb(frame))
         if not count:
-            raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or cut off")
+            raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or truncated")
 
 
 class VideoGpu(Protocol):
@@ -180,7 +180,7 @@ def _open_stream(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
         with there:
             yield there, there.streams.video[0]
     except av.FFmpegError as error:
-        raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or cut off") from error
+        raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or truncated") from error
 
 
 def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:

@@ -215,7 +215,7 @@ class VerifyReport:
 
     @property
     def verdict(self) -> str:
-        """The result in words. Below FP32 it has the largest differences: the tolerances are wide there."""
+        """The result as text. Below FP32 it has the largest differences: the tolerances are wide there."""
         if not self.passed:
             return "DIFFERENT"
         if self.precision == Precision.FP32:

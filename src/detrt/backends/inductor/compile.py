@@ -23,7 +23,7 @@ from .package import ARTIFACT, INDEX, WEIGHTS, Run, bind_weights
 
 
 def options_for(device: str, tune: str = "") -> dict[str, Any]:
-    """Options of the compiler. tune: "" for its defaults, "max" to try many kernels for products and convolutions."""
+    """Options of the compiler. tune: "" for its defaults, "max" to try many kernels for matmuls and convolutions."""
     if device == "cpu":
         # Weights are laid out for the CPU's own convolutions while compiling.
         return {"freezing": True}

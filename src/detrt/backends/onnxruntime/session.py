@@ -333,7 +333,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
         return [_PROVIDERS["cpu"]], "onnxruntime-cpu"
     options: dict[str, str] = {"device_id": number or "0"}
     if kind == "cuda":
-        options["use_tf32"] = "0"  # the default rounds float32 inputs of matrix products to 10 bits
+        options["use_tf32"] = "0"  # the default rounds float32 inputs of matmuls to 10 bits
         # The default tries all ways for every new size, seconds each, and in FP16 chose ones without tensor cores (docs/results/gpu.md).
         options["cudnn_conv_algo_search"] = "HEURISTIC"
     return [(_PROVIDERS[kind], options), _PROVIDERS["cpu"]], f"onnxruntime-{kind}"
@@ -403,7 +403,7 @@ def _load_error(name: str, error: Exception) -> SessionError:
     if re.search(unknown, text, re.IGNORECASE):
         return SessionError(f"{name} needs operators that this ONNX Runtime does not have: {text}")
     if "protobuf" in text.lower() or "INVALID_PROTOBUF" in text:
-        return SessionError(f"{name} is not an ONNX file, or it is damaged or cut off; copy or export it again")
+        return SessionError(f"{name} is not an ONNX file, or it is damaged or truncated; copy or export it again")
     return SessionError(f"{name} cannot be loaded; export it again, or copy it again with the weights that lie beside it: {text}")
 
 

@@ -1,4 +1,4 @@
-"""The one door to `openvino`: the library, its devices, and the types that they compute in."""
+"""Access to `openvino`: the library, its devices, and the types that they compute in."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ TABLE = (
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
 SKIPPED = {
-    "decoder.anchors": "a table for one input size, computed anew",
-    "decoder.valid_mask": "a table for one input size, computed anew",
+    "decoder.anchors": "a table for one input size, computed by the module",
+    "decoder.valid_mask": "a table for one input size, computed by the module",
     "decoder.up": "the same number as decoder.decoder.up",
     "decoder.reg_scale": "the same number as decoder.decoder.reg_scale",
     "decoder.decoder.project": "computed from up and reg_scale",

@@ -85,8 +85,8 @@ def dinov3_table(prefix: str) -> tuple[tuple[str, str], ...]:
 
 
 SKIPPED = {
-    "decoder.anchors": "a table for one input size, computed anew",
-    "decoder.valid_mask": "a table for one input size, computed anew",
+    "decoder.anchors": "a table for one input size, computed by the module",
+    "decoder.valid_mask": "a table for one input size, computed by the module",
     "decoder.up": "the same number as decoder.decoder.up",
     "decoder.reg_scale": "the same number as decoder.decoder.reg_scale",
     "decoder.decoder.project": "computed from up and reg_scale",

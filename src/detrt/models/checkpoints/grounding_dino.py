@@ -104,7 +104,7 @@ TABLE = (
     ("bbox_embed.**", "bbox_embed.**"),
 )
 SKIPPED = {
-    "backbone.0.layers.#.blocks.#.attn.relative_position_index": "a table, computed anew",
+    "backbone.0.layers.#.blocks.#.attn.relative_position_index": "a table, computed by the module",
     "bert.embeddings.position_ids": "the numbers 0, 1, 2, ...",
     "bert.pooler.dense.@": "the detector reads all tokens, not the pooled one",
     "label_enc.weight": "labels of the denoising queries",

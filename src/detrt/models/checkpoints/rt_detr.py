@@ -134,7 +134,7 @@ TABLE = (
     ("decoder.decoder.layers.#.norm2.@", "model.decoder.layers.#.encoder_attn_layer_norm.@"),
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
-_TABLE_OF_SIZE = "a table for one input size, computed anew"
+_TABLE_OF_SIZE = "a table for one input size, computed by the module"
 SKIPPED = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
 
 
