@@ -14,8 +14,10 @@ import torch
 from onnxruntime import InferenceSession
 from PIL import Image
 
-from detrt import Detector, build, open_session
+from detrt import Bundle, Detector, build, open_session
 from detrt.backends.onnxruntime.session import run_graph
+from detrt.backends.tensorrt import EngineConfig
+from detrt.bundle import read_sidecar
 from detrt.detections import cxcywh_to_xyxy
 from detrt.errors import GateError, GraphError
 from detrt.evaluation.coco import evaluate_coco
@@ -246,3 +248,28 @@ def test_names_in_the_metadata(tmp_path):
         open_session(tmp_path / "theirs.onnx")
     with pytest.raises(GraphError, match="YOLO models are not supported"):
         open_session(tmp_path / "theirs.onnx", layout="ultralytics")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["atto", "femto"])
+def test_an_engine_and_a_server_of_deimv2(name, real_data, tmp_path):
+    """The authors' files as engines for TensorRT-RTX, and served, with the detections that they give by hand."""
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    httpx = pytest.importorskip("httpx", reason="needs the 'serve' extra")
+    from serve_support import Server
+
+    path = real_data / "weights" / "deimv2" / f"deimv2_hgnetv2_{name}_coco.onnx"
+    build(path, tmp_path / "b", engines=(EngineConfig(sms=(89,)),), preprocess="family-default")
+    bundle = Bundle.open(tmp_path / "b")
+    (engine,) = bundle.of_kind("engine")
+    spec, facts = read_sidecar(bundle.checked_path(engine))
+    assert spec == bundle.spec and facts.profile["pixel_values"]["max"][0] == 8 and facts.precision == "fp32"
+    photograph = real_data / "images/coco_permissive/val2017/000000005001.jpg"
+    with Detector.open(path, preprocess="family-default", threshold=THRESHOLD) as detector:
+        expected = detector([photograph])[0]
+    with Server(tmp_path / "b", "--device", "cpu") as server:
+        files = {"image": photograph.read_bytes()}
+        answer = httpx.post(f"{server.address}/v1/detect", files=files, data={"threshold": THRESHOLD}, timeout=60).json()
+    found = answer["images"][0]["detections"]
+    assert len(found) == len(expected) > 3
+    np.testing.assert_allclose([row["score"] for row in found], expected.scores, atol=1e-4)

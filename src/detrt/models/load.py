@@ -15,7 +15,7 @@ from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from .source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -150,6 +150,9 @@ class LoadChanges(TypedDict, total=False):
     trust_remote_code: bool
     resize: str | None
     preprocess: str | None
+    layout: str | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
     revision: str | None
 
 
