@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -21,8 +21,9 @@ from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.bundle import Bundle, EngineFacts
 from detrt.errors import EngineError, GateError, GraphError, ImageError
 from detrt.evaluation.parity import verify
+from detrt.export import ExportConfig, export_onnx
 from detrt.graph.emulate_low_precision import emulate
-from detrt.graph.view import GraphView, element_types
+from detrt.graph.view import GraphView, element_types, graph_precision
 from detrt.pipeline import build
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
@@ -30,7 +31,7 @@ from detrt.precision.calibrate import find_images, threshold
 from detrt.precision.capability import check_capability, check_engine
 from detrt.precision.quantize import fp8_bits, round_to_precision, weight_scales
 from detrt.precision.search import Search, blocks_of, plot
-from detrt.precision.stage import convert_file
+from detrt.precision.stage import convert_file, export_converted
 from detrt.spec import Precision
 
 QUICK = ("detr", "rt_detr_v2")  # of a forced comparison; the others take 20 to 90 s
@@ -254,6 +255,30 @@ def test_a_bundle_records_its_precision(exported, photos, tmp_path):
     with pytest.raises(GateError, match=r"of the MatMul and Conv operations are in fp16"):
         build(tmp_path / "small.onnx", tmp_path / "c", engines=(), precision=replace(config, keep_fp32=("vit.encoder",)))
     assert not (tmp_path / "c").exists()
+
+
+@dataclass(frozen=True)
+class Export:
+    report: object
+
+
+def test_a_failed_precision_leaves_the_files_as_they_were(tmp_path, tiny):
+    """Not an FP32 graph under the name of the one that was requested."""
+    path = tmp_path / "out" / "m.onnx"
+    path.parent.mkdir()
+    path.write_bytes(b"what was there")
+
+    def export(target):
+        return Export(export_onnx(tiny("yolos"), target, ExportConfig(check=False)))
+
+    fp16 = PrecisionConfig("fp16", min_fraction=0.0, keep_fp32=("no.such.layer",))
+    with pytest.raises(GraphError, match=r"no\.such\.layer"):
+        export_converted(export, path, fp16, lambda *_: None)
+    assert path.read_bytes() == b"what was there" and [file.name for file in path.parent.iterdir()] == ["m.onnx"]
+    exported, converted = export_converted(export, path, PrecisionConfig("fp16", min_fraction=0.0), lambda *_: None)
+    assert exported.report.path == path and converted is not None and converted.precision == "fp16"
+    assert graph_precision(GraphView.typed(graph.load(path))) == "fp16"
+    assert [file.name for file in path.parent.iterdir()] == ["m.onnx"]
 
 
 def test_overflow_is_looked_for_without_images_of_the_callers(tmp_path):

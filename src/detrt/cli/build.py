@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -215,6 +216,7 @@ def export(
     Given an ONNX file of another exporter, bring it into detrt's contract, checked against the file.
     """
     from ..precision.capability import check_before
+    from ..precision.stage import export_converted
     from . import show
 
     show.check_json(json_file)
@@ -224,18 +226,18 @@ def export(
     warnings = check_before(precision, ())
     path = output if output.suffix == ".onnx" else output / "model.onnx"
     files.check_place(path)
-    typed = None
     with show.progress() as step:
         step("load", None, model)
-        done = (_export_foreign if model.lower().endswith(".onnx") else _export_checkpoint)(
-            model, path, config, precision, load, lambda text: step("export", None, text)
+        write = partial(
+            _export_foreign if model.lower().endswith(".onnx") else _export_checkpoint,
+            model,
+            config=config,
+            precision=precision,
+            load=load,
+            say=lambda text: step("export", None, text),
         )
-        report = done.report
-        if precision.target != "fp32":
-            from ..precision.stage import convert_file
-
-            typed = convert_file(path, report.spec, precision, lambda done, text: step("precision", done, text))
-            warnings.extend(typed.warnings)
+        done, typed = export_converted(write, path, precision, lambda fraction, text: step("precision", fraction, text))
+    warnings.extend(typed.warnings if typed else ())
     _warn(done.notes, warnings)
     if json_file:
         show.write_json(_export_facts(done, typed), json_file)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import onnx
 
@@ -25,6 +27,11 @@ from .calibrate import PromptedImages, find_images, image_folder
 from .config import PrecisionConfig
 from .search import Search, plot
 
+if TYPE_CHECKING:
+    from ..export.trace import ExportReport
+
+E = TypeVar("E", bound="Exported")
+
 # Without calibration images, FP16 is checked for overflow on so many drawn scenes: DEIMv2-Femto overflows on any image.
 DRAWN_SCENES, DRAWN_SCENE_PROMPT = 2, "a person. a red circle."
 NO_CALIBRATION = (
@@ -32,6 +39,41 @@ NO_CALIBRATION = (
     "--calibration for a better check"
 )
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
+
+
+class Exported(Protocol):
+    """What an export gives: `report` names the file and its spec."""
+
+    @property
+    def report(self) -> ExportReport: ...
+
+
+def export_converted(
+    export: Callable[[Path], E], path: Path, precision: PrecisionConfig, progress: Progress
+) -> tuple[E, PrecisionReport | None]:
+    """Export a graph in a precision; `path` and the files beside it are written when all is done, or stay as they were.
+
+    Args:
+        export: writes an FP32 graph to the path that it is given.
+        progress: of the conversion.
+
+    Returns:
+        What `export` returned, with `path` in its report, and the report of the conversion; None in FP32.
+
+    Raises:
+        GraphError, GateError, OutputError: see `convert_file`; and what `export` raises.
+    """
+    if precision.target == Precision.FP32:
+        return export(path), None
+    try:
+        with files.making_parents(path), tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
+            done = export(Path(folder) / path.name)
+            converted = convert_file(done.report.path, done.report.spec, precision, progress)
+            for file in Path(folder).iterdir():
+                os.replace(file, path.parent / file.name)
+    except OSError as error:
+        raise files.output_error(path, error) from error
+    return replace(done, report=replace(done.report, path=path)), converted  # type: ignore[type-var]
 
 
 def convert_file(
