@@ -242,6 +242,21 @@ def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str
     return b
 
 
+def set_plugin_version(model: onnx.ModelProto, version: str) -> int:
+    """Ask for another version of NVIDIA's plugin, in place: version 2 came with TensorRT 10.11 and takes the same inputs.
+
+    Returns:
+        How many nodes were changed.
+    """
+    count = 0
+    for node in model.graph.node:
+        for entry in node.attribute if node.op_type == NVIDIA_OP_TYPE else ():
+            if entry.name == "plugin_version" and entry.s != version.encode():
+                entry.s = version.encode()
+                count += 1
+    return count
+
+
 def _import(model: onnx.ModelProto, domain: str) -> None:
     if all(entry.domain != domain for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, 1))

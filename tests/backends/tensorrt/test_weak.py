@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,11 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 
 from engine_graphs import EDGE, detector
 
-from detrt.backends.tensorrt import EngineConfig, weak
+from detrt.backends.tensorrt import EngineConfig, weak, worker
 from detrt.backends.tensorrt.rewrite import FP32_MARK, Rewritten, rewrite
 from detrt.backends.tensorrt.versions import row_of
 from detrt.errors import EngineError, GraphError
+from detrt.graph.msda_plugin import set_plugin_version
 
 OLD = row_of("tensorrt", "8.5.3")
 DataType = Enum("DataType", ["FLOAT", "HALF", "INT32"])
@@ -144,3 +146,21 @@ def test_what_8_5_does_not_have_is_refused(tmp_path):
     )
     with pytest.raises(GraphError, match="BF16"):
         rewritten(detector(tmp_path / "b.onnx", kind=onnx.TensorProto.BFLOAT16, opset=17), tmp_path)
+
+
+@pytest.mark.parametrize(("version", "plugin"), [("8.5.3", b"1"), ("10.3.0", b"1"), ("10.13.0", b"2")])
+def test_nvidia_plugin_has_the_version_that_the_library_ships(tmp_path, version, plugin):
+    model = onnx.load(detector(tmp_path / "m.onnx"))
+    node = onnx.helper.make_node("MultiscaleDeformableAttnPlugin_TRT", ["a"], ["b"], "p", plugin_version="2", plugin_namespace="")
+    model.graph.node.append(node)
+    assert set_plugin_version(model, row_of("tensorrt", version).msda_plugin) == (plugin == b"1")
+    assert next(a.s for a in model.graph.node[-1].attribute if a.name == "plugin_version") == plugin
+
+
+def test_a_gpu_without_the_type_of_the_graph_is_refused_before_the_build():
+    with pytest.raises(EngineError, match=r"bf16, which compute capability 75 does not have .*80"):
+        worker._check_capability((75,), {"BF16": 4, "FLOAT": 2}, Rewritten(Path("m.onnx")))
+    with pytest.raises(EngineError, match="fp8"):
+        worker._check_capability((86,), {"FP8": 4}, Rewritten(Path("m.onnx")))
+    worker._check_capability((90,), {"FP8": 4, "HALF": 3}, Rewritten(Path("m.onnx")))
+    worker._check_capability((75,), {"FLOAT": 3}, Rewritten(Path("m.onnx"), low=True, quantized=True))

@@ -52,6 +52,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     from ...graph.clean import lower_opset
     from ...graph.dialect import Widened, fix_axes, move_integers, quantize_weights, widen, write_out
     from ...graph.lower_msda import sum_by_reduction
+    from ...graph.msda_plugin import set_plugin_version
     from ..onnxruntime.session import optimize_basic
 
     model = graph.load(onnx)
@@ -62,6 +63,8 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         )
     changes: Counter[str] = Counter()
     changes["MatMul"] = sum_by_reduction(model)
+    if row.msda_plugin:
+        changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     widened = Widened()
     if not row.strongly_typed:
         widened = widen(model)

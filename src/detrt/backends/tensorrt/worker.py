@@ -15,7 +15,7 @@ from typing import Any
 
 from ... import files
 from ...errors import EngineError
-from ...spec import ModelSpec
+from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
 from . import diagnose as explain
@@ -65,6 +65,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         inputs, outputs = _tensors(network)
         profile = plan_profile(inputs, config, spec)
         layer_types = _layer_types(network)
+        _check_capability(sms, layer_types, source)
         warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source)
         builder_config = _builder_config(trt, builder, config, profile, sms)
         if not row.strongly_typed:
@@ -226,6 +227,18 @@ def _known_faults(
         )
     ]
     return check_faults(list(dict.fromkeys(found)), trt.version)
+
+
+def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], source: Rewritten) -> None:
+    """Raises EngineError where the GPU does not compute in a type of the graph, before minutes of building."""
+    kinds = [kind for kind in Precision if kind.tensorrt in layer_types and kind.bits < 32]
+    kinds += [kind for kind, used in ((Precision.FP16, source.low), (Precision.INT8, source.quantized)) if used]
+    for kind in dict.fromkeys(kinds):
+        if lacking := [sm for sm in sms if sm < kind.min_compute_capability]:
+            raise EngineError(
+                f"the graph computes in {kind}, which compute capability {', '.join(map(str, lacking))} does not have (it needs "
+                f"{kind.min_compute_capability} or newer); build the bundle with --precision fp16 or fp32"
+            )
 
 
 def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:
