@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
+os.environ["DETRT_RUNTIME_CACHE"] = "off"  # nothing is left in the home folder
 
 import ast
 import signal

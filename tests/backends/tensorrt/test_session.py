@@ -273,6 +273,23 @@ def test_runtime_cache_is_written_and_read(tmp_path):
         open_fake(write(tmp_path, target="tensorrt"), "tensorrt", runtime_cache=cache)
 
 
+def test_kernels_are_kept_by_default_per_engine_and_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETRT_RUNTIME_CACHE", str(tmp_path / "kernels"))
+    with open_fake(write(tmp_path))[0] as session:
+        for _ in range(50):
+            session.run(feeds())
+        (kept,) = (tmp_path / "kernels").iterdir()  # before `close`: a server may be killed
+        assert kept.read_bytes().startswith(b"kernels") and kept.suffix == ".rtxcache"
+    with open_fake(write(tmp_path, target="tensorrt"), "tensorrt")[0] as session:
+        session.run(feeds())
+    assert list((tmp_path / "kernels").iterdir()) == [kept]
+    kept.unlink()
+    (tmp_path / "kernels").rmdir()
+    (tmp_path / "kernels").write_text("a file, so that nothing can be written")
+    with open_fake(write(tmp_path))[0] as session:
+        session.run(feeds())
+
+
 def test_threads_share_one_session(tmp_path):
     session, _ = open_fake(write(tmp_path, target="tensorrt"), "tensorrt")
     wrong = []

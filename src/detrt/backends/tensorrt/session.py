@@ -16,7 +16,7 @@ from typing import Any
 
 from ... import files
 from ...bundle import EngineFacts, read_sidecar
-from ...errors import EngineError, SessionError
+from ...errors import EngineError, OutputError, SessionError
 from ...spec import TensorInfo
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from . import diagnose as explain
@@ -59,7 +59,8 @@ class TensorRTSession(BaseSession):
     cuda_graph: replay each combination of input shapes as one CUDA graph, from its third run on. With
         TensorRT-RTX the library records the graphs itself.
     max_shapes: combinations of input shapes that are kept ready; the one unused for longest goes.
-    runtime_cache: TensorRT-RTX only: file of compiled kernels, read here and written by `close`.
+    runtime_cache: TensorRT-RTX only: file of compiled kernels, read here and written after some runs and by `close`. None: a file
+        for this engine and GPU, see `default_runtime_cache`.
     specialization: TensorRT-RTX only: compile kernels for each new shape "lazy" (in the background),
         "eager" (before its first run) or "none".
     trt, cuda: replace the libraries, for tests (see `fake`).
@@ -117,6 +118,10 @@ class TensorRTSession(BaseSession):
         )
         self.graph_note = "" if cuda_graph else "switched off"
         self._cache_path = None if runtime_cache is None else Path(runtime_cache)
+        self._cache_given = runtime_cache is not None
+        if self._trt.is_rtx and runtime_cache is None:
+            self._cache_path = default_runtime_cache(self.path, self.facts, gpu_name)
+        self._runs = 0
         self._runtime_cache: Any = None
         # Before TensorRT 10 a second context of a symbolic engine cannot share the only profile.
         self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
@@ -242,7 +247,12 @@ class TensorRTSession(BaseSession):
                 self._buffers[info.name].upload(feeds[info.name].astype(self._dtypes[info.name], copy=False), self._stream)
             self._execute(plan)
             plan.runs += 1
-            return self._download(plan)
+            outputs = self._download(plan)
+            self._runs += 1
+            # Also here, because a server that is killed never closes its sessions.
+            if self._runs == _RUNS_BEFORE_SAVING:
+                self.save_runtime_cache()
+            return outputs
 
     def _takes(self) -> tuple[TensorInfo, ...]:
         """Inputs with every profiled axis symbolic: the profile checks lengths, and its errors say more."""
@@ -368,11 +378,14 @@ class TensorRTSession(BaseSession):
         """Write the kernels that TensorRT-RTX compiled so far to `runtime_cache`, atomically.
 
         Raises:
-            OutputError: the file cannot be written.
+            OutputError: a file that the caller named cannot be written; the default one is left out then.
         """
         with self._lock:
-            if self._runtime_cache is not None and self._cache_path is not None:
-                files.write_bytes(self._cache_path, bytes(self._runtime_cache.serialize()))
+            kernels = None if self._runtime_cache is None else self._runtime_cache.serialize()
+            if kernels is None or self._cache_path is None:
+                return
+            with contextlib.nullcontext() if self._cache_given else contextlib.suppress(OutputError):
+                files.write_bytes(self._cache_path, bytes(kernels))
 
     def close(self) -> None:
         """Write the runtime cache and release all GPU memory; closing twice is fine."""
@@ -394,6 +407,24 @@ class TensorRTSession(BaseSession):
         self._shared = self._runtime_cache = None
         self._engine = self._runtime = None
         self._closing.close()
+
+
+# Kernels of the usual shapes are compiled by then.
+_RUNS_BEFORE_SAVING = 50
+
+
+def default_runtime_cache(engine: Path, facts: EngineFacts, gpu_name: str) -> Path | None:
+    """The file that keeps TensorRT-RTX's kernels of an engine on a GPU, so that only the first process compiles them.
+
+    It lies in the folder that the environment variable DETRT_RUNTIME_CACHE names, by default `detrt` in XDG_CACHE_HOME or
+    ~/.cache; None where the variable is "off".
+    """
+    chosen = os.environ.get("DETRT_RUNTIME_CACHE", "")
+    if chosen == "off":
+        return None
+    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "detrt"
+    gpu = "-".join("".join(c if c.isalnum() else " " for c in gpu_name).split())
+    return folder / f"{facts.onnx_sha256[:16]}-{engine.stat().st_size}-{gpu}.rtxcache"
 
 
 # What must be true before an engine is handed to TensorRT, and the reason when it is not.
