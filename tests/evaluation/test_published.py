@@ -16,6 +16,7 @@ from detrt.data.scenes.scene import draw_scene
 from detrt.evaluation import parity
 from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.load import load_source
+from detrt.pipeline import build
 
 IMAGES = [draw_scene(index, size_hw=size).image for index, size in enumerate(((150, 200), (150, 200)))]
 EDGES = {"size": {"shortest_edge": 96, "longest_edge": 160}}
@@ -69,3 +70,13 @@ def test_no_folder(tiny):
     source = tiny("detr")
     small = replace(source, spec=source.spec.with_input(height=96, width=128, shortest_edge=96, longest_edge=160))
     assert parity.verify(small, TorchSession(small), IMAGES[:1], slots=False).published is None
+
+
+def test_a_stated_size_is_recorded_with_the_bundle(tiny, tmp_path):
+    """So that its checkpoint is read again as it was read for the build."""
+    tiny("rt_detr_v2").module.save_pretrained(tmp_path / "folder")
+    report = build(str(tmp_path / "folder"), tmp_path / "bundle", engines=(), resize="64x96")
+    assert report.preprocessing == ["stretch to 64x96, bilinear, times 1/255, no normalisation"]
+    assert report.bundle.provenance.options["resize"] == "64x96"
+    done = parity.verify(None, tmp_path / "bundle", IMAGES[:1], slots=False)
+    assert done.passed and done.published is None, done.failures
