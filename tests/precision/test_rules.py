@@ -256,7 +256,7 @@ def test_operations_are_counted_by_type():
     with pytest.raises(GateError, match=r"only .* in fp16 \(90% required\).*/backbone/stem/Conv \(fp32\)"):
         check_fraction(share, PrecisionConfig("fp16"))
     check_fraction(share, PrecisionConfig("fp16", min_fraction=0.2))
-    with pytest.raises(GateError, match="fp32 was asked for, but the graph also computes in .*fp16"):
+    with pytest.raises(GateError, match="fp32 was requested, but the graph also computes in .*fp16"):
         check_fraction(share, PrecisionConfig("fp32"))
     with pytest.raises(GraphError, match="already has 16-bit tensors"):
         apply_precision(low, SPEC, PrecisionConfig("fp16"))

@@ -85,7 +85,7 @@ def test_builds_for_every_gpu_that_has_the_type(name, precision, low_file, tmp_p
     built = build_engine(path, tmp_path / "m.engine", EngineConfig(sms=sms))
     assert built.facts.compute_capabilities == sms
     check_engine(built.facts, Precision(precision))
-    with pytest.raises(GateError, match="fp32 was asked for, but the engine also has"):
+    with pytest.raises(GateError, match="fp32 was requested, but the engine also has"):
         check_engine(built.facts, Precision.FP32)
 
 
@@ -93,7 +93,7 @@ def test_an_engine_of_another_precision_is_refused():
     def facts(**types):
         return EngineFacts("tensorrt-rtx", "1", (89,), "", {}, "", layer_types=types)
 
-    with pytest.raises(GateError, match="fp16 was asked for, but the engine has no HALF layer"):
+    with pytest.raises(GateError, match="fp16 was requested, but the engine has no HALF layer"):
         check_engine(facts(FLOAT=9), Precision.FP16)
     with pytest.raises(GateError, match="also has BF16"):
         check_engine(facts(FLOAT=9, HALF=3, BF16=1), Precision.FP16)
@@ -298,7 +298,7 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     state = tmp_path / "state.json"
     config = PrecisionConfig("auto", calibration="x", budget=("drift", 0.02), state=state)
     low = replace(config, precision="fp16", budget=None)
-    blind = replace(calibrate(model, SPEC, low, images()), lost={})  # the scan would have kept it already
+    blind = replace(calibrate(model, SPEC, low, images()), fp16_failures={})  # the scan would have kept it already
     result = Search(model, SPEC, config, images(), blind).run()
     assert result.all_low > 0.02 >= result.loss
     assert result.fp32_blocks and all(b.startswith("encoder.layers.0") for b in result.fp32_blocks) and result.runs > 6

@@ -79,7 +79,7 @@ def test_a_size_that_was_not_built(sessions):
         Detector(sized, size_hw=(32, 32))
     assert Detector(sized, size_hw=TALL).size_hw == TALL
     feeds = {PIXEL_VALUES: np.zeros((1, 3, 32, 32), np.uint8), PIXEL_MASK: np.ones((1, 32, 32), np.int64)}
-    with pytest.raises(SessionError, match="no package is for 32x32"):
+    with pytest.raises(SessionError, match="there is no package for 32x32"):
         sized.run(feeds)
 
 
