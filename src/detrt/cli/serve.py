@@ -51,8 +51,11 @@ def serve(
         counts = {device: config.worker_devices.count(device) for device in dict.fromkeys(config.worker_devices)}
         print("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()), flush=True)
 
+    from ..backends.open import kind_of
     from ..serve.server import serve as run
 
+    for model in config.models:  # before a word about loading
+        kind_of(model.ref)
     if not quiet:
         names = ", ".join(model.name for model in config.models)
         print(f"loading {names} in {_count(len(config.worker_devices))}; this can take a minute", flush=True)
