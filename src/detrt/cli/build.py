@@ -15,7 +15,6 @@ from .. import files
 from ..backends.inductor.config import InductorConfig
 from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
-from ..data.preprocess import preprocessing_words
 from ..errors import DetrtError, EngineError, SourceError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
@@ -291,6 +290,8 @@ def _export_foreign(
 
 
 def _export_facts(done: _Exported, typed: Any) -> dict[str, Any]:
+    from ..data.preprocess import preprocessing_words
+
     report = done.report
     return {
         "path": str(report.path),
@@ -306,6 +307,8 @@ def _export_facts(done: _Exported, typed: Any) -> dict[str, Any]:
 
 
 def _show_export(done: _Exported, typed: Any) -> None:
+    from ..data.preprocess import preprocessing_words
+
     report = done.report
     verdict = f"equal to {done.equal_to}: {report.worst:.1e} relative" if report.errors else "not checked"
     summary = report.summary

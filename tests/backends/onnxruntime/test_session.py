@@ -278,7 +278,7 @@ def test_one_device_means_the_same_for_every_kind(bundle):
 
 
 def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):
-    monkeypatch.setattr(sessions, "_open_engine", no_gpu)
+    monkeypatch.setattr(sessions, "open_engine", no_gpu)
     folder = bundle("onnx", "engine")
     session = open_session(folder)
     assert session.info.name == "onnxruntime-cpu" and "model.engine: no GPU in this test" in session.info.note
@@ -287,7 +287,7 @@ def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):
 
 
 def test_bundle_prefers_the_engine(bundle, monkeypatch):
-    monkeypatch.setattr(sessions, "_open_engine", lambda path, device: (path.name, device))
+    monkeypatch.setattr(sessions, "open_engine", lambda path, device: (path.name, device))
     folder = bundle("onnx", "engine")
     assert open_session(folder, device="cuda:1") == ("model.engine", "cuda:1")
     assert open_session(folder, backend="onnxruntime").info.name == "onnxruntime-cpu"
@@ -304,7 +304,7 @@ def test_damaged_bundle_is_no_reason_to_fall_back(bundle):
 
 
 def test_bundle_without_anything(bundle, monkeypatch):
-    monkeypatch.setattr(sessions, "_open_engine", no_gpu)
+    monkeypatch.setattr(sessions, "open_engine", no_gpu)
     with pytest.raises(SessionError, match=r"no ONNX file.*no GPU in this test"):
         open_session(bundle("engine"))
 

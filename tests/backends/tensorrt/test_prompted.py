@@ -68,7 +68,7 @@ def shapes(monkeypatch):
         cuda = FakeCuda(89)
         return TensorRTSession(path, trt=fake_trt("tensorrt-rtx", cuda, run, VERSION), cuda=cuda)
 
-    monkeypatch.setattr(sessions, "_open_engine", opened)
+    monkeypatch.setattr(sessions, "open_engine", opened)
     return seen
 
 
@@ -146,14 +146,14 @@ def test_without_an_engine_of_the_text_encoder(folder, shapes):
 
 
 def test_a_text_encoder_engine_that_does_not_open(folder, shapes, monkeypatch):
-    opened = sessions._open_engine
+    opened = sessions.open_engine
 
     def only_detectors(path, device):
         if path.name.startswith("text"):
             raise EngineError("no memory for it")
         return opened(path, device)
 
-    monkeypatch.setattr(sessions, "_open_engine", only_detectors)
+    monkeypatch.setattr(sessions, "open_engine", only_detectors)
     assert "text.sm89.engine: no memory for it" in open_session(folder()).info.note
 
 
