@@ -14,11 +14,11 @@ demo: setup
 # The C++ runtime is built and checked first; where its Debian packages cannot be had, its tests say so and are left out.
 test: setup
 	if $(MAKE) --no-print-directory cpp-setup; then $(MAKE) --no-print-directory cpp-check; fi
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The inner loop: what needs neither torch nor other processes, in under a minute.
 test-fast: setup
-	$(BIN)/python -m pytest -n 2 --fast --ignore tests/meta/test_docs.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal --fast --ignore tests/meta/test_docs.py
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu and not network"

@@ -1,4 +1,4 @@
-"""Shared fixtures. Exports of the tiny models take seconds each, so one run makes each of them once."""
+"""Shared fixtures. Exports of the tiny models take seconds each, so one run makes each of them once, whatever its processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 os.environ["DETRT_RUNTIME_CACHE"] = "off"  # nothing is left in the home folder
 
 import ast
+import fcntl
+import pickle
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,17 +97,39 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
-def exported(tiny, tmp_path_factory):
+def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], Any]], Any]:
+    """(name, make) -> result of make(folder), once a run: the processes of pytest-xdist share folders and results.
+
+    The result is pickled; what it names lies in the folder, which tests do not change.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    base.mkdir(exist_ok=True)
+
+    def get(name: str, make: Callable[[Path], Any]) -> Any:
+        result = base / f"{name}.pickle"
+        with open(base / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not result.is_file():
+                folder = base / name
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed half-way
+                folder.mkdir()
+                result.write_bytes(pickle.dumps(make(folder)))
+        return pickle.loads(result.read_bytes())
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def exported(tiny, shared):
     """(name, **choices) -> ExportReport of a tiny model, made once for equal choices."""
     pytest.importorskip("onnxslim", reason="needs the 'export' extra")
     from detrt.export import ExportConfig, export_onnx
 
-    folder = tmp_path_factory.mktemp("exports")
-
     @cache
     def make(name: str, **choices):
-        words = [name, *(f"{k}-{v}" for k, v in sorted(choices.items()))]
-        return export_onnx(tiny(name), folder / ("_".join(words) + ".onnx"), ExportConfig(**choices))
+        words = "_".join([name, *(f"{k}-{v}" for k, v in sorted(choices.items()))])
+        return shared(words, lambda folder: export_onnx(tiny(name), folder / f"{words}.onnx", ExportConfig(**choices)))
 
     return make
 
