@@ -129,9 +129,16 @@ def exported(tiny, shared):
     @cache
     def make(name: str, **choices):
         words = "_".join([name, *(f"{k}-{v}" for k, v in sorted(choices.items()))])
-        return shared(words, lambda folder: export_onnx(tiny(name), folder / f"{words}.onnx", ExportConfig(**choices)))
+        return shared(words, lambda folder: export_onnx(tiny(name), folder / "model.onnx", ExportConfig(**choices)))
 
     return make
+
+
+@pytest.fixture
+def plain_simplifier(monkeypatch):
+    """Exports without onnxslim, which takes most of their time: for faults that a check must find behind it."""
+    onnxslim = pytest.importorskip("onnxslim", reason="needs the 'export' extra")
+    monkeypatch.setattr(onnxslim, "slim", lambda model, **choices: model)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 import torch.nn.functional as F
 from engine_graphs import rtx
+from tiny_exports import SHARED
 
 from detrt import graph
 from detrt.backends.base import relative_error
@@ -23,7 +24,9 @@ from detrt.models.load import load_source
 from detrt.models.wrapper import ExportModule
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
-NAMES = ("dino", "co_dino-swin-l")
+# name -> choices: one of each lowering.
+CASES = {name: SHARED[name] for name in ("dino", "co_dino-swin-l")}
+NAMES = tuple(CASES)
 # A size that neither the trace (256x320) nor the built-in check (352x224) has, and no level divides.
 ODD = (157, 203)
 
@@ -42,8 +45,10 @@ def pair(report, module, feeds):
 @pytest.mark.parametrize("batch", (1, 3, 5))
 @pytest.mark.parametrize("name", NAMES)
 def test_other_batches_and_odd_sizes(name, batch, exported, tiny):
-    report = exported(name)
+    report = exported(name, **CASES[name])
     assert report.worst <= CHECK_TOLERANCE / 10
+    sampled = any(node.op_type == "GridSample" for node in graph.load(report.path).graph.node)
+    assert sampled is ("msda" in CASES[name])
     want, got = pair(report, tiny(name).module, example_feeds(report.spec, batch, ODD, seed=batch))
     for output in want:
         assert want[output].shape[0] == batch
@@ -60,6 +65,7 @@ def test_vit_at_another_size(exported, tiny):
         assert relative_error(want[output], got[output]) <= 1e-4, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES[:1])
 def test_both_lowerings_are_one_function(name, exported, tiny):
     report = exported(name, msda="gridsample")

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from onnx import numpy_helper
+from tiny_exports import SHARED
 
 from detrt import graph
 from detrt.backends.base import relative_error
@@ -23,8 +24,9 @@ from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs
 from detrt.models.contract import exported_spec, other_size, trace_size
 from detrt.models.example_inputs import example_feeds
+from detrt.models.families import BY_NAME
 from detrt.models.hooks import forced_topk
-from detrt.models.random import MODELS
+from detrt.models.random import DINO_MODELS, MODELS, TEXT_MODELS
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
 # Variants of a family that has another one in the quick run, in one graph at least.
@@ -40,9 +42,8 @@ VARIANTS = [
     ("deformable_detr", {"msda": "gridsample"}),
     ("deformable_detr-single-scale", {"msda": "gridsample"}),
     ("deformable_detr-plain", {"height": 128, "width": 96, "mask": False}),
-    ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3}),
+    ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3, "msda": "gridsample", "opset": 20}),
     ("rt_detr_v2-discrete", {"msda": "gridsample"}),
-    ("rt_detr_v2", {"msda": "gridsample", "opset": 20}),
     ("rt_detr", {"msda": "gridsample", "height": 128, "width": 160}),
     ("d_fine", {"msda": "gridsample"}),
     ("deimv2", {"input_dtype": "float32", "opset": 18}),
@@ -50,15 +51,18 @@ VARIANTS = [
     ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
     ("rf_detr", {"height": 56, "width": 112}),
     ("yolos", {"decode": "graph", "opset": 19}),
+    ("yolos", {"input_dtype": "float32", "opset": 18}),
     ("yolos", {"height": 96, "width": 64, "normalize": False}),
 ]
-
 
 SLOW_VARIANTS = [
     ("deformable_detr", {"msda": "gridsample"}),
     ("deformable_detr-plain", {"height": 128, "width": 96, "mask": False}),
     ("d_fine", {"msda": "gridsample"}),
     ("rf_detr", {"height": 56, "width": 112}),
+    ("deimv2", {"input_dtype": "float32", "opset": 18}),
+    ("lw_detr", {"msda": "gridsample", "height": 128, "width": 192}),
+    ("deformable_detr-single-scale", {"msda": "gridsample"}),
 ]
 
 
@@ -68,6 +72,13 @@ def ids(value):
 
 CASES = [pytest.param(*p.values, {}, marks=p.marks) for p in NAMES]
 CASES += [pytest.param(*v, marks=[pytest.mark.slow] * (v in SLOW_VARIANTS)) for v in VARIANTS]
+
+
+def test_the_quick_tests_export_every_family():
+    sources = {**MODELS, **DINO_MODELS, **TEXT_MODELS}
+    assert {sources[name][0] for name in SHARED} == set(BY_NAME)
+    quick = [case.values for case in CASES if not case.marks]
+    assert [name for name in MODELS if name in SHARED and (name, SHARED[name]) not in quick] == []
 
 
 @pytest.mark.parametrize(("name", "choices"), CASES, ids=ids)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
+
+from tiny_exports import SHARED
 
 from detrt import graph
 from detrt.backends.base import relative_error
@@ -27,27 +29,22 @@ from detrt.spec import CLASS_MASK, LOGITS, PHRASE_MASK, PIXEL_MASK, PRED_BOXES
 
 # Both lowerings, both ways to decode, both kinds of prompt, one graph and two.
 VARIANTS = {
-    "grounding": ("grounding_dino", {}),
-    "mm": ("mm_grounding_dino", {"msda": "gridsample", "decode": "graph"}),
-    "omdet": ("omdet_turbo", {}),
+    "grounding": ("grounding_dino", SHARED["grounding_dino"]),
+    "mm": ("mm_grounding_dino", SHARED["mm_grounding_dino"]),
+    "omdet": ("omdet_turbo", SHARED["omdet_turbo"]),
     "single": (
         "grounding_dino-swin-b",
         {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample"},
     ),
 }
 # (batch, height, width, tokens); the trace has batch 2, 256x320 and 9 tokens
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "single")) for name in VARIANTS]
 SHAPES = [(1, 97, 130, 4), (3, 160, 64, 33), (4, 65, 201, 256)]
 
 
 @pytest.fixture(scope="module")
-def made(tiny, tmp_path_factory):
-    @cache
-    def make(name):
-        source, choices = tiny(VARIANTS[name][0]), VARIANTS[name][1]
-        folder = tmp_path_factory.mktemp(name)
-        return source, export_onnx(source, folder / "model.onnx", ExportConfig(**choices))
-
-    return make
+def made(tiny, exported):
+    return lambda name: (tiny(VARIANTS[name][0]), exported(VARIANTS[name][0], **VARIANTS[name][1]))
 
 
 class Pair:
@@ -81,7 +78,7 @@ def pairs(made):
     return lru_cache(maxsize=None)(lambda name: Pair(*made(name)))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_facts_of_the_files(name, made):
     source, report = made(name)
     spec = report.spec
@@ -93,7 +90,7 @@ def test_facts_of_the_files(name, made):
     assert (folder / spec.text.tokenizer).read_bytes() == source.tokenizer
     files = {"model.onnx", spec.text.tokenizer, *([spec.text.encoder] if spec.text.encoder else [])}
     assert {path.name for path in folder.iterdir()} == files
-    assert (spec.text.encoder == "") is (name == "single")
+    assert (spec.text.encoder == "") is ("single_graph" in VARIANTS[name][1])
     if spec.text.encoder:
         text_encoder = graph.load(folder / spec.text.encoder)
         assert graph.read_spec(folder / spec.text.encoder) == spec
@@ -108,7 +105,7 @@ def test_facts_of_the_files(name, made):
     )
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_built_in_check_ran_at_what_was_not_traced(name, made):
     _, report = made(name)
     cases = {(row["batch"], row["tokens"]) for row in report.errors}
@@ -169,6 +166,7 @@ def test_different_prompts_give_different_results(pairs):
     assert np.abs(found[0] - found[1]).max() > 1e-3 and np.abs(found[1] - found[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_single_graph_is_text_encoder_and_detector(pairs, tiny):
     pair = pairs("single")
     assert [info.name for info in pair.session.inputs][-2:] == ["input_ids", "attention_mask"]
@@ -179,8 +177,10 @@ def test_the_single_graph_is_text_encoder_and_detector(pairs, tiny):
 
 
 def test_decoding_in_the_graph_gives_the_best_phrase_of_each_query(pairs):
+    """In a single graph, which has the text encoder inside."""
     pair = pairs("mm")
-    feeds = pair.feeds(3, (96, 96), 19, seed=2)
+    assert {"input_ids", "attention_mask"} < {info.name for info in pair.session.inputs}
+    feeds = pair.feeds(3, (96, 128), 19, seed=2)
     got = pair.session.run(feeds)
     sizes = feeds["target_sizes"]
     raw = StockTextModule(pair.source, pair.spec)
@@ -250,7 +250,7 @@ def test_a_source_without_tokenizer_is_refused(tiny, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch):
+def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch, plain_simplifier):
     from detrt.errors import GateError
     from detrt.models.arch import grounding_dino as grounding
 

@@ -11,6 +11,7 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 ort = pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper
+from tiny_exports import SHARED, marked
 
 from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
@@ -178,18 +179,18 @@ def moved_booleans(model) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", marked(TINY))
 def test_every_family_has_a_dialect_for_every_version(family, exported):
-    report = exported(family, check=False)
-    for path in sorted(report.path.parent.glob(f"{report.path.stem}*.onnx")):
+    report = exported(family, **SHARED.get(family, {}))
+    for path in sorted(report.path.parent.glob("*.onnx")):
         model = onnx.load(path)
         rows = {row.since: refused(dialect(model, row), row) for row in VERSIONS}
         assert not any(rows.values()), (path.name, rows)
 
 
-@pytest.mark.parametrize("family", sorted(set(TINY) - set(TEXT_MODELS)))
+@pytest.mark.parametrize("family", marked(sorted(set(TINY) - set(TEXT_MODELS))))
 def test_outputs_stay_equal(family, exported):
-    report = exported(family, check=False)
+    report = exported(family, **SHARED.get(family, {}))
     model = onnx.load(report.path)
     feeds = example_feeds(report.spec, 2, trace_size(report.spec), seed=5)
     selections = topk_outputs(model)
@@ -333,7 +334,7 @@ def test_quantized_weights_become_floats_behind_a_quantizer():
 
 @pytest.mark.parametrize("family", ["rt_detr_v2", "deformable_detr"])
 def test_an_opset_is_raised_and_lowered_again(family, exported):
-    model = onnx.load(exported(family, check=False).path)
+    model = onnx.load(exported(family).path)
     raised = onnx.ModelProto()
     raised.CopyFrom(model)
     set_opset(raised, 19)
@@ -377,7 +378,7 @@ def test_types_come_out_of_a_typed_graph_and_are_remembered(exported):
     from detrt.precision.rules import Rules
     from detrt.spec import Precision
 
-    report = exported("rt_detr", check=False)
+    report = exported("rt_detr_v2")
     model = onnx.load(report.path)
     typing = retype(model, Rules(GraphView.typed(model), Precision.FP16), Precision.FP16)
     feeds = example_feeds(report.spec, 1, trace_size(report.spec), seed=2)

@@ -142,7 +142,7 @@ def test_no_cast_is_wasted(name, precision, exported):
 
 
 def test_positions_orders_and_box_arithmetic_stay_fp32(exported):
-    low, _ = typed(graph.load(exported("rt_detr_v2", check=False).path))
+    low, _ = typed(graph.load(exported("rt_detr_v2").path))
     kinds = element_types(low)
     for n in low.graph.node:
         if n.op_type in ("Floor", "TopK", "Log", "Sin", "Cos", "ReduceMean", "Pow"):
@@ -201,7 +201,7 @@ def test_what_the_caller_keeps_is_kept_and_spelling_mistakes_are_named(tmp_path)
 
 
 def test_half_of_the_file(exported):
-    path = exported("detr", check=False).path
+    path = exported("detr").path
     model = graph.load(path)
     low, report = apply_precision(model, graph.read_spec(path), PrecisionConfig("fp16"))
     assert low.ByteSize() < 0.56 * model.ByteSize()  # nodes and their names do not shrink

@@ -242,7 +242,7 @@ def test_calibration_images_are_found(tmp_path, photos):
 
 def test_a_bundle_records_its_precision(exported, photos, tmp_path):
     config = PrecisionConfig("fp16", calibration=photos)
-    made = exported("yolos", check=False).path
+    made = exported("yolos").path
     exact = graph.load(made)
     graph.save(graph.with_spec(exact, small(graph.read_spec(made))), tmp_path / "small.onnx")
     build(tmp_path / "small.onnx", tmp_path / "b", engines=(), precision=config)

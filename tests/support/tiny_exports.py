@@ -1,0 +1,35 @@
+"""The exports of tiny models that the quick tests share: one of each family at least, made once a run (`exported`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+SHARED: dict[str, dict[str, Any]] = {
+    "co_dino-swin-l": {"msda": "gridsample"},
+    "conditional_detr": {},
+    "d_fine": {},
+    "dab_detr": {},
+    "deformable_detr": {},
+    "deformable_detr-single-scale": {},
+    "deimv2": {},
+    "detr": {},
+    "dino": {},
+    "grounding_dino": {},
+    "lw_detr": {},
+    "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},
+    "omdet_turbo": {},
+    "rf_detr": {},
+    "rt_detr": {"msda": "gridsample", "height": 128, "width": 160},
+    "rt_detr_v2": {},
+    "rt_detr_v2-discrete": {"msda": "gridsample"},
+    "table-transformer": {},
+    "yolos": {},
+}
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; those that no other quick test exports are slow."""
+    return [pytest.param(name, marks=[] if name in SHARED else pytest.mark.slow) for name in names]
