@@ -32,6 +32,33 @@ def test_no_file_is_too_long():
     assert not long, f"more than {LIMIT} lines: {long}"
 
 
+# One @triton.jit function of each kernel: what it calls is compiled into it, and more calls would pass a dozen pointers each.
+LONG_KERNELS = {("models/ops/msda_triton.py", "_add"), ("models/ops/msda_triton.py", "msda_kernel")}
+
+
+def test_functions_and_commands_are_short():
+    """100 lines a function, 80 a command with its options."""
+    long = {}
+    for path in sorted((ROOT / "src/detrt").rglob("*.py")):
+        name = path.relative_to(ROOT / "src/detrt").as_posix()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > (80 if name.startswith("cli/") else 100):
+                    long[name, node.name] = lines
+    assert long.keys() == LONG_KERNELS, long
+
+
+def test_a_class_name_is_defined_once():
+    """TritonPythonModel is the name that Triton looks for in every model file."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src/detrt").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name != "TritonPythonModel":
+                found.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_no_grab_bags():
     assert [p.name for p in tracked() if p.stem in ("utils", "util", "helpers", "misc", "common")] == []
 

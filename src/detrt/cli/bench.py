@@ -10,12 +10,37 @@ import typer
 
 from ..errors import DetrtError
 
+Models = Annotated[
+    list[str],
+    typer.Argument(help="Checkpoints (hf:org/name, folders, embedded:shapes, random:FAMILY), or bundles and files of them."),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="With bundles: their checkpoint, timed in transformers as well; one, or one for each bundle.",
+        metavar="CHECKPOINT",
+    ),
+]
+Parts = Annotated[
+    bool,
+    typer.Option("--parts", help="With bundles: time by module and kind of operator, and the fraction of the roofline."),
+]
+Lowering = Annotated[
+    str | None,
+    typer.Option(help="With checkpoints: lowering of deformable attention: auto (default), gather, gridsample."),
+]
+Fixed = Annotated[
+    bool | None,
+    typer.Option("--fixed/--symbolic", help="With checkpoints: fix the size in the graph, or keep it symbolic (default)."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(help="With bundles: of packages, engines and --against, comma-separated: cpu, cuda:0; default: all."),
+]
+
 
 def bench(
-    models: Annotated[
-        list[str],
-        typer.Argument(help="Checkpoints (hf:org/name, folders, embedded:shapes, random:FAMILY), or bundles and files of them."),
-    ],
+    models: Models,
     size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number; default: the model's.")] = None,
     batch: Annotated[
         str, typer.Option("--batch", "--batches", help="Batch size; with bundles several, comma-separated: 1,4,16.")
@@ -29,39 +54,21 @@ def bench(
     provider: Annotated[
         str | None, typer.Option(help="With bundles: of ONNX Runtime, comma-separated: cpu, cuda; default: all it has.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="With bundles: of packages, engines and --against, comma-separated: cpu, cuda:0; default: all."),
-    ] = None,
+    device: Devices = None,
     scopes: Annotated[
         str | None, typer.Option(help="With bundles: of kernel (GPU work alone), forward, end-to-end; default: all.")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="With bundles that take one: 'a cat. a remote control.'")] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="With bundles: their checkpoint, timed in transformers as well; one, or one for each bundle.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None,
+    against: Against = None,
     compiled: Annotated[bool, typer.Option("--compile", help="With --against: also under torch.compile.")] = False,
     ground_truth: Annotated[
         Path | None, typer.Option(help="With bundles: annotations in COCO's format, for average precision; needs --images.")
     ] = None,
     images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its images.")] = None,
-    parts: Annotated[
-        bool,
-        typer.Option("--parts", help="With bundles: time by module and kind of operator, and the fraction of the roofline."),
-    ] = False,
+    parts: Parts = False,
     plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png.")] = None,
-    msda: Annotated[
-        str | None,
-        typer.Option(help="With checkpoints: lowering of deformable attention: auto (default), gather, gridsample."),
-    ] = None,
-    fixed: Annotated[
-        bool | None,
-        typer.Option("--fixed/--symbolic", help="With checkpoints: fix the size in the graph, or keep it symbolic (default)."),
-    ] = None,
+    msda: Lowering = None,
+    fixed: Fixed = None,
     engine: Annotated[
         bool | None, typer.Option("--engine/--no-engine", help="With checkpoints: build a TensorRT-RTX engine (default).")
     ] = None,

@@ -23,7 +23,7 @@ T = TypeVar("T")
 GPU_BATCH, GPU_BATCH_PIXELS = 16, 64_000_000
 
 
-class Source(Protocol):
+class MediaInput(Protocol):
     """An input: an image at a path, or a video. kind: "image" or "video"."""
 
     @property
@@ -34,13 +34,13 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ReadImage:
     """An image or a frame of an input, or the error of reading it.
 
     frame, time_s: of a video: index from 0, and seconds from the start of the file; None of an image file.
     """
 
-    input: Source
+    input: MediaInput
     image: LoadedImage | ImageError
     frame: int | None = None
     time_s: float | None = None
@@ -50,7 +50,7 @@ class Item:
 class Begun:
     """An image that is being decoded."""
 
-    input: Source
+    input: MediaInput
     image: Future[LoadedImage]
 
 
@@ -72,7 +72,7 @@ class Prefetcher:
         """Call something in one of the threads."""
         return self._pool.submit(work, *arguments)
 
-    def begin(self, source: Source) -> Begun:
+    def begin(self, source: MediaInput) -> Begun:
         """Start to decode an image file."""
         return Begun(source, self._pool.submit(self._load, source.path))
 
@@ -94,7 +94,9 @@ class Prefetcher:
     def _open(self, image: Any) -> LoadedImage:
         return image if isinstance(image, RawImage) else self._load(image)
 
-    def items(self, inputs: Iterable[Source | Begun], *, ahead: int = 2, every: int = 1, planar: bool = False) -> Iterator[Item]:
+    def items(
+        self, inputs: Iterable[MediaInput | Begun], *, ahead: int = 2, every: int = 1, planar: bool = False
+    ) -> Iterator[ReadImage]:
         """The images and frames of `inputs` in order, decoded ahead.
 
         Args:
@@ -111,7 +113,7 @@ class Prefetcher:
             steps.append(_ReadAhead("detrt-read", max(1, ahead), self._submitted(inputs, every, planar)))
             if self._decoder is None:
                 for read in steps[0]:
-                    yield read if isinstance(read, Item) else _finished(*read)
+                    yield read if isinstance(read, ReadImage) else _finished(*read)
             else:
                 steps.append(_ReadAhead("detrt-gpu-decode", GPU_BATCH, _in_groups(steps[0], self._decoder)))
                 yield from steps[1]
@@ -120,8 +122,8 @@ class Prefetcher:
                 step.stop()
 
     def _submitted(
-        self, inputs: Iterable[Source | Begun], every: int, planar: bool
-    ) -> Iterator[Item | tuple[Source, Future[Any]]]:
+        self, inputs: Iterable[MediaInput | Begun], every: int, planar: bool
+    ) -> Iterator[ReadImage | tuple[MediaInput, Future[Any]]]:
         for source in inputs:
             if isinstance(source, Begun):
                 yield source.input, source.image
@@ -132,7 +134,7 @@ class Prefetcher:
                     for frame in raw_frames(source.path, every=every, planar=planar, gpu=self._decoder):
                         yield _frame_item(source, frame) if isinstance(frame, Frame) else (source, self._pool.submit(frame))
                 except ImageError as error:
-                    yield Item(source, error)
+                    yield ReadImage(source, error)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -203,24 +205,24 @@ class _ReadAhead(Generic[T]):
         self._thread.join()
 
 
-def _finished(source: Source, future: Future[Any]) -> Item:
+def _finished(source: MediaInput, future: Future[Any]) -> ReadImage:
     try:
         image = future.result()
     except ImageError as error:
-        return Item(source, error)
-    return _frame_item(source, image) if isinstance(image, Frame) else Item(source, image)
+        return ReadImage(source, error)
+    return _frame_item(source, image) if isinstance(image, Frame) else ReadImage(source, image)
 
 
-def _frame_item(source: Source, frame: Frame) -> Item:
-    return Item(source, frame.image, frame.index, frame.time_s)
+def _frame_item(source: MediaInput, frame: Frame) -> ReadImage:
+    return ReadImage(source, frame.image, frame.index, frame.time_s)
 
 
-def _in_groups(step: _ReadAhead[Any], decoder: GpuDecoder) -> Iterator[Item]:
+def _in_groups(step: _ReadAhead[Any], decoder: GpuDecoder) -> Iterator[ReadImage]:
     """Items whose files a GPU decoded in groups: as many as have been read, so that nothing waits for a group to fill."""
-    group: list[Item] = []
+    group: list[ReadImage] = []
     pixels = 0
     for read in step:
-        item = read if isinstance(read, Item) else _finished(*read)
+        item = read if isinstance(read, ReadImage) else _finished(*read)
         size = 0 if isinstance(item.image, ImageError) else item.image.shape[0] * item.image.shape[1]
         if group and pixels + size > GPU_BATCH_PIXELS:
             yield from _decoded(group, decoder)
@@ -233,6 +235,6 @@ def _in_groups(step: _ReadAhead[Any], decoder: GpuDecoder) -> Iterator[Item]:
     yield from _decoded(group, decoder)
 
 
-def _decoded(group: list[Item], decoder: GpuDecoder) -> Iterator[Item]:
+def _decoded(group: list[ReadImage], decoder: GpuDecoder) -> Iterator[ReadImage]:
     for item, image in zip(group, decoder.decode([item.image for item in group]), strict=True):
         yield item if image is item.image else replace(item, image=image)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.images import Input
-from ..data.prefetch import Begun, Item, Prefetcher, Source
+from ..data.prefetch import Begun, MediaInput, Prefetcher, ReadImage
 from ..data.raw_image import LoadedImage
 from ..data.sinks import Record
 from ..detector import MAX_DECODERS, MAX_READERS, Detector, PendingDetections
@@ -39,7 +39,7 @@ class ImageFailure:
 
 def detect_inputs(
     detector: Detector,
-    inputs: Iterable[Source | Begun],
+    inputs: Iterable[MediaInput | Begun],
     *,
     every: int = 1,
     prefetcher: Prefetcher | None = None,
@@ -65,7 +65,7 @@ def detect_inputs(
             ahead = 2 * detector.batch_size + (0 if detector.session.info.device == CPU else threads)
         items = prefetcher.items(inputs, every=every, ahead=ahead, planar=detector.planar)
         stack.callback(items.close)  # type: ignore[attr-defined]  # it is a generator
-        submitted: deque[tuple[list[Item], PendingDetections]] = deque()
+        submitted: deque[tuple[list[ReadImage], PendingDetections]] = deque()
         while True:
             if some := list(itertools.islice(items, detector.batch_size)):
                 images = [item.image for item in some if not isinstance(item.image, ImageError)]

@@ -18,7 +18,7 @@ _LONGEST_FILE = 4 * 1024 * 1024  # bytes; no prompt and no list of names comes n
 
 
 @dataclass(frozen=True, slots=True)
-class Phrase:
+class PhraseSpan:
     """A part of a prompt: `prompt.text[start:end] == text`."""
 
     text: str
@@ -37,7 +37,7 @@ class Prompt:
     """
 
     text: str
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[PhraseSpan, ...]
     class_ids: tuple[int, ...]
     listed: bool = False
     task: str = ""
@@ -73,7 +73,7 @@ def parse_prompt(text: str, *, separators: str = ".", task: str = "") -> Prompt:
         piece = text[start:end]
         if phrase := piece.strip():
             first = start + len(piece) - len(piece.lstrip())
-            phrases.append(Phrase(phrase, first, first + len(phrase)))
+            phrases.append(PhraseSpan(phrase, first, first + len(phrase)))
         start = end + 1
     if not phrases:
         what = "the prompt is empty" if not text.strip() else f"the prompt {_short(text)!r} has no words"
@@ -111,7 +111,7 @@ def joined(names: Sequence[str], class_ids: Sequence[int], task: str = "") -> Pr
     phrases = []
     start = 0
     for name in names:
-        phrases.append(Phrase(name, start, start + len(name)))
+        phrases.append(PhraseSpan(name, start, start + len(name)))
         start += len(name) + 2
     return Prompt(". ".join(names) + ".", tuple(phrases), tuple(class_ids), listed=True, task=task)
 

@@ -30,7 +30,7 @@ COPY_CHUNK_BYTES = 1 << 20  # one thread copies so much at a time; the caller co
 
 
 @dataclass(slots=True)
-class Source:
+class StagedImage:
     """An image in a block, stored once even if it is in the batch several times.
 
     index: of its first appearance in the batch. rgb: offset of its RGB pixels, bytes. planes: (offset, shape) of the planes
@@ -55,7 +55,7 @@ class Layout:
 
     rows: NDArray[np.int64]
     tables: tuple[tuple[int, AxisTable], ...]
-    sources: tuple[Source, ...]
+    sources: tuple[StagedImage, ...]
     header_size: int
     upload_size: int
     block_size: int
@@ -140,7 +140,7 @@ def layout(images: Sequence[LoadedImage], sizes: Sequence[SizeHW], resample: str
     end = _align(rows.nbytes)
     offsets: dict[int, int] = {}
     tables: list[tuple[int, AxisTable]] = []
-    sources: dict[int, Source] = {}
+    sources: dict[int, StagedImage] = {}
     for index, (row, image, (height, width)) in enumerate(zip(rows, images, sizes, strict=True)):
         original = image.shape[0], image.shape[1]
         axes = axis_table(original[1], width, resample), axis_table(original[0], height, resample)
@@ -150,7 +150,7 @@ def layout(images: Sequence[LoadedImage], sizes: Sequence[SizeHW], resample: str
                 tables.append((end, table))
                 end = _align(end + table.first.nbytes + table.weights.nbytes)
         on_host = isinstance(image, np.ndarray) or (isinstance(image, YuvImage) and not image.on_gpu)
-        sources.setdefault(id(image), Source(index, _plane_shapes(image), on_host))
+        sources.setdefault(id(image), StagedImage(index, _plane_shapes(image), on_host))
         across, down = (offsets[id(table)] // 4 for table in axes)
         row[: len(FIELDS)] = (
             0, *original, height, width,
@@ -176,7 +176,7 @@ def layout(images: Sequence[LoadedImage], sizes: Sequence[SizeHW], resample: str
     return Layout(rows, tuple(tables), tuple(sources.values()), header_size, upload_size, end)
 
 
-def _assign_planes(source: Source, end: int) -> int:
+def _assign_planes(source: StagedImage, end: int) -> int:
     """Give the planes of an image their offsets; the new end of the block."""
     planes = []
     for shape in source.shapes:
