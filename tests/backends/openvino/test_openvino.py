@@ -334,5 +334,5 @@ def test_commands(folder, tmp_path, cli):
     for backend in ("openvino", "onnxruntime"):
         lines[backend] = cli("detect", grown, tmp_path / "red.png", "--backend", backend, "--json", "-").out
     assert lines["openvino"] and lines["openvino"] == lines["onnxruntime"]
-    refused = cli("build", grown, "--target", "onnx", "--streams", "2")
+    refused = cli("build", grown, "--target", "onnx", "--streams", "2", code=2)
     assert refused.code == 2 and "--streams" in refused.err
