@@ -1,6 +1,6 @@
-"""One piece of long work in a process of its own, over the protocol of `worker_process`.
+"""A long task in a child process, over the protocol of `worker_process`.
 
-A crash, a signal or a time limit ends that process and leaves the caller with an error that says why.
+A crash, a signal or a time limit ends that process, and raises an error with the reason in the caller.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run_child(
 def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None:
     """In the child: send `work(request, progress)` to the parent, or what it raises.
 
-    `progress` may be called as often as the work likes; ten calls per second are passed on.
+    `progress` may be called at any rate; ten calls per second are forwarded.
     """
 
     def answer(channel: Channel, request: Any) -> None:
@@ -125,7 +125,7 @@ def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None
 
 
 def _end_with_parent(channel: Channel) -> None:
-    """A builder must not outlive a caller that was killed: nobody would read its answer."""
+    """Exit with the parent, so that a builder does not outlive a killed caller."""
     with contextlib.suppress(OSError):
         channel.socket.recv(1)  # the parent sends nothing more, so this returns when its end is closed
     os.kill(os.getpid(), signal.SIGTERM)

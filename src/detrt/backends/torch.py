@@ -1,4 +1,4 @@
-"""Run a checkpoint with PyTorch: the reference that everything else is compared with."""
+"""Sessions of checkpoints in PyTorch, the reference of all comparisons."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> BaseSession:
-    """A TorchSession; of a model that takes a prompt a `PromptedSession`, whose detector reads token ids itself where
-    it can, as the plain model does.
+    """A TorchSession; of a model that takes a prompt a `PromptedSession`, whose detector takes token ids if
+    the original model does.
 
     Raises:
         SessionError: a device that does not exist. SourceError: the checkpoint has no tokenizer.
@@ -34,7 +34,7 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
     tokenizer = PromptTokenizer(source.tokenizer, text)
-    # The plain model has no text encoder to be called by itself, except for class names; and no decoding in it.
+    # The original model has a separate text encoder for class names only, and does not decode boxes.
     spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
     spec = replace(spec, text=replace(text, encoder=_text_encoder_of(text)))
     encoder = TorchSession(source, device=device, spec=spec, part="text encoder") if _text_encoder_of(text) else None
@@ -49,7 +49,7 @@ class TorchSession(BaseSession):
     """A Session over the plain model, without rewrites; on a GPU, deformable attention runs as detrt's kernel.
 
     source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
-    outputs; the default takes raw uint8 pixels and gives logits and boxes. part: "detector", or
+    outputs; the default takes raw uint8 pixels and returns logits and boxes. part: "detector", or
     "text encoder" of a model that takes a prompt; `open_torch` puts both together.
 
     Raises:
@@ -81,7 +81,7 @@ class TorchSession(BaseSession):
         check_feeds(self.inputs, feeds)
         tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
         try:
-            # PyTorch lets convolutions on a GPU round to TF32, which a reference must not.
+            # PyTorch's default for convolutions on a GPU is TF32, which a reference must not use.
             exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
             with torch.inference_mode(), exact:
                 results = self.module(*tensors)
@@ -103,7 +103,7 @@ def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
 
 
 def _use_kernel(model: torch.nn.Module) -> str:
-    """Let deformable attention run as the fused op; a remark where it cannot."""
+    """Run deformable attention as the fused op; a note if some modules are not supported."""
     from ..models.ops.install import install, missing
 
     install(model)

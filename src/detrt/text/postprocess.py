@@ -1,6 +1,6 @@
-"""From one logit for each token to phrases. NumPy only.
+"""Token logits to phrases. NumPy only.
 
-Two ways, for models of kind "tokens":
+Two rules for models of kind "tokens":
 
     best phrase     score of (query, phrase) = the largest sigmoid(logit) of the phrase's tokens; the phrases are then
                     classes like those of any other model (`phrase_logits`), and `detrt.data.postprocess` does the rest
@@ -28,7 +28,7 @@ TEXT_THRESHOLD = 0.25  # of both published processors
 def phrase_logits(logits: NDArray, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
     """(queries, tokens) and (phrases, tokens) -> (queries, phrases): the largest logit of each phrase's tokens.
 
-    The sigmoid rises with its argument, so the largest logit gives the largest score. A phrase without
+    The sigmoid is monotonic, so that the largest logit has the largest score. A phrase without
     tokens gets minus infinity, which is score 0.
     """
     result = np.full((logits.shape[0], len(mask)), -np.inf, np.float32)
@@ -54,7 +54,7 @@ def published_tokens(
     frames = [i for i, token in enumerate(ids) if token in frame_ids]
     if frames:
         for row, best in zip(above, probabilities.argmax(-1), strict=True):
-            # The list wraps around for a best token before all frames, which leaves nothing; so does the original.
+            # As in the original, the list wraps around for a best token before all frames, so that nothing is left.
             at = min(bisect.bisect_left(frames, int(best)), len(frames) - 1)
             row[: frames[at - 1] + 1] = False
             row[frames[at] :] = False
@@ -74,10 +74,10 @@ def decode_tokens(
     frame_ids: Sequence[int] = (),
     max_detections: int | None = None,
 ) -> list[Detections]:
-    """Detections with labels of the published way, best score first; the class id is that of the best phrase.
+    """Detections with labels by the published rule, best score first; the class id is that of the best phrase.
 
     outputs: `logits` (n, queries, tokens) and `pred_boxes` (n, queries, 4). ids: token ids of each image's prompt.
-    masks: (phrases, tokens) of each. to_text: text of token ids; dots are taken out, as published.
+    masks: (phrases, tokens) of each. to_text: text of token ids; dots are removed, as published.
 
     Raises:
         SessionError: outputs that are missing, of a wrong shape, or NaN or infinite.

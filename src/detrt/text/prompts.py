@@ -1,8 +1,8 @@
 """Prompts: phrases, or a list of class names. Text only, no tokens.
 
-A prompt is phrases that end with a separator: "a cat. a remote control." A phrase is what lies between two
-separators, without the white space around it; its span counts characters of the prompt as it was given. Two equal
-phrases stay two phrases. The last separator may be missing.
+A prompt is phrases that end with a separator: "a cat. a remote control." A phrase is the text between two
+separators, without surrounding white space; its span is in characters of the original prompt. Equal phrases are not
+merged. The last separator may be missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import PromptError
 
-_LONGEST_FILE = 4 * 1024 * 1024  # bytes; no prompt and no list of names comes near it
+_LONGEST_FILE = 4 * 1024 * 1024  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PhraseSpan:
 class Prompt:
     """Phrases to look for.
 
-    text: the prompt as it was given, or the names of a list joined with ". ".
+    text: the original prompt, or the names of a list joined with ". ".
     class_ids: the class id of each phrase: its index in a prompt, its line number (from 0) in a list.
     listed: made from a list of names; it may take several runs, and its detections have no spans.
     task: sentence for models that take one; "" is the model's own rule.
@@ -84,8 +84,8 @@ def parse_prompt(text: str, *, separators: str = ".", task: str = "") -> Prompt:
 def class_list(names: Sequence[str], *, task: str = "") -> Prompt:
     """A prompt of class names, e.g. the lines of a file; the class id of a name is its index.
 
-    Empty names are left out, and so is a name that was there before (letter case and spaces aside); their numbers
-    stay free. Dots at the end of a name are left out.
+    Empty and repeated names (ignoring letter case and spaces) are skipped; their numbers stay
+    free. Dots at the end of a name are left out.
 
     Raises:
         PromptError: no name is left.
@@ -117,7 +117,7 @@ def joined(names: Sequence[str], class_ids: Sequence[int], task: str = "") -> Pr
 
 
 def chunks(lengths: Sequence[int], limit: int, most: int | None = None) -> list[list[int]]:
-    """Indices of a list in runs of at most `most` entries whose lengths sum up to at most `limit`, in order.
+    """Indices of a list in chunks of at most `most` entries, whose lengths sum up to at most `limit`, in order.
 
     Each length must be at most the limit.
     """

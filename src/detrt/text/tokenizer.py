@@ -1,7 +1,6 @@
-"""From prompts to token ids with a model's own tokenizer. The only runtime module that imports `tokenizers`.
+"""Tokenization of prompts with the tokenizer of a model. The only runtime module that imports `tokenizers`.
 
-The file is the `tokenizer.json` of the `tokenizers` library that was written beside the model; neither torch nor
-transformers is needed to use it.
+The file is the `tokenizer.json` beside the model; neither torch nor transformers is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ Chunk = TokenChunk | ClassChunk
 class EncodedPrompt:
     """A tokenized prompt: one chunk, or several for a list that is longer than the model takes.
 
-    unknown: phrases whose tokens are all unknown to the tokenizer; the model cannot tell them apart.
+    unknown: phrases whose tokens are all unknown to the tokenizer; the model cannot distinguish them.
     """
 
     prompt: Prompt
@@ -87,7 +86,7 @@ class PromptTokenizer:
         content = file if isinstance(file, bytes) else _content(Path(file))
         try:
             self._tokenizer: Any = Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises plain Exceptions
+        except Exception as error:  # tokenizers raises plain Exceptions
             reason = " ".join(str(error).split())[:200]
             raise SpecError(f"{name} cannot be read ({reason}); export the model again with detrt export") from None
         # Lengths are decided here: silent truncation would change the prompt.
@@ -108,7 +107,7 @@ class PromptTokenizer:
         """A prompt from text or from a list of class names.
 
         Raises:
-            PromptError: nothing to look for, or a task for a model without one.
+            PromptError: an empty prompt, or a task for a model without one.
         """
         if task and self.text.kind != "classes":
             raise PromptError("this model takes no task, only a prompt; leave --task out")
@@ -143,7 +142,7 @@ class PromptTokenizer:
                 )
             self._check_count(prompt, max_phrases)
             return EncodedPrompt(prompt, (chunk,), unknown)
-        lengths = [len(encoding.ids) + 1 for encoding in encodings]  # and the dot behind it
+        lengths = [len(encoding.ids) + 1 for encoding in encodings]  # and the dot after it
         room = limit - frame
         if too_long := [i for i, length in enumerate(lengths) if length > room]:
             i = too_long[0]
@@ -187,7 +186,7 @@ class PromptTokenizer:
                 raise PromptError(
                     f"the task has {len(task)} tokens, this model takes at most {limit}; make it shorter, or leave it out"
                 )
-            # The published processor cuts its own sentence of many names off in the same way.
+            # The published processor truncates its sentence of many names in the same way.
             task = np.concatenate([task[: limit - 1], task[-1:]])
         names = tuple(np.array(encoding.ids, np.int64) for encoding in encodings)
         if not prompt.listed:
@@ -207,7 +206,7 @@ class PromptTokenizer:
             )
 
     def _check_words(self, prompt: Prompt, encodings: Sequence[Any]) -> tuple[str, ...]:
-        """Phrases that are unknown as a whole. Raises PromptError for one that has no tokens at all."""
+        """Phrases of unknown tokens only. Raises PromptError for a phrase without tokens."""
         unknown = []
         for phrase, encoding in zip(prompt.phrases, encodings, strict=True):
             words = [i for i in encoding.ids if i not in self.text.separators]
@@ -222,7 +221,7 @@ class PromptTokenizer:
 
 
 def same_tokens(a: Sequence[EncodedPrompt], b: Sequence[EncodedPrompt]) -> bool:
-    """Whether two tokenizers gave the same tokens for the same prompts."""
+    """Whether two tokenizers return the same tokens for the same prompts."""
 
     def rows(prompts: Sequence[EncodedPrompt]) -> list[list[int]]:
         chunks = [chunk for prompt in prompts for chunk in prompt.chunks]
