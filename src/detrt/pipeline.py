@@ -650,7 +650,7 @@ def _largest_difference(path: Path, fused: Path, spec: ModelSpec) -> float:
     with OnnxSession(path, spec) as plain, OnnxSession(path, spec, fused=fused) as other:
         batches = (1, 2) if plain.info.fixed_batch is None else (plain.info.fixed_batch,)
         sides = [max(64, side) for side in spec.input.size_hw]  # the smallest scene; preprocessing resizes it
-        found = []
+        found: list[float] = []
         for count in batches:
             feeds = preprocess([draw_scene(seed, size_hw=(sides[0], sides[1])).image for seed in range(count)], spec).feeds
             found += output_differences(plain.run(feeds), other.run(feeds), Precision.FP32.output_tolerance).values()
