@@ -24,6 +24,7 @@ from detrt.evaluation.coco import evaluate_coco
 from detrt.export.foreign import export_foreign
 from detrt.models.foreign import ForeignModel, read_foreign
 from detrt.models.load import LoadOptions
+from detrt.precision import PrecisionConfig
 
 RNG = np.random.default_rng(3)
 IMAGES = [RNG.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((80, 120), (64, 96))]
@@ -248,6 +249,19 @@ def test_names_in_the_metadata(tmp_path):
         open_session(tmp_path / "theirs.onnx")
     with pytest.raises(GraphError, match="YOLO models are not supported"):
         open_session(tmp_path / "theirs.onnx", layout="ultralytics")
+
+
+def test_half_precision_of_deimv2(real_data, tmp_path):
+    """Its graph in FP16 still runs, and finds the same on a photograph."""
+    path = real_data / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"
+    build(path, tmp_path / "b", engines=(), preprocess="family-default", precision=PrecisionConfig("fp16"))
+    photograph = real_data / "images/coco_permissive/val2017/000000005001.jpg"
+    with Detector.open(path, preprocess="family-default", threshold=0.5) as detector:
+        expected = detector([photograph])[0]
+    with Detector.open(tmp_path / "b", threshold=0.4) as detector:
+        found = detector([photograph])[0]
+    assert len(expected) > 3 and found.class_ids[: len(expected)].tolist() == expected.class_ids.tolist()
+    np.testing.assert_allclose(found.scores[: len(expected)], expected.scores, atol=0.02)
 
 
 @pytest.mark.slow

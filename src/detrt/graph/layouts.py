@@ -380,69 +380,74 @@ class _Nodes:
                 then(op, self._constant(np.reshape(three, (1, 3, 1, 1)), np.float32))
         masks: list[onnx.NodeProto] = []
         if foreign.mask:
-            masks = [self._node("Cast", [PIXEL_MASK], to=dtypes[of[layout.mask]])]
-            self._chain(masks, of[layout.mask])
+            masks = [self._as(PIXEL_MASK, of[layout.mask], dtypes[of[layout.mask]], {PIXEL_MASK: TensorProto.INT64})]
             axis = self._constant([1], np.int64)
             opset = next(entry.version for entry in self._model.opset_import if entry.domain in ("", "ai.onnx"))
             wide = self._node("Unsqueeze", [PIXEL_MASK, axis]) if opset >= 13 else self._node("Unsqueeze", [PIXEL_MASK], axes=[1])
             real = self._node("Cast", [wide.output[0]], to=TensorProto.FLOAT)
             masks += [wide, real]
             then("Mul", real.output[0])  # padding is zero in normalised numbers
-        then("Cast", to=dtypes[pixels])
+        if dtypes[pixels] != TensorProto.FLOAT:
+            then("Cast", to=dtypes[pixels])
         nodes = [*masks, *self._chain(nodes, pixels)]
         if layout.sizes:
             sizes = of[layout.sizes]
             swapped = self._node("Gather", [TARGET_SIZES, self._constant([1, 0], np.int64)], axis=1)  # (width, height)
-            nodes += [swapped, self._node("Cast", [swapped.output[0]], sizes, to=dtypes[sizes])]
+            nodes += [swapped, self._as(swapped.output[0], sizes, dtypes[sizes], {swapped.output[0]: TensorProto.INT64})]
         return nodes
 
     def epilogue(self, foreign: ForeignGraph, of: Mapping[str, str], dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
         """From what the graph returns to detrt's outputs."""
         layout = foreign.layout
         if layout.name == "rt-detr":
-            return self._decoded(foreign, of)
+            return self._decoded(foreign, of, dtypes)
         if layout.name == "ultralytics":
-            return self._split(of["output0"], foreign.classes)
+            return self._split(of["output0"], foreign.classes, dtypes)
         boxes, logits = (of[PRED_BOXES], of[LOGITS]) if layout.name == "transformers" else (of["dets"], of[LABELS])
-        return self._raw(logits, boxes)
+        return self._raw(logits, boxes, dtypes)
 
-    def _raw(self, logits: str, boxes: str) -> list[onnx.NodeProto]:
+    def _raw(self, logits: str, boxes: str, dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
         return [
-            self._node("Cast", [logits], LOGITS, to=TensorProto.FLOAT),
-            self._node("Cast", [boxes], PRED_BOXES, to=TensorProto.FLOAT),
+            self._as(logits, LOGITS, TensorProto.FLOAT, dtypes),
+            self._as(boxes, PRED_BOXES, TensorProto.FLOAT, dtypes),
         ]
 
-    def _decoded(self, foreign: ForeignGraph, of: Mapping[str, str]) -> list[onnx.NodeProto]:
+    def _decoded(self, foreign: ForeignGraph, of: Mapping[str, str], dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
         """Boxes, scores and labels in descending order of the scores, and their number."""
-        nodes = [self._node("Cast", [of[SCORES]], to=TensorProto.FLOAT), self._node("Cast", [of[BOXES]], to=TensorProto.FLOAT)]
-        nodes.append(self._node("Cast", [of[LABELS]], to=TensorProto.INT64))
-        scores, boxes, labels = (node.output[0] for node in nodes)
+        kinds = {SCORES: TensorProto.FLOAT, BOXES: TensorProto.FLOAT, LABELS: TensorProto.INT64}
         if _is_sorted(self._model, of[SCORES]):
-            nodes += [self._node("Identity", [a], b) for a, b in ((scores, SCORES), (boxes, BOXES), (labels, LABELS))]
+            nodes = [self._as(of[name], name, kind, dtypes) for name, kind in kinds.items()]
         else:
-            count = self._constant([foreign.queries], np.int64)
-            order = f"detrt/order_{self._count}"
-            nodes.append(helper.make_node("TopK", [scores, count], [SCORES, order], "detrt/TopK", axis=1))
-            nodes.append(self._node("GatherElements", [labels, order], LABELS, axis=1))
+            nodes = [self._as(of[name], f"detrt/{name}", kind, dtypes) for name, kind in kinds.items()]
+            count, order = self._constant([foreign.queries], np.int64), "detrt/order"
+            nodes.append(helper.make_node("TopK", [f"detrt/{SCORES}", count], [SCORES, order], "detrt/TopK", axis=1))
+            nodes.append(self._node("GatherElements", [f"detrt/{LABELS}", order], LABELS, axis=1))
             # GatherElements takes an index for each side of a box.
             shape = self._node("Reshape", [order, self._constant([0, foreign.queries, 1], np.int64)])
             wide = self._node("Concat", [shape.output[0]] * 4, axis=2)
-            nodes += [shape, wide, self._node("GatherElements", [boxes, wide.output[0]], BOXES, axis=1)]
-        sides = self._node("Shape", [scores])
+            nodes += [shape, wide, self._node("GatherElements", [f"detrt/{BOXES}", wide.output[0]], BOXES, axis=1)]
+        sides = self._node("Shape", [TARGET_SIZES])
         batch = self._node("Gather", [sides.output[0], self._constant([0], np.int64)], axis=0)
         count = self._constant([foreign.queries], np.int64)
         return [*nodes, sides, batch, self._node("Expand", [count, batch.output[0]], NUM_DETECTIONS)]
 
-    def _split(self, output: str, classes: int) -> list[onnx.NodeProto]:
+    def _as(self, value: str, name: str, dtype: int, dtypes: Mapping[str, int]) -> onnx.NodeProto:
+        """A value under another name and in a type; without a cast that does nothing, over which ONNX Runtime 1.31 stumbles."""
+        if dtypes[value] == dtype:
+            return self._node("Identity", [value], name)
+        return self._node("Cast", [value], name, to=dtype)
+
+    def _split(self, output: str, classes: int, dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
         """Boxes and logits of (batch, queries, 4 + classes): in front of the sigmoid where it is found, else its inverse."""
         makers = {name: node for node in self._model.graph.node for name in node.output}
         joined = makers.get(output)
-        while joined is not None and joined.op_type in ("Cast", "Identity"):
+        while joined is not None and joined.op_type == "Identity":
             joined = makers.get(joined.input[0])
         if joined is not None and joined.op_type == "Concat" and len(joined.input) == 2:
             scores = makers.get(joined.input[1])
             if scores is not None and scores.op_type == "Sigmoid":
-                return self._raw(scores.input[0], joined.input[0])
+                kind = dtypes[output]  # both have the type of what they are joined to
+                return self._raw(scores.input[0], joined.input[0], {scores.input[0]: kind, joined.input[0]: kind})
         nodes = [self._node("Cast", [output], to=TensorProto.FLOAT)]
         starts = ((0, 4), (4, 4 + classes))
         whole, axis = nodes[0].output[0], self._constant([2], np.int64)
@@ -457,7 +462,14 @@ class _Nodes:
         rest = self._node("Sub", [one, inside])
         log_rest = self._node("Log", [rest.output[0]])
         logits = self._node("Sub", [log.output[0], log_rest.output[0]])
-        return [*nodes, log, rest, log_rest, logits, *self._raw(logits.output[0], boxes)]
+        return [
+            *nodes,
+            log,
+            rest,
+            log_rest,
+            logits,
+            *self._raw(logits.output[0], boxes, dict.fromkeys((logits.output[0], boxes), TensorProto.FLOAT)),
+        ]
 
 
 def _is_sorted(model: onnx.ModelProto, scores: str) -> bool:
