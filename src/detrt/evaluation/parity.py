@@ -78,8 +78,7 @@ def verify(
         ground_truth: COCO annotations of the images, for the AP of both.
         slots: check batch invariance: every slot of a batch, and the padding.
         batches: batch sizes of that check, instead of the profile's.
-        divergence: search the first diverging node: "auto" (when something fails, and for a report
-            below FP32), "always" or "never".
+        divergence: search the first diverging node: "always", "never" or "auto" (on a failure, and for a report below FP32).
         images: number of the worst images in the HTML report.
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
@@ -93,8 +92,8 @@ def verify(
 
     Raises:
         PromptError: no prompt for a model that takes one, the reverse, or a bad prompt.
-        SessionError: no images, or heads of different sizes. DetrtError: see the models' own loaders;
-            no reference. GateError is not raised: look at `report.passed` or call `require`.
+        SessionError: no images, or heads of different sizes.
+        DetrtError: no reference, or a model that does not open. A failure is not raised: see `report.passed` and `require`.
     """
     if not len(images):
         raise SessionError("verify needs at least one image; give --images DIR")

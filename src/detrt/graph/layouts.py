@@ -31,7 +31,7 @@ _IMAGES = 4  # axes of an image batch
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GraphLayout:
     """Inputs and outputs of one exporter's files.
 
     pixels, sizes, mask: names of inputs; "" where it has none; the mask is optional. outputs: their names.
@@ -58,7 +58,7 @@ class Layout:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout(
+        GraphLayout(
             "transformers",
             "transformers, optimum",
             PIXEL_VALUES,
@@ -66,7 +66,7 @@ LAYOUTS = {
             mask=PIXEL_MASK,
             about="normalised pixels; logits, and boxes as cxcywh relative to the image",
         ),
-        Layout(
+        GraphLayout(
             "rt-detr",
             "the repositories of RT-DETR, D-FINE, DEIM and DEIMv2",
             "images",
@@ -74,14 +74,14 @@ LAYOUTS = {
             sizes="orig_target_sizes",
             about="pixels / 255 and (width, height) of each original image; decoded boxes as xyxy in its pixels",
         ),
-        Layout(
+        GraphLayout(
             "rf-detr",
             "rfdetr",
             "input",
             ("dets", LABELS),
             about="normalised pixels; boxes as cxcywh relative to the image, and logits under the name labels",
         ),
-        Layout(
+        GraphLayout(
             "ultralytics",
             "RT-DETR of ultralytics",
             "images",
@@ -102,7 +102,7 @@ class ForeignGraph:
     """
 
     model: onnx.ModelProto
-    layout: Layout
+    layout: GraphLayout
     names: Mapping[str, str]
     pixels: tuple[int | str, ...]
     mask: bool
@@ -201,7 +201,7 @@ def _tensors(values: Sequence[onnx.ValueInfoProto]) -> dict[str, tuple[str, tupl
     return {value.name: tensor_type(value) for value in values}
 
 
-def _misfit(model: onnx.ModelProto, layout: Layout, names: Mapping[str, str]) -> str:
+def _misfit(model: onnx.ModelProto, layout: GraphLayout, names: Mapping[str, str]) -> str:
     """Why a graph does not have a layout; "" where it does."""
     inputs, outputs = _tensors(_inputs(model)), _tensors(model.graph.output)
     for key, side, what in (*((k, inputs, "input") for k in layout.inputs), *((k, outputs, "output") for k in layout.outputs)):
@@ -232,7 +232,7 @@ def _metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def _read(model: onnx.ModelProto, name: str, layout: Layout, names: Mapping[str, str]) -> ForeignGraph:
+def _read(model: onnx.ModelProto, name: str, layout: GraphLayout, names: Mapping[str, str]) -> ForeignGraph:
     inputs, outputs = _tensors(_inputs(model)), _tensors(_inferred(model, name).graph.output)
     pixels = inputs[names[layout.pixels]][1]
     found = ForeignGraph(model, layout, names, pixels, bool(layout.mask) and names[layout.mask] in inputs, 0, 0, _metadata(model))

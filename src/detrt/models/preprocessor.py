@@ -143,7 +143,7 @@ def read_input_spec(
     try:
         data = _family_settings(family, config) if found is None else found[1]
         _refuse_unknown(data)
-        return _Reader(data, family, config, stated=found is not None).input_spec(wanted)
+        return _ConfigReader(data, family, config, stated=found is not None).input_spec(wanted)
     except _Refused as error:
         raise SourceError(f"{origin} says {error}; {CHOICE}") from None
     except (TypeError, ValueError, LookupError, SpecError) as error:
@@ -176,7 +176,7 @@ def _refuse_unknown(data: Mapping[str, Any]) -> None:
         raise _Refused(f"{key} {value!r}, which detrt does not know; remove the key if it has no effect")
 
 
-class _Reader:
+class _ConfigReader:
     """One image processor's settings. stated: they come from a file, whose processor's class has defaults of its own."""
 
     def __init__(self, data: Mapping[str, Any], family: Family, config: Any, *, stated: bool) -> None:
