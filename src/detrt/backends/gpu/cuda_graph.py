@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...data.raw_image import LoadedImage
-from .staging import Layout
+from .staging import BatchLayout
 
 MAX_GRAPH_PIXELS = 1 << 24  # of a batch
 
@@ -26,7 +26,7 @@ class LayoutGraph:
         stream: to record on; None on a CPU, where `fill` is called as it is.
     """
 
-    def __init__(self, plan: Layout, device: torch.device, fill: Callable[[Tensor], None], stream: Any) -> None:
+    def __init__(self, plan: BatchLayout, device: torch.device, fill: Callable[[Tensor], None], stream: Any) -> None:
         self.block = torch.zeros(plan.block_size, dtype=torch.uint8, device=device)
         header = np.zeros(plan.header_size, np.uint8)
         plan.write_header(header)
@@ -60,7 +60,7 @@ class LayoutGraphCache:
         self._lookups = 0
         self.failure = ""
 
-    def get(self, plan: Layout, uses: int, owner: object, record: Callable[[], LayoutGraph]) -> LayoutGraph | None:
+    def get(self, plan: BatchLayout, uses: int, owner: object, record: Callable[[], LayoutGraph]) -> LayoutGraph | None:
         """The graph of a layout, recorded if due; None: run without one.
 
         Args:
@@ -96,7 +96,7 @@ class LayoutGraphCache:
 
 @dataclass(slots=True)
 class _Entry:
-    plan: Layout  # a reference, so that no other layout gets its id
+    plan: BatchLayout  # a reference, so that no other layout gets its id
     owner: object
     graph: LayoutGraph
     last_use: int = 0

@@ -26,7 +26,7 @@ from ..base import Feeds, Outputs
 from .cuda_graph import LayoutGraph, LayoutGraphCache, recordable
 from .decoder import GpuDecoder
 from .resize import resize_batch
-from .staging import Layout, LayoutCache
+from .staging import BatchLayout, LayoutCache
 from .top_k import can_select, select, unpack
 from .yuv import convert_to_rgb, copy_to_block
 
@@ -126,13 +126,13 @@ class GpuRunner:
             download = host.download(slot.results, on_device)
         return Pending(download, len(images), None if slot.selects else self._outputs)
 
-    def _shared_block(self, plan: Layout) -> Tensor:
+    def _shared_block(self, plan: BatchLayout) -> Tensor:
         """The block of all layouts without a graph."""
         if self._block.numel() < plan.block_size:
             self._block = torch.empty(plan.block_size * 5 // 4 // 16 * 16 + 16, dtype=torch.uint8, device=self.device)
         return self._block
 
-    def _record(self, plan: Layout, images: Sequence[LoadedImage], slot: _Slot) -> LayoutGraph:
+    def _record(self, plan: BatchLayout, images: Sequence[LoadedImage], slot: _Slot) -> LayoutGraph:
         def fill(block: Tensor) -> None:
             convert_to_rgb(block, plan, images)
             slot.fill(block, plan.rows, self.spec)

@@ -45,7 +45,7 @@ class StagedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """Offsets of everything in a block.
 
     rows: (images, ROW) int64, see FIELDS. tables: (offset in bytes, table) of both axes. sources: the distinct images.
@@ -112,9 +112,9 @@ class LayoutCache:
 
     resample: str
     capacity: int = 64
-    _entries: dict[Hashable, tuple[Layout, list[int]]] = field(default_factory=dict)
+    _entries: dict[Hashable, tuple[BatchLayout, list[int]]] = field(default_factory=dict)
 
-    def get(self, images: Sequence[LoadedImage], sizes: Sequence[SizeHW]) -> tuple[Layout, int]:
+    def get(self, images: Sequence[LoadedImage], sizes: Sequence[SizeHW]) -> tuple[BatchLayout, int]:
         """(`layout` of these images, how often it has been used, this time included)."""
         first = {id(image): index for index, image in reversed(list(enumerate(images)))}
         key = tuple((_layout_key(image), first[id(image)], size) for image, size in zip(images, sizes, strict=True))
@@ -128,7 +128,7 @@ class LayoutCache:
         return entry[0], entry[1][0]
 
 
-def layout(images: Sequence[LoadedImage], sizes: Sequence[SizeHW], resample: str) -> Layout:
+def layout(images: Sequence[LoadedImage], sizes: Sequence[SizeHW], resample: str) -> BatchLayout:
     """Plan a block.
 
     Args:
@@ -173,7 +173,7 @@ def layout(images: Sequence[LoadedImage], sizes: Sequence[SizeHW], resample: str
             source.rgb, end = end, _align(end + image.shape[0] * image.shape[1] * 3)
     for row, image in zip(rows, images, strict=True):
         row[0] = sources[id(image)].rgb
-    return Layout(rows, tuple(tables), tuple(sources.values()), header_size, upload_size, end)
+    return BatchLayout(rows, tuple(tables), tuple(sources.values()), header_size, upload_size, end)
 
 
 def _assign_planes(source: StagedImage, end: int) -> int:

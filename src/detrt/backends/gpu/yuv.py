@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...data.raw_image import Colours, LoadedImage, RawImage, YuvImage, yuv_to_rgb
 from ...models.ops.msda import triton_available
-from .staging import Layout
+from .staging import BatchLayout
 
 BLOCK = 512
 
@@ -95,7 +95,7 @@ class GpuImage(RawImage):
         return np.ascontiguousarray(self.pixels.cpu().numpy())
 
 
-def copy_to_block(block: Tensor, plan: Layout, images: Sequence[LoadedImage]) -> list[RawImage]:
+def copy_to_block(block: Tensor, plan: BatchLayout, images: Sequence[LoadedImage]) -> list[RawImage]:
     """Copy images that are on the device already into the block, on the current stream.
 
     Returns the copied images; their memory must live until the copies are done.
@@ -119,7 +119,7 @@ def copy_to_block(block: Tensor, plan: Layout, images: Sequence[LoadedImage]) ->
     return copied
 
 
-def convert_to_rgb(block: Tensor, plan: Layout, images: Sequence[LoadedImage]) -> None:
+def convert_to_rgb(block: Tensor, plan: BatchLayout, images: Sequence[LoadedImage]) -> None:
     """Convert the planes of frames in the block to RGB, on the current stream."""
     for source in plan.sources:
         image = images[source.index]
