@@ -83,9 +83,8 @@ def verify(
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
         tokenizer: of a checkpoint that takes a prompt and has none.
-        resize, preprocess: of a folder, see `LoadOptions`.
-        layout, mean, std: of an ONNX file of another exporter, as labels, family, resize and preprocess are. For the checkpoint that a bundle was made from, these, the labels, the
-            family and the tokenizer are by default those that the bundle records.
+        resize, preprocess, layout, mean, std: of a folder, or of an ONNX file of another exporter, see `LoadOptions`. By default all
+            that a bundle records of what it was made from.
         prompt, task: for models that take a prompt: a text, or a list of class names.
         opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
         say: called with the name of each step.

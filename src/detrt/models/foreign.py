@@ -140,10 +140,10 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
     if not foreign.queries or (not foreign.classes and foreign.layout.name != "rt-detr"):
         usual = parse_size(sidecar.resize, "--resize") if sidecar.resize and ":" not in sidecar.resize else (640, 640)
         foreign = foreign.with_shapes(run(path, foreign.feeds(usual)), str(path))
-    return _Reader(path, foreign, sidecar, load.labels, stated).read()
+    return _ForeignReader(path, foreign, sidecar, load.labels, stated).read()
 
 
-class _Reader:
+class _ForeignReader:
     """The facts of one file, and the notes on their origin."""
 
     def __init__(
