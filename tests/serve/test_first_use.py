@@ -29,7 +29,7 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     write_onnx(folder / "toy.onnx", dynamic=True, multiple_of=4)
     write_text_bundle(folder / "prompted")
-    with Server(folder / "toy.onnx", f"asked={folder / 'prompted'}", "--workers", 1) as running:
+    with Server(folder / "toy.onnx", f"prompted={folder / 'prompted'}", "--workers", 1) as running:
         yield running
 
 
@@ -40,7 +40,7 @@ def get(address):
 
 def test_loading_prints_what_it_does(server):
     lines = server.log.splitlines()
-    assert lines[0].startswith("loading toy, asked in 1 worker;")
+    assert lines[0].startswith("loading toy, prompted in 1 worker;")
     assert re.fullmatch(r"  1 of 1 worker ready after \d+ s", lines[1])
     assert lines.index(lines[1]) < next(i for i, line in enumerate(lines) if line.startswith("ready at"))
 
