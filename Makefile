@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 EXTRAS := export,rtx,openvino,video,eval,bench,supervision,ray,serve,dev
 
-.PHONY: demo test test-fast test-slow setup lint wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
+DOCS := build/docs-venv
+
+.PHONY: demo test test-fast test-slow setup lint docs wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
 
 demo: setup
 	$(BIN)/detrt demo -o demo
@@ -62,6 +64,15 @@ lint: setup
 	$(BIN)/ruff check src tests training benchmarks
 	$(BIN)/ruff format --check src tests training benchmarks
 	$(BIN)/mypy
+
+# The documentation as a site: build/site/index.html. Its tools have an environment of their own, without torch.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+
+$(DOCS)/.installed: pyproject.toml
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
 
 # dist/detrt-*.whl, for machines without this folder: pip install dist/detrt-*.whl
 wheel: setup

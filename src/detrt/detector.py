@@ -294,13 +294,16 @@ class Detector:
 
         Args:
             images: any iterable, e.g. a generator of frames.
-            prompts, prompt, threshold, classes: see `__call__`.
+            prompts: see `__call__`, as for the rest.
+            prompt: for all images.
+            threshold: lowest score.
+            classes: names or ids to report.
 
         Yields:
             The detections of each image, in order.
 
         Raises:
-            As `__call__`.
+            DetrtError: as `__call__`, and its ValueError and TypeError.
         """
         if isinstance(prompts, (str, Prompt)):
             raise PromptError(f"give a list of prompts, one for each image, or prompt=... for all; got one, {prompts!r}")
@@ -373,10 +376,12 @@ class Detector:
 
         Args:
             images: arrays (H, W, 3) uint8 RGB, or raw images.
-            prompts, threshold, classes: see `__call__`.
+            prompts: see `__call__`, as for the rest.
+            threshold: lowest score.
+            classes: names or ids to report.
 
         Raises:
-            As `__call__`.
+            DetrtError: as `__call__`, and its ValueError and TypeError.
         """
         if classes is not None and self.session.info.text is not None:
             raise PromptError(_NO_CLASSES)
