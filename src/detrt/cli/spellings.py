@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 RENAMED = {
     "--decode": "--image-decoder cpu or --image-decoder gpu",
     "--devices": "--device, which takes several: --device 0,1",
+    "--min-share": "--min-fraction",
     "--pictures": "--report-images",
     "--provider": "--device, e.g. --device cuda:0, with --backend onnxruntime where a bundle has an engine or package as well",
+    "--quantize-share": "--quantize-fraction",
 }
 
 # What detrt calls it -> the spellings of ultralytics, trtexec, optimum and mmdeploy, without case. The first word is the option.
