@@ -184,7 +184,12 @@ def test_every_family_has_a_dialect_for_every_version(family, exported):
     report = exported(family, **SHARED.get(family, {}))
     for path in sorted(report.path.parent.glob("*.onnx")):
         model = onnx.load(path)
-        rows = {row.since: refused(dialect(model, row), row) for row in VERSIONS}
+        # Versions that lack the same have the same dialect.
+        written = {}
+        for row in VERSIONS:
+            key = (row.lacks, row.shape_range, row.scatter_reduction, row.strongly_typed, row.strongly_typed or row.opset)
+            written[row] = written.get(key) or written.setdefault(key, dialect(model, row))
+        rows = {row.since: refused(written[row], row) for row in VERSIONS}
         assert not any(rows.values()), (path.name, rows)
 
 

@@ -219,7 +219,6 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
         How many sums were replaced.
     """
     graph = model.graph
-    kinds = element_types(model)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     producers = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -244,6 +243,9 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
         if node.op_type == "Add" and sums.issuperset(node.input):
             sums.add(node.output[0])
     totals = {name for name in sums if any(reader.output[0] not in sums for reader in readers[name])}
+    if not totals:
+        return 0
+    kinds = element_types(model)
     summands = {name: f"{name}/points" if name in totals else name for name in sums}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -266,9 +268,8 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
                 builder.op("Cast", total, to=kinds[name], output=name)
         nodes.extend(builder.nodes)
         graph.initializer.extend(builder.initializers)
-    if totals:
-        replace_nodes(model, nodes)
-        drop_dead(model)
+    replace_nodes(model, nodes)
+    drop_dead(model)
     return len(totals)
 
 
