@@ -22,12 +22,12 @@ PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 def engine(monkeypatch):
     """Makes `check_engine` open `path.engine` as the ONNX file `path` with a profile."""
 
-    def open_engine(path):
+    def open_engine_beside(reference, path, text_engine=None):
         session = OnnxSession(path.with_suffix(".onnx"))
         session._info = replace(session.info, profile=PROFILE, max_batch=3)
         return session
 
-    monkeypatch.setattr(engine_check, "open_engine", open_engine)
+    monkeypatch.setattr(engine_check, "open_engine_beside", open_engine_beside)
 
 
 @pytest.fixture(scope="module")

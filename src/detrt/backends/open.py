@@ -422,6 +422,21 @@ def _same_machine(encoder: BundleFile, detector: BundleFile | None) -> bool:
     return a.target == b.target and a.compute_capabilities == b.compute_capabilities
 
 
+def open_engine_beside(reference: BaseSession, engine: Path, text_engine: Path | None = None) -> BaseSession:
+    """An engine, with the tokenizer of another session of the same model where it takes a prompt.
+
+    text_engine: of its text encoder; None: the encoder of `reference`.
+    """
+    detector = open_engine(engine)
+    if not isinstance(reference, PromptedSession):
+        return detector
+    encoder = reference.text_encoder
+    if encoder is not None and text_engine is not None:
+        with _closing_on_error(detector):
+            encoder = open_engine(text_engine)
+    return reference.with_sessions(detector, encoder)
+
+
 def emulate_low_precision(session: Session) -> Session:
     """The session, or one that rounds 16-bit values where ONNX Runtime's CPU kernels would compute in FP32.
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Outputs, Session, relative_error
-from ..backends.open import emulate_low_precision, open_engine, open_session
-from ..backends.prompted import PromptedSession
+from ..backends.open import emulate_low_precision, open_engine_beside, open_session
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..data.scenes.scene import draw_scene
@@ -113,17 +112,13 @@ def check_engine(
     """
     gate = gate_for(precision)
     with contextlib.ExitStack() as closing:
-        reference: Session = emulate_low_precision(open_session(graph))
-        closing.callback(reference.close)
-        candidate: Session = open_engine(engine)
+        opened = emulate_low_precision(open_session(graph))
+        closing.callback(opened.close)
+        reference: Session = opened
+        candidate: Session = open_engine_beside(opened, engine, text_engine)
         closing.callback(candidate.close)
-        if isinstance(reference, PromptedSession):
-            encoder = reference.text_encoder
-            if encoder is not None and text_engine is not None:
-                encoder = open_engine(text_engine)
-                closing.callback(encoder.close)
-            candidate = reference.with_sessions(candidate, encoder).bind(PROMPT)
-            reference = reference.bind(PROMPT)
+        if reference.info.text is not None:
+            reference, candidate = reference.bind(PROMPT), candidate.bind(PROMPT)
         shapes = shapes_of(candidate)
         rows = []
         for number, (batch, size_hw) in enumerate(shapes):

@@ -271,7 +271,7 @@ def test_an_old_driver_is_told_apart_from_no_gpu(monkeypatch):
 
     cuda = object.__new__(cuda_module.Cuda)
     cuda._runtime = type("Runtime", (), {"cudaGetDeviceCount": staticmethod(lambda: (35, 0))})
-    with pytest.raises(EngineError, match=r"driver 580.*gpu-cu12"):
+    with pytest.raises(EngineError, match=r"driver 580.*cuda-python<13"):
         cuda.device_count()
     cuda._runtime = type("Runtime", (), {"cudaGetDeviceCount": staticmethod(lambda: (100, 0))})
     assert cuda.device_count() == 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import EngineError
+from ...errors import EngineError, GraphError
 from ...spec import ModelSpec
 from .config import EngineConfig
 from .profile import NetworkTensor, plan_profile
@@ -55,7 +55,12 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     from ...graph.msda_plugin import set_plugin_version
     from ..onnxruntime.session import optimize_basic
 
-    model = graph.load(onnx)
+    try:
+        model = graph.load(onnx)
+    except GraphError:
+        if row.strongly_typed:
+            return Rewritten(onnx)  # the parser says what is wrong with the file
+        raise
     summary = graph.summarise(model)
     if summary.opset > row.opset and row.strongly_typed:
         raise EngineError(

@@ -413,7 +413,7 @@ class TensorRTSession(BaseSession):
 _RUNS_BEFORE_SAVING = 50
 
 
-def default_runtime_cache(engine: Path, facts: EngineFacts, gpu_name: str) -> Path | None:
+def default_runtime_cache(path: Path, facts: EngineFacts, gpu_name: str) -> Path | None:
     """The file that keeps TensorRT-RTX's kernels of an engine on a GPU, so that only the first process compiles them.
 
     It lies in the folder that the environment variable DETRT_RUNTIME_CACHE names, by default `detrt` in XDG_CACHE_HOME or
@@ -424,7 +424,7 @@ def default_runtime_cache(engine: Path, facts: EngineFacts, gpu_name: str) -> Pa
         return None
     folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "detrt"
     gpu = "-".join("".join(c if c.isalnum() else " " for c in gpu_name).split())
-    return folder / f"{facts.onnx_sha256[:16]}-{engine.stat().st_size}-{gpu}.rtxcache"
+    return folder / f"{facts.onnx_sha256[:16]}-{path.stat().st_size}-{gpu}.rtxcache"
 
 
 # What must be true before an engine is handed to TensorRT, and the reason when it is not.
