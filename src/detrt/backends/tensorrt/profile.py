@@ -51,7 +51,7 @@ _SIZES = ("batch", "height", "width")
 # (min, opt, max) of the axes of a prompt, as far as the model allows. The shortest prompt that says anything
 # is one word, a full stop and the frame.
 _TEXT_AXES = {"tokens": (4, 32, 256), "classes": (1, 16, 1000), "phrases": (1, 8, 128)}
-# Class names that a text tower encodes in one run.
+# Class names that a text encoder encodes in one run.
 NAMES_BATCH = (1, 16, 64)
 _OTHER_AXES = {0: "batch"}
 
