@@ -306,7 +306,7 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     assert again.runs == 0 and again.fp32_blocks == result.fp32_blocks
     assert plot(result).startswith("<svg") and "encoder.layers.0.fc1" in plot(result)
     state.write_text("{")
-    with pytest.raises(GraphError, match="state file .* is damaged"):
+    with pytest.raises(GraphError, match="resume file .* is damaged"):
         Search(model, SPEC, config, images(), blind)
     with pytest.raises(GraphError, match="needs annotations"):
         Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), images(), blind)

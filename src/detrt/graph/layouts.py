@@ -187,7 +187,8 @@ def recognise(
         raise GraphError(f"{has}, which several layouts fit; say which with --layout: {known}")
     raise GraphError(
         f"{has}, which fit no layout that detrt knows: {known}. Where only the names differ, give --layout and the names in a "
-        "sidecar (docs/guide/onnx-files.md)"
+        "sidecar (docs/guide/onnx-files.md). A graph of detrt without its spec: put the spec beside it as FILE.onnx.json, or give "
+        "it to detect with --spec FILE"
     )
 
 
