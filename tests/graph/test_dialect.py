@@ -133,9 +133,10 @@ def dialect(model, row=OLD):
     copy.CopyFrom(model)
     sum_by_reduction(copy)
     if not row.strongly_typed:
-        lower_opset(copy, row.opset)
         move_integers(copy)
     write_out(copy, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
+    if not row.strongly_typed:
+        lower_opset(copy, row.opset)
     return copy
 
 

@@ -73,7 +73,6 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     widened = Widened()
     if not row.strongly_typed:
         widened = widen(model)
-        lower_opset(model, row.opset)
         # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
         if fixed := _fixed_shapes(summary.inputs, config, spec):
             fix_axes(model, fixed, optimize_basic)
@@ -81,6 +80,8 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         # After the optimiser, which would compute them.
         changes["INT8 weights"] = quantize_weights(model)
     written = write_out(model, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
+    if not row.strongly_typed:
+        lower_opset(model, row.opset)  # newer operators are written out by now
     changes += Counter(one.operator for one in written)
     if row.strongly_typed and not changes:
         return Rewritten(onnx)
