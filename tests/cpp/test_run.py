@@ -106,7 +106,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([edit("version", other("tensorrt_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
         ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),
         ([edit("none-of-it", lambda d: d.update(files=[]))], "the bundle has no compiled package"),
-        ([bundle, "--batch", str(LARGEST + 1)], f"batch must be from 1 to {LARGEST} images"),
+        ([bundle, "--batch", str(LARGEST + 1)], f"batch must be from 1 to {LARGEST} with this model"),
         ([bundle, "--device", "cuda:7"], "PyTorch sees 0 GPUs here; got device cuda:7"),
         ([bundle, "--device", "tpu"], "device must be cpu, cuda or cuda:N"),
         ([bundle, "--backend", "other"], "has no backend 'other'"),

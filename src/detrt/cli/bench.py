@@ -219,8 +219,14 @@ def _ratio(scope: str) -> Cell:
     return cell
 
 
+def _model(row: dict[str, Any]) -> str:
+    from ..bench.plot import short
+
+    return short(row["model"])
+
+
 BUNDLE_COLUMNS: Sequence[tuple[str, Cell]] = (
-    ("model", lambda row: row["model"]),
+    ("model", _model),
     ("backend", lambda row: row["backend"]),
     ("scope", lambda row: row["scope"].replace("_", " ")),
     ("batch", _number("batch", 0)),
