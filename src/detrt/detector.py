@@ -6,7 +6,7 @@ import inspect
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, overload
@@ -87,6 +87,7 @@ class Detector:
         batch_size: images that run together; None: the fixed or largest batch size of the model, else 1.
         size_hw: (height, width) of the input in pixels, for models with a dynamic size; None: the model's own.
         classes: names or ids to report; None: all.
+        class_thresholds: name or id of a class -> its threshold, instead of `threshold`.
         max_detections: most detections of an image; None: no limit.
         resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
         on_device: resize and select candidates on the GPU where the session can; the detections are the same.
@@ -124,6 +125,7 @@ class Detector:
         batch_size: int | None = None,
         size_hw: SizeHW | None = None,
         classes: Sequence[str | int] | None = None,
+        class_thresholds: Mapping[str | int, float] | None = None,
         max_detections: int | None = None,
         resize_threads: int = 1,
         on_device: bool = True,
@@ -159,6 +161,7 @@ class Detector:
                 raise TypeError(f"{', '.join(given)}: options of opening, but this session is open already; leave them out")
         try:
             self._prepare(session, prompt, {"task": task, "phrases": phrases, "text_threshold": text_threshold}, classes)
+            self.class_thresholds = self._thresholds_of(class_thresholds or {})
             self._choose_batches(size_hw, batch_size, on_device, image_decoder)
         except BaseException:
             if session is not model:
@@ -177,7 +180,7 @@ class Detector:
         if session.info.text is None and (prompt is not None or options["task"] or options["phrases"] != "best"):
             raise PromptError(NO_PROMPT)
         if session.info.text is not None and classes is not None:
-            raise PromptError(_NO_CLASSES)
+            raise PromptError(_NO_CLASSES.format("--classes", "classes"))
         self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
         self.spec: ModelSpec = self.session.spec
         self.class_ids = self._ids_of(classes)
@@ -185,6 +188,14 @@ class Detector:
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
         return None if classes is None else frozenset(self.spec.class_ids([str(name) for name in classes]))
+
+    def _thresholds_of(self, named: Mapping[str | int, float]) -> dict[int, float]:
+        """Thresholds by class id. Raises SpecError for unknown classes, PromptError for a model that takes a prompt."""
+        if named and self.session.info.text is not None:
+            raise PromptError(_NO_CLASSES.format("--class-thresholds", "class_thresholds"))
+        for name, threshold in named.items():
+            check_threshold(threshold, f"the threshold of class '{name}'")
+        return {i: threshold for name, threshold in named.items() for i in self.spec.class_ids([str(name)])}
 
     def _choose_batches(self, size_hw: SizeHW | None, batch_size: int | None, on_device: bool, image_decoder: str) -> None:
         """Input size, batch size, and what resizes and decodes the images."""
@@ -384,7 +395,7 @@ class Detector:
             DetrtError: as `__call__`, and its ValueError and TypeError.
         """
         if classes is not None and self.session.info.text is not None:
-            raise PromptError(_NO_CLASSES)
+            raise PromptError(_NO_CLASSES.format("--classes", "classes"))
         class_ids = self.class_ids if classes is None else self._ids_of(classes)
         threshold = self.threshold if threshold is None else threshold
         check_threshold(threshold)
@@ -409,7 +420,7 @@ class Detector:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
             begun.append((plan, session, session.start(feeds)))
-        return PendingDetections(begun, DetectionFilter(threshold, class_ids, self.max_detections))
+        return PendingDetections(begun, DetectionFilter(threshold, class_ids, self.max_detections, self.class_thresholds))
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
@@ -436,7 +447,7 @@ def check_image_decoder(name: str) -> None:
 
 
 _NO_CLASSES = (
-    "this model has no classes of its own to choose from with --classes (Python: classes=...); say what to find "
+    "this model has no classes of its own to choose from with {} (Python: {}=...); say what to find "
     "with --prompt or --classes-from (Python: prompt=...)"
 )
 _NO_GPU_DECODING = (

@@ -60,6 +60,20 @@ def test_video(cli, place):
     assert [row["frame"] for row in rows] == [0, 2, 4] and [bool(labels(row)) for row in rows] == [False, False, True]
 
 
+def test_thresholds_of_classes(cli, place):
+    """Blue images score 0.92, 0.82, 0.62 and 0.38 for blue, and 0.08 and less for the others."""
+
+    def found(*options):
+        rows = cli("detect", "bundle", "in/blue.png", "--json", "-", "-q", *options).lines
+        return [d["label"] for d in rows[0]["detections"]]
+
+    assert found() == ["blue"] * 3 and found("--class-thresholds", "blue=0.9") == ["blue"]
+    assert found("--class-thresholds", "Blue=0.3, 0=0.05") == ["blue"] * 4 + ["red"]
+    for text in ("blue", "blue=2", "=0.5", "blue=0.1,blue=0.2"):
+        cli.refused("detect", "bundle", "in", "--class-thresholds", text, names=repr(text), advice="CLASS=SCORE|twice")
+    cli.refused("detect", "bundle", "in", "--class-thresholds", "blu=0.5", names="'blu'", advice="did you mean blue")
+
+
 @rtx
 def test_an_engine_that_cannot_run_here_gives_way_and_says_so(cli, place):
     """A bundle falls back to its ONNX file with a note; an engine by itself cannot."""

@@ -43,6 +43,18 @@ def test_ties_keep_the_flat_order():
     assert found.class_ids.tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("select", ["topk", "query"])
+def test_thresholds_of_classes(select):
+    rows = np.full((4, 3), -9.0)
+    rows[0, 0], rows[1, 1], rows[2, 2], rows[3, 1] = (logit(p) for p in (0.7, 0.4, 0.6, 0.2))
+    spec = make_spec(decode={"select": select, "max_detections": 4})
+    (found,) = decode(outputs(rows), spec, [(8, 8)], threshold=0.5, class_thresholds={0: 0.8, 1: 0.3})
+    assert found.labels == ("bird", "dog")
+    np.testing.assert_allclose(found.scores, [0.6, 0.4], atol=1e-6)
+    (found,) = decode(outputs(rows), spec, [(8, 8)], threshold=0.5, class_thresholds={1: 0.3}, class_ids=[1])
+    assert found.labels == ("dog",)
+
+
 def test_saturated_scores_are_ties():
     rows = np.full((4, 3), -50.0)
     rows[0, 2], rows[3, 0] = 60, 90  # both are 1 in float32

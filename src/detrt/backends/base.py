@@ -228,6 +228,7 @@ class BaseSession(ABC):
             threshold=keep.threshold,
             class_ids=keep.class_ids,
             max_detections=keep.max_detections,
+            class_thresholds=keep.class_thresholds,
         )
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
     from ..detector import Detector
 
 
+def parse_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
+    """ "person=0.6,car=0.4" -> (("person", 0.6), ("car", 0.4)). Raises DetrtError."""
+    found = []
+    for part in comma_separated(text):
+        name, _, number = part.rpartition("=")
+        try:
+            threshold = float(number)
+        except ValueError:
+            threshold = math.nan
+        if not (name and 0 <= threshold <= 1):
+            raise DetrtError(f"--class-thresholds takes CLASS=SCORE with scores from 0 to 1, comma-separated; got {part!r}")
+        found.append((name.strip(), threshold))
+    if len(dict(found)) < len(found):
+        raise DetrtError(f"--class-thresholds names a class twice; got {text!r}")
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class DetectorOptions:
     """Options of `Detector`.
@@ -36,6 +54,13 @@ class DetectorOptions:
     threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
     classes: tuple[str, ...] | None = field(
         default=None, metadata={"help": "Classes to keep: comma-separated names or ids.", "parse": comma_separated}
+    )
+    class_thresholds: tuple[tuple[str, float], ...] = field(
+        default=(),
+        metadata={
+            "help": "Thresholds of classes, instead of --threshold: person=0.6,car=0.4.",
+            "parse": parse_class_thresholds,
+        },
     )
     phrases: str = field(
         default="best",
@@ -74,7 +99,7 @@ class DetectorOptions:
             raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
 
     def arguments(self, prompt: PromptOptions) -> dict[str, Any]:
-        """Keywords of `Detector`. The decoder is left out where it is the usual one, since a cluster run is bound to them."""
+        """Keywords of `Detector`. Newer ones are left out at their default, since a cluster run is bound to them."""
         from ..text.postprocess import TEXT_THRESHOLD
 
         found = {
@@ -88,6 +113,8 @@ class DetectorOptions:
             "phrases": self.phrases,
             "text_threshold": TEXT_THRESHOLD if self.text_threshold is None else self.text_threshold,
         }
+        if self.class_thresholds:
+            found["class_thresholds"] = dict(self.class_thresholds)
         return found if self.image_decoder == "cpu" else {**found, "image_decoder": self.image_decoder}
 
 

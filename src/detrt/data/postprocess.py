@@ -8,7 +8,7 @@ The rules, which every other runtime and the graph of `decode.in_graph` follow:
     order       score descending; equal scores by flat index (query * classes + class) ascending
     nms         with `decode.nms` only the `num_queries` best candidates take part; see `suppress`; boxes are
                 clipped before
-    cut         `max_detections` of the spec first, then score > threshold, then `class_ids`,
+    cut         `max_detections` of the spec first, then score > threshold (of the class, or of all), then `class_ids`,
                 then the caller's own `max_detections`
     boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +53,13 @@ class DetectionFilter:
     """Which detections of an image are returned.
 
     threshold: keep scores above it, 0..1. class_ids: keep these classes only; None: all. max_detections: keep at most so many.
+    class_thresholds: class id -> threshold of that class, instead of `threshold`.
     """
 
     threshold: float = 0.5
     class_ids: Collection[int] | None = None
     max_detections: int | None = None
+    class_thresholds: Mapping[int, float] = field(default_factory=dict)
 
 
 def decode(
@@ -68,12 +70,13 @@ def decode(
     threshold: float = 0.5,
     class_ids: Collection[int] | None = None,
     max_detections: int | None = None,
+    class_thresholds: Mapping[int, float] | None = None,
 ) -> list[Detections]:
     """One `Detections` for each image of the batch.
 
     outputs: `logits` (n, queries, classes) and `pred_boxes` (n, queries, 4), or with decoding in the
         graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); or `Candidates`.
-    threshold: keep scores above it, 0..1. class_ids: keep these classes only.
+    threshold: keep scores above it, 0..1. class_ids: keep these classes only. class_thresholds: see `DetectionFilter`.
 
     Raises:
         SessionError: outputs are missing, do not have the shape of the spec, or are NaN or infinite.
@@ -82,18 +85,20 @@ def decode(
     check_threshold(threshold)
     if max_detections is not None and max_detections < 1:
         raise ValueError(f"max_detections must be at least 1; got {max_detections}")
+    own = class_thresholds or {}
+    lowest = min([threshold, *own.values()])
     if isinstance(outputs, Candidates):
-        rows = _read_candidates(outputs, spec, original_sizes_hw, threshold)
+        rows = _read_candidates(outputs, spec, original_sizes_hw, lowest)
     else:
         read = _read_decoded if spec.decode.in_graph else _read_raw
-        rows = read(outputs, spec, original_sizes_hw, threshold)
+        rows = read(outputs, spec, original_sizes_hw, lowest)
     results = []
     for (boxes, scores, ids), (height, width) in zip(rows, original_sizes_hw, strict=True):
         boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
         if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
             stay, scores = suppress(boxes, scores, ids, spec.decode)
             boxes, scores, ids = (a[: spec.decode.max_detections] for a in (boxes[stay], scores, ids[stay]))
-        keep = scores > np.float32(threshold)
+        keep = scores > np.array([own.get(i, threshold) for i in ids.tolist()], np.float32)
         if class_ids is not None:
             keep &= np.isin(ids, np.array(sorted(class_ids), np.int64))
         boxes, scores, ids = (a[keep][:max_detections] for a in (boxes, scores, ids))
