@@ -307,6 +307,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def text_encoder_beside(model: Path) -> Path:
+    """The file of the text encoder that belongs to a detector's: `text.` for `model.` at the start of its name."""
+    return model.with_name(model.name.replace("model", "text", 1))
+
+
 def sidecar_path(engine: Path) -> Path:
     return engine.with_name(engine.name + ".json")
 

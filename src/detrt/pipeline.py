@@ -23,9 +23,9 @@ from .backends.openvino.build import check_installed as check_openvino
 from .backends.openvino.config import OpenVinoConfig, model_name
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
-from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, writing_bundle
+from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, text_encoder_beside, writing_bundle
 from .data.preprocess import preprocess, preprocessing_words
-from .data.scenes.scene import draw_scene
+from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
@@ -256,6 +256,12 @@ class _Builder:
             return Precision(recorded["precision"])
         return Precision.FP32 if "export" in self.provenance.options else None
 
+    @property
+    def _judged(self) -> bool:
+        """Whether a build must give what its graph gives. Random weights give scores that are nearly equal, so that rounding alone
+        changes which queries are selected."""
+        return not self.provenance.source.startswith("random:")
+
     def extend(self, bundle: Bundle) -> None:
         """Take over what a bundle has; its graph stays where it is."""
         for entry in bundle.files:
@@ -360,7 +366,7 @@ class _Builder:
         if precision is not None:
             check_engine(facts, precision)
         if self.spec.text is not None and self.spec.text.encoder:
-            self._engine(self.spec.text.encoder, text_engine_name(name), config, "text-engine")
+            self._engine(self.spec.text.encoder, text_encoder_beside(Path(name)).name, config, "text-engine")
         # TensorRT-RTX builds on machines without a GPU, and for other GPUs.
         if compare and config.target == "tensorrt":
             self._compare_engine(name, config, precision or Precision.FP32)
@@ -373,7 +379,9 @@ class _Builder:
             self._graphs / MODEL,
             self._folder / name,
             Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
-            text_engine=self._folder / text_engine_name(name) if self.spec.text is not None and self.spec.text.encoder else None,
+            text_engine=text_encoder_beside(self._folder / name)
+            if self.spec.text is not None and self.spec.text.encoder
+            else None,
             progress=lambda fraction, text: self._say(f"check {name}", fraction, text),
         )
         self._done(f"check {config.label}", start, 0, found.verdict)
@@ -385,9 +393,8 @@ class _Builder:
             f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
             "wrongly. Try --msda gather, another --precision or another TensorRT version; --no-check builds without the comparison"
         )
-        if not self.provenance.source.startswith("random:"):
+        if self._judged:
             raise GateError(failure)
-        # Scores of random weights are nearly equal, so that rounding alone changes which queries are selected.
         self.warnings.append(f"{failure}. Not judged, because the weights are random")
 
     def _engine(self, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
@@ -425,8 +432,6 @@ class _Builder:
     def build_openvino(self, config: OpenVinoConfig) -> None:
         """The OpenVINO model of the detector, and the one of its text encoder."""
         text = self.spec.text
-        # Random weights give scores that are nearly equal, so that rounding alone changes which queries are selected.
-        judged = not self.provenance.source.startswith("random:")
         parts = [(MODEL, "model", self._graph_precision or Precision.FP32, "openvino")]
         if text is not None and text.encoder:
             parts.append((text.encoder, "text", Precision.FP32, "text-openvino"))  # the encoder stays FP32
@@ -437,7 +442,7 @@ class _Builder:
                 self._folder / model_name(precision, part),
                 config,
                 self.spec,
-                judged=judged,
+                judged=self._judged,
                 progress=lambda fraction, message, title=title: self._say(title, fraction, message),  # type: ignore[misc]
             )
             self._add(_entry(self._folder, built.path.name, kind, built.facts))
@@ -446,7 +451,7 @@ class _Builder:
 
     def fuse_attention(self) -> None:
         """The graph with ONNX Runtime's own attention, where it has some and gives the same."""
-        if self._graph_precision != Precision.FP32 or self.spec.text is not None:
+        if self._graph_precision != Precision.FP32 or self.spec.text is not None or self._graphs != self._folder:
             return
         from . import graph
         from .graph.fuse_attention import fuse_attention, save_beside
@@ -455,7 +460,7 @@ class _Builder:
         self._say("attention", None, "fusing")
         model = graph.load(self._graphs / MODEL)
         count = fuse_attention(model)
-        if not count or self._graphs != self._folder:
+        if not count:
             return
         save_beside(model, self._folder / FUSED, self._folder / MODEL)
         try:
@@ -505,11 +510,6 @@ def engine_verdict(facts: EngineFacts) -> str:
     """An engine in a few words: layers, types, and the GPU memory of one context."""
     memory = f", {facts.activation_bytes / 2**20:.0f} MiB activations" if facts.activation_bytes else ""
     return f"{facts.layers} layers, {facts.precision}{memory}"
-
-
-def text_engine_name(engine: str) -> str:
-    """The file of the text encoder's engine: `text.` for `model.` of the detector's."""
-    return "text." + engine.removeprefix("model.")
 
 
 def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
@@ -649,10 +649,9 @@ def _largest_difference(path: Path, fused: Path, spec: ModelSpec) -> float:
     """Between two forms of a graph in ONNX Runtime, on one drawn scene and on two; relative to the largest value."""
     with OnnxSession(path, spec) as plain, OnnxSession(path, spec, fused=fused) as other:
         batches = (1, 2) if plain.info.fixed_batch is None else (plain.info.fixed_batch,)
-        sides = [max(64, side) for side in spec.input.size_hw]  # the smallest scene; preprocessing resizes it
         found: list[float] = []
         for count in batches:
-            feeds = preprocess([draw_scene(seed, size_hw=(sides[0], sides[1])).image for seed in range(count)], spec).feeds
+            feeds = preprocess(draw_images(count, spec.input.size_hw), spec).feeds
             found += output_differences(plain.run(feeds), other.run(feeds), Precision.FP32.output_tolerance).values()
         return max(found)
 
@@ -667,8 +666,6 @@ def _try_device(path: Path, spec: ModelSpec, device: str) -> Stage:
     with OnnxSession(path, spec, provider=device) as session:
         verdict = "opened"
         if spec.text is None:
-            height, width = spec.input.size_hw
-            scene = draw_scene(0, size_hw=(max(64, height), max(64, width)))  # the smallest scene; preprocessing resizes it
-            session.run(preprocess([scene.image], spec).feeds)
+            session.run(preprocess(draw_images(1, spec.input.size_hw), spec).feeds)
             verdict = "runs as a CUDA graph" if device.startswith("cuda") else "runs"
         return Stage(session.info.name, time.perf_counter() - start, 0, session.info.note or verdict)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..bundle import MANIFEST, Bundle, BundleFile
+from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import LoadOptions
 from ..spec import ModelSpec, is_text_encoder
@@ -78,13 +78,12 @@ def open_session(
     if kind == "inductor":
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
-        path, encoder = Path(ref), Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
-        session = OpenVinoSession(path, device=device, threads=threads)
-        return _with_text(session, path.parent, threads=threads, device=device, openvino=encoder)
+        session = OpenVinoSession(Path(ref), device=device, threads=threads)
+        return _with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
     engine = open_engine(Path(ref), device)
-    encoder = Path(ref).with_name(Path(ref).name.replace("model", "text", 1))
+    encoder = text_encoder_beside(Path(ref))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
     return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
 

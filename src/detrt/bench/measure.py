@@ -119,11 +119,10 @@ def statistics(samples_ms: Sequence[float], batch: int) -> Row:
 
 def drawn_images(size_hw: tuple[int, int], count: int) -> list[NDArray[np.uint8]]:
     """Drawn scenes of the input's own size, so that nothing is padded: (height, width, 3) uint8."""
-    from ..data.scenes.scene import MIN_SIDE, draw_scene
+    from ..data.scenes.scene import draw_images
 
     height, width = size_hw
-    drawn = (max(height, MIN_SIDE), max(width, MIN_SIDE))  # scenes are not drawn smaller
-    return [draw_scene(index, size_hw=drawn).image[:height, :width] for index in range(count)]
+    return [image[:height, :width] for image in draw_images(count, size_hw)]
 
 
 def jpeg_of(image: NDArray[np.uint8]) -> bytes:

@@ -6,7 +6,7 @@ TensorRT versions exist that compile a graph wrongly without an error, so a buil
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ..backends.base import Outputs, Session, relative_error
 from ..backends.open import emulate_low_precision, open_engine_beside, open_session
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
-from ..data.scenes.scene import draw_scene
+from ..data.scenes.scene import draw_images
 from ..errors import SessionError
 from ..spec import PIXEL_VALUES
 from .batching import different_images
@@ -124,7 +124,7 @@ def check_engine(
         for number, (batch, size_hw) in enumerate(shapes):
             if progress:
                 progress(number / len(shapes), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
-            rows.extend(_compare(reference, candidate, batch, size_hw, gate))
+            rows.append(_compare(reference, candidate, batch, size_hw, gate))
     return EngineCheck(tuple(rows), gate)
 
 
@@ -135,11 +135,10 @@ def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
     return list(dict.fromkeys(shapes))
 
 
-def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate) -> Iterator[EngineRow]:
+def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate) -> EngineRow:
     where = (batch, *size_hw)
     facts = candidate.spec.input
-    scenes = [draw_scene(index, size_hw=(max(64, size_hw[0]), max(64, size_hw[1]))).image for index in range(min(batch, 4))]
-    images = different_images(scenes, batch, candidate)
+    images = different_images(draw_images(min(batch, 4), size_hw), batch, candidate)
     given = preprocess(images, candidate.spec, size_hw=size_hw if facts.dynamic else None)
     want = _run_in_parts(reference, given.feeds, batch)
     try:
@@ -148,10 +147,9 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
             decode(outputs, candidate.spec, given.original_sizes_hw, threshold=0.0) for outputs in (want, got)
         ]  # NaN is refused here
     except SessionError as error:
-        yield EngineRow(*where, text=str(error))
-        return
+        return EngineRow(*where, text=str(error))
     found = [match(a, b, gate) for a, b in zip(*pairs, strict=True)]
-    yield EngineRow(
+    return EngineRow(
         *where,
         compared=sum(one.compared for one in found),
         missing=sum(one.missing for one in found),

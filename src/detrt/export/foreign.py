@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from .. import graph
+from ..backends.base import relative_error
 from ..backends.onnxruntime.session import run_graph
 from ..data.postprocess import sigmoid
 from ..data.preprocess import preprocess
@@ -75,11 +76,8 @@ def _ours(foreign: ForeignModel, model: Any, images: list[NDArray[np.uint8]]) ->
 
 
 def _error(expected: NDArray, actual: NDArray) -> float:
-    """Largest difference, relative to the largest value."""
-    if expected.shape != actual.shape:
-        return float("inf")
-    largest = max(float(np.abs(expected).max(initial=0)), 1e-6)
-    return float(np.abs(expected.astype(np.float64) - actual).max(initial=0)) / largest
+    """As `relative_error`; inf where the shapes differ."""
+    return relative_error(expected, actual) if expected.shape == actual.shape else float("inf")
 
 
 def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str, Any]]:

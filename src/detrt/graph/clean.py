@@ -49,7 +49,8 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         merge_equal_tensors(slim)
         drop_dead(slim)
         drop_unused_domains(slim)
-        drop_default_reduction(slim)
+        for node in slim.graph.node:
+            drop_default_reduction(node)
         onnx.checker.check_model(slim)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise GraphError(f"the traced graph does not simplify: {error}") from error
@@ -264,15 +265,15 @@ def drop_unused_domains(model: onnx.ModelProto) -> None:
     model.opset_import.extend(remaining)
 
 
-def drop_default_reduction(model: onnx.ModelProto) -> None:
-    """Remove `reduction="none"` from ScatterND and ScatterElements nodes, in place: TensorRT before 10.9 refuses the attribute."""
-    for node in model.graph.node:
-        if node.op_type not in ("ScatterND", "ScatterElements"):
-            continue
-        for position, entry in enumerate(node.attribute):
-            if entry.name == "reduction" and entry.s == b"none":
-                del node.attribute[position]
-                break
+def drop_default_reduction(node: onnx.NodeProto) -> bool:
+    """Remove `reduction="none"` from a ScatterND or ScatterElements node, in place: TensorRT before 10.9 refuses the attribute.
+
+    Returns whether it was there. Another reduction stays, for the parser to refuse.
+    """
+    found = node.op_type in ("ScatterND", "ScatterElements") and attribute(node, "reduction") == b"none"
+    if found:
+        _drop_attribute(node, "reduction")
+    return found
 
 
 def declare_outputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str]]) -> None:

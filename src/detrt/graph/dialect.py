@@ -16,7 +16,15 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from .clean import attach_weights, detach_weights, drop_dead, drop_unused_domains, merge_equal_tensors, replace_nodes
+from .clean import (
+    attach_weights,
+    detach_weights,
+    drop_dead,
+    drop_default_reduction,
+    drop_unused_domains,
+    merge_equal_tensors,
+    replace_nodes,
+)
 from .lower_msda import GraphBuilder
 from .view import attribute, element_types
 
@@ -94,8 +102,8 @@ def write_out(
         elif node.op_type == "Shape" and not shape_range and any(a.name in ("start", "end") for a in node.attribute):
             write(node, _shape, "Shape")
         else:
-            if node.op_type == "ScatterND" and not scatter_reduction and _drop_no_reduction(node):
-                done.append(Written("ScatterND", node.output[0], ()))
+            if not scatter_reduction and drop_default_reduction(node):
+                done.append(Written(node.op_type, node.output[0], ()))
             nodes.append(node)
     if done:
         replace_nodes(model, nodes)
@@ -280,16 +288,6 @@ def _add_zero_points(model: onnx.ModelProto) -> None:
 
 def _wide(tensor: TensorProto) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
-
-
-def _drop_no_reduction(node: onnx.NodeProto) -> bool:
-    """Drop `reduction="none"`, which is what its absence means; another one is left for the parser to refuse."""
-    kept = [entry for entry in node.attribute if not (entry.name == "reduction" and entry.s == b"none")]
-    dropped = len(kept) != len(node.attribute)
-    if dropped:
-        del node.attribute[:]
-        node.attribute.extend(kept)
-    return dropped
 
 
 @dataclass(slots=True)

@@ -163,6 +163,11 @@ class GraphSummary:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def described(self, side: str) -> tuple[Mapping[str, Any], ...]:
+        """The "inputs" or "outputs" as the facts of an engine hold them: name, dtype and shape of each."""
+        tensors: Mapping[str, tuple[str, tuple[int | str, ...]]] = getattr(self, side)
+        return tuple({"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in tensors.items())
+
 
 def summarise(model: onnx.ModelProto) -> GraphSummary:
     """Count nodes, operators and weights of a graph."""

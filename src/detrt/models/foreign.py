@@ -309,13 +309,11 @@ class _ForeignReader:
         if layout == "ultralytics":
             return _NEUTRAL
         if self._sidecar.preprocess is None and self._sidecar.family in (None, "deimv2"):  # its backbones differ
-            text = "; ".join(
-                f"--{name} {','.join(map(str, three))}" for name, three in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
-            )
+            mean, std = (",".join(map(str, three)) for three in (IMAGENET_MEAN, IMAGENET_STD))
             raise SpecError(
                 f"'{self._path}' (layout {layout}) does not say how its images are normalised; give --preprocess family-default (RGB / "
                 "255 and no more: RT-DETR, D-FINE, DEIM, and DEIMv2 with HGNetV2), or mean and standard deviation (DEIMv2 with DINOv3: "
-                f"{text.replace('; ', ' ')})"
+                f"--mean {mean} --std {std})"
             )
         return (IMAGENET_MEAN, IMAGENET_STD) if family.normalize else _NEUTRAL
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ... import files, graph
 from ...bundle import EngineFacts
 from ...data.preprocess import preprocess
-from ...data.scenes.scene import draw_scene
+from ...data.scenes.scene import draw_images
 from ...errors import EngineError
 from ...graph.unsigned import unsigned_activations
 from ...graph.view import GraphView, graph_precision
@@ -43,8 +43,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     spec, start = ModelSpec.from_dict(request["spec"]), time.monotonic()
     openvino = package("--target openvino")
     progress(0.0, "reading the graph")
-    summary = graph.summarise(graph.load(source, weights=False))
     loaded = graph.load(source)
+    summary = graph.summarise(loaded)
     precision = graph_precision(GraphView(loaded))
     try:
         model = core().read_model(str(_readable(loaded, source, target)))
@@ -65,14 +65,14 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         onnx_sha256=files.sha256_of(source),
         layers=layers,
         options={"opset": summary.opset, **config.to_dict(), "weights_sha256": files.sha256_of(weights)},
-        inputs=_described(summary.inputs),
-        outputs=_described(summary.outputs),
+        inputs=summary.described("inputs"),
+        outputs=summary.described("outputs"),
         layer_types=dict(types.most_common()),
     )
     progress(0.4, "comparing with ONNX Runtime")
     errors = _compare(source, target, spec, facts)
     seconds, memory = round(time.monotonic() - start, 3), round(peak_memory_mib())
-    facts = EngineFacts.from_dict({**asdict(facts), "build_seconds": seconds, "peak_memory_mib": memory})
+    facts = replace(facts, build_seconds=seconds, peak_memory_mib=memory)
     return {"facts": asdict(facts), "size": target.stat().st_size + weights.stat().st_size, "errors": errors}
 
 
@@ -82,10 +82,6 @@ def _readable(model: Any, source: Path, target: Path) -> Path:
         return source
     graph.save(model, target.with_suffix(".onnx"))
     return target.with_suffix(".onnx")
-
-
-def _described(tensors: dict[str, tuple[str, tuple[int | str, ...]]]) -> tuple[dict[str, Any], ...]:
-    return tuple({"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in tensors.items())
 
 
 def _compare(source: Path, target: Path, spec: ModelSpec, facts: EngineFacts) -> dict[str, float]:
@@ -99,10 +95,7 @@ def _compare(source: Path, target: Path, spec: ModelSpec, facts: EngineFacts) ->
         with OnnxSession(source, spec) as reference:
             fixed = session.info.fixed_batch
             for count in BATCHES if fixed is None else (fixed,):
-                # The smallest scene is 64 pixels; preprocessing resizes it to the size of the model.
-                sides = [max(64, side) for side in spec.input.size_hw]
-                images = [draw_scene(seed, size_hw=(sides[0], sides[1])).image for seed in range(count)]
-                feeds = preprocess(images, spec).feeds
+                feeds = preprocess(draw_images(count, spec.input.size_hw), spec).feeds
                 found = output_differences(reference.run(feeds), session.run(feeds), Precision(facts.precision).output_tolerance)
                 worst = {name: max(error, worst.get(name, 0.0)) for name, error in found.items()}
     return worst

@@ -90,15 +90,11 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         for one in written:
             if one.operator in _WIDE or one.output in widened.fp32:
                 widened.fp32.update(one.parts)
-        described = {side: _described(getattr(summary, side)) for side in ("inputs", "outputs")}
+        described = {side: summary.described(side) for side in ("inputs", "outputs")}
         _mark(model, widened.fp32 if widened.low else set())
     path = folder / "model.onnx"
     graph.save(model, path)
     return Rewritten(path, widened.low, widened.quantized, dict(changes), **described)
-
-
-def _described(tensors: Mapping[str, tuple[str, tuple[int | str, ...]]]) -> tuple[Mapping[str, Any], ...]:
-    return tuple({"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in tensors.items())
 
 
 def _fixed_shapes(

@@ -88,6 +88,12 @@ def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects
     return Scene(image=image, objects=tuple(label for _, label in reversed(kept)))
 
 
+def draw_images(count: int, size_hw: tuple[int, int]) -> list[np.ndarray]:
+    """The first `count` scenes as (H, W, 3) uint8 RGB images of `size_hw` pixels, at least MIN_SIDE on each side."""
+    height, width = (max(MIN_SIDE, side) for side in size_hw)
+    return [draw_scene(seed, size_hw=(height, width)).image for seed in range(count)]
+
+
 def _random_size(rng: np.random.Generator) -> tuple[int, int]:
     """Height and width in pixels; sides differ by a factor of 16:9 at most."""
     long_side = int(rng.integers(_SIDES_PX[0] + 60, _SIDES_PX[1] + 1))
