@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include "detrt/error.hpp"
 
@@ -42,10 +43,55 @@ bool same_version(const std::string& a, const std::string& b) {
   return a == b || (length >= 3 && std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(length), y.begin()));
 }
 
+#if DETRT_IS_TENSORRT_8
+
+namespace {
+
+int library_major() {
+  return getInferLibVersion() / 1000;
+}
+
+// Plugin libraries register their layers when they are loaded; NVIDIA's own does so when it is asked to.
+bool load_plugin_library(const std::filesystem::path& place) {
+  void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) {
+    const char* reason = dlerror();
+    Logger::instance().log(nvinfer1::ILogger::Severity::kERROR, reason ? reason : "dlopen failed");
+    return false;
+  }
+  using Initialise = bool (*)(void*, const char*);
+  const auto initialise = reinterpret_cast<Initialise>(dlsym(library, "initLibNvInferPlugins"));
+  return initialise == nullptr || initialise(&Logger::instance(), "");
+}
+
+} // namespace
+
+std::string library_version() {
+  const int version = getInferLibVersion(); // 8503
+  return std::to_string(version / 1000) + "." + std::to_string(version / 100 % 10) + "." +
+         std::to_string(version % 100);
+}
+
+#else
+
+namespace {
+
+int library_major() {
+  return getInferLibMajorVersion();
+}
+
+bool load_plugin_library(const std::filesystem::path& place) {
+  return getPluginRegistry()->loadLibrary(place.c_str()) != nullptr;
+}
+
+} // namespace
+
 std::string library_version() {
   return std::to_string(getInferLibMajorVersion()) + "." + std::to_string(getInferLibMinorVersion()) + "." +
          std::to_string(getInferLibPatchVersion()) + "." + std::to_string(getInferLibBuildVersion());
 }
+
+#endif
 
 Logger& Logger::instance() {
   static Logger logger;
@@ -140,7 +186,7 @@ void load_plugins(const std::vector<std::string>& paths) {
                   "there is no plugin library '" + path + "'; build one with cmake -S cpp/plugin, or check the path");
     if (loaded.count(place))
       continue;
-    if (getPluginRegistry()->loadLibrary(place.c_str()) == nullptr) {
+    if (!load_plugin_library(place)) {
       const std::string reason = Logger::instance().taken();
       // Another copy of the library, or the program around, may have registered its creators before.
       if (reason.find("exists already") == std::string::npos)
@@ -153,7 +199,7 @@ void load_plugins(const std::vector<std::string>& paths) {
 }
 
 std::unique_ptr<nvinfer1::IRuntime> make_runtime() {
-  if (!DETRT_IS_RTX && getInferLibMajorVersion() != NV_TENSORRT_MAJOR)
+  if (!DETRT_IS_RTX && library_major() != NV_TENSORRT_MAJOR)
     throw Error(ErrorKind::session, "libdetrt was built with the headers of TensorRT " +
                                         std::to_string(NV_TENSORRT_MAJOR) + " and found the library of " +
                                         library_version() + "; build it again with -DTENSORRT_INCLUDE_DIR= of that");

@@ -20,8 +20,12 @@
 #define DETRT_IS_RTX 0
 #endif
 
-static_assert(DETRT_IS_RTX || (NV_TENSORRT_MAJOR > 10 || (NV_TENSORRT_MAJOR == 10 && NV_TENSORRT_MINOR >= 3)),
-              "libdetrt needs TensorRT 10.3 or newer");
+// TensorRT 8 has no BF16 and no INT64, and other interfaces for versions, plugins and outputs that grow.
+#define DETRT_IS_TENSORRT_8 (!DETRT_IS_RTX && NV_TENSORRT_MAJOR < 10)
+
+static_assert(DETRT_IS_RTX || (NV_TENSORRT_MAJOR == 8 && NV_TENSORRT_MINOR >= 5) || NV_TENSORRT_MAJOR > 10 ||
+                  (NV_TENSORRT_MAJOR == 10 && NV_TENSORRT_MINOR >= 3),
+              "libdetrt needs TensorRT 8.5, 8.6, or 10.3 or newer");
 
 // TensorRT-RTX 1.7 has the interfaces of TensorRT 11: with those of TensorRT 10 it crashes.
 #if defined(DETRT_TENSORRT_RTX) && !defined(TRT_MAJOR_RTX) && NV_TENSORRT_MAJOR < 11

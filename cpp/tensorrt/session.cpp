@@ -22,12 +22,14 @@ DType dtype_of_type(nvinfer1::DataType type, const std::string& name) {
     return DType::float32;
   case nvinfer1::DataType::kHALF:
     return DType::float16;
-  case nvinfer1::DataType::kBF16:
-    return DType::bfloat16;
   case nvinfer1::DataType::kINT32:
     return DType::int32;
+#if !DETRT_IS_TENSORRT_8
+  case nvinfer1::DataType::kBF16:
+    return DType::bfloat16;
   case nvinfer1::DataType::kINT64:
     return DType::int64;
+#endif
   case nvinfer1::DataType::kUINT8:
     return DType::uint8;
   case nvinfer1::DataType::kBOOL:
@@ -39,6 +41,12 @@ DType dtype_of_type(nvinfer1::DataType type, const std::string& name) {
   }
 }
 
+// Integers of one width as integers of another.
+template <class From, class To> void copy_values(const void* from, void* to, std::size_t count) {
+  const From* source = static_cast<const From*>(from);
+  std::transform(source, source + count, static_cast<To*>(to), [](From value) { return static_cast<To>(value); });
+}
+
 std::size_t bytes_of(const std::vector<std::int64_t>& shape, DType dtype) {
   std::size_t bytes = size_of(dtype);
   for (const std::int64_t length : shape)
@@ -48,8 +56,18 @@ std::size_t bytes_of(const std::vector<std::int64_t>& shape, DType dtype) {
 
 } // namespace
 
+#if DETRT_IS_TENSORRT_8
+void* GrowingOutput::reallocateOutput(const char*, void*, std::uint64_t bytes, std::uint64_t) noexcept {
+  return grow(bytes);
+}
+#else
 void* GrowingOutput::reallocateOutputAsync(const char*, void*, std::uint64_t bytes, std::uint64_t,
                                            cudaStream_t) noexcept {
+  return grow(bytes);
+}
+#endif
+
+void* GrowingOutput::grow(std::uint64_t bytes) noexcept {
   try {
     buffer_.ensure(static_cast<std::size_t>(bytes));
     return buffer_.device.get();
@@ -81,6 +99,13 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
   runtime_ = make_runtime();
   engine_ = open_engine(*runtime_, bundle.checked_path(file));
   read_tensors(*file.engine);
+  const bool symbolic = std::any_of(profile_.begin(), profile_.end(),
+                                    [](const auto& row) { return row.second.min != row.second.max; });
+  // A second context that takes the only profile of such an engine crashes the process.
+  if (DETRT_IS_TENSORRT_8 && symbolic && options.contexts > 1)
+    throw Error(ErrorKind::usage, "with TensorRT " + library_version() + " an engine of symbolic shapes has one context; got " +
+                                      std::to_string(options.contexts) +
+                                      " contexts; leave the option out, or build the engine with a fixed --batch");
   for (int i = 0; i < options.contexts; ++i)
     free_.push_back(make_lane());
 }
@@ -108,8 +133,13 @@ void TrtSession::read_tensors(const EngineFacts& facts) {
                     {}};
     const bool input = engine_->getTensorIOMode(name.c_str()) == nvinfer1::TensorIOMode::kINPUT;
     for (const TensorInfo& told : input ? facts.inputs : facts.outputs)
-      if (told.name == name && told.shape.size() == info.shape.size())
+      if (told.name == name && told.shape.size() == info.shape.size()) {
         info.axes = told.axes;
+        if (told.dtype == DType::int64 && info.dtype == DType::int32) {
+          narrow_.insert(name);
+          info.dtype = DType::int64;
+        }
+      }
     if (input) {
       using Selector = nvinfer1::OptProfileSelector;
       const auto at = [&](Selector which) { return shape_of(engine_->getProfileShape(name.c_str(), 0, which)); };
@@ -117,6 +147,10 @@ void TrtSession::read_tensors(const EngineFacts& facts) {
     }
     (input ? inputs_ : outputs_).push_back(std::move(info));
   }
+}
+
+DType TrtSession::native_dtype(const TensorInfo& info) const {
+  return narrow_.count(info.name) ? DType::int32 : info.dtype;
 }
 
 std::optional<std::int64_t> TrtSession::max_batch() const {
@@ -215,9 +249,12 @@ Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds) {
     Buffer& buffer = lane.buffers.at(info.name);
     if (tensor.bytes() == 0)
       continue;
-    std::memcpy(buffer.host.get(), tensor.data(), tensor.bytes());
-    check(cudaMemcpyAsync(buffer.device.get(), buffer.host.get(), tensor.bytes(), cudaMemcpyHostToDevice,
-                          lane.stream.get()),
+    const std::size_t bytes = bytes_of(tensor.shape(), native_dtype(info));
+    if (narrow_.count(info.name))
+      copy_values<std::int64_t, std::int32_t>(tensor.data(), buffer.host.get(), tensor.bytes() / sizeof(std::int64_t));
+    else
+      std::memcpy(buffer.host.get(), tensor.data(), bytes);
+    check(cudaMemcpyAsync(buffer.device.get(), buffer.host.get(), bytes, cudaMemcpyHostToDevice, lane.stream.get()),
           "the copy to the GPU");
   }
   execute(lane);
@@ -250,7 +287,7 @@ void TrtSession::bind(Lane& lane, const Tensors& feeds) {
     throw refused("to tell the shapes of the outputs");
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     Buffer& buffer = lane.buffers[inputs_[i].name];
-    buffer.ensure(bytes_of(shapes[i], inputs_[i].dtype));
+    buffer.ensure(bytes_of(shapes[i], native_dtype(inputs_[i])));
     if (!context.setTensorAddress(inputs_[i].name.c_str(), buffer.device.get()))
       throw refused("the address of input '" + inputs_[i].name + "'");
   }
@@ -259,7 +296,7 @@ void TrtSession::bind(Lane& lane, const Tensors& feeds) {
     const std::vector<std::int64_t> shape = shape_of(context.getTensorShape(info.name.c_str()));
     lane.output_shapes[info.name] = shape;
     if (std::all_of(shape.begin(), shape.end(), [](std::int64_t length) { return length >= 0; })) {
-      buffer.ensure(bytes_of(shape, info.dtype));
+      buffer.ensure(bytes_of(shape, native_dtype(info)));
       if (!context.setTensorAddress(info.name.c_str(), buffer.device.get()))
         throw refused("the address of output '" + info.name + "'");
       continue;
@@ -311,7 +348,7 @@ Tensors TrtSession::download(Lane& lane) {
   }
   for (const TensorInfo& info : outputs_) {
     Buffer& buffer = lane.buffers.at(info.name);
-    const std::size_t bytes = bytes_of(lane.output_shapes.at(info.name), info.dtype);
+    const std::size_t bytes = bytes_of(lane.output_shapes.at(info.name), native_dtype(info));
     if (bytes > buffer.bytes)
       throw Error(ErrorKind::session,
                   "output '" + info.name + "' of '" + path_ + "' is larger than its memory; build the engine again");
@@ -323,8 +360,11 @@ Tensors TrtSession::download(Lane& lane) {
   Tensors outputs;
   for (const TensorInfo& info : outputs_) {
     Tensor tensor(info.dtype, lane.output_shapes.at(info.name));
-    if (tensor.bytes())
-      std::memcpy(tensor.data(), lane.buffers.at(info.name).host.get(), tensor.bytes());
+    const void* host = lane.buffers.at(info.name).host.get();
+    if (narrow_.count(info.name))
+      copy_values<std::int32_t, std::int64_t>(host, tensor.data(), tensor.bytes() / sizeof(std::int64_t));
+    else if (tensor.bytes())
+      std::memcpy(tensor.data(), host, tensor.bytes());
     outputs.emplace(info.name, std::move(tensor));
   }
   return outputs;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,12 +19,18 @@ namespace detrt::tensorrt {
 class GrowingOutput final : public nvinfer1::IOutputAllocator {
 public:
   explicit GrowingOutput(Buffer& buffer) : buffer_(buffer) {}
+#if DETRT_IS_TENSORRT_8
+  void* reallocateOutput(const char* name, void* current, std::uint64_t bytes,
+                         std::uint64_t alignment) noexcept override;
+#else
   void* reallocateOutputAsync(const char* name, void* current, std::uint64_t bytes, std::uint64_t alignment,
                               cudaStream_t stream) noexcept override;
+#endif
   void notifyShape(const char* name, const nvinfer1::Dims& dims) noexcept override;
   std::vector<std::int64_t> shape; // of the last run
 
 private:
+  void* grow(std::uint64_t bytes) noexcept;
   Buffer& buffer_;
 };
 
@@ -59,6 +66,7 @@ private:
   std::unique_ptr<Lane> make_lane();
   std::unique_ptr<Lane> take_lane();
   void give_lane(std::unique_ptr<Lane> lane);
+  DType native_dtype(const TensorInfo& info) const;
   void check_profile(const Tensors& feeds) const;
   void bind(Lane& lane, const Tensors& feeds);
   void execute(Lane& lane);
@@ -72,6 +80,7 @@ private:
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
   std::vector<TensorInfo> inputs_, outputs_;
+  std::set<std::string> narrow_; // tensors that the engine has as INT32 and callers as int64
   std::map<std::string, Profile> profile_;
   std::vector<std::unique_ptr<Lane>> free_;
   int missing_ = 0; // lanes that failed and are not made again yet
