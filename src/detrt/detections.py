@@ -1,4 +1,4 @@
-"""Detections of one image, and box arithmetic on NumPy arrays."""
+"""Detections of one image, their masks, and the arithmetic of boxes and masks on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -34,6 +34,85 @@ def box_iou(a: NDArray, b: NDArray) -> NDArray:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of the objects of one image, run-length encoded: a few kilobytes each, where pixels of a photograph take millions.
+
+    counts: of each mask the lengths of its runs, of zeros and of ones in turn, zeros first, column by column, as in COCO.
+    size_hw: of the image in pixels.
+    """
+
+    counts: tuple[NDArray[np.int64], ...]
+    size_hw: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def areas(self) -> NDArray[np.int64]:
+        """(n,) pixels of each mask."""
+        return np.array([counts[1::2].sum() for counts in self.counts], np.int64)
+
+    def take(self, indices: Sequence[int] | NDArray) -> Masks:
+        """The masks at these indices, in this order."""
+        return Masks(tuple(self.counts[i] for i in indices), self.size_hw)
+
+    @classmethod
+    def from_array(cls, pixels: NDArray) -> Masks:
+        """Masks of an array (n, height, width), zero outside the objects."""
+        size = (int(pixels.shape[1]), int(pixels.shape[2]))
+        counts = []
+        for mask in pixels:
+            column_by_column = np.concatenate([[False], mask.T.reshape(-1) != 0])
+            ends = np.flatnonzero(column_by_column[1:] != column_by_column[:-1])
+            counts.append(np.diff(np.concatenate([[0], ends, [mask.size]])).astype(np.int64))
+        return cls(tuple(counts), size)
+
+    def to_array(self) -> NDArray[np.bool_]:
+        """(n, height, width) pixels of all masks; n * height * width bytes."""
+        height, width = self.size_hw
+        pixels = np.zeros((len(self), width, height), bool)
+        for mask, counts in zip(pixels, self.counts, strict=True):
+            mask.reshape(-1)[:] = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+        return pixels.transpose(0, 2, 1)
+
+    def to_coco(self) -> list[dict[str, Any]]:
+        """The compressed form of COCO, as pycocotools reads it: {"size": [height, width], "counts": "..."}."""
+        return [{"size": list(self.size_hw), "counts": _compressed(counts)} for counts in self.counts]
+
+
+def _compressed(counts: NDArray[np.int64]) -> str:
+    """Run lengths as text, after `rleToString` of pycocotools: differences to the run but one before, six bits a letter."""
+    rest = counts.copy()
+    rest[3:] -= counts[1:-2]
+    letters = []
+    open_ = np.ones(len(rest), bool)
+    while open_.any():
+        low, rest = rest & 31, rest >> 5
+        more = np.where(low & 16, rest != -1, rest != 0)
+        letters.append(np.where(open_, low + 48 + 32 * more, 0).astype(np.uint8))
+        open_ &= more
+    flat = np.stack(letters, 1).reshape(-1)
+    return flat[flat > 0].tobytes().decode("ascii")
+
+
+def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:
+    """Pairwise IoU of masks of one image size: n and m masks -> (n, m). Two empty masks have IoU 1."""
+    if a.size_hw != b.size_hw:
+        raise ValueError(f"masks of images of different sizes have no IoU; got {a.size_hw} and {b.size_hw}")
+    inter = np.zeros((len(a), len(b)))
+    ends = [np.concatenate([[0], np.cumsum(counts)]) for counts in b.counts]
+    # How many pixels of a mask of b lie before a position: linear between the ends of its runs.
+    before = [np.concatenate([[0], np.cumsum(np.where(np.arange(len(c)) % 2, c, 0))]) for c in b.counts]
+    for row, counts in zip(inter, a.counts, strict=True):
+        edges = np.cumsum(counts)
+        starts, stops = edges[0 : len(edges) // 2 * 2 : 2], edges[1::2]
+        for j, (position, pixels) in enumerate(zip(ends, before, strict=True)):
+            row[j] = (np.interp(stops, position, pixels) - np.interp(starts, position, pixels)).sum()
+    union = a.areas[:, None] + b.areas[None] - inter
+    return np.divide(inter, union, out=np.ones_like(inter), where=union > 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Detections:
     """What was found in one image: parallel arrays, best score first.
 
@@ -42,6 +121,7 @@ class Detections:
     image_size_hw: size of the original image in pixels.
     prompt, phrase_spans: of models that were given a prompt: its text, and for each detection the first and
         the end character of its phrase; "" and None of models with fixed classes or a list of names.
+    masks: of instance segmentation, a mask for each detection; None of models that give boxes alone.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -51,6 +131,7 @@ class Detections:
     image_size_hw: tuple[int, int]
     phrase_spans: tuple[tuple[int, int], ...] | None = None
     prompt: str = ""
+    masks: Masks | None = None
 
     def __post_init__(self) -> None:
         boxes = np.asarray(self.boxes_xyxy, np.float32).reshape(-1, 4)
@@ -63,6 +144,10 @@ class Detections:
             )
         if self.phrase_spans is not None and len(self.phrase_spans) != len(boxes):
             raise ValueError(f"phrase_spans must have the length {len(boxes)} of boxes; got {len(self.phrase_spans)}")
+        if self.masks is not None and (len(self.masks), self.masks.size_hw) != (len(boxes), tuple(self.image_size_hw)):
+            raise ValueError(
+                f"masks must be {len(boxes)} of {tuple(self.image_size_hw)}; got {len(self.masks)} of {self.masks.size_hw}"
+            )
         object.__setattr__(self, "boxes_xyxy", boxes)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "class_ids", ids)
@@ -87,10 +172,12 @@ class Detections:
             self.image_size_hw,
             None if self.phrase_spans is None else tuple(self.phrase_spans[i] for i in picked),
             self.prompt,
+            None if self.masks is None else self.masks.take(picked),
         )
 
     def to_list(self) -> list[dict[str, Any]]:
-        """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span as well."""
+        """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span, and with a mask
+        segmentation, see `Masks.to_coco`."""
         rows: list[dict[str, Any]] = [
             {
                 "label": label,
@@ -102,31 +189,36 @@ class Detections:
         ]
         for row, span in zip(rows, self.phrase_spans or (), strict=False):
             row["phrase_span"] = list(span)
+        for row, mask in zip(rows, [] if self.masks is None else self.masks.to_coco(), strict=False):
+            row["segmentation"] = mask
         return rows
 
     def to_coco(self, image_id: int | str, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
-        """COCO results entries; bbox is [x, y, width, height] in pixels.
+        """COCO results entries; bbox is [x, y, width, height] in pixels, segmentation a compressed mask where there is one.
 
         category_ids: class id -> COCO category id; classes it does not name are left out.
         Without it the class id itself is the category id.
         """
         rows = []
-        for class_id, score, box in zip(self.class_ids, self.scores, self.boxes_xyxy, strict=True):
+        masks = [{}] * len(self) if self.masks is None else [{"segmentation": mask} for mask in self.masks.to_coco()]
+        for class_id, score, box, mask in zip(self.class_ids, self.scores, self.boxes_xyxy, masks, strict=True):
             category = int(class_id) if category_ids is None else category_ids.get(int(class_id))
             if category is not None:
                 x0, y0, x1, y1 = (float(v) for v in box)
                 bbox = [round(v, 3) for v in (x0, y0, x1 - x0, y1 - y0)]
-                rows.append({"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(float(score), 6)})
+                row = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(float(score), 6)}
+                rows.append(row | mask)
         return rows
 
     def to_supervision(self) -> supervision.Detections:
-        """The same boxes as `supervision.Detections`; class names in data["class_name"]."""
+        """The same boxes and masks as `supervision.Detections`; class names in data["class_name"]."""
         try:
             import supervision
         except ImportError:
             raise MissingPackageError("supervision", "supervision", "Detections.to_supervision") from None
         return supervision.Detections(
             xyxy=self.boxes_xyxy.copy(),
+            mask=None if self.masks is None else self.masks.to_array(),
             confidence=self.scores.copy(),
             class_id=self.class_ids.astype(int),
             data={"class_name": np.array(self.labels, dtype=str)},

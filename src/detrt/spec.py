@@ -31,6 +31,7 @@ BOXES = "boxes"  # (batch, max_detections, 4) xyxy, pixels of the original image
 SCORES = "scores"  # (batch, max_detections) descending
 LABELS = "labels"  # (batch, max_detections) int64
 NUM_DETECTIONS = "num_detections"  # (batch,) int64
+MASK_LOGITS = "mask_logits"  # (batch, queries or max_detections, mask height, mask width), above 0 = object
 
 # Of models with a prompt. The text encoder turns the first two into the others.
 INPUT_IDS = "input_ids"  # (batch, tokens) int64
@@ -50,6 +51,7 @@ ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
 PROMPTS = ("tokens", "classes")
+DETECTION, INSTANCE_SEGMENTATION = TASKS = ("detection", "instance-segmentation")
 # JSON key of `TextSpec.encoder`: the name of the field in the first files of this schema.
 _ENCODER_KEY = "tower"
 
@@ -198,6 +200,8 @@ class DecodeSpec:
     "soft_nms" multiplies its score by 1 - IoU and drops it below `nms_min_score` (arXiv:1704.04503,
     equation 3). nms_in_graph: the graph of `in_graph` has done it ("nms" only).
     score_threshold: with in_graph, `num_detections` counts the scores at or above it.
+    mask_stride: pixels of the input, along one side, that a value of `mask_logits` stands for; 0: no masks. Masks cover what
+    `pred_boxes` are relative to; see `detrt.data.masks`.
     """
 
     activation: str
@@ -211,6 +215,7 @@ class DecodeSpec:
     nms_min_score: float = 0.001
     nms_in_graph: bool = False
     score_threshold: float = 0.0
+    mask_stride: int = 0
 
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
@@ -230,6 +235,7 @@ class DecodeSpec:
             self.in_graph or self.score_threshold == 0,
             f"decode.score_threshold {self.score_threshold!r} needs decode.in_graph: a runtime has its own threshold",
         )
+        _whole("decode.mask_stride", self.mask_stride, 0, 64)
         for name in ("nms_iou", "nms_min_score", "score_threshold"):
             value = getattr(self, name)
             _check(_is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
@@ -274,6 +280,7 @@ class ModelSpec:
     """Everything a runtime must know about one model. See `to_json` for the file form.
 
     text: None for a model of fixed classes; `labels` is empty where there is a text part.
+    task: "detection" or "instance-segmentation", boxes with masks.
     """
 
     family: str
@@ -282,8 +289,16 @@ class ModelSpec:
     labels: Mapping[int, str]
     name: str = ""
     text: TextSpec | None = None
+    task: str = DETECTION
 
     def __post_init__(self) -> None:
+        _one_of("task", self.task, TASKS)
+        _check(
+            self.has_masks == (self.decode.mask_stride > 0),
+            f"task {self.task!r} does not fit decode.mask_stride {self.decode.mask_stride}: masks have a stride, and boxes alone none",
+        )
+        # A padding mask would leave a part of each map without a meaning, and a prompt has no model with masks yet.
+        _check(not self.has_masks or not (self.input.mask or self.text), "masks are for models without padding mask and prompt")
         for name in ("family", "name"):
             value = getattr(self, name)
             _check(isinstance(value, str), f"{name} must be text; got {value!r}")
@@ -303,6 +318,11 @@ class ModelSpec:
             _check(isinstance(value, str), f"labels: the name of class {class_id} must be text; got {value!r}")
             labels[class_id] = value
         object.__setattr__(self, "labels", dict(sorted(labels.items())))
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a detection has a mask."""
+        return self.task == INSTANCE_SEGMENTATION
 
     def label(self, class_id: int) -> str:
         """Name of a class, or its number as text where the checkpoint names none."""
@@ -343,6 +363,8 @@ class ModelSpec:
         for name, usual in (("max_height", None), ("max_width", None), ("pad", False), ("antialias", True)):
             if data["input"][name] == usual:  # so that earlier versions open what does not need them
                 del data["input"][name]
+        if not self.has_masks:
+            del data["task"], data["decode"]["mask_stride"]
         if self.text is None:
             del data["text"]
         else:
@@ -458,6 +480,12 @@ def text_inputs(spec: ModelSpec) -> list[str]:
         return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
     names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.encoder else list(TEXT_ENCODER_INPUTS)
     return names + [PHRASE_MASK] * spec.decode.in_graph
+
+
+def output_names(spec: ModelSpec) -> list[str]:
+    """Names of the outputs of a detector, in the order of its graph."""
+    names = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if spec.decode.in_graph else [LOGITS, PRED_BOXES]
+    return names + [MASK_LOGITS] * spec.has_masks
 
 
 def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:

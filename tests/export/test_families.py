@@ -144,7 +144,8 @@ def plain(module, spec, feeds):
         arguments["pixel_mask"] = torch.from_numpy(feeds[PIXEL_MASK])
     with torch.no_grad():
         outputs = module(**arguments)
-    return {"logits": outputs.logits.numpy(), "pred_boxes": outputs.pred_boxes.numpy()}
+    names = {"logits": "logits", "pred_boxes": "pred_boxes"} | ({"mask_logits": "pred_masks"} if spec.has_masks else {})
+    return {ours: getattr(outputs, theirs).numpy() for ours, theirs in names.items()}
 
 
 def third_size(spec):

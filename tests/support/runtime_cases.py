@@ -10,11 +10,12 @@ from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 LABELS = {0: "cat", 1: "dog", 2: "bird"}
 
 
-def make_spec(*, decode=None, labels=LABELS, **changes) -> ModelSpec:
+def make_spec(*, decode=None, labels=LABELS, task="detection", **changes) -> ModelSpec:
     given = {"resize": "stretch", "height": 8, "width": 12, **changes}
     decode = {"activation": "sigmoid", "select": "topk", "num_queries": 4, "num_classes": 3, **(decode or {})}
     decode.setdefault("max_detections", 4)
-    return ModelSpec("test", InputSpec(**given), DecodeSpec(**decode), labels)
+    decode.setdefault("mask_stride", 2 if task == "instance-segmentation" else 0)
+    return ModelSpec("test", InputSpec(**given), DecodeSpec(**decode), labels, task=task)
 
 
 def make_session(spec: ModelSpec, *, max_batch=None, batch="batch", log=None) -> FakeSession:

@@ -22,6 +22,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},
     "omdet_turbo": {},
     "rf_detr": {},
+    "rf_detr-seg": {},
     "rt_detr": {"msda": "gridsample", "height": 128, "width": 160},
     "rt_detr_v2": {},
     "rt_detr_v2-discrete": {"msda": "gridsample"},

@@ -23,14 +23,8 @@ from ..data.raw_image import LoadedImage
 from ..detections import Detections
 from ..errors import PromptError, SessionError, SpecError
 from ..spec import (
-    BOXES,
-    LABELS,
-    LOGITS,
-    NUM_DETECTIONS,
     PIXEL_MASK,
     PIXEL_VALUES,
-    PRED_BOXES,
-    SCORES,
     TARGET_SIZES,
     TEXT_ENCODER_INPUTS,
     TEXT_ENCODER_OUTPUTS,
@@ -38,6 +32,7 @@ from ..spec import (
     TensorInfo,
     TextSpec,
     is_text_encoder,
+    output_names,
     text_inputs,
 )
 from ..text.tokenizer import EncodedPrompt
@@ -278,7 +273,7 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
     """
     decoded = spec.decode.in_graph
     wants_in = [PIXEL_VALUES] + [PIXEL_MASK] * spec.input.mask + [TARGET_SIZES] * decoded + text_inputs(spec)
-    wants_out = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if decoded else [LOGITS, PRED_BOXES]
+    wants_out = output_names(spec)
     has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
     if spec.text is not None and is_text_encoder(inputs):
         wants_in, wants_out = list(TEXT_ENCODER_INPUTS), list(TEXT_ENCODER_OUTPUTS[spec.text.kind])

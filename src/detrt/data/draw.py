@@ -1,4 +1,4 @@
-"""Boxes and labels on images, with Pillow and its bundled font."""
+"""Masks, boxes and labels on images, with Pillow and its bundled font."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ Box = tuple[int, int, int, int]
 # Far apart from their neighbours in hue and all bright enough to be seen on a dark image.
 _PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
 _TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (grey to mix in, fraction)
+_MASK_OPACITY = 0.45
 _MAX_NAME_LETTERS = 100  # letters of a class name
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
@@ -37,7 +38,7 @@ def class_colour(class_id: int) -> RGB:
 def draw_detections(
     image: NDArray[np.uint8] | Image.Image, detections: Detections, *, font: str | os.PathLike | None = None
 ) -> Image.Image:
-    """A copy of the image with boxes, class names and scores.
+    """A copy of the image with boxes, class names and scores, and masks in the colours of their classes.
 
     image: the image of the detections, any form that `load_image` takes. Lines and text scale with it. A
     label is inside the image and, if possible, not on another label; one that does not fit into a small
@@ -49,12 +50,12 @@ def draw_detections(
         ImageError: the image or the font cannot be read.
         ValueError: the image has another size than the detections.
     """
-    canvas = Image.fromarray(load_image(image))
-    if (canvas.height, canvas.width) != tuple(detections.image_size_hw):
+    pixels = load_image(image)
+    if pixels.shape[:2] != tuple(detections.image_size_hw):
         raise ValueError(
-            f"the detections are of an image of {detections.image_size_hw} (height, width); "
-            f"got an image of {(canvas.height, canvas.width)}"
+            f"the detections are of an image of {detections.image_size_hw} (height, width); got an image of {pixels.shape[:2]}"
         )
+    canvas = Image.fromarray(_with_masks(pixels, detections) if detections.masks is not None else pixels)
     pen = ImageDraw.Draw(canvas)
     scale = math.sqrt(canvas.width * canvas.height)
     line = max(1, round(scale / 280))
@@ -79,6 +80,17 @@ def draw_detections(
         pen.rectangle(area, fill=colour)
         pen.text(origin, text, fill=_text_colour(colour), font=letters)
     return canvas
+
+
+def _with_masks(pixels: NDArray[np.uint8], detections: Detections) -> NDArray[np.uint8]:
+    """A copy of the pixels with masks mixed in, the best one last; one at a time, since each has the size of the image."""
+    assert detections.masks is not None
+    mixed = pixels.copy()
+    for i in range(len(detections) - 1, -1, -1):
+        inside = detections.masks.take([i]).to_array()[0]
+        colour = np.array(class_colour(detections.class_ids[i]), np.float32)
+        mixed[inside] = np.rint(mixed[inside] * (1 - _MASK_OPACITY) + colour * _MASK_OPACITY)
+    return mixed
 
 
 def _position_label(

@@ -11,6 +11,7 @@ The rules, which every other runtime and the graph of `decode.in_graph` follow:
     cut         `max_detections` of the spec first, then score > threshold (of the class, or of all), then `class_ids`,
                 then the caller's own `max_detections`
     boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
+    masks       of the detections that remain, not clipped to their boxes; see `detrt.data.masks`
 
 A logit of minus infinity marks an impossible class, with score 0. NaN, or plus infinity in logits or boxes,
 means that the model overflowed, and raises an error instead of returning no detections silently.
@@ -20,14 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections, cxcywh_to_xyxy
 from ..errors import SessionError
-from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec
+from ..spec import BOXES, LABELS, LOGITS, MASK_LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec
+from .masks import encode_masks
 
 _OVERFLOW = (
     "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint if it happens there too"
@@ -40,12 +42,14 @@ class Candidates:
 
     values: (n, k) float32, logits if the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
     class. boxes: (n, k, 4) float32 cxcywh of the pairs' queries. overflow: the output that had NaN or infinite values, or "".
+    mask_logits: (n, queries, mask height, mask width) of all queries; None of models without masks.
     """
 
     values: NDArray[np.float32]
     flat: NDArray[np.int64]
     boxes: NDArray[np.float32]
     overflow: str = ""
+    mask_logits: NDArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ def decode(
     """One `Detections` for each image of the batch.
 
     outputs: `logits` (n, queries, classes) and `pred_boxes` (n, queries, 4), or with decoding in the
-        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); or `Candidates`.
+        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); with masks `mask_logits`
+        (n, queries or k, mask height, mask width); or `Candidates`.
     threshold: keep scores above it, 0..1. class_ids: keep these classes only. class_thresholds: see `DetectionFilter`.
 
     Raises:
@@ -88,22 +93,25 @@ def decode(
     own = class_thresholds or {}
     lowest = min([threshold, *own.values()])
     if isinstance(outputs, Candidates):
-        rows = _read_candidates(outputs, spec, original_sizes_hw, lowest)
+        rows, maps = _read_candidates(outputs, spec, original_sizes_hw, lowest), outputs.mask_logits
     else:
         read = _read_decoded if spec.decode.in_graph else _read_raw
         rows = read(outputs, spec, original_sizes_hw, lowest)
+        maps = _read_maps(outputs, spec, len(original_sizes_hw)) if spec.has_masks else None
     results = []
-    for (boxes, scores, ids), (height, width) in zip(rows, original_sizes_hw, strict=True):
-        boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
+    for image, (row, (height, width)) in enumerate(zip(rows, original_sizes_hw, strict=True)):
+        row = replace(row, boxes=np.clip(row.boxes, 0, np.array([width, height, width, height], np.float32)))
         if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
-            stay, scores = suppress(boxes, scores, ids, spec.decode)
-            boxes, scores, ids = (a[: spec.decode.max_detections] for a in (boxes[stay], scores, ids[stay]))
-        keep = scores > np.array([own.get(i, threshold) for i in ids.tolist()], np.float32)
+            stay, scores = suppress(row.boxes, row.scores, row.ids, spec.decode)
+            row = replace(row.take(stay), scores=scores).take(slice(spec.decode.max_detections))
+        keep = row.scores > np.array([own.get(i, threshold) for i in row.ids.tolist()], np.float32)
         if class_ids is not None:
-            keep &= np.isin(ids, np.array(sorted(class_ids), np.int64))
-        boxes, scores, ids = (a[keep][:max_detections] for a in (boxes, scores, ids))
-        labels = tuple(spec.label(i) for i in ids)
-        results.append(Detections(boxes, scores, ids, labels, (int(height), int(width))))
+            keep &= np.isin(row.ids, np.array(sorted(class_ids), np.int64))
+        row = row.take(keep).take(slice(max_detections))
+        labels = tuple(spec.label(i) for i in row.ids)
+        size = (int(height), int(width))
+        masks = None if maps is None else encode_masks(_finite(maps[image][row.maps], MASK_LOGITS), size)
+        results.append(Detections(row.boxes, row.scores, row.ids, labels, size, masks=masks))
     return results
 
 
@@ -127,7 +135,17 @@ def softmax(x: NDArray) -> NDArray[np.float32]:
     return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
 
 
-Row = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]  # boxes, scores, class ids
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Candidates of one image, best first. maps: index of each one's mask logits."""
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    ids: NDArray[np.int64]
+    maps: NDArray[np.int64]
+
+    def take(self, index: NDArray | slice) -> _Row:
+        return _Row(self.boxes[index], self.scores[index], self.ids[index], self.maps[index])
 
 
 def count_candidates(spec: ModelSpec) -> int:
@@ -137,7 +155,7 @@ def count_candidates(spec: ModelSpec) -> int:
     return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
 
 
-def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float) -> list[Row]:
+def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float) -> list[_Row]:
     if found.overflow:
         raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
@@ -145,7 +163,8 @@ def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tupl
     for image_scores, flat, boxes, size in zip(scores, found.flat, found.boxes, sizes_hw, strict=True):
         above = np.flatnonzero(image_scores > np.float32(threshold))  # before sorting, as for raw outputs
         order = above[np.lexsort((flat[above], -image_scores[above]))]
-        rows.append((_pixels(boxes[order], size), image_scores[order], flat[order] % spec.decode.num_classes))
+        query, ids = np.divmod(flat[order], spec.decode.num_classes)
+        rows.append(_Row(_pixels(boxes[order], size), image_scores[order], ids, query))
     return rows
 
 
@@ -156,7 +175,7 @@ def _pixels(boxes: NDArray, size_hw: tuple[int, int]) -> NDArray[np.float32]:
 
 def _read_raw(
     outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
-) -> list[Row]:
+) -> list[_Row]:
     rule = spec.decode
     candidates = count_candidates(spec)
     background = rule.activation == "softmax"
@@ -174,7 +193,7 @@ def _read_raw(
         order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[:candidates]
         flat = flat[order]
         query, ids = np.divmod(flat, rule.num_classes)
-        rows.append((_pixels(image_boxes[query], size), image_scores.reshape(-1)[flat], ids.astype(np.int64)))
+        rows.append(_Row(_pixels(image_boxes[query], size), image_scores.reshape(-1)[flat], ids.astype(np.int64), query))
     return rows
 
 
@@ -190,14 +209,28 @@ def checked_raw(outputs: Mapping[str, NDArray], images: int, queries: int, *, co
     boxes = _take(outputs, PRED_BOXES, (images, queries, 4))
     if np.isnan(logits).any() or np.isposinf(logits).any():
         raise SessionError(f"the model returned NaN or infinite values in '{LOGITS}': {_OVERFLOW}")
-    if not np.isfinite(boxes).all():
-        raise SessionError(f"the model returned NaN or infinite values in '{PRED_BOXES}': {_OVERFLOW}")
-    return logits, boxes
+    return logits, _finite(boxes, PRED_BOXES)
+
+
+def _finite(values: NDArray, name: str) -> NDArray:
+    if not np.isfinite(values).all():
+        raise SessionError(f"the model returned NaN or infinite values in '{name}': {_OVERFLOW}")
+    return values
+
+
+def _read_maps(outputs: Mapping[str, NDArray], spec: ModelSpec, images: int) -> NDArray:
+    """Mask logits of all queries, or with decoding in the graph of all detections."""
+    count = spec.decode.max_detections if spec.decode.in_graph else spec.decode.num_queries
+    # Sides of maps follow those of the input, which may be symbolic.
+    sides = np.shape(outputs.get(MASK_LOGITS, ()))[2:]
+    if len(sides) != 2 or 0 in sides:
+        sides = tuple(side // spec.decode.mask_stride for side in spec.input.size_hw)
+    return _take(outputs, MASK_LOGITS, (images, count, *sides))
 
 
 def _read_decoded(
     outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
-) -> list[Row]:
+) -> list[_Row]:
     n, k = len(sizes_hw), spec.decode.max_detections
     boxes = _take(outputs, BOXES, (n, k, 4))
     scores = _take(outputs, SCORES, (n, k))
@@ -207,8 +240,8 @@ def _read_decoded(
     for image_boxes, image_scores, ids, count in zip(boxes, scores, labels, counts, strict=True):
         if not 0 <= count <= k:
             raise SessionError(f"the model returned {NUM_DETECTIONS} = {count}; it must be from 0 to {k}")
-        row = image_boxes[:count], image_scores[:count], ids[:count].astype(np.int64)
-        if not (np.isfinite(row[0]).all() and np.isfinite(row[1]).all()):
+        row = _Row(image_boxes[:count], image_scores[:count], ids[:count].astype(np.int64), np.arange(count))
+        if not (np.isfinite(row.boxes).all() and np.isfinite(row.scores).all()):
             raise SessionError(f"the model returned NaN or infinite values in '{BOXES}' or '{SCORES}': {_OVERFLOW}")
         rows.append(row)
     return rows

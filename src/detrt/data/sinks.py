@@ -87,7 +87,8 @@ def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
             data = record.to_dict()
             common = {key: data[key] for key in CSV_COLUMNS if key in data}
             for found in data["detections"]:
-                found.pop("phrase_span", None)
+                for part in ("phrase_span", "segmentation"):  # no column holds them
+                    found.pop(part, None)
                 corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
                 with _blaming(path):
                     rows.writerow(common | found | corners)

@@ -14,6 +14,7 @@ from ..spec import (
     INPUT_IDS,
     LABELS,
     LOGITS,
+    MASK_LOGITS,
     NUM_DETECTIONS,
     PHRASE_MASK,
     PIXEL_MASK,
@@ -107,6 +108,10 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
+    if spec.has_masks:
+        sides = (f"mask_{side}" if isinstance(side, str) else side // rule.mask_stride for side in (height, width))
+        count = rule.max_detections if rule.in_graph else rule.num_queries
+        outputs = (*outputs, TensorInfo(MASK_LOGITS, "float32", ("batch", count, *sides)))
     return tuple(inputs), tuple(outputs)
 
 

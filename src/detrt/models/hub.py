@@ -19,7 +19,7 @@ from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
-from .source import check_finite, make_spec, versions
+from .source import auto_class, check_finite, make_spec, versions
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def load_folder(
         spec = text_spec(row, module, entry, words, ref)
     else:
         names = read_labels(labels, int(module.config.num_labels)) if labels else None
-        spec = make_spec(row, module.config, entry, names)
+        spec = make_spec(row, module, entry, names)
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     provenance = Provenance(
         source=ref,
@@ -217,9 +217,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             swin = timm.timm_name(raw) is not None
             config = timm.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
-            loader: Any = transformers.AutoModelForObjectDetection
-            if BY_MODEL_TYPE[raw["model_type"]].text:
-                loader = transformers.AutoModelForZeroShotObjectDetection
+            loader = auto_class(BY_MODEL_TYPE[raw["model_type"]], raw.get("architectures"), ref)
             if published:
                 from .arch.deimv2 import PublishedDeimv2 as loader
             state = None

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ..data.postprocess import decode
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
-from ..detections import Detections
+from ..detections import Detections, Masks, mask_iou
 from ..errors import GateError, MissingPackageError
-from ..spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, ModelSpec
+from ..spec import LOGITS, MASK_LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, ModelSpec
 from .hub import quiet, require_transformers
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PIXEL_TOLERANCE = 1e-5
 # The same of scores, and of boxes in pixels, on equal outputs of the model.
 SCORE_TOLERANCE, BOX_TOLERANCE_PX = 1e-5, 1e-2
+MASK_IOU = 0.99  # lowest allowed of masks, of which rounding moves pixels at logit 0
 CHECKED_SIZES = ((480, 640), (612, 405))
 
 
@@ -123,9 +124,14 @@ def post_processing_count(source: Source, processor: Any, images: Sequence[NDArr
             outputs = source.module(**processor(images=image, return_tensors="pt"))
         theirs = processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.tensor([size]))[0]
         arrays = {LOGITS: outputs.logits.float().numpy(), PRED_BOXES: outputs.pred_boxes.float().numpy()}
+        if source.spec.has_masks:
+            arrays[MASK_LOGITS] = outputs.pred_masks.float().numpy()
         ours = decode(arrays, source.spec, [size], threshold=0.0)[0]
         found = _as_detections(theirs, ours.labels, size)
-        if difference := _difference(ours, found):
+        difference = _difference(ours, found)
+        if not difference and ours.masks is not None:
+            difference = mask_difference(ours, processor, outputs)
+        if difference:
             raise GateError(f"post-processing differs from transformers' {type(processor).__name__}: {difference}")
         count += len(found)
     return count
@@ -179,6 +185,23 @@ def _difference(ours: Detections, theirs: Detections) -> str:
             f"{len(bad)} of {count} detections, first class {theirs.class_ids[i]} with score {theirs.scores[i]:.4f}, whose box is "
             f"{', '.join(f'{side:.1f}' for side in theirs.boxes_xyxy[i])} there"
         )
+    return ""
+
+
+def mask_difference(ours: Detections, processor: Any, outputs: Any) -> str:
+    """What differs between our masks and those of transformers' processor for the same outputs, as text; "" for nothing."""
+    assert ours.masks is not None
+    theirs = processor.post_process_instance_segmentation(
+        outputs, threshold=0.0, target_sizes=[ours.image_size_hw], return_binary_maps=True
+    )[0]
+    masks = Masks.from_array(theirs["segmentation"].numpy())
+    for i, found in enumerate(theirs["segments_info"]):  # it leaves out empty masks
+        near = (np.abs(ours.scores - found["score"]) <= SCORE_TOLERANCE) & (ours.class_ids == found["label_id"])
+        best = mask_iou(masks.take([i]), ours.masks.take(np.flatnonzero(near))).max(initial=0.0)
+        if best < MASK_IOU:
+            return f"a mask of class {found['label_id']} with score {found['score']:.4f}: IoU {best:.4f} (at least {MASK_IOU})"
+    if (filled := int((ours.masks.areas > 0).sum())) != len(masks):
+        return f"{filled} masks here, {len(masks)} there"
     return ""
 
 

@@ -28,7 +28,7 @@ from .families import BY_NAME, Family
 from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
 from .preprocessor import read_input_spec
-from .source import Source, make_spec, versions
+from .source import Source, auto_class, make_spec, versions
 from .text import bert_tokenizer, library, read_tokenizer, text_spec, with_boolean_masks
 
 _STAGES = ["stage1", "stage2", "stage3", "stage4"]
@@ -120,6 +120,38 @@ _TINY_LW = {
         "out_indices": [2, 4],
     },
 }
+_TINY_RF = {
+    **_TINY_LW,
+    "intermediate_size": 48,
+    "backbone_config": {
+        "model_type": "rf_detr_dinov2",
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": 112,
+        "patch_size": 14,
+        "num_windows": 2,
+        "out_indices": [2, 4],
+    },
+}
+
+
+def _rf_detr_seg(side: int, *, layers: int, queries: int, windows: int = 2) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A published RF-DETR-Seg, trained at `side` pixels."""
+    backbone = {
+        "model_type": "rf_detr_dinov2",
+        "hidden_size": 384,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "image_size": side,
+        "patch_size": 12,
+        "num_windows": windows,
+        "out_features": ["stage3", "stage6", "stage9", "stage12"],
+    }
+    full = {"architectures": ["RfDetrForInstanceSegmentation"], "decoder_layers": layers, "num_queries": queries}
+    return "rf_detr", {**full, "backbone_config": backbone}, _TINY_RF
+
+
 _TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
 
 # family or variant -> (family, full-size settings, tiny settings on top of them)
@@ -175,23 +207,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"projector_scale_factors": [2.0, 0.5]},
         _TINY_LW,
     ),
-    "rf_detr": (
-        "rf_detr",
-        {},
-        {
-            **_TINY_LW,
-            "backbone_config": {
-                "model_type": "rf_detr_dinov2",
-                "hidden_size": 32,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "image_size": 112,
-                "patch_size": 14,
-                "num_windows": 2,
-                "out_indices": [2, 4],
-            },
-        },
-    ),
+    "rf_detr": ("rf_detr", {}, _TINY_RF),
+    "rf_detr-seg": _rf_detr_seg(432, layers=5, queries=200),  # the published medium
     "yolos": (
         "yolos",
         {
@@ -212,16 +229,25 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
+# The other published sizes of RF-DETR-Seg; their tiny model is that of "rf_detr-seg".
+RF_DETR_SEG = {
+    "rf_detr-seg-nano": _rf_detr_seg(312, windows=1, layers=4, queries=100),
+    "rf_detr-seg-small": _rf_detr_seg(384, layers=4, queries=100),
+    "rf_detr-seg-large": _rf_detr_seg(504, layers=5, queries=200),
+    "rf_detr-seg-xlarge": _rf_detr_seg(624, layers=6, queries=300),
+    "rf_detr-seg-2xlarge": _rf_detr_seg(768, layers=6, queries=300),
+}
+
 
 def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None) -> Source:
     """A Source for `random:<name>` or `random:<name>/tiny`.
 
     Raises:
-        SourceError: a name that is in none of `MODELS`, `DINO_MODELS` and `TEXT_MODELS`.
+        SourceError: a name that is in none of `MODELS`, `RF_DETR_SEG`, `DINO_MODELS` and `TEXT_MODELS`.
     """
 
     name, _, size = ref.removeprefix("random:").partition("/")
-    names = [*MODELS, *DINO_MODELS, *TEXT_MODELS]
+    names = [*MODELS, *RF_DETR_SEG, *DINO_MODELS, *TEXT_MODELS]
     if name not in names or size not in ("", "tiny"):
         raise SourceError(
             f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}"
@@ -232,14 +258,14 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
         raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for '{ref}', which takes no prompt")
     if name in DINO_MODELS:
         return load_random_dino(ref, labels=labels)
-    family_name, full, tiny = MODELS[name]
+    family_name, full, tiny = {**MODELS, **RF_DETR_SEG}[name]
     family = BY_NAME[family_name]
     settings: dict[str, Any] = {"num_labels": 91 if family.select == "query" or family.mask else 80, **deepcopy(full)}
     if size == "tiny":
         settings |= {**deepcopy(tiny), "num_labels": 7}
     module = build(family, settings, settle=size != "tiny")
     names = read_labels(labels, int(module.config.num_labels)) if labels else None
-    spec = make_spec(family, module.config, read_input_spec(None, family, module.config), names)
+    spec = make_spec(family, module, read_input_spec(None, family, module.config), names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 
@@ -249,7 +275,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
 
     settle: keep six decoder layers well conditioned; not needed for the two of a tiny model.
     """
-    from transformers import CONFIG_MAPPING, AutoModelForObjectDetection
+    from transformers import CONFIG_MAPPING
 
     settings = dict(settings)
     backbone = settings.pop("backbone_config", None)
@@ -260,7 +286,8 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
     config = CONFIG_MAPPING[family.model_type](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        module = AutoModelForObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        auto = auto_class(family, config.architectures, f"random:{family.name}")
+        module = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
         keep_variance(module, generator)
         for name, parameter in module.named_parameters():
@@ -614,7 +641,7 @@ def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
     family = replace(BY_NAME[family_name], **dino.family_facts(config.backbone))
     classes = module.config.num_labels
     names = read_labels(labels, classes) if labels else labels_for(classes) or {i: str(i) for i in range(classes)}
-    spec = make_spec(family, module.config, dino.input_spec(module.config), names)
+    spec = make_spec(family, module, dino.input_spec(module.config), names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 

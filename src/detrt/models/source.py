@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle import Provenance
 from ..errors import SourceError
-from ..spec import DecodeSpec, InputSpec, ModelSpec
+from ..spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec
 from .families import Family
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
     from .families import Family
 
 VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino", "onnxslim", "numpy")
+
+
+MASK_CLASS = "ForInstanceSegmentation"  # end of the name of a transformers class with boxes and masks
+
+
+def auto_class(family: Family, architectures: Sequence[str] | None, ref: str) -> Any:
+    """transformers' Auto class that loads a checkpoint. architectures: of its config; None for a detector.
+
+    Raises:
+        SourceError: an architecture that is no detector and has no instance masks.
+    """
+    import transformers
+
+    name = next(iter(architectures or ()), "")
+    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
+        raise SourceError(
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg"
+        )
+    if name.endswith(MASK_CLASS):
+        return transformers.AutoModelForInstanceSegmentation
+    return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection
 
 
 def versions() -> dict[str, str]:
@@ -34,8 +55,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:
+def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:
     """ModelSpec of a model with fixed classes. labels: class names by column of the head; None for the config's own."""
+    config: Any = module.config
     counts = [getattr(config, name, None) for name in family.queries]
     if family.name == "deformable_detr" and not config.two_stage:
         counts = [config.num_queries]
@@ -46,8 +68,19 @@ def make_spec(family: Family, config: Any, input_spec: InputSpec, labels: Mappin
     else:
         keep = min(family.max_detections, queries * classes)
     names = dict(config.id2label or {}) if labels is None else dict(labels)
-    decode = DecodeSpec(family.activation, family.select, queries, classes, keep, nms=family.nms, nms_iou=family.nms_iou)
-    return ModelSpec(family.name, input_spec, decode, names)
+    # The config of a detector has the field as well: the class tells whether there is a mask head.
+    masks = type(module).__name__.endswith(MASK_CLASS)
+    decode = DecodeSpec(
+        family.activation,
+        family.select,
+        queries,
+        classes,
+        keep,
+        nms=family.nms,
+        nms_iou=family.nms_iou,
+        mask_stride=int(config.mask_downsample_ratio) if masks else 0,
+    )
+    return ModelSpec(family.name, input_spec, decode, names, task=INSTANCE_SEGMENTATION if masks else DETECTION)
 
 
 def check_finite(module: nn.Module, ref: str) -> None:

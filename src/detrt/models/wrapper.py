@@ -10,19 +10,14 @@ from torch import Tensor, nn
 
 from ..spec import (
     ATTENTION_MASK,
-    BOXES,
     CLASS_MASK,
     INPUT_IDS,
-    LABELS,
-    LOGITS,
-    NUM_DETECTIONS,
     PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
-    PRED_BOXES,
-    SCORES,
     TARGET_SIZES,
     ModelSpec,
+    output_names,
     text_inputs,
 )
 from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
@@ -38,7 +33,7 @@ class ExportModule(nn.Module):
     pixel_values: (batch, 3, height, width); raw RGB 0..255 when the spec normalises in the graph.
     pixel_mask: (batch, height, width) int64, 1 = image; only when `spec.input.mask`.
     target_sizes: (batch, 2) int64, original (height, width); only when `spec.decode.in_graph`.
-    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections); see `detrt.spec`.
+    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections), and with masks mask_logits; see `detrt.spec`.
     """
 
     def __init__(self, model: nn.Module, spec: ModelSpec) -> None:
@@ -63,7 +58,7 @@ class ExportModule(nn.Module):
 
     @property
     def output_names(self) -> list[str]:
-        return [BOXES, SCORES, LABELS, NUM_DETECTIONS] if self.spec.decode.in_graph else [LOGITS, PRED_BOXES]
+        return output_names(self.spec)
 
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         feeds = dict(zip(self.input_names[1:], rest, strict=True))
@@ -73,9 +68,10 @@ class ExportModule(nn.Module):
             outputs = self.model(pixel_values=pixels, pixel_mask=mask, return_dict=True)
         else:
             outputs = self.model(pixel_values=pixels, return_dict=True)
+        masks = [outputs.pred_masks] if self.spec.has_masks else []
         if not self.spec.decode.in_graph:
-            return outputs.logits, outputs.pred_boxes
-        return self.decode(outputs.logits, outputs.pred_boxes, feeds[TARGET_SIZES])
+            return outputs.logits, outputs.pred_boxes, *masks
+        return self.decode(outputs.logits, outputs.pred_boxes, feeds[TARGET_SIZES], *masks)
 
     def normalized(self, pixel_values: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, 3, height, width) float32 as the checkpoint expects it; padding is set to 0."""
@@ -86,7 +82,7 @@ class ExportModule(nn.Module):
                 pixels = pixels + self.pixel_shift
         return pixels if mask is None else pixels * mask.unsqueeze(1).to(pixels.dtype)
 
-    def decode(self, logits: Tensor, pred_boxes: Tensor, target_sizes: Tensor) -> tuple[Tensor, ...]:
+    def decode(self, logits: Tensor, pred_boxes: Tensor, target_sizes: Tensor, *masks: Tensor) -> tuple[Tensor, ...]:
         """The rule of `spec.decode` on tensors; equals `detrt.data.postprocess` on NumPy arrays."""
         rule = self.spec.decode
         if rule.activation == "softmax":
@@ -98,7 +94,7 @@ class ExportModule(nn.Module):
             picked = self.best_queries(best, classes)
         else:
             picked = self.best_pairs(probabilities, rule.num_classes)
-        return self.finished(*picked, pred_boxes, target_sizes)
+        return self.finished(*picked, pred_boxes, target_sizes, *masks)
 
     def best_queries(self, best: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(scores, labels, queries), each (batch, max_detections), of the queries with the best scores."""
@@ -114,9 +110,9 @@ class ExportModule(nn.Module):
         return scores, index - query * classes, query
 
     def finished(
-        self, scores: Tensor, labels: Tensor, query: Tensor, pred_boxes: Tensor, target_sizes: Tensor
+        self, scores: Tensor, labels: Tensor, query: Tensor, pred_boxes: Tensor, target_sizes: Tensor, *masks: Tensor
     ) -> tuple[Tensor, ...]:
-        """Boxes of the selected queries in pixels of the image, after NMS if the graph has it."""
+        """Boxes of the selected queries in pixels of the image, after NMS if the graph has it, and their mask logits."""
         rule = self.spec.decode
         boxes = pred_boxes.float().gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
         centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
@@ -127,12 +123,16 @@ class ExportModule(nn.Module):
             scores, order = scores.topk(rule.max_detections, dim=1)
             labels = labels.gather(1, order)
             corners = corners.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
+            query = query.gather(1, order)
         size = target_sizes.to(torch.float32).flip(-1).repeat(1, 2).unsqueeze(1)  # (batch, 1, 4): w h w h
         enough = scores >= rule.score_threshold
         if rule.nms_in_graph:
             enough = enough & (scores > 0)
         count = enough.to(torch.int64).sum(1)
-        return corners * size, scores, labels, count
+        # One Gather of whole maps; torch.gather would need an index for each of their values.
+        first = torch.arange(query.shape[0], device=query.device).unsqueeze(1) * rule.num_queries
+        rows = [maps.flatten(0, 1)[query + first] for maps in masks]
+        return corners * size, scores, labels, count, *rows
 
 
 class TextExportModule(ExportModule):

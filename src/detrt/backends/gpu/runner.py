@@ -20,7 +20,7 @@ from ...data.postprocess import Candidates
 from ...data.preprocess import BatchPlan, SizeHW
 from ...data.raw_image import LoadedImage, RawImage
 from ...errors import ImageError
-from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
+from ...spec import LOGITS, MASK_LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
 from ...system import usable_cores
 from ..base import Feeds, Outputs
 from .cuda_graph import LayoutGraph, LayoutGraphCache, recordable
@@ -50,7 +50,7 @@ class Pending:
         """Wait for the outputs, in the form that post-processing takes."""
         arrays = self._download.arrays()
         if self._names is None:
-            return unpack(arrays[0], self._count)
+            return unpack(arrays[0], self._count, *arrays[1:])
         return {name: array[: self._count] for name, array in zip(self._names, arrays, strict=True)}
 
 
@@ -189,7 +189,10 @@ class _Slot:
         self.selects = can_select(spec)
 
         def finish(outputs: Tensors) -> list[Tensor]:
-            return [select(outputs[LOGITS], outputs[PRED_BOXES], spec)] if self.selects else list(outputs.values())
+            if not self.selects:
+                return list(outputs.values())
+            masks = [outputs[MASK_LOGITS].float()] if spec.has_masks else []
+            return [select(outputs[LOGITS], outputs[PRED_BOXES], spec), *masks]
 
         self.run, self.results = prepare(self.tensors, finish)
 

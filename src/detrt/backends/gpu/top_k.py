@@ -129,9 +129,10 @@ def _best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values.topk(count, dim=-1)
 
 
-def unpack(rows: NDArray[np.float32], images: int) -> Candidates:
-    """Candidates of the first `images` of the batch, from the result of `select` on the CPU."""
+def unpack(rows: NDArray[np.float32], images: int, mask_logits: NDArray | None = None) -> Candidates:
+    """Candidates of the first `images` of the batch, from the result of `select` on the CPU, and the mask logits beside it."""
     rows = rows[:images]
     flags = rows[:, -1, :2].any(0)
     overflow = _OVERFLOWS[int(np.argmax(flags)) + 1 if flags.any() else 0]
-    return Candidates(rows[:, :-1, 0], rows[:, :-1, 1].astype(np.int64), rows[:, :-1, 2:], overflow)
+    masks = None if mask_logits is None else mask_logits[:images]
+    return Candidates(rows[:, :-1, 0], rows[:, :-1, 1].astype(np.int64), rows[:, :-1, 2:], overflow, masks)

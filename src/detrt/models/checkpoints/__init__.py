@@ -29,7 +29,7 @@ from ...spec import ModelSpec
 from ..families import BY_NAME, Family
 from ..labels import choose
 from ..preprocessor import read_input_spec
-from ..source import make_spec
+from ..source import auto_class, make_spec
 from . import d_fine, deformable_detr, deimv2, detr, dino, grounding_dino, rf_detr, rt_detr
 from .key_map import LoadReport, Table, first_match, fit, rename
 from .shapes import Shapes
@@ -160,7 +160,7 @@ def spec_of(
         entry = format_.input_spec(config, attend_padding=getattr(module, "attend_padding", False))
     else:
         entry = read_input_spec(None, family, config)
-    return make_spec(family, config, entry, names)
+    return make_spec(family, module, entry, names)
 
 
 def _facts(settings: Mapping[str, Any], dilated: bool) -> dict[str, object]:
@@ -193,7 +193,7 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
     """The transformers class of a family, or detrt's of DEIM and DEIMv2, with weights that are not set yet."""
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING, AutoModelForObjectDetection, AutoModelForZeroShotObjectDetection
+    from transformers import CONFIG_MAPPING
 
     backbone = dict(settings.pop("backbone_config"))
     try:
@@ -209,7 +209,7 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
 
                 own = {"deimv2": arch.PublishedDeimv2, "deim": arch.DeimDFine, "deim-rt_detr_v2": arch.DeimRtDetrV2}
                 return own[variant](config)
-            auto = AutoModelForZeroShotObjectDetection if family.text else AutoModelForObjectDetection
+            auto = auto_class(family, config.architectures, ref)
             return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except (
         StrictDataclassError,
