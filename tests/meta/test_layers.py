@@ -54,6 +54,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorrt": (),
     "tensorrt_rtx_bindings": (),
     "av": ("data/video.py",),
+    "cv2": ("data/live.py",),
     "nvidia": ("backends/gpu/decoder.py",),
     "matplotlib": ("bench/plot.py",),
     "cuda": (),

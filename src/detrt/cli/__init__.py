@@ -24,7 +24,7 @@ _INTERRUPTED = 130
 _COMMANDS = {
     "build": ("build:build", "Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine."),
     "export": ("build:export", "Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."),
-    "detect": ("detect:detect", "Find objects in images and videos."),
+    "detect": ("detect:detect", "Find objects in images, videos and cameras."),
     "serve": ("serve:serve", "Serve detectors over HTTP: images in, boxes out, with a page to try them."),
     "verify": (
         "verify:verify",

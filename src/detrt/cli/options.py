@@ -33,7 +33,7 @@ from ..spec import parse_size
 Config = TypeVar("Config")
 
 # Panels of `--help`, in their order.
-PANELS = (None, "Size", "Precision", "Engine", "Checkpoint", "Prompt", "Cluster", "Advanced")
+PANELS = (None, "Cameras", "Size", "Precision", "Engine", "Checkpoint", "Prompt", "Cluster", "Advanced")
 
 
 class Given(Generic[Config]):

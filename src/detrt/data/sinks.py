@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import json
 import os
 import sys
@@ -20,17 +21,23 @@ from .coco import CocoDataset
 
 STDOUT = "-"
 _CORNERS = ["x0", "y0", "x1", "y1"]
+LIVE_COLUMNS = ["wall_time", "latency_s"]  # further ones of cameras
 CSV_COLUMNS = ["image", "frame", "time_s", "width", "height", "label", "class_id", "score", *_CORNERS]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Detections of one image, or of one frame of a video. image: the path of the caller."""
+    """Detections of one image, or of one frame of a video or a camera.
+
+    image: the path of the caller. wall_time, latency_s: of a camera: when the frame arrived, and seconds until its detections.
+    """
 
     image: str
     detections: Detections
     frame: int | None = None
     time_s: float | None = None
+    wall_time: datetime.datetime | None = None
+    latency_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; see docs/guide/detect.md."""
@@ -38,6 +45,8 @@ class Record:
         data: dict[str, Any] = {"image": self.image}
         if self.frame is not None:
             data |= {"frame": self.frame, "time_s": round(self.time_s or 0.0, 6)}
+        if self.wall_time is not None:
+            data |= {"wall_time": self.wall_time.isoformat(timespec="milliseconds"), "latency_s": round(self.latency_s or 0.0, 4)}
         if self.detections.prompt:
             data["prompt"] = self.detections.prompt
         return data | {"width": width, "height": height, "detections": self.detections.to_list()}
@@ -77,15 +86,16 @@ def text_writer(path: str | os.PathLike = STDOUT) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def csv_writer(path: str | os.PathLike) -> Iterator[Write]:
-    """One row per detection, columns CSV_COLUMNS; an image without detections has none. Raises OutputError."""
+def csv_writer(path: str | os.PathLike, extra: Sequence[str] = ()) -> Iterator[Write]:
+    """One row per detection, columns CSV_COLUMNS and `extra` ones; an image without detections has none. Raises OutputError."""
     with _text_target(path) as file:
-        rows = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+        columns = [*CSV_COLUMNS, *extra]
+        rows = csv.DictWriter(file, columns, lineterminator="\n")
         rows.writeheader()
 
         def write(record: Record) -> None:
             data = record.to_dict()
-            common = {key: data[key] for key in CSV_COLUMNS if key in data}
+            common = {key: data[key] for key in columns if key in data}
             for found in data["detections"]:
                 for part in ("phrase_span", "segmentation"):  # no column holds them
                     found.pop(part, None)

@@ -19,12 +19,13 @@ from ..errors import ImageError, MissingPackageError, OutputError
 from ..files import writing
 from ..system import usable_cores
 from .images import MAX_PIXELS
-from .raw_image import Colours, RawImage, YuvImage
+from .raw_image import Colours, LoadedImage, YuvImage
 
 _thread = threading.local()
+_NOMINAL_FPS, _MILLISECOND = 30, Fraction(1, 1000)  # of videos whose frames have times
 # On a GPU one thread would wait for every frame; more keep the decoder busy. On a CPU more threads decode hardly faster, and leave
 # less for the model.
-_GPU_THREADS, _CPU_THREADS = 4, 8
+_GPU_THREADS, CPU_THREADS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Frame:
 
     index: int
     time_s: float
-    image: NDArray[np.uint8] | RawImage
+    image: LoadedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class VideoFacts:
 
 def video_facts(path: str | os.PathLike) -> VideoFacts:
     """Read the header of a video; raises what `read_frames` raises."""
-    with _open_stream(Path(path)) as (container, stream):
+    with open_video(Path(path)) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         frames = int(stream.frames or 0)
         if not frames and container.duration:
@@ -79,10 +80,10 @@ def raw_frames(
         raise ValueError(f"every must be at least 1; got {every}")
     path = Path(path)
     count = 0
-    with _open_stream(path, gpu) as (container, stream):
+    with open_video(path, gpu) as (container, stream):
         stream.thread_type = "AUTO"
         hardware = getattr(stream.codec_context, "is_hwaccel", False)
-        stream.codec_context.thread_count = _GPU_THREADS if hardware else min(_CPU_THREADS, usable_cores())
+        stream.codec_context.thread_count = _GPU_THREADS if hardware else min(CPU_THREADS, usable_cores())
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         for index, frame in enumerate(container.decode(stream)):
             on_gpu = frame.format.name == "cuda"
@@ -92,10 +93,12 @@ def raw_frames(
             if index % every:
                 continue
             time_s = float(frame.time) if frame.time is not None else float(index / rate)
-            if (on_gpu and _suits(frame)) or (planar and _is_planar(frame)):
-                yield Frame(index, time_s, _planar(frame, gpu.mark() if on_gpu and gpu is not None else None))
+            if on_gpu and _suits(frame):
+                yield Frame(index, time_s, _planar(frame, gpu.mark() if gpu is not None else None))
+            elif planar and _is_planar(frame):
+                yield Frame(index, time_s, image_of(frame, planar=True))
             else:
-                yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, _rgb(frame))
+                yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, image_of(frame))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or truncated")
 
@@ -116,10 +119,8 @@ class VideoGpu(Protocol):
 
 
 @contextlib.contextmanager
-def video_writer(
-    path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int]
-) -> Iterator[Callable[[NDArray[np.uint8]], None]]:
-    """Write an MP4; yields a function that takes (H, W, 3) uint8 RGB frames of `size_hw`.
+def video_writer(path: str | os.PathLike, *, fps: float | None, size_hw: tuple[int, int]) -> Iterator[Callable[..., None]]:
+    """Write an MP4; yields a function that takes (H, W, 3) uint8 RGB frames of `size_hw`, and without fps their times in seconds.
 
     An odd side loses its last row or column, because the codec needs even ones. The file appears when
     the block ends without an error.
@@ -127,7 +128,7 @@ def video_writer(
     Raises:
         OutputError: it cannot be written. MissingPackageError: PyAV is not installed.
     """
-    av = _import_av("writing videos")
+    av = import_av("writing videos")
     height, width = (side - side % 2 for side in size_hw)
     if min(height, width) < 2:
         raise OutputError(f"cannot write '{path}': a video needs frames of 2x2 or more; got {size_hw}")
@@ -135,13 +136,22 @@ def video_writer(
     with writing(path) as temporary:
         try:
             with av.open(str(temporary), "w", format="mp4") as container:
-                stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
+                stream = container.add_stream(codec, rate=_NOMINAL_FPS if fps is None else Fraction(fps).limit_denominator(1001))
                 stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+                if fps is None:
+                    stream.codec_context.time_base = _MILLISECOND
+                start_s, last = 0.0, -1
 
-                def write(image: NDArray[np.uint8]) -> None:
+                def write(image: NDArray[np.uint8], time_s: float | None = None) -> None:
+                    nonlocal start_s, last
                     if image.shape[:2] != tuple(size_hw):
                         raise OutputError(f"'{path}' has frames of {size_hw}; got one of {image.shape[:2]}")
                     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:height, :width]), "rgb24")
+                    if fps is None:
+                        assert time_s is not None
+                        start_s = time_s if last < 0 else start_s
+                        frame.pts = last = max(last + 1, round((time_s - start_s) / _MILLISECOND))
+                        frame.time_base = _MILLISECOND
                     container.mux(stream.encode(frame))
 
                 yield write
@@ -150,7 +160,8 @@ def video_writer(
             raise OutputError(f"cannot write '{path}': {error}") from error
 
 
-def _import_av(purpose: str) -> ModuleType:
+def import_av(purpose: str) -> ModuleType:
+    """PyAV. Raises MissingPackageError."""
     try:
         import av
     except ImportError:
@@ -159,9 +170,9 @@ def _import_av(purpose: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _open_stream(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
+def open_video(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
     """Container and first video stream; errors of PyAV inside the block become ImageError."""
-    av = _import_av(f"reading the video '{path}'")
+    av = import_av(f"reading the video '{path}'")
     if not path.is_file():
         raise ImageError(f"there is no video file '{path}'; check the path")
     if path.stat().st_size == 0:
@@ -229,6 +240,11 @@ def _suits(frame: Any) -> bool:
     return frame.height % (4 if frame.interlaced_frame else 2) == 0 and int(frame.colorspace) in _MATRICES
 
 
+def image_of(frame: Any, *, planar: bool = False) -> LoadedImage:
+    """A frame of PyAV as upright RGB; planar: in 4:2:0 where `_is_planar` allows it. Raises ImageError."""
+    return _planar(frame, None) if planar and _is_planar(frame) else _rgb(frame)
+
+
 def _planar(frame: Any, ready: Any) -> YuvImage:
     full = frame.format.name == "yuvj420p" or int(frame.color_range) == _FULL_RANGE
     planes: tuple[Any, ...] = tuple(frame.planes)
@@ -261,7 +277,7 @@ def _turns(frame: Any) -> int:
 
 
 def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
-    av = _import_av("reading videos")
+    av = import_av("reading videos")
     if not hasattr(_thread, "reformatter"):  # one per thread: that of a frame is created for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()
     try:

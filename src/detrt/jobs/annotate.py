@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ..data.draw import draw_detections
 from ..data.images import Input
+from ..data.live import LiveSource
 from ..data.raw_image import as_array
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
@@ -53,8 +58,7 @@ class AnnotatedCopies:
 
     def save(self, found: ImageResult) -> None:
         """Draw and save one image, or the next frame of a video."""
-        assert found.image is not None  # not an image of another process
-        image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
+        image = _drawn(found, self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:
@@ -81,6 +85,64 @@ class AnnotatedCopies:
     def __exit__(self, *exc: object) -> None:
         # Through the stack, so that a failed video is removed and not finished.
         self._stack.__exit__(*exc)
+
+
+class StreamCopies:
+    """Saves annotated videos of live sources to a folder: NAME.mp4, and NAME-2.mp4 after frames have changed their size.
+
+    Frames have the times at which they arrived; those that were dropped are missing.
+
+    Raises:
+        OutputError: a video cannot be written.
+    """
+
+    def __init__(self, folder: Path | str, sources: Sequence[LiveSource], *, font: str | os.PathLike | None = None) -> None:
+        self.folder, self.font = Path(folder), font
+        names = [_stream_name(source.path) for source in sources]
+        unique = [name if names.count(name) == 1 else f"{name}.{index + 1}" for index, name in enumerate(names)]
+        self._names = dict(zip(sources, unique, strict=True))
+        self._stack = contextlib.ExitStack()
+        self._files: dict[LiveSource, _StreamFile] = {}
+
+    def save(self, found: ImageResult) -> None:
+        """Draw and save one frame."""
+        size_hw = found.record.detections.image_size_hw
+        file = self._files.get(found.input)
+        if file is None:
+            file = self._files[found.input] = _StreamFile(self._stack.enter_context(contextlib.ExitStack()))
+        if file.size_hw != size_hw:
+            file.stack.close()
+            file.number, file.size_hw = file.number + 1, size_hw
+            path = self.folder / f"{self._names[found.input]}{'' if file.number == 1 else f'-{file.number}'}.mp4"
+            file.write = file.stack.enter_context(video_writer(path, fps=None, size_hw=size_hw))
+        file.write(np.asarray(_drawn(found, self.font)), found.record.time_s)
+
+    def __enter__(self) -> StreamCopies:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.__exit__(*exc)
+
+
+@dataclass(slots=True)
+class _StreamFile:
+    """The open video of a live source. number: of the file, from 1."""
+
+    stack: contextlib.ExitStack
+    number: int = 0
+    size_hw: tuple[int, int] | None = None
+    write: Any = None
+
+
+def _drawn(found: ImageResult, font: str | os.PathLike | None) -> Image.Image:
+    assert found.image is not None  # not an image of another process
+    return draw_detections(as_array(found.image), found.record.detections, font=font)
+
+
+def _stream_name(path: str) -> str:
+    """ "rtsp://cam.local:554/live?channel=1" -> "cam.local_554_live_channel_1"."""
+    name = path.partition("://")[2] or Path(path).stem
+    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "camera"
 
 
 def _copy_name(relative: Path, kind: str) -> Path:

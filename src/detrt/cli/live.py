@@ -1,0 +1,149 @@
+"""`detrt detect` in cameras: its options, the run, and what is printed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DetrtError, ImageError
+from .options import Given
+from .outputs import OutputOptions, open_writers, reader_may_leave, summary, write_all
+
+if TYPE_CHECKING:
+    from ..data.live import LiveSource
+    from ..data.streams import LiveStreams, StreamConfig, StreamCounts
+    from ..detector import Detector
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """What is read like a camera, and for how long."""
+
+    live: bool = field(
+        default=False,
+        metadata={"help": "Read videos like cameras: at their own speed, newest frame first.", "panel": "Cameras"},
+    )
+    duration: float | None = field(
+        default=None, metadata={"help": "Stop after so many seconds; default: Ctrl-C.", "panel": "Cameras", "min": 0}
+    )
+
+
+def find_sources(names: Sequence[str], live: Given[LiveOptions], stream: Given[StreamConfig]) -> list[LiveSource]:
+    """The inputs, if they are cameras or read like cameras; else [].
+
+    Raises:
+        ImageError: cameras and other inputs together, or one twice.
+        DetrtError: an option for cameras, and there is none.
+    """
+    from ..data.live import live_source
+
+    found = [live_source(name, files=live.live) for name in names]
+    sources = [source for source in found if source is not None]
+    if not sources:
+        for flag, _ in [*live.flags(), *stream.flags()]:
+            raise DetrtError(
+                f"{flag} is for cameras, and there is none among the inputs; leave it out, or read files with --live"
+            )
+        return []
+    if len(sources) < len(names):
+        other = next(name for name, source in zip(names, found, strict=True) if source is None)
+        raise ImageError(
+            f"'{other}' is no camera, but '{sources[0].path}' is; detect in files in a run of their own, or add --live"
+        )
+    paths = [source.path for source in sources]
+    if len(set(paths)) < len(paths):
+        raise ImageError(f"'{max(paths, key=paths.count)}' is named twice; name each camera once")
+    return sources
+
+
+def check_live(output: Given[OutputOptions], device: Sequence[str]) -> None:
+    """Raise DetrtError for options that do nothing with cameras."""
+    for flag, name in output.flags():
+        if name in ("every", "coco_images"):
+            raise DetrtError(f"{flag} has no effect on cameras; leave it out")
+    if len(device) > 1:
+        raise DetrtError(f"cameras run on one device; got --device {','.join(device)}. Run one process for each device")
+
+
+def detect_live(
+    detector: Detector,
+    sources: Sequence[LiveSource],
+    config: StreamConfig,
+    duration: float | None,
+    output: OutputOptions,
+    quiet: bool,
+) -> None:
+    """Detect in cameras until they end, the time is over, or Ctrl-C."""
+    from rich.console import Console
+
+    from ..data.sinks import LIVE_COLUMNS
+    from ..data.streams import LiveStreams
+    from ..jobs.annotate import StreamCopies
+    from ..jobs.streams import detect_streams
+
+    detector.check_prompt()
+    if detector.decoder is not None:
+        raise DetrtError("--image-decoder gpu is for files; cameras are decoded on the CPU: leave it out")
+    console = Console(stderr=True, quiet=quiet)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reader_may_leave())
+        streams = stack.enter_context(LiveStreams(sources, config, planar=detector.planar))
+        writers = open_writers(stack, output, detector.spec, None, quiet, LIVE_COLUMNS)
+        stack.enter_context(_stop_on_signals(streams, duration))
+        started = time.perf_counter()
+        found = detect_streams(detector, streams)
+        save = None
+        if output.save_dir is not None and output.draw:
+            save = stack.enter_context(StreamCopies(output.save_dir, sources, font=output.font)).save
+        tally = write_all(found, writers, save, lambda source: None, strict=not output.skip_bad)
+    seconds = time.perf_counter() - started
+    summary(console, detector.session.info.name, tally, seconds, "")
+    if not quiet:
+        print_counts(console, streams.counts, seconds)
+    tally.check(len(sources))
+
+
+@contextlib.contextmanager
+def _stop_on_signals(streams: LiveStreams, duration: float | None) -> Iterator[None]:
+    """End the streams with Ctrl-C, SIGTERM or after `duration` seconds, so that the outputs are finished."""
+    timer = None if duration is None else threading.Timer(duration, streams.stop)
+    before: dict[int, Any] = {}
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(number, before[number])  # the second one ends the run without outputs
+        streams.stop()
+
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    try:
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def print_counts(console: Any, counts: Mapping[LiveSource, StreamCounts], seconds: float) -> None:
+    """A table with one row for each camera."""
+    import numpy as np
+    from rich.table import Table
+
+    table = Table(title=None, box=None, pad_edge=False, header_style="dim")
+    heads = ("camera", "frames", "processed", "dropped", "damaged", "connections", "per s", "p50 ms", "p99 ms")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "camera" else "right", overflow="fold")
+    for source, one in counts.items():
+        latencies = [f"{1000 * np.percentile(one.latencies_s, q):.0f}" if one.latencies_s else "" for q in (50, 99)]
+        numbers = (one.received, one.processed, one.dropped, one.damaged, one.connections)
+        table.add_row(source.path, *map(str, numbers), f"{one.processed / max(seconds, 1e-9):.1f}", *latencies)
+    console.print(table)

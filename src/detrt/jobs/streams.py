@@ -1,0 +1,33 @@
+"""Detection in live sources: the newest frame of each, several sources in one batch."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+
+from ..data.sinks import Record
+from ..data.streams import LiveStreams
+from ..detector import Detector
+from .run import ImageFailure, ImageResult
+
+
+def detect_streams(detector: Detector, streams: LiveStreams) -> Iterator[ImageResult | ImageFailure]:
+    """Detect in the newest frames of live sources until they end or `streams.stop` is called.
+
+    A batch has at most one frame of each source. A source that is lost for good is an `ImageFailure`; the others go on.
+
+    Raises:
+        SessionError: the model failed.
+    """
+    while True:
+        frames = streams.next_frames(detector.batch_size)
+        found = detector.submit([frame.image for frame in frames]).result() if frames else []
+        for frame, detections in zip(frames, found, strict=True):
+            latency_s = streams.done(frame)
+            arrived = datetime.datetime.fromtimestamp(frame.wall_time, datetime.timezone.utc)
+            record = Record(frame.source.path, detections, frame.index, frame.time_s, arrived, latency_s)
+            yield ImageResult(frame.source, record, frame.image)
+        while (lost := streams.lost()) is not None:
+            yield ImageFailure(*lost)
+        if not frames and streams.ended:
+            return

@@ -1,0 +1,146 @@
+"""detrt detect on cameras: simulated ones over TCP, and a real RTSP server where there is one."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+pytest.importorskip("av", reason="needs the 'video' extra")
+from cli_support import COMMAND, cli, place, snapshot  # noqa: F401 - fixtures
+from rtsp_server import rtsp_server
+from stream_sender import cameras, read_number
+
+from detrt.data.video import read_frames, video_writer
+
+ENDS = ("--reconnect", 0, "--timeout", 2)  # these cameras do not come back
+
+
+def test_cameras_share_a_model(cli, place):
+    """Both end, which is what exit code 2 says; everything before is in the output."""
+    with cameras([{"frames": 25}], fps=25, count=2) as (one, two):
+        result = cli("detect", "bundle", one, two, "-t", 0, "--json", "-", *ENDS, code=2)
+    rows = result.lines
+    assert set(Counter(row["image"] for row in rows)) == {one, two}
+    for name in (one, two):
+        mine = [row for row in rows if row["image"] == name]
+        frames = [row["frame"] for row in mine]
+        assert frames == sorted(frames) and len(set(frames)) == len(frames) > 5 and frames[-1] >= 22
+        assert [row["time_s"] for row in mine] == pytest.approx([frame / 25 for frame in frames], abs=0.02)
+    row = rows[-1]
+    assert list(row) == ["image", "frame", "time_s", "wall_time", "latency_s", "width", "height", "detections"]
+    assert (row["width"], row["height"], len(row["detections"])) == (128, 96, 12) and 0 < row["latency_s"] < 5
+    age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(row["wall_time"])
+    assert datetime.timedelta() < age < datetime.timedelta(seconds=60)
+    assert "2 of 2 inputs could not be read" in result.err and f"'{one}' has ended" in result.err
+    assert "dropped" in result.err and "p99 ms" in result.err
+
+
+def test_annotated_videos(cli, place):
+    """One for each camera, and a further one after its frames have changed their size; times are those of the frames."""
+    steps = [{"frames": 10}, {"frames": 20, "size": [160, 256]}]
+    with cameras(steps, fps=20) as (camera,):
+        cli("detect", "bundle", camera, "-t", 0.99, "--save-dir", "out", "--csv", "o.csv", *ENDS, code=2)
+    name = camera.partition("//")[2].replace(":", "_")
+    assert sorted(os.listdir("out")) == [f"{name}-2.mp4", f"{name}.mp4", "detections.jsonl"]
+    rows = [json.loads(line) for line in open("out/detections.jsonl")]
+    for path, height in ((f"out/{name}.mp4", 96), (f"out/{name}-2.mp4", 160)):
+        mine = [row for row in rows if row["height"] == height]
+        frames = list(read_frames(path))
+        assert [read_number(frame.image)[1] for frame in frames] == [row["frame"] for row in mine]
+        times = [row["time_s"] - mine[0]["time_s"] for row in mine]
+        assert [frame.time_s for frame in frames] == pytest.approx(times, abs=0.002)
+    assert csv.DictReader(open("o.csv")).fieldnames[-2:] == ["wall_time", "latency_s"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_stopping_finishes_the_outputs(place, number):
+    with cameras([{"frames": 1000}], fps=20) as (camera,):
+        arguments = map(str, (*COMMAND, "detect", "bundle", camera, "--save-dir", "out", "--csv", "-"))
+        process = subprocess.Popen(arguments, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout.readline().startswith("image,frame")
+        time.sleep(1.5)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in errors and "processed" in errors
+    name = camera.partition("//")[2].replace(":", "_")
+    rows = [json.loads(line) for line in open(place / "out/detections.jsonl")]
+    assert len(list(read_frames(place / f"out/{name}.mp4"))) == len(rows) > 3
+
+
+def test_duration(cli, place):
+    with cameras([{"frames": 1000}], fps=20) as (camera,):
+        result = cli("detect", "bundle", camera, "--duration", 1.5, "--json", "-")
+    assert 3 < len(result.lines) <= 60
+    cli.refused("detect", "bundle", "in", "--duration", 3, names="--duration", advice="--live")
+
+
+def test_a_file_as_a_camera(cli, place):
+    with video_writer(place / "clip.mp4", fps=20, size_hw=(16, 24)) as write:
+        for level in range(20):
+            write(np.full((16, 24, 3), 12 * level, np.uint8))
+    rows = cli("detect", "bundle", "clip.mp4", "--live", "--json", "-", "-q").lines
+    assert rows[-1]["frame"] == 19 and rows[-1]["wall_time"]
+
+
+def test_a_real_rtsp_server(cli, place):
+    with video_writer(place / "clip.mp4", fps=20, size_hw=(48, 64)) as write:
+        for level in range(30):
+            write(np.full((48, 64, 3), 8 * level, np.uint8))
+    with rtsp_server(place / "clip.mp4", "viewer:hunter2") as address:
+        known = address.replace("//", "//viewer:hunter2@")
+        for transport in ("tcp", "udp"):
+            result = cli("detect", "bundle", known, "--transport", transport, "--json", "-", *ENDS, code=2)
+            rows = result.lines
+            assert {row["image"] for row in rows} == {address} and rows[-1]["frame"] >= 27
+            assert {(row["width"], row["height"]) for row in rows} == {(64, 48)}
+            assert "hunter2" not in result.out + result.err
+        before = snapshot(place)
+        for wrong in (address, address.replace("//", "//viewer:guess@")):
+            message = cli.refused(
+                "detect", "bundle", wrong, "--save-dir", "out", "--json", "o.jsonl", names=address, advice="USER:PASSWORD@HOST"
+            )
+            assert "guess" not in message
+        cli.refused("detect", "bundle", known + "2", "--json", "o.jsonl", names=address + "2", advice="404.*check the address")
+        assert snapshot(place) == before, "something half-written"
+
+
+def test_unreachable_cameras(cli, place):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    before = snapshot(place)
+    outputs = ("--save-dir", "out", "--json", "o.jsonl", "--csv", "o.csv")
+    with cameras([{"frames": 50}]) as (good,):
+        bad = f"rtsp://127.0.0.1:{port}/live"
+        cli.refused("detect", "bundle", good, bad, *outputs, names=f"'{bad}'", advice="Connection refused.*check the address")
+    cli.refused("detect", "bundle", "/dev/video77", *outputs, names="/dev/video77", advice="ls /dev/video")
+    assert snapshot(place) == before, "something half-written"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "advice"),
+    [
+        (["rtsp://cam/1", "in"], "'in' is no camera", "run of their own"),
+        (["rtsp://cam/1", "rtsp://cam/1"], "rtsp://cam/1", "once"),
+        (["rtsp://cam/1", "--every", "2"], "--every", "leave it out"),
+        (["rtsp://cam/1", "--device", "cpu,cpu"], "--device cpu,cpu", "one process"),
+        (["rtsp://cam/1", "--cluster", "ray", "--output", "o"], "rtsp://cam/1", "leave --cluster out"),
+        (["rtsp://cam/1", "--timeout", "0"], "got 0", "above 0"),
+        (["rtsp://cam/1", "--transport", "tls"], "'tls'", "tcp or udp"),
+        (["in", "--reconnect", "5"], "--reconnect", "leave it out"),
+        (["in", "--live"], "'in'", "check the path"),
+        (["http://cam/a.jpg"], "http://cam/a.jpg", "download it first"),
+    ],
+)
+def test_refused(cli, place, arguments, names, advice):
+    cli.refused("detect", "bundle", *arguments, names=names, advice=advice)
