@@ -13,9 +13,10 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from PIL import Image
 from runtime_cases import make_session, make_spec
 
-from detrt.errors import ImageError, MissingPackageError, SpecError
+from detrt.errors import ImageError, MissingPackageError, SessionError, SpecError
 from detrt.evaluation import coco as evaluate
-from detrt.evaluation.coco import METRICS, evaluate_coco
+from detrt.evaluation.coco import METRICS, evaluate_coco, evaluate_results
+from detrt.evaluation.results import write_results
 
 GOOD = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 9, "file_name": "b.png"}],
@@ -50,6 +51,66 @@ def test_found_exactly(coco, capsys):
     assert (report.images, report.without_class, seen) == (2, (), [(1, 2), (2, 2)])
     assert json.loads(json.dumps(report.to_dict()))["images"] == 2
     assert capsys.readouterr().out == ""
+
+
+MASKED = make_spec(task="instance-segmentation", decode={"mask_stride": 1})
+
+
+def with_masks(segmentation) -> dict:
+    """`GOOD` with sizes, and this mask for its object."""
+    data = copy.deepcopy(GOOD)
+    data["images"] = [{**image, "height": 80, "width": 100} for image in data["images"]]
+    data["annotations"][0] |= {"segmentation": segmentation, "area": 2000}
+    return data
+
+
+POLYGON = [[25, 20, 75, 20, 75, 60, 25, 60]]
+PART = [[25, 20, 57, 20, 57, 60, 25, 60]]
+
+
+@pytest.mark.parametrize(("polygon", "ap50", "ap"), [(POLYGON, 1.0, 1.0), (PART, 1.0, 0.3)], ids=["whole", "part"])
+def test_masks_are_compared(coco, polygon, ap50, ap):
+    """The mask of a part of the box has IoU 0.64: above the first three of ten thresholds."""
+    write, folder = coco
+    truth = write(with_masks(polygon))
+    report = evaluate_coco(make_session(MASKED), truth, folder)
+    assert report.iou_type == "segm" and tuple(report.metrics) == METRICS
+    assert (report.metrics["AP50"], report.metrics["AP"]) == (pytest.approx(ap50), pytest.approx(ap))
+    boxes = evaluate_coco(make_session(MASKED), truth, folder, iou_type="bbox")
+    assert boxes.iou_type == "bbox" and boxes.metrics["AP"] == pytest.approx(1.0)
+    results = folder / "results.json"
+    write_results(report.rows, results)
+    again = evaluate_results(results, truth)
+    assert (again.iou_type, again.metrics) == ("segm", report.metrics)
+
+
+@pytest.mark.parametrize(
+    ("spec", "data", "words"),
+    [
+        (make_spec(), with_masks(POLYGON), "compares masks, and this model has boxes alone"),
+        (MASKED, GOOD, r"images\[0\] has no height and width"),
+        (MASKED, with_masks([]), r"annotations\[0\] has no mask"),
+        (MASKED, with_masks({"size": [80, 99], "counts": "0"}), r"annotations\[0\] has no mask"),
+        (MASKED, with_masks({"size": [80, 100], "counts": [5, 5]}), r"annotations\[0\] has no mask"),
+    ],
+)
+def test_masks_that_cannot_be_compared(coco, spec, data, words):
+    write, folder = coco
+    with pytest.raises((SessionError, ImageError), match=words):
+        evaluate_coco(make_session(spec), write(data), folder, iou_type="segm")
+
+
+def test_saved_masks_that_cannot_be_compared(coco):
+    write, folder = coco
+    truth = write(with_masks(POLYGON))
+    rows = [{"image_id": 7, "category_id": 90, "bbox": [25, 20, 50, 40], "score": 0.5}]
+    write_results(rows, folder / "results.json")
+    assert evaluate_results(folder / "results.json", truth).iou_type == "bbox"
+    with pytest.raises(SessionError, match="has entries without segmentation"):
+        evaluate_results(folder / "results.json", truth, iou_type="segm")
+    write_results([{**rows[0], "segmentation": {"size": [80, 100], "counts": "\x7f"}}], folder / "results.json")
+    with pytest.raises(ImageError, match="entry 0 has a segmentation that is no mask of its image"):
+        evaluate_results(folder / "results.json", truth)
 
 
 def test_category_without_class_counts_as_not_found(coco):

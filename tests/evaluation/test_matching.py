@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from detrt.detections import Detections
+from detrt.detections import Detections, Masks
 from detrt.errors import DetrtError
 from detrt.evaluation.matching import Gate, ImageMatch, cutoff, match
+from detrt.evaluation.report import VerifyReport
 
 A, B, C = (10, 10, 60, 60), (100, 10, 160, 90), (10, 120, 90, 190)
 
@@ -147,3 +150,21 @@ def test_cutoff(scores, gate, cut):
 def test_gate_refuses(field, value):
     with pytest.raises(DetrtError, match=rf"gate\.{field} .*got {value!r}"):
         Gate(**{field: value})
+
+
+def test_masks_of_pairs_are_compared():
+    pixels = np.zeros((2, 200, 200), bool)
+    pixels[0, 10:60, 10:60], pixels[1, 10:60, 100:160] = True, True
+    both = replace(found((A, 0.9, 0), (B, 0.8, 1)), masks=Masks.from_array(pixels))
+    assert match(both, both, Gate()).mask_iou == 1.0
+    pixels[1, 10:20] = False
+    less = replace(both, masks=Masks.from_array(pixels))
+    assert match(both, less, Gate()).mask_iou == pytest.approx(0.8)
+    # In another order the pairs are the same.
+    assert match(both, less[[1, 0]], Gate()).mask_iou == pytest.approx(0.8)
+    assert match(both, both[:0], Gate()).mask_iou == 1.0 and match(found(), found(), Gate()).mask_iou is None
+    images = (match(both, less, Gate()),)
+    report = VerifyReport("a", "b", Gate(), images)
+    assert any("a mask has IoU 0.8, at least 0.99 is allowed" in text for text in report.failures)
+    assert [check.ok for check in report.checks if check.name == "lowest mask IoU"] == [False]
+    assert VerifyReport("a", "b", Gate(mask_iou=0.8), images).passed

@@ -25,7 +25,8 @@ from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.detections import mask_iou
 from detrt.detector import Detector
-from detrt.errors import SourceError
+from detrt.errors import SessionError, SourceError
+from detrt.evaluation.parity import verify
 from detrt.models.load import load_source
 from detrt.models.published import mask_difference
 from detrt.models.random import RF_DETR_SEG
@@ -107,3 +108,14 @@ def test_panoptic_checkpoints_are_refused(model_type, architecture, words, tmp_p
     (tmp_path / "preprocessor_config.json").write_text("{}")
     with pytest.raises(SourceError, match=words):
         load_source(str(tmp_path))
+
+
+def test_models_of_two_tasks_are_not_compared(tiny):
+    with pytest.raises(SessionError, match="the reference is a model for detection, the candidate one for instance-segmentation"):
+        verify(TorchSession(tiny("rf_detr")), TorchSession(tiny("rf_detr-seg")), [IMAGE])
+
+
+def test_an_export_passes_the_comparison(exported, tiny):
+    report = verify(tiny("rf_detr-seg"), OnnxSession(exported("rf_detr-seg").path), [IMAGE], slots=False)
+    assert report.passed and 0.99 <= report.worst_mask_iou <= 1
+    assert {row["output"] for row in report.tensors} == {"logits", "pred_boxes", "mask_logits"}

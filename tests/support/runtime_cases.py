@@ -19,7 +19,7 @@ def make_spec(*, decode=None, labels=LABELS, task="detection", **changes) -> Mod
 
 
 def make_session(spec: ModelSpec, *, max_batch=None, batch="batch", log=None) -> FakeSession:
-    """One box an image: class 0, centred, whose score is the mean of the red pixels / 255.
+    """One box an image: class 0, centred, whose score is the mean of the red pixels / 255. A mask fills the box.
 
     log: a list that gets the shape of every pixel_values.
     """
@@ -31,6 +31,9 @@ def make_session(spec: ModelSpec, *, max_batch=None, batch="batch", log=None) ->
         TensorInfo("logits", "float32", (batch, 4, 3)),
         TensorInfo("pred_boxes", "float32", (batch, 4, 4)),
     )
+    if spec.has_masks:
+        map_hw = [side // spec.decode.mask_stride for side in spec.input.size_hw]
+        outputs += (TensorInfo("mask_logits", "float32", (batch, 4, *map_hw)),)
 
     def run(feeds):
         pixels = feeds["pixel_values"].astype(np.float32)
@@ -45,7 +48,12 @@ def make_session(spec: ModelSpec, *, max_batch=None, batch="batch", log=None) ->
         logits = np.full((n, 4, 3), -np.inf, np.float32)
         logits[:, 0, 0] = np.log(p / (1 - p))
         boxes = np.tile(np.array([0.5, 0.5, 0.5, 0.5], np.float32), (n, 4, 1))
-        return {"logits": logits, "pred_boxes": boxes}
+        found = {"logits": logits, "pred_boxes": boxes}
+        if spec.has_masks:
+            height, width = map_hw
+            found["mask_logits"] = np.full((n, 4, height, width), -1, np.float32)
+            found["mask_logits"][:, :, height // 4 : height * 3 // 4, width // 4 : width * 3 // 4] = 1
+        return found
 
     return FakeSession(spec, tuple(inputs), outputs, run, max_batch)
 

@@ -122,6 +122,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
             if rule.nms != "none"
             else {}
         ),
+        **({"task": f"{spec.task}, masks at 1/{rule.mask_stride} of the input's size"} if spec.has_masks else {}),
         **_finds(spec),
     }
 

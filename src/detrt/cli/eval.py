@@ -44,6 +44,9 @@ def evaluate(
     ground_truth: Annotated[Path | None, typer.Option(help="Annotations in COCO's format.")] = None,
     results: Annotated[Path | None, typer.Option(help="Evaluate these saved results instead of running a model.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
+    iou_type: Annotated[
+        str | None, typer.Option(help="bbox, or segm for masks; default: masks if model and annotations have them.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file.")] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout.")] = None,
     *,
@@ -52,7 +55,7 @@ def evaluate(
     load: Given[LoadOptions],
 ) -> None:
     """COCO average precision: all twelve metrics and one for each class."""
-    from ..evaluation.coco import evaluate_results
+    from ..evaluation.coco import SEGM, evaluate_results
     from ..evaluation.results import write_results
     from . import show
 
@@ -62,11 +65,11 @@ def evaluate(
         given = ["MODEL"] * (model is not None) + [flag for group in (options, run, load) for flag, _ in group.flags()]
         if given:
             raise DetrtError(f"--results evaluates what was saved, without a model; leave out {' and '.join(given)}")
-        report, name = evaluate_results(results, ground_truth, limit=limit), str(results)
+        report, name = evaluate_results(results, ground_truth, limit=limit, iou_type=iou_type), str(results)
     else:
         if model is None or options.images is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        report, name = _run(model, ground_truth, options.make(), run.make(), load.make(), limit), model
+        report, name = _run(model, ground_truth, options.make(), run.make(), load.make(), limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)
     data = {"model": name, **report.to_dict()}
@@ -76,7 +79,9 @@ def evaluate(
         return
     resumed = f", {report.resumed} resumed" if report.resumed else ""
     figures = [(key, _text(value)) for key, value in report.metrics.items()]
-    show.table(f"{name}: {report.images} images{resumed}, {report.detections} detections", ("", "value"), figures, right=(1,))
+    what = ", IoU of masks" if report.iou_type == SEGM else ""
+    title = f"{name}: {report.images} images{resumed}, {report.detections} detections{what}"
+    show.table(title, ("", "value"), figures, right=(1,))
     classes = sorted(((k, v) for k, v in report.per_class.items() if v is not None), key=lambda row: -row[1])
     show.table("AP by class", ("class", "AP"), [(key, _text(value)) for key, value in classes], right=(1,))
     if report.without_class:
@@ -84,7 +89,13 @@ def evaluate(
 
 
 def _run(
-    model: str, ground_truth: Path, options: EvalOptions, run: RunOptions, load: LoadOptions, limit: int | None
+    model: str,
+    ground_truth: Path,
+    options: EvalOptions,
+    run: RunOptions,
+    load: LoadOptions,
+    limit: int | None,
+    iou_type: str | None,
 ) -> EvalReport:
     """Evaluate a model: in this process, or with several devices in one for each."""
     from ..data.coco import load_coco
@@ -112,6 +123,7 @@ def _run(
             image_decoder=options.image_decoder,
             resume=options.resume,
             limit=limit,
+            iou_type=iou_type,
             model=identity(model, session),
             progress=lambda count, total: step("eval", count / total, f"{count} of {total} images"),
             **more,

@@ -25,6 +25,7 @@ class GateOptions:
     score: float | None = field(default=None, metadata={"help": "Largest allowed difference of a score."})
     tensor: float | None = field(default=None, metadata={"help": "Largest allowed relative difference of an output."})
     ap: float | None = field(default=None, metadata={"help": "Largest allowed loss of AP (0..1).", "needs": {"ground_truth": ()}})
+    mask_iou: float | None = field(default=None, metadata={"help": "Lowest allowed IoU of the two masks of a pair."})
     unmatched: float | None = field(default=None, metadata={"help": "Largest allowed fraction of unmatched detections."})
 
     def changes(self) -> dict[str, float]:

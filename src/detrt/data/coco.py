@@ -185,6 +185,37 @@ def is_bbox(box: object) -> bool:
     return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) for v in box)
 
 
+def check_masks(dataset: CocoDataset) -> None:
+    """Compare the masks of annotations with what pycocotools reads.
+
+    Raises:
+        ImageError: an image without its size, or an annotation without a mask; the message names it.
+    """
+    for index, image in enumerate(dataset.images):
+        if not all(isinstance(image.get(side), int) for side in ("height", "width")):
+            raise ImageError(f"the annotation file '{dataset.path}': images[{index}] has no height and width, which masks need")
+    sizes = {image["id"]: [image["height"], image["width"]] for image in dataset.images}
+    for index, entry in enumerate(dataset.annotations):
+        if not is_segmentation(entry.get("segmentation"), sizes[entry["image_id"]]):
+            raise ImageError(
+                f"the annotation file '{dataset.path}': annotations[{index}] has no mask (segmentation: polygons, or run lengths "
+                "of the image's size)"
+            )
+
+
+def is_segmentation(value: object, size_hw: Sequence[int]) -> bool:
+    """Whether a value is a mask as pycocotools takes it: polygons, or run lengths of an image of this size."""
+    if isinstance(value, list):
+        polygons = (isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 for one in value)
+        return bool(value) and all(polygons) and all(isinstance(v, (int, float)) for one in value for v in one)
+    if not isinstance(value, dict) or list(value.get("size", ())) != list(size_hw):
+        return False
+    counts = value.get("counts")
+    if isinstance(counts, list):
+        return all(isinstance(v, int) and v >= 0 for v in counts) and sum(counts) == size_hw[0] * size_hw[1]
+    return isinstance(counts, str) and bool(counts) and all("0" <= letter <= "o" for letter in counts)
+
+
 def _entries(raw: object, path: Path, part: str, fields: Sequence[str]) -> list[Entry]:
     """Copies of the entries of one list of the file, each checked for its fields."""
     entries = raw.get(part) if isinstance(raw, dict) else None

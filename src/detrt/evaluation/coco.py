@@ -16,11 +16,11 @@ import numpy as np
 from .. import files
 from ..backends.base import Session
 from ..bundle import Bundle
-from ..data.coco import CocoDataset, Entry, load_coco
+from ..data.coco import CocoDataset, Entry, check_masks, is_segmentation, load_coco
 from ..data.preprocess import SizeHW
 from ..detections import Detections
 from ..detector import Detector
-from ..errors import ImageError, MissingPackageError
+from ..errors import ImageError, MissingPackageError, SessionError
 from ..spec import ModelSpec
 from ..system import CountProgress
 from .results import ResumeFile, Row, read_results
@@ -41,6 +41,7 @@ METRICS = (
     "ARlarge",
 )
 
+IOU_TYPES = BBOX, SEGM = "bbox", "segm"  # pycocotools' names
 DetectBatches = Callable[[Sequence[Sequence[Path]]], Iterator[list[Detections]]]
 
 
@@ -62,6 +63,7 @@ class EvalReport:
         seconds: time of the detection alone; of saved results that of the metrics.
         resumed: images whose results were read from the resume file.
         rows: the COCO results entries of the metrics.
+        iou_type: "bbox", or "segm" for the IoU of masks.
     """
 
     metrics: Mapping[str, float | None]
@@ -72,6 +74,7 @@ class EvalReport:
     seconds: float
     resumed: int = 0
     rows: Sequence[Row] = field(default=(), repr=False, compare=False)
+    iou_type: str = BBOX
 
     def to_dict(self) -> dict[str, Any]:
         """The twelve metrics by name, then `per_class`, `images`, `detections`, ...; without the rows."""
@@ -92,6 +95,7 @@ def evaluate_coco(
     image_decoder: str = "cpu",
     detect_batches: DetectBatches | None = None,
     progress: CountProgress | None = None,
+    iou_type: str | None = None,
 ) -> EvalReport:
     """COCO average precision of a model on a data set in COCO's format.
 
@@ -112,9 +116,11 @@ def evaluate_coco(
         detect_batches: detects in lists of files, in order, instead of a `Detector` around the session, such as
             `DevicePool.detect_batches`, whose workers have chosen a decoder and bound the prompt.
         progress: called with (done, all) images.
+        iou_type: "bbox" or "segm"; None: masks, if both the model and the annotations have them.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
+        SessionError: masks of a model without.
         ImageError: the annotation file is missing or damaged, images are not in `images_dir`, or a bad batch size or limit.
         SpecError: no class of the model has the name of a category.
         OutputError: the resume file belongs to another model, data set or batch size, or cannot be written.
@@ -124,6 +130,7 @@ def evaluate_coco(
     dataset, paths = read_dataset(coco_json, images_dir, limit)
     if detect_batches is None:
         session = bind_categories(session, dataset.categories)  # type: ignore[arg-type]  # without it a session
+    iou_type = chosen_iou_type(iou_type, session.spec.has_masks, "this model has boxes alone", dataset)
     categories = dataset.category_ids(session.spec)
     ids = [image["id"] for image in dataset.images]
     batches = [range(first, min(first + batch_size, len(ids))) for first in range(0, len(ids), batch_size)]
@@ -153,17 +160,19 @@ def evaluate_coco(
                 progress(len(by_image), len(ids))
         seconds = time.perf_counter() - start
     rows = [row for image in ids for row in by_image[image]]
-    metrics, per_class = score_rows(dataset, rows)
+    metrics, per_class = score_rows(dataset, rows, iou_type)
     unknown = without_class(dataset, categories.values())
-    return EvalReport(metrics, per_class, len(ids), len(rows), unknown, seconds, resumed, rows)
+    return EvalReport(metrics, per_class, len(ids), len(rows), unknown, seconds, resumed, rows, iou_type)
 
 
-def evaluate_results(results: Path | str, coco_json: Path | str, *, limit: int | None = None) -> EvalReport:
+def evaluate_results(
+    results: Path | str, coco_json: Path | str, *, limit: int | None = None, iou_type: str | None = None
+) -> EvalReport:
     """COCO average precision of saved results: a COCO results file, or a resume file of `evaluate_coco`.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
-        ImageError: a file that is missing, damaged or of another form; entries of unknown images.
+        ImageError: a file that is missing, damaged or of another form; entries of unknown images, or without masks for "segm".
     """
     dataset = load_coco(coco_json).first(limit)
     rows = read_results(Path(results))
@@ -176,10 +185,39 @@ def evaluate_results(results: Path | str, coco_json: Path | str, *, limit: int |
             f"'{results}' has results of {len(unknown)} images that '{coco_json}' does not name, e.g. "
             f"{', '.join(unknown[:3])}; give the annotations that the results were made for"
         )
+    masked = bool(rows) and all("segmentation" in row for row in rows)
+    iou_type = chosen_iou_type(iou_type, masked, f"'{results}' has entries without segmentation", dataset)
+    if iou_type == SEGM:
+        sizes = {image["id"]: (image["height"], image["width"]) for image in dataset.images}
+        for index, row in enumerate(rows):
+            if not is_segmentation(row["segmentation"], sizes[row["image_id"]]):
+                raise ImageError(f"the results file '{results}': entry {index} has a segmentation that is no mask of its image")
     start = time.perf_counter()
-    metrics, per_class = score_rows(dataset, rows)
+    metrics, per_class = score_rows(dataset, rows, iou_type)
     unmatched = without_class(dataset, {row["category_id"] for row in rows})
-    return EvalReport(metrics, per_class, len(known), len(rows), unmatched, time.perf_counter() - start, rows=rows)
+    seconds = time.perf_counter() - start
+    return EvalReport(metrics, per_class, len(known), len(rows), unmatched, seconds, rows=rows, iou_type=iou_type)
+
+
+def has_masks(dataset: CocoDataset) -> bool:
+    """Whether every annotation has a mask."""
+    return all("segmentation" in entry for entry in dataset.annotations)
+
+
+def chosen_iou_type(wanted: str | None, masked: bool, why_not: str, dataset: CocoDataset) -> str:
+    """What is evaluated. wanted: by the caller. masked: whether the detections have masks; why_not: where they have none.
+
+    Raises:
+        SessionError: "segm" of detections without masks. ImageError: "segm" with annotations that have none, or damaged ones.
+    """
+    if wanted not in (None, *IOU_TYPES):
+        raise SessionError(f"--iou-type must be one of {', '.join(IOU_TYPES)}; got {wanted!r}")
+    if wanted == SEGM and not masked:
+        raise SessionError(f"--iou-type segm compares masks, and {why_not}; leave it out, or give bbox")
+    chosen = wanted or (SEGM if masked and has_masks(dataset) else BBOX)
+    if chosen == SEGM:
+        check_masks(dataset)
+    return chosen
 
 
 def read_dataset(
@@ -205,17 +243,19 @@ def bind_categories(session: Session, categories: Iterable[Entry]) -> Session:
     return session.bind([str(category["name"]).replace("_", " ") for category in categories], every_class=True)
 
 
-def score_rows(dataset: CocoDataset, rows: Sequence[Row]) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """(METRICS, category name -> AP) of COCO results entries.
+def score_rows(
+    dataset: CocoDataset, rows: Sequence[Row], iou_type: str = BBOX
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """(METRICS, category name -> AP) of COCO results entries. iou_type: "segm" needs masks in both, see `check_masks`.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
     coco_class, eval_class = _pycocotools()
-    results = [{"area": r["bbox"][2] * r["bbox"][3], "iscrowd": 0, **r} for r in rows]
+    results = [{"area": _area(r, iou_type), "iscrowd": 0, **r} for r in rows]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
         truth, found = (_index(coco_class, dataset, entries) for entries in (dataset.annotations, results))
-        evaluation = eval_class(truth, found, "bbox")
+        evaluation = eval_class(truth, found, iou_type)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -226,6 +266,14 @@ def score_rows(dataset: CocoDataset, rows: Sequence[Row]) -> tuple[dict[str, flo
         {name: None if value < 0 else float(value) for name, value in zip(METRICS, evaluation.stats, strict=True)},
         {names[key]: _mean(precision[:, :, k]) for k, key in enumerate(evaluation.params.catIds)},
     )
+
+
+def _area(row: Row, iou_type: str) -> float:
+    if iou_type == BBOX:
+        return row["bbox"][2] * row["bbox"][3]
+    from pycocotools import mask
+
+    return float(mask.area(row["segmentation"]))
 
 
 def without_class(dataset: CocoDataset, matched: Collection[Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..detections import Detections, box_iou
+from ..detections import Detections, box_iou, mask_iou
 from ..errors import DetrtError
 from ..spec import Precision
 
@@ -21,6 +21,7 @@ class Gate:
     box_px: largest difference of a box side, in pixels of the original image. score: of a score.
     tensor: largest difference of logits and boxes relative to their largest value, selections forced.
     unmatched: fraction of the compared detections that may be missing, and of those that may be extra.
+    mask_iou: lowest IoU of the two masks of a pair, for models with masks.
     ap: largest loss of COCO AP (0..1), with ground truth. ap_decides: with ground truth, differences of
         boxes, scores and tensors are reported, but only the AP decides.
     """
@@ -33,9 +34,10 @@ class Gate:
     unmatched: float = 0.0
     ap: float = 1e-3
     ap_decides: bool = False
+    mask_iou: float = 0.99
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "ap"):
+        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "ap", "mask_iou"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
                 raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
@@ -47,11 +49,11 @@ class Gate:
 # detection in a crowd far, so that below FP32 the AP decides, if there is one.
 GATES = {
     Precision.FP32: Gate(),
-    Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
-    Precision.FP16: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True),
-    Precision.BF16: Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True),
-    Precision.INT8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
-    Precision.FP8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True),
+    Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9),
+    Precision.FP16: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9),
+    Precision.BF16: Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True, mask_iou=0.7),
+    Precision.INT8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5),
+    Precision.FP8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5),
 }
 
 
@@ -68,16 +70,20 @@ def gate_for(precision: str) -> Gate:
 
 @dataclass(frozen=True, slots=True)
 class ImageMatch:
-    """One image: number of compared and of unmatched detections, and the largest differences."""
+    """One image: number of compared and of unmatched detections, and the largest differences.
+
+    mask_iou: the lowest of the pairs; None of models without masks.
+    """
 
     compared: int
     missing: int
     extra: int
     box_px: float
     score: float
+    mask_iou: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatch:
@@ -94,7 +100,11 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in compared_pairs), default=0.0)
     score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in compared_pairs), default=0.0)
     compared = int((ref.scores >= pairing.cut).sum())
-    return ImageMatch(compared, len(pairing.missing), len(pairing.extra), box, score)
+    overlap = None
+    if ref.masks is not None and cand.masks is not None:
+        both = ref.masks, cand.masks
+        overlap = min((float(mask_iou(both[0].take([r]), both[1].take([c]))[0, 0]) for r, c in compared_pairs), default=1.0)
+    return ImageMatch(compared, len(pairing.missing), len(pairing.extra), box, score, overlap)
 
 
 def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:

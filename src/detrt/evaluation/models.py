@@ -168,8 +168,12 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
     """Facts in which two specs differ, as text; choices of an export are not among them.
 
     Raises:
-        SessionError: heads of different sizes: not the same detector.
+        SessionError: another task, or heads of different sizes: not the same detector.
     """
+    if reference.task != candidate.task:
+        raise SessionError(
+            f"the reference is a model for {reference.task}, the candidate one for {candidate.task}; compare models of one task"
+        )
     if reference.decode.num_classes != candidate.decode.num_classes:
         raise SessionError(
             f"the two models have different classes ({reference.decode.num_classes} and "

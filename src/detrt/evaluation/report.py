@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..detections import Detections
 from ..spec import Precision
+from .coco import SEGM
 from .divergence import Divergence
 from .matching import Gate, ImageMatch
 
@@ -143,6 +144,8 @@ class VerifyReport:
             allowed = getattr(self.gate, name)
             if not worst <= allowed:
                 result.append(f"{name} differs by {worst:.3g}, allowed {allowed:g}")
+        if self.worst_mask_iou is not None and not self.worst_mask_iou >= self.gate.mask_iou:
+            result.append(f"a mask has IoU {self.worst_mask_iou:.3g}, at least {self.gate.mask_iou:g} is allowed")
         return result
 
     @property
@@ -164,6 +167,8 @@ class VerifyReport:
         ):
             if "tensor" not in name or self.tensors:
                 result.append(Check(name, shown, f"{allowed:g}{unit}", worst <= allowed, decides))
+        if (lowest := self.worst_mask_iou) is not None:
+            result.append(Check("lowest mask IoU", f"{lowest:.4f}", f"{gate.mask_iou:g}", lowest >= gate.mask_iou, decides))
         if self.slots:
             wrong = sum(not row["passed"] for row in self.slots)
             shapes = len({(row["batch"], row["height"], row["width"]) for row in self.slots})
@@ -183,7 +188,8 @@ class VerifyReport:
             values = (self.ap[side]["AP"] for side in ("reference", "candidate"))
             shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in values)
             lost = self.ap_loss
-            name = f"AP on {self.ap['images']} annotated images"
+            kind = "mask AP" if self.ap.get("iou_type") == SEGM else "AP"
+            name = f"{kind} on {self.ap['images']} annotated images"
             result.append(Check(name, shown, f"-{gate.ap:g}", lost is None or lost <= gate.ap))
         return result
 
@@ -234,6 +240,11 @@ class VerifyReport:
     @property
     def worst_score(self) -> float:
         return max((m.score for m in self.images), default=0.0)
+
+    @property
+    def worst_mask_iou(self) -> float | None:
+        """Lowest IoU of the masks of a pair; None of models without masks."""
+        return min((m.mask_iou for m in self.images if m.mask_iou is not None), default=None)
 
     @property
     def worst_tensor(self) -> float:
