@@ -11,6 +11,7 @@ pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the 'dev' extra")
 
 from cli_support import write_onnx
+from onnx_models import make_spec
 from serve_support import Server, png
 from text_models import write_text_bundle
 
@@ -26,13 +27,14 @@ pytestmark = pytest.mark.skipif(
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     write_onnx(folder / "toy.onnx")
+    write_onnx(folder / "masked.onnx", make_spec(masks=True))
     write_text_bundle(folder / "prompted")
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with Server(folder / "toy.onnx", f"asked={folder / 'prompted'}", "--workers", 1) as running:
+    with Server(folder / "toy.onnx", folder / "masked.onnx", f"asked={folder / 'prompted'}", "--workers", 1) as running:
         yield running
 
 
@@ -83,6 +85,17 @@ def test_page(server, folder, page, tmp_path):
     page.execute_script("const t = document.getElementById('threshold'); t.value = 0.9; t.dispatchEvent(new Event('input'))")
     assert labels() == above(0.9)
     assert page.execute_script("return JSON.parse(document.getElementById('json').textContent).model") == "toy"
+    # Masks are drawn over the image, and gone with another model's boxes.
+    painted = (
+        "const c = document.getElementById('masks'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+    )
+    painted += " return d.filter((v, i) => i % 4 === 3 && v > 127).length"
+    assert page.execute_script(painted) == 0
+    Select(page.find_element(By.ID, "model")).select_by_visible_text("masked")
+    with Detector.open(folder / "masked.onnx", threads=1, threshold=0.9) as detector:
+        (masked,) = detector([image])
+    wait.until(lambda _: labels() == list(masked.labels) and labels())
+    assert page.execute_script(painted) == masked.masks.to_array().any(0).sum()
     # A model that takes a prompt asks for one.
     Select(page.find_element(By.ID, "model")).select_by_visible_text("asked")
     wait.until(lambda _: "needs a prompt" in page.find_element(By.ID, "error").text)

@@ -341,6 +341,14 @@ def test_what_is_there_stays(place):
     assert snapshot(place / "repo") == before
 
 
+def test_a_model_with_masks(cli, place):
+    bundle = Bundle.open("bundle")
+    decode = replace(bundle.spec.decode, mask_stride=4)
+    replace(bundle, spec=replace(bundle.spec, task="instance-segmentation", decode=decode)).save()
+    cli.refused("triton-repo", "bundle", "-o", "repo", names="with masks", advice="detrt serve bundle")
+    assert not Path("repo").exists()
+
+
 def test_a_model_that_takes_a_prompt(cli, place):
     bundle = Bundle.open("bundle")
     replace(bundle, spec=replace(bundle.spec, text=TextSpec("tokens", 256, 256), labels={})).save()

@@ -6,19 +6,20 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec
 
 QUERIES, CLASSES = 4, 3
 
 
-def make_spec(**changes) -> ModelSpec:
+def make_spec(*, masks: bool = False, **changes) -> ModelSpec:
     given = {"resize": "stretch", "height": 8, "width": 12, **changes}
-    decode = DecodeSpec("sigmoid", "topk", QUERIES, CLASSES, QUERIES * CLASSES)
-    return ModelSpec("test", InputSpec(**given), decode, {0: "red", 1: "green", 2: "blue"})
+    decode = DecodeSpec("sigmoid", "topk", QUERIES, CLASSES, QUERIES * CLASSES, mask_stride=2 if masks else 0)
+    task = INSTANCE_SEGMENTATION if masks else DETECTION
+    return ModelSpec("test", InputSpec(**given), decode, {0: "red", 1: "green", 2: "blue"}, task=task)
 
 
 def make_model(spec: ModelSpec | None, *, batch: int | str = "batch", node: str = "", domain: str = "") -> bytes:
-    """logits of class c = mean of colour channel c / 51 - 2.5, for every query; boxes are constant.
+    """logits of class c = mean of colour channel c / 51 - 2.5, for every query; boxes are constant, and so are masks of any shape.
 
     spec: goes into the metadata; None leaves it out. node, domain: an extra node on the logits.
     """
@@ -52,12 +53,21 @@ def make_model(spec: ModelSpec | None, *, batch: int | str = "batch", node: str 
         helper.make_node("Concat", ["n", "tail"], ["box_shape"], axis=0),
         helper.make_node("Expand", ["boxes", "box_shape"], ["pred_boxes"]),
     ]
-    if node:
-        nodes.insert(6, helper.make_node(node, ["raw"], ["logits"], domain=domain))
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, QUERIES, CLASSES]),
         helper.make_tensor_value_info("pred_boxes", TensorProto.FLOAT, [batch, QUERIES, 4]),
     ]
+    if spec is not None and spec.has_masks:
+        map_hw = [side // spec.decode.mask_stride for side in spec.input.size_hw]
+        constants["maps"] = np.random.default_rng(0).normal(size=(1, QUERIES, *map_hw)).astype(np.float32)
+        constants["map_tail"] = np.array([QUERIES, *map_hw], np.int64)
+        nodes += [
+            helper.make_node("Concat", ["n", "map_tail"], ["map_shape"], axis=0),
+            helper.make_node("Expand", ["maps", "map_shape"], ["mask_logits"]),
+        ]
+        outputs.append(helper.make_tensor_value_info("mask_logits", TensorProto.FLOAT, [batch, QUERIES, *map_hw]))
+    if node:
+        nodes.insert(6, helper.make_node(node, ["raw"], ["logits"], domain=domain))
     initial = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "test", inputs, outputs, initial)
     opsets = [helper.make_opsetid("", 18)] + ([helper.make_opsetid(domain, 1)] if domain else [])

@@ -341,22 +341,25 @@ def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, f
     """Output -> largest difference, relative to the largest value.
 
     Models that select queries by rank may swap two whose scores tie within rounding. If outputs differ by more than `limit`,
-    each query is therefore compared with the nearest one, provided that this is a one-to-one assignment.
+    each query is therefore compared with the nearest one, provided that this is a one-to-one assignment. Masks follow the queries
+    that the other outputs have paired.
     """
     errors = {name: relative_error(array, got[name]) for name, array in want.items()}
-    queries = {a.shape[:2] for side in (want, got) for a in side.values() if a.ndim == 3}
-    if max(errors.values()) <= limit or len(queries) != 1 or any(a.ndim != 3 for a in want.values()):
+    rows = [name for name, array in want.items() if array.ndim == 3]
+    queries = {side[name].shape[:2] for side in (want, got) for name in want if want[name].ndim >= 3}
+    if max(errors.values()) <= limit or len(queries) != 1 or not rows or any(a.ndim < 3 for a in want.values()):
         return errors
     # Scaled, so that logits do not outweigh boxes; infinite values (masked classes) are equal or not.
     scales = {name: max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-9) for name, a in want.items()}
     before, after = (
-        np.concatenate([np.nan_to_num(side[name] / scales[name], nan=0.0, posinf=1e3, neginf=-1e3) for name in want], -1)
+        np.concatenate([np.nan_to_num(side[name] / scales[name], nan=0.0, posinf=1e3, neginf=-1e3) for name in rows], -1)
         for side in (want, got)
     )
     partner = np.stack([_nearest(a, b) for a, b in zip(before, after, strict=True)])
     if any(len(set(row.tolist())) != len(row) for row in partner):
         return errors
-    return {name: relative_error(a, np.take_along_axis(got[name], partner[..., None], 1)) for name, a in want.items()}
+    image = np.arange(len(partner))[:, None]
+    return {name: relative_error(a, got[name][image, partner]) for name, a in want.items()}
 
 
 def _nearest(rows: NDArray, others: NDArray) -> NDArray:

@@ -247,6 +247,11 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     config = config or TritonConfig()
     bundle = Bundle.open(bundle_folder)
     spec = bundle.spec
+    if spec.has_masks:
+        raise SpecError(
+            f"'{bundle_folder}' is a model with masks, which a Triton repository cannot return yet; serve it with: detrt serve "
+            f"{bundle_folder}"
+        )
     if spec.text is not None:
         raise SpecError(
             f"'{bundle_folder}' takes a prompt: its tokenizer and its text encoder are not models of Triton; serve it with: "

@@ -1,5 +1,5 @@
 "use strict";
-// The page of `detrt serve`: one image to /v1/detect, its boxes over it. Texts of models and files go through textContent only.
+// The page of `detrt serve`: one image to /v1/detect, its masks and boxes over it. Texts of models and files go through textContent only.
 const FLOOR = 0.05; // the server is asked once with this threshold; the slider then hides and shows
 const $ = (id) => document.getElementById(id);
 const state = { models: [], file: null, answer: null, running: null };
@@ -33,6 +33,48 @@ async function fetchJson(address, options = {}) {
   if (response.status === 401) $("lock").hidden = false;
   const wait = response.headers.get("Retry-After");
   throw new Error(data.error.message + (wait ? ` (in ${wait} s)` : ""));
+}
+
+// Runs of zeros and ones in turn, column by column, from COCO's text: five bits per letter, differences to the run but one before.
+function runs(text) {
+  const counts = [];
+  for (let i = 0; i < text.length; ) {
+    let value = 0, shift = 0, bits;
+    do {
+      bits = text.charCodeAt(i++) - 48;
+      value |= (bits & 31) << shift;
+      shift += 5;
+    } while (bits & 32);
+    if (bits & 16) value |= -1 << shift;
+    counts.push(counts.length > 2 ? value + counts[counts.length - 2] : value);
+  }
+  return counts;
+}
+
+// The masks of the detections shown, at most this many pixels wide and high: the browser scales them with the image.
+const MASK_SIDE = 4096;
+function drawMasks(width, height, shown) {
+  const canvas = $("masks");
+  const scale = Math.min(1, MASK_SIDE / Math.max(width, height));
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+  const pen = canvas.getContext("2d");
+  for (const found of [...shown].reverse()) {
+    if (!found.segmentation) continue;
+    pen.fillStyle = colour(found.label);
+    let at = 0;
+    const path = new Path2D();
+    runs(found.segmentation.counts).forEach((count, index) => {
+      for (let rest = index % 2 ? count : 0, from = at; rest > 0; ) {
+        const x = Math.floor(from / height), y = from % height, part = Math.min(rest, height - y);
+        path.rect(x * scale, y * scale, scale, part * scale);
+        rest -= part;
+        from += part;
+      }
+      at += count;
+    });
+    pen.fill(path);
+  }
 }
 
 async function loadModels() {
@@ -111,6 +153,7 @@ async function detect() {
 function draw() {
   const answer = state.answer;
   $("boxes").replaceChildren();
+  drawMasks(1, 1, []);
   $("found").replaceChildren();
   $("times").hidden = !answer;
   $("json").textContent = answer ? JSON.stringify({ model: answer.model, time_ms: answer.time_ms, images: answer.images }, null, 1) : "";
@@ -124,6 +167,7 @@ function draw() {
   $("count").textContent = shown.length === 1 ? "1 object" : `${shown.length} objects`;
   $("total").textContent = `${answer.seen_ms.toFixed(0)} ms`;
   drawTimes(answer);
+  drawMasks(width, height, shown);
   for (const found of shown) {
     const [x0, y0, x1, y1] = found.box_xyxy;
     const paint = colour(found.label);
