@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch is pinned: newer builds on PyPI bring gigabytes of CUDA packages that nothing here needs.
 TORCH := torch==2.13.0
-EXTRAS := export,rtx,openvino,video,eval,bench,supervision,ray,serve,dev
+EXTRAS := export,rtx,openvino,video,eval,bench,supervision,track,ray,serve,dev
 
 DOCS := build/docs-venv
 

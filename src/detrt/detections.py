@@ -122,6 +122,7 @@ class Detections:
     prompt, phrase_spans: of models that were given a prompt: its text, and for each detection the first and
         the end character of its phrase; "" and None of models with fixed classes or a list of names.
     masks: of instance segmentation, a mask for each detection; None of models that give boxes alone.
+    track_ids: (n,) int64, of tracked frames: the id of the object, -1 where it has none yet; None of other images.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -132,6 +133,7 @@ class Detections:
     phrase_spans: tuple[tuple[int, int], ...] | None = None
     prompt: str = ""
     masks: Masks | None = None
+    track_ids: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         boxes = np.asarray(self.boxes_xyxy, np.float32).reshape(-1, 4)
@@ -148,6 +150,8 @@ class Detections:
             raise ValueError(
                 f"masks must be {len(boxes)} of {tuple(self.image_size_hw)}; got {len(self.masks)} of {self.masks.size_hw}"
             )
+        if self.track_ids is not None and np.shape(self.track_ids) != (len(boxes),):
+            raise ValueError(f"track_ids must have the length {len(boxes)} of boxes; got {np.shape(self.track_ids)}")
         object.__setattr__(self, "boxes_xyxy", boxes)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "class_ids", ids)
@@ -173,11 +177,12 @@ class Detections:
             None if self.phrase_spans is None else tuple(self.phrase_spans[i] for i in picked),
             self.prompt,
             None if self.masks is None else self.masks.take(picked),
+            None if self.track_ids is None else self.track_ids[picked],
         )
 
     def to_list(self) -> list[dict[str, Any]]:
-        """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span, and with a mask
-        segmentation, see `Masks.to_coco`."""
+        """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span, with a mask segmentation,
+        see `Masks.to_coco`, and of a tracked frame track_id, null where there is none yet."""
         rows: list[dict[str, Any]] = [
             {
                 "label": label,
@@ -191,6 +196,8 @@ class Detections:
             row["phrase_span"] = list(span)
         for row, mask in zip(rows, [] if self.masks is None else self.masks.to_coco(), strict=False):
             row["segmentation"] = mask
+        for row, track in zip(rows, () if self.track_ids is None else self.track_ids.tolist(), strict=False):
+            row["track_id"] = None if track < 0 else track
         return rows
 
     def to_coco(self, image_id: int | str, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
@@ -211,7 +218,7 @@ class Detections:
         return rows
 
     def to_supervision(self) -> supervision.Detections:
-        """The same boxes and masks as `supervision.Detections`; class names in data["class_name"]."""
+        """The same boxes, masks and track ids as `supervision.Detections`; class names in data["class_name"]."""
         try:
             import supervision
         except ImportError:
@@ -221,5 +228,6 @@ class Detections:
             mask=None if self.masks is None else self.masks.to_array(),
             confidence=self.scores.copy(),
             class_id=self.class_ids.astype(int),
+            tracker_id=None if self.track_ids is None else self.track_ids.astype(int),
             data={"class_name": np.array(self.labels, dtype=str)},
         )

@@ -96,6 +96,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "eval": ("pycocotools",),
     "bench": ("matplotlib",),
     "supervision": ("supervision",),
+    "track": ("trackers",),
     "serve": (
         "fastapi",
         "fastapi_offline",

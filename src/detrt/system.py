@@ -32,6 +32,7 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
     "matplotlib": ("matplotlib", "bench", "plots of detrt bench"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),
+    "trackers": ("trackers", "track", "--track"),
     "fastapi": ("fastapi", "serve", "detrt serve"),
     "uvicorn": ("uvicorn", "serve", "detrt serve"),
 }

@@ -139,6 +139,10 @@ def test_unreachable_cameras(cli, place):
         (["rtsp://cam/1", "--transport", "tls"], "'tls'", "tcp or udp"),
         (["in", "--reconnect", "5"], "--reconnect", "leave it out"),
         (["in", "--live"], "'in'", "check the path"),
+        (["in", "--track"], "--track", "leave it out"),
+        (["rtsp://cam/1", "--track", "--track-threshold", "2"], "got 2", "from 0 to 1"),
+        (["rtsp://cam/1", "--track-threshold", "0.5"], "--track-threshold 0.5", "--track"),
+        (["clip.mp4", "--track", "--cluster", "ray", "--output", "o"], "--track", "leave one of them out"),
         (["http://cam/a.jpg"], "http://cam/a.jpg", "download it first"),
     ],
 )

@@ -46,6 +46,8 @@ COMMANDS: dict[str, set[str]] = {
     "detect bundle in --save-dir runs --csv f.csv": set(),
     "detect random:yolos/tiny in": {"export"},
     "detect bundle video.mp4": {"video"},
+    "detect bundle video.mp4 --live": {"video"},
+    "detect bundle video.mp4 --track": {"video", "track"},
     "detect prompted in --prompt red": {"text"},
     "detect bundle in --cluster ray --output rows": {"ray"},
     "detect bundle in --image-decoder gpu": set(),

@@ -55,6 +55,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorrt_rtx_bindings": (),
     "av": ("data/video.py",),
     "cv2": ("data/live.py",),
+    "trackers": ("jobs/track.py",),
     "nvidia": ("backends/gpu/decoder.py",),
     "matplotlib": ("bench/plot.py",),
     "cuda": (),

@@ -17,7 +17,7 @@ from ..models.load import LoadOptions
 from ..spec import parse_size
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
-from .live import LiveOptions, check_live, detect_live, find_sources
+from .live import LiveOptions, TrackOptions, check_live, detect_live, find_sources
 from .options import Given, PromptOptions, RunOptions, comma_separated, command, load_arguments
 from .outputs import OutputOptions
 
@@ -144,6 +144,7 @@ def detect(
     cluster: ClusterOptions,
     live: Given[LiveOptions],
     stream: Given[StreamConfig],
+    track: TrackOptions,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, lines or summary.")] = False,
 ) -> None:
     """Find objects in images, videos and cameras.
@@ -165,6 +166,8 @@ def detect(
     sources = find_sources(inputs, live, stream)
     if cluster.cluster is not None:
         check_alone(output, run)
+        if track.track:
+            raise DetrtError("--track follows objects through one video, and --cluster spreads frames; leave one of them out")
         if sources:
             raise DetrtError(f"--cluster detects in files, and '{sources[0].path}' is a camera; leave --cluster out")
         detect_on_cluster(
@@ -176,12 +179,12 @@ def detect(
         raise DetrtError("--coco-images does nothing without --coco FILE; give both")
     check_stdout_once([options.jsonl, options.json_file, options.csv_file, options.coco_file])
     if not sources:
-        _detect_here(model, inputs, options, run.make(), session, arguments, quiet)
+        _detect_here(model, inputs, options, run.make(), session, arguments, track, quiet)
         return
     check_live(output, run.device)
     arguments["batch_size"] = arguments["batch_size"] or len(sources)
     with _open_detector(model, run.make(), session, arguments) as opened:
-        detect_live(opened, sources, stream.make(), live.duration, options, quiet)
+        detect_live(opened, sources, stream.make(), live.duration, options, track.make(), quiet)
 
 
 def _detect_here(
@@ -191,6 +194,7 @@ def _detect_here(
     run: RunOptions,
     session: dict[str, Any],
     arguments: dict[str, Any],
+    track: TrackOptions,
     quiet: bool,
 ) -> None:
     """Detect on this machine: in this process, or with several devices in one for each."""
@@ -198,9 +202,11 @@ def _detect_here(
 
     from ..data.coco import load_coco
     from ..data.images import expand_inputs
+    from ..data.sinks import TRACK_COLUMNS
     from ..jobs.annotate import AnnotatedCopies
     from ..jobs.pool import DevicePool
     from ..jobs.run import detect_inputs, exclude_outputs
+    from ..jobs.track import track_objects
     from . import show
 
     inputs = expand_inputs(names)
@@ -210,6 +216,7 @@ def _detect_here(
     if truth is not None:
         for source in inputs:  # now, rather than after an hour
             truth.image_id(str(source.path))
+    tracker = track.make_for_files(inputs, run.device)
     copies = None
     if output.save_dir is not None and output.draw:
         copies = {"folder": output.save_dir, "inputs": inputs, "every": output.every, "font": output.font}
@@ -225,11 +232,14 @@ def _detect_here(
             detector.check_prompt()
             runner = detector.session
             found = detect_inputs(detector, inputs, every=output.every)
+            if tracker is not None:
+                found = track_objects(found, tracker)
         started = time.perf_counter()
         if runner.info.notes:
             show.notes([runner.info.note])
         step = outputs.progress_bar(stack, len(inputs), quiet)  # before the writers: their lines go above the bar
-        writers = outputs.open_writers(stack, output, runner.spec, truth, quiet)
+        columns = TRACK_COLUMNS if tracker is not None else []
+        writers = outputs.open_writers(stack, output, runner.spec, truth, quiet, columns)
         save = None
         if copies is not None and len(run.device) < 2:
             save = stack.enter_context(AnnotatedCopies(**copies)).save

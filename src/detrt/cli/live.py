@@ -15,9 +15,11 @@ from .options import Given
 from .outputs import OutputOptions, open_writers, reader_may_leave, summary, write_all
 
 if TYPE_CHECKING:
+    from ..data.images import Input
     from ..data.live import LiveSource
     from ..data.streams import LiveStreams, StreamConfig, StreamCounts
     from ..detector import Detector
+    from ..jobs.track import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,45 @@ class LiveOptions:
     duration: float | None = field(
         default=None, metadata={"help": "Stop after so many seconds; default: Ctrl-C.", "panel": "Cameras", "min": 0}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TrackOptions:
+    """Ids of objects across frames.
+
+    Raises:
+        DetrtError: out of range.
+    """
+
+    track: bool = field(
+        default=False, metadata={"help": "Track objects in videos and cameras: an id for each.", "panel": "Cameras"}
+    )
+    track_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "Lowest score that starts a track; default: that of --threshold.",
+            "panel": "Cameras",
+            "needs": {"track": ()},
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.track_threshold is not None and not 0 <= self.track_threshold <= 1:
+            raise DetrtError(f"--track-threshold must be from 0 to 1; got {self.track_threshold}")
+
+    def make(self) -> Tracker | None:
+        """A tracker, if there is to be one. Raises MissingPackageError."""
+        from ..jobs.track import Tracker
+
+        return Tracker(self.track_threshold or 0.0) if self.track else None
+
+    def make_for_files(self, inputs: Sequence[Input], device: Sequence[str]) -> Tracker | None:
+        """As `make`. Raises DetrtError where there is nothing to track, or where several devices share the frames."""
+        if self.track and not any(source.kind == "video" for source in inputs):
+            raise DetrtError("--track is for videos and cameras, and there is none among the inputs; leave it out")
+        if self.track and len(device) > 1:
+            raise DetrtError(f"--track runs on one device; got --device {','.join(device)}")
+        return self.make()
 
 
 def find_sources(names: Sequence[str], live: Given[LiveOptions], stream: Given[StreamConfig]) -> list[LiveSource]:
@@ -76,15 +117,17 @@ def detect_live(
     config: StreamConfig,
     duration: float | None,
     output: OutputOptions,
+    tracker: Tracker | None,
     quiet: bool,
 ) -> None:
     """Detect in cameras until they end, the time is over, or Ctrl-C."""
     from rich.console import Console
 
-    from ..data.sinks import LIVE_COLUMNS
+    from ..data.sinks import LIVE_COLUMNS, TRACK_COLUMNS
     from ..data.streams import LiveStreams
     from ..jobs.annotate import StreamCopies
     from ..jobs.streams import detect_streams
+    from ..jobs.track import track_objects
 
     detector.check_prompt()
     if detector.decoder is not None:
@@ -93,10 +136,13 @@ def detect_live(
     with contextlib.ExitStack() as stack:
         stack.enter_context(reader_may_leave())
         streams = stack.enter_context(LiveStreams(sources, config, planar=detector.planar))
-        writers = open_writers(stack, output, detector.spec, None, quiet, LIVE_COLUMNS)
+        columns = LIVE_COLUMNS + (TRACK_COLUMNS if tracker is not None else [])
+        writers = open_writers(stack, output, detector.spec, None, quiet, columns)
         stack.enter_context(_stop_on_signals(streams, duration))
         started = time.perf_counter()
         found = detect_streams(detector, streams)
+        if tracker is not None:
+            found = track_objects(found, tracker)
         save = None
         if output.save_dir is not None and output.draw:
             save = stack.enter_context(StreamCopies(output.save_dir, sources, font=output.font)).save

@@ -38,7 +38,7 @@ def class_colour(class_id: int) -> RGB:
 def draw_detections(
     image: NDArray[np.uint8] | Image.Image, detections: Detections, *, font: str | os.PathLike | None = None
 ) -> Image.Image:
-    """A copy of the image with boxes, class names and scores, and masks in the colours of their classes.
+    """A copy of the image with boxes, class names, track ids and scores, and masks in the colours of their classes.
 
     image: the image of the detections, any form that `load_image` takes. Lines and text scale with it. A
     label is inside the image and, if possible, not on another label; one that does not fit into a small
@@ -72,6 +72,8 @@ def draw_detections(
     labels = []
     for i in reversed(order):
         name = detections.labels[i] if font is not None else _to_ascii(detections.labels[i])
+        if detections.track_ids is not None and detections.track_ids[i] >= 0:
+            name = f"{name[:_MAX_NAME_LETTERS]} #{detections.track_ids[i]}"
         label = _position_label(pen, letters, boxes[i], name, float(detections.scores[i]), line, canvas.size, occupied)
         if label is not None:
             occupied.append(label[1])
@@ -132,7 +134,7 @@ def _position_label(
 
 def _texts(label: str, score: float) -> Iterator[str]:
     """Forms of the label, from long to short."""
-    label = " ".join("".join(c if c.isprintable() else " " for c in label[:_MAX_NAME_LETTERS]).split())
+    label = " ".join("".join(c if c.isprintable() else " " for c in label[: _MAX_NAME_LETTERS + 20]).split())
     yield f"{label} {score:.2f}".strip()
     yield label
     for length in range(len(label) - 1, 1, -1):

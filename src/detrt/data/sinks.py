@@ -21,7 +21,7 @@ from .coco import CocoDataset
 
 STDOUT = "-"
 _CORNERS = ["x0", "y0", "x1", "y1"]
-LIVE_COLUMNS = ["wall_time", "latency_s"]  # further ones of cameras
+LIVE_COLUMNS, TRACK_COLUMNS = ["wall_time", "latency_s"], ["track_id"]  # further ones, of cameras and of tracked frames
 CSV_COLUMNS = ["image", "frame", "time_s", "width", "height", "label", "class_id", "score", *_CORNERS]
 
 
