@@ -150,6 +150,15 @@ detrt_detection detrt_get(const detrt_result* result, size_t index) {
   return {{d.box_xyxy[0], d.box_xyxy[1], d.box_xyxy[2], d.box_xyxy[3]}, d.score, d.class_id, d.label.c_str()};
 }
 
+int detrt_mask(const detrt_result* result, size_t index, uint8_t* pixels) {
+  if (index >= detrt_count(result) || pixels == nullptr || !result->detections.found[index].mask)
+    return 0;
+  const std::vector<std::uint8_t> mask =
+      detrt::mask_pixels(*result->detections.found[index].mask, result->detections.image_size);
+  std::copy(mask.begin(), mask.end(), pixels);
+  return 1;
+}
+
 const char* detrt_json(const detrt_result* result) {
   return result == nullptr ? "" : result->json.c_str();
 }

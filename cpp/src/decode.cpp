@@ -88,8 +88,8 @@ std::vector<Candidate> read_raw(const float* logits, const float* boxes, Size si
   });
   std::vector<Candidate> found;
   for (auto it = picked.begin(); it != end; ++it)
-    found.push_back(
-        {corners(boxes + it->second / classes * 4, size), it->first, static_cast<std::int64_t>(it->second % classes)});
+    found.push_back({corners(boxes + it->second / classes * 4, size), it->first,
+                     static_cast<std::int64_t>(it->second % classes), static_cast<std::int64_t>(it->second / classes)});
   return found;
 }
 
@@ -110,9 +110,40 @@ std::vector<Candidate> read_decoded(const Tensors& outputs, const DecodeSpec& ru
     std::copy_n(boxes, 4, candidate.box.begin());
     candidate.score = *scores++;
     candidate.class_id = *ids++;
+    candidate.map = &candidate - found.data();
     boxes += 4;
   }
   return found;
+}
+
+// The mask logits of a batch.
+struct Maps {
+  const float* values = nullptr;
+  std::int64_t count = 0; // of one image
+  Size size;
+
+  Runs encode(std::int64_t image, std::int64_t index, Size original) const {
+    const std::int64_t elements = static_cast<std::int64_t>(size.height) * size.width;
+    const float* map = values + (image * count + index) * elements;
+    check_finite(map, elements, false, "mask_logits");
+    return encode_mask(map, size, original);
+  }
+};
+
+Maps read_maps(const Tensors& outputs, const ModelSpec& spec, std::int64_t images) {
+  Maps maps;
+  maps.count = spec.decode.in_graph ? spec.decode.max_detections : spec.decode.num_queries;
+  maps.size = {spec.input.size.height / spec.decode.mask_stride, spec.input.size.width / spec.decode.mask_stride};
+  const auto found = outputs.find("mask_logits");
+  // Sides of maps follow those of the input, which may be symbolic.
+  if (found != outputs.end() && found->second.shape().size() == 4) {
+    const auto& shape = found->second.shape();
+    if (shape[2] > 0 && shape[3] > 0)
+      maps.size = {static_cast<int>(shape[2]), static_cast<int>(shape[3])};
+  }
+  maps.values =
+      take(outputs, "mask_logits", DType::float32, {images, maps.count, maps.size.height, maps.size.width})->as<float>();
+  return maps;
 }
 
 } // namespace
@@ -140,6 +171,7 @@ std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, co
     logits = raw.as<float>();
     boxes = places.as<float>();
   }
+  const Maps maps = spec.has_masks ? read_maps(outputs, spec, images) : Maps{};
   std::vector<Detections> results;
   for (std::int64_t i = 0; i < images; ++i) {
     const Size size = original_sizes[static_cast<std::size_t>(i)];
@@ -165,7 +197,9 @@ std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, co
       if (options.max_detections && detections.found.size() == static_cast<std::size_t>(*options.max_detections))
         break;
       detections.found.push_back(
-          {candidate.box, candidate.score, candidate.class_id, spec.label(candidate.class_id), {}});
+          {candidate.box, candidate.score, candidate.class_id, spec.label(candidate.class_id), {}, {}});
+      if (spec.has_masks)
+        detections.found.back().mask = maps.encode(i, candidate.map, size);
     }
     results.push_back(std::move(detections));
   }

@@ -45,6 +45,19 @@ void outline(Image& image, Box box, Colour colour, int line) {
   fill(image, {std::max(box.x0, box.x1 - line + 1), box.y0, box.x1, box.y1}, colour);
 }
 
+// The pixels of a mask, mixed with a colour; as in draw.py.
+void mix(Image& image, const Runs& runs, Colour colour) {
+  constexpr double opacity = 0.45;
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    for (const std::int64_t end = at + runs[i]; at < end; ++at)
+      for (std::size_t c = 0; c < 3 && i % 2 == 1; ++c) {
+        const std::int64_t pixel = at % image.height * image.width + at / image.height;
+        std::uint8_t& value = image.rgb[static_cast<std::size_t>(pixel) * 3 + c];
+        value = static_cast<std::uint8_t>(std::nearbyint(value * (1 - opacity) + colour[c] * opacity));
+      }
+}
+
 Box whole_pixels(const std::array<float, 4>& box, Size size) {
   const auto rounded = [](float v) { return static_cast<int>(std::floor(v + 0.5f)); };
   const int x0 = std::clamp(rounded(box[0]), 0, size.width - 1), y0 = std::clamp(rounded(box[1]), 0, size.height - 1);
@@ -145,6 +158,9 @@ Image draw_detections(const Image& image, const Detections& detections) {
     if (labels.back())
       taken.push_back(labels.back()->area);
   }
+  for (std::size_t i = found.size(); i-- > 0;)
+    if (found[i].mask)
+      mix(canvas, *found[i].mask, class_colour(found[i].class_id));
   for (std::size_t i = found.size(); i-- > 0;) {
     const Box box = whole_pixels(found[i].box_xyxy, image.size());
     const Colour colour = class_colour(found[i].class_id);

@@ -95,6 +95,9 @@ std::string to_json(const Detections& detections, const std::string& image) {
     if (d.phrase_span)
       out += ", \"phrase_span\": [" + std::to_string(d.phrase_span->first) + ", " +
              std::to_string(d.phrase_span->second) + "]";
+    if (d.mask)
+      out += ", \"segmentation\": {\"size\": [" + std::to_string(detections.image_size.height) + ", " +
+             std::to_string(detections.image_size.width) + "], \"counts\": " + json_text(coco_counts(*d.mask)) + "}";
     out += "}";
     first = false;
   }

@@ -88,7 +88,7 @@ InputSpec read_input(const Json& json) {
 DecodeSpec read_decode(const Json& json) {
   const Fields fields(json, "spec.decode");
   fields.only({"activation", "select", "num_queries", "num_classes", "max_detections", "in_graph", "nms", "nms_iou",
-               "nms_min_score", "nms_in_graph", "score_threshold"});
+               "nms_min_score", "nms_in_graph", "score_threshold", "mask_stride"});
   DecodeSpec spec;
   spec.activation = static_cast<Activation>(fields.one_of("activation", {"sigmoid", "softmax"}));
   spec.select = static_cast<Select>(fields.one_of("select", {"topk", "query"}));
@@ -110,6 +110,7 @@ DecodeSpec read_decode(const Json& json) {
     if (!(value >= 0 && value <= 1))
       fields.fail(name, "must be a number from 0 to 1; got " + std::to_string(value));
   check(spec.in_graph || spec.score_threshold == 0, "spec.decode.score_threshold needs in_graph");
+  spec.mask_stride = static_cast<int>(fields.whole("mask_stride", 0, 64, 0));
   return spec;
 }
 
@@ -177,7 +178,7 @@ std::size_t distance(const std::string& a, const std::string& b) {
 
 ModelSpec read_spec(const Json& json) {
   const Fields fields(json, "spec");
-  fields.only({"schema", "family", "name", "input", "decode", "labels", "text"});
+  fields.only({"schema", "family", "name", "input", "decode", "labels", "text", "task"});
   const Json& version = fields.at("schema");
   check(version.is_number_integer() && version == schema,
         "spec has schema " + Fields::shown(version) + "; this version of detrt reads " + std::to_string(schema) +
@@ -188,6 +189,12 @@ ModelSpec read_spec(const Json& json) {
   spec.name = fields.text("name", "");
   spec.input = read_input(fields.at("input"));
   spec.decode = read_decode(fields.at("decode"));
+  spec.has_masks = fields.has("task") && fields.one_of("task", {"detection", "instance-segmentation"}) == 1;
+  check(spec.has_masks == (spec.decode.mask_stride > 0),
+        "task does not fit decode.mask_stride " + std::to_string(spec.decode.mask_stride) +
+            ": masks have a stride, and boxes alone none");
+  check(!spec.has_masks || (!spec.input.mask && !fields.has("text")),
+        "masks are for models without padding mask and prompt");
   const Json& labels = fields.at("labels");
   check(labels.is_object(), "spec.labels must be an object of class id to name");
   for (const auto& entry : labels.items()) {

@@ -14,6 +14,9 @@ void check_detections(const Json& expected, const detrt::Detections& got) {
     CHECK(d.label == expected.at("labels")[i].get<std::string>());
     CHECK(std::fabs(static_cast<double>(d.score) - expected.at("scores")[i].get<double>()) <=
           3e-6); // both files hold rounded numbers
+    CHECK(d.mask.has_value() == expected.contains("masks"));
+    if (d.mask) // to the pixel
+      CHECK(detrt::coco_counts(*d.mask) == expected.at("masks")[i].get<std::string>());
     for (std::size_t c = 0; c < 4; ++c)
       CHECK(std::fabs(static_cast<double>(d.box_xyxy[c]) - boxes[i][c].get<double>()) <= 0.01);
   }
@@ -30,7 +33,7 @@ std::vector<detrt::Size> sizes_of(const Json& json) {
 
 TEST_CASE("decode gives the detections of Python for the same tensors") {
   const Json cases = read_cases("decode_cases.json");
-  CHECK(cases.size() >= 9);
+  CHECK(cases.size() >= 16);
   for (const Json& one : cases) {
     CAPTURE(one.at("name").get<std::string>());
     const auto spec = detrt::ModelSpec::from_json(one.at("spec").dump());

@@ -1,5 +1,6 @@
 #include "detrt/detector.hpp"
 #include "detrt/detrt.h"
+#include "detrt/draw.hpp"
 #include "fake_session.hpp"
 #include "support.hpp"
 
@@ -128,6 +129,42 @@ TEST_CASE("JSON is that of Python") {
       R"({"image": "x", "prompt": "a cat.", "width": 640, "height": 480, "detections": [{"label": "cat", "class_id": 3, )"
       R"("score": 1.2e-05, "box_xyxy": [0.0, 1.0, 123.457, 640.0]}, {"label": "", "class_id": 0, "score": 1.0, )"
       R"("box_xyxy": [0.0, 100.0, 2.5, 3.0], "phrase_span": [0, 5]}]})");
+}
+
+TEST_CASE("masks go from logits to text, pixels and drawing") {
+  // The upper half of a map of 2 x 2, over an image of 4 x 2: rows 0 and 1 of both columns.
+  const float logits[] = {1, 1, -1, -1};
+  const detrt::Runs runs = detrt::encode_mask(logits, {2, 2}, {4, 2});
+  CHECK(runs == detrt::Runs{0, 2, 2, 2, 2});
+  CHECK(detrt::mask_pixels(runs, {4, 2}) == std::vector<std::uint8_t>{1, 1, 1, 1, 0, 0, 0, 0});
+  detrt::Detections d;
+  d.image_size = {4, 2};
+  d.found = {{{0, 3, 1, 4}, 0.5f, 0, "", {}, runs}};
+  CHECK(detrt::to_json(d, "x").find(R"(4.0], "segmentation": {"size": [4, 2], "counts": "02200"}}]})") !=
+        std::string::npos);
+  const detrt::Image drawn = detrt::draw_detections(detrt::Image(4, 2), d);
+  CHECK(drawn.rgb[3] == std::nearbyint(detrt::class_colour(0)[0] * 0.45));
+  CHECK(drawn.rgb[4 * 3] == 0);
+}
+
+TEST_CASE("a spec and outputs with masks that do not fit are refused") {
+  const char* masks = R"({"task": "instance-segmentation", "decode": {"mask_stride": 4}})";
+  CHECK(spec_of(masks).has_masks);
+  CHECK_ERROR(spec_of(R"({"task": "panoptic"})"), "must be one of");
+  CHECK_ERROR(spec_of(R"({"task": "instance-segmentation"})"), "task does not fit decode.mask_stride 0");
+  CHECK_ERROR(spec_of(R"({"decode": {"mask_stride": 4}})"), "task does not fit decode.mask_stride 4");
+  CHECK_ERROR(spec_of(R"({"task": "instance-segmentation", "decode": {"mask_stride": 4}, "input": {"mask": true}})"),
+              "without padding mask");
+  detrt::Tensor images(detrt::DType::uint8, {1, 3, 8, 8});
+  std::fill_n(images.as<std::uint8_t>(), images.elements(), std::uint8_t{0});
+  detrt::Tensors outputs = one_dog({{"pixel_values", images}});
+  CHECK_ERROR(detrt::decode(outputs, spec_of(masks), {{8, 8}}), "did not return 'mask_logits'");
+  detrt::Tensor maps(detrt::DType::float32, {1, 2, 2, 2});
+  std::fill_n(maps.as<float>(), maps.elements(), std::numeric_limits<float>::quiet_NaN());
+  outputs["mask_logits"] = maps;
+  CHECK_ERROR(detrt::decode(outputs, spec_of(masks), {{8, 8}}), "NaN or infinite values in 'mask_logits'");
+  outputs["mask_logits"] = detrt::Tensor(detrt::DType::float32, {1, 3, 2, 2});
+  CHECK_ERROR(detrt::decode(outputs, spec_of(masks), {{8, 8}}), "its spec promises");
 }
 
 TEST_CASE("no exception leaves the C interface") {

@@ -17,7 +17,7 @@ import numpy as np
 
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
@@ -60,7 +60,31 @@ def decode_cases() -> list[dict]:
         "num_detections": np.array([5, 1]),
     }
     cases.append(decode_case("in-graph", rule, stretch, outputs, {"threshold": 0.15}))
-    return cases + suppress_cases()
+    return cases + suppress_cases() + mask_cases()
+
+
+def mask_cases() -> list[dict]:
+    """Maps smaller and larger than the images, one empty and one full."""
+    rng = np.random.default_rng(13)
+    cases = []
+    for name, stride, in_graph in (("masks", 4, False), ("masks-in-graph", 4, True), ("masks-shrunk", 1, False)):
+        rule = DecodeSpec("sigmoid", "topk", 6, 3, 5, in_graph=in_graph, mask_stride=stride)
+        count, side = 5 if in_graph else 6, 32 // stride
+        maps = rng.normal(0, 1, (2, count, side, side)).round(3).astype(np.float32)  # as they are stored
+        maps[0, 1], maps[0, 2] = -1, 1
+        outputs = {
+            "logits": rng.normal(0, 2, (2, 6, 3)).astype(np.float32),
+            "pred_boxes": rng.uniform(0, 1, (2, 6, 4)).astype(np.float32),
+        }
+        if in_graph:
+            outputs = {
+                "boxes": rng.uniform(0, 30, (2, 5, 4)).astype(np.float32),
+                "scores": np.sort(rng.uniform(0.2, 1, (2, 5)).astype(np.float32))[:, ::-1],
+                "labels": rng.integers(0, 3, (2, 5)),
+                "num_detections": np.array([5, 3]),
+            }
+        cases.append(decode_case(name, rule, InputSpec("stretch", 32, 32), {**outputs, "mask_logits": maps}, {"threshold": 0.1}))
+    return cases
 
 
 def suppress_cases() -> list[dict]:
@@ -82,7 +106,7 @@ def suppress_cases() -> list[dict]:
 
 
 def decode_case(name: str, rule: DecodeSpec, given: InputSpec, outputs: dict, options: dict) -> dict:
-    spec = ModelSpec("test", given, rule, LABELS)
+    spec = ModelSpec("test", given, rule, LABELS, task=INSTANCE_SEGMENTATION if rule.mask_stride else DETECTION)
     sizes = [(48, 64), (31, 17)]
     found = decode(outputs, spec, sizes, **options)
     return {
@@ -99,6 +123,7 @@ def decode_case(name: str, rule: DecodeSpec, given: InputSpec, outputs: dict, op
                 "scores": [round(float(s), 6) for s in d.scores],
                 "class_ids": d.class_ids.tolist(),
                 "labels": list(d.labels),
+                **({} if d.masks is None else {"masks": [mask["counts"] for mask in d.masks.to_coco()]}),
             }
             for d in found
         ],

@@ -205,3 +205,5 @@ def test_stored_cases(case):
         assert list(result.labels) == stored["labels"] and result.class_ids.tolist() == stored["class_ids"]
         np.testing.assert_allclose(result.scores, stored["scores"], atol=2e-6)
         np.testing.assert_allclose(result.boxes_xyxy, np.reshape(stored["boxes_xyxy"], (-1, 4)), atol=2e-3)
+        masks = None if result.masks is None else [mask["counts"] for mask in result.masks.to_coco()]
+        assert masks == stored.get("masks")

@@ -28,6 +28,7 @@ struct Candidate {
   std::array<float, 4> box{};
   float score = 0;
   std::int64_t class_id = 0;
+  std::int64_t map = 0; // index of its mask logits
 };
 
 // Non-maximum suppression inside each class by the spec's rule. candidates: best score first. Returns

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "detrt/masks.hpp"
 #include "detrt/spec.hpp"
 
 namespace detrt {
@@ -18,6 +19,7 @@ struct Detection {
   std::int64_t class_id = 0;
   std::string label;
   std::optional<std::pair<std::int64_t, std::int64_t>> phrase_span; // characters of the prompt, if there is one
+  std::optional<Runs> mask{}; // of instance segmentation
 };
 
 struct Detections {

@@ -57,6 +57,9 @@ detrt_status detrt_detect_rgb(detrt_detector* detector, const uint8_t* rgb, int3
 size_t detrt_count(const detrt_result* result);
 /* index: below detrt_count; a detection of zeros otherwise. */
 detrt_detection detrt_get(const detrt_result* result, size_t index);
+/* The mask of a detection, one byte per pixel of the image, row by row, 1 = object. Returns 0, and writes nothing, if it
+ * has none: a model that gives boxes alone. pixels: width * height bytes. */
+int detrt_mask(const detrt_result* result, size_t index, uint8_t* pixels);
 /* The line of `detrt detect --json`; lives as long as the result. */
 const char* detrt_json(const detrt_result* result);
 void detrt_free(detrt_result* result);

@@ -56,6 +56,7 @@ struct DecodeSpec {
   double nms_iou = 0.8, nms_min_score = 0.001;
   bool nms_in_graph = false;
   double score_threshold = 0;
+  int mask_stride = 0; // pixels of the input, along one side, per value of "mask_logits"; 0: no masks
 };
 
 struct TextSpec {
@@ -71,6 +72,7 @@ struct ModelSpec {
   DecodeSpec decode;
   std::map<std::int64_t, std::string> labels;
   std::optional<TextSpec> text;
+  bool has_masks = false; // task "instance-segmentation"
 
   // Throws Error (spec): unknown or missing fields, wrong types or values, or a newer schema.
   static ModelSpec from_json(const std::string& text);

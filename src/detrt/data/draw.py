@@ -90,7 +90,7 @@ def _with_masks(pixels: NDArray[np.uint8], detections: Detections) -> NDArray[np
     mixed = pixels.copy()
     for i in range(len(detections) - 1, -1, -1):
         inside = detections.masks.take([i]).to_array()[0]
-        colour = np.array(class_colour(detections.class_ids[i]), np.float32)
+        colour = np.array(class_colour(detections.class_ids[i]), float)
         mixed[inside] = np.rint(mixed[inside] * (1 - _MASK_OPACITY) + colour * _MASK_OPACITY)
     return mixed
 
