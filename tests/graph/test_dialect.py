@@ -63,7 +63,6 @@ READ = frozenset(
         "HardSigmoid",
         "HardSwish",
         "Identity",
-        "InstanceNormalization",
         "LeakyRelu",
         "Less",
         "LessOrEqual",
@@ -255,6 +254,10 @@ CASES = {
     "GroupNormalization 21": (
         helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=3), FLOATS, TensorProto.FLOAT, 21,
         [("s", RNG.normal(size=6).astype(np.float32)), ("b", RNG.normal(size=6).astype(np.float32))],
+    ),
+    "InstanceNormalization": (  # the parser's own is a plugin over cuDNN, which need not be there
+        helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"], epsilon=1e-3), RNG.normal(size=(2, 6, 5, 3)).astype(np.float32),
+        TensorProto.FLOAT, 17, [("s", RNG.normal(size=6).astype(np.float32)), ("b", RNG.normal(size=6).astype(np.float32))],
     ),
     "Mod": (helper.make_node("Mod", ["x", "m"], ["y"]), np.arange(-9, 9), TensorProto.INT64, 17, [("m", np.array(4))]),
     "Mod of a negative": (helper.make_node("Mod", ["x", "m"], ["y"]), np.arange(-9, 9), TensorProto.INT64, 17, [("m", np.array(-4))]),

@@ -343,13 +343,13 @@ def _layer_normalization(site: _Site) -> None:
 
 
 def _group_normalization(site: _Site) -> None:
+    """Also InstanceNormalization, whose groups are the channels: 0 keeps their axis."""
     site.check_fp32()
     node, b = site.node, site.b
     x, scale, bias = node.input
-    groups = int(attribute(node, "num_groups", 1))
-    rows = b.reshape(x, 0, groups, -1)
+    rows = b.reshape(x, 0, int(attribute(node, "num_groups", 0)), -1)
     normal = site.normalized(rows, [-1], float(attribute(node, "epsilon", 1e-5)))
-    if site.opset >= 21:  # scale and bias of each channel; before, of each group
+    if node.op_type == "GroupNormalization" and site.opset >= 21:  # scale and bias of each channel; before, of each group
         back = b.op("Reshape", normal, b.op("Shape", x))
         flat = b.reshape(back, 0, site.shapes[scale][0], -1)
         scaled = b.op("Add", b.op("Mul", flat, b.reshape(scale, 1, -1, 1)), b.reshape(bias, 1, -1, 1))
@@ -418,6 +418,7 @@ def _shape(site: _Site) -> None:
 _WRITERS: dict[str, Callable[[_Site], None]] = {
     "LayerNormalization": _layer_normalization,
     "GroupNormalization": _group_normalization,
+    "InstanceNormalization": _group_normalization,
     "Mod": _mod,
     "Mish": _mish,
     "Gelu": _gelu,

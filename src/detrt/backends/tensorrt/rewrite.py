@@ -20,7 +20,7 @@ from .versions import Version
 
 FP32_MARK = "@fp32"
 # Written out in operators whose sums and squares overflow FP16.
-_WIDE = ("LayerNormalization", "GroupNormalization")
+_WIDE = ("LayerNormalization", "GroupNormalization", "InstanceNormalization")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ _16 = ("fp16", "bf16", "int8", "fp8")
 VERSIONS: tuple[Version, ...] = (
     Version(
         "tensorrt", (8, 5), 17, ("fp16", "int8"),
-        frozenset(("LayerNormalization", "GroupNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
+        # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
+        frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", state="run on an H100 in FP32 and FP16, INT8 tried; JetPack 5 has 8.5.2",
     ),
