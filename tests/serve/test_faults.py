@@ -358,4 +358,7 @@ def test_cores_are_shared(model):
     assert ServeConfig(models, workers=cores).threads_on("cpu") == 1
     assert ServeConfig(models, workers=1).threads_on("cpu") == cores
     assert ServeConfig(models, devices=("cuda:0", "cuda:1")).worker_devices == ("cuda:0", "cuda:1")
+    assert ServeConfig(models, backend="tensorrt").worker_devices == ("cuda:0",)
+    assert ServeConfig(models, backend="tensorrt", devices=("cuda:1",)).worker_devices == ("cuda:1",)
+    assert set(ServeConfig(models).worker_devices) == {"cpu"}
     assert ServeConfig(models, devices=("cuda:0",), workers=2).worker_devices == ("cuda:0", "cuda:0")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import SessionError
 from ..spec import parse_size
-from ..system import IMAGE_DECODERS, parse_devices, usable_cores
+from ..system import CPU, IMAGE_DECODERS, parse_devices, usable_cores
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MIB = 2**20
@@ -31,7 +31,8 @@ class ServeConfig:
 
     max_batch: largest batch. max_delay_ms: longest time that an image waits for others while a worker is idle.
     workers: processes per device; None: two that share the cores of a CPU, one per GPU.
-    devices: as `detrt.system.parse_devices` returns them. threads: per CPU worker; None: cores divided by workers.
+    devices: as `detrt.system.parse_devices` returns them; empty: the CPU, or the first GPU with the backend "tensorrt".
+    threads: per CPU worker; None: cores divided by workers.
     size_hw: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
     queue: largest number of waiting images; None: 32 batches per worker, at least 256. Further requests are refused (429).
     timeout_s: longest time from a request to its response. body_timeout_s: longest time for a body to arrive.
@@ -66,8 +67,12 @@ class ServeConfig:
         metadata={"help": "Worker processes per device; default: 2 on a CPU, 1 on a GPU."},
     )
     devices: tuple[str, ...] = field(
-        default=("cpu",),
-        metadata={"help": "cpu (default), or comma-separated GPUs: 0,1 or cuda:all.", "flag": "--device", "parse": parse_devices},
+        default=(),
+        metadata={
+            "help": "cpu, or comma-separated GPUs: 0,1 or cuda:all; default: cpu, and cuda:0 with --backend tensorrt.",
+            "flag": "--device",
+            "parse": parse_devices,
+        },
     )
     threads: int | None = field(
         default=None,
@@ -164,7 +169,7 @@ class ServeConfig:
         if self.image_decoder not in IMAGE_DECODERS:
             raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
-            raise SessionError("there is no device to run on; give --device cpu or --device 0")
+            object.__setattr__(self, "devices", ("cuda:0",) if self.backend == "tensorrt" else (CPU,))
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):
             raise SessionError("an API key must have 8 to 512 printable ASCII characters without spaces; make another one")
 
