@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from onnx_models import make_model, make_spec
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession, optimize_basic
 from detrt.errors import GraphError, OutputError, SpecError
-from detrt.graph import io
+from detrt.graph import clean, io
 from detrt.graph.clean import declare_outputs, drop_unused_domains, simplify
 
 
@@ -180,6 +183,43 @@ def test_the_default_reduction_of_a_scatter_is_not_written(reduction):
     simple = simplify(helper.make_model(graph_, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), optimize_basic)
     written = {entry.name: entry.s for entry in simple.graph.node[0].attribute}
     assert written == ({} if reduction == "none" else {"reduction": b"add"})
+
+
+def random_graph(seed):
+    """Sums of earlier tensors in random order, some of them equal, some without effect."""
+    rng = np.random.default_rng(seed)
+    names, nodes = ["x"], []
+    for index in range(60):
+        first, second = rng.choice(names[-12:], 2)
+        nodes.append(helper.make_node("Add", [first, second], [f"t{index}"], name=f"n{index}"))
+        if index % 5 == 0:
+            nodes.append(helper.make_node("Cast", [f"t{index}"], [f"c{index}"], name=f"cast{index}", to=TensorProto.FLOAT))
+            names.append(f"c{index}")
+        names.append(f"t{index}")
+    info = helper.make_tensor_value_info
+    outputs = [info(name, TensorProto.FLOAT, ["n", 4]) for name in ("t30", "t59")]
+    graph_ = helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, ["n", 4])], outputs)
+    return helper.make_model(graph_, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_replaced_parts_of_onnxslim_change_nothing(seed, monkeypatch):
+    onnxslim = pytest.importorskip("onnxslim", reason="needs the 'export' extra")
+    monkeypatch.setattr(onnxslim, "slim", inspect.unwrap(onnxslim.slim))  # not the answer to an earlier call
+    quick = simplify(random_graph(seed), optimize_basic)
+    monkeypatch.setattr(clean, "_quick_onnxslim", contextlib.nullcontext)
+    assert quick.SerializeToString() == simplify(random_graph(seed), optimize_basic).SerializeToString()
+    assert 0 < len(quick.graph.node) < len(random_graph(seed).graph.node)
+
+
+def test_nodes_are_sorted_as_onnxslim_sorts_them():
+    surgeon = pytest.importorskip("onnxslim.third_party.onnx_graphsurgeon", reason="needs the 'export' extra")
+    ours, theirs = surgeon.import_onnx(random_graph(7)), surgeon.import_onnx(random_graph(7))
+    before = [node.name for node in ours.nodes]
+    assert clean._toposort(ours) is ours
+    assert [node.name for node in ours.nodes] == [node.name for node in theirs.toposort().nodes] != before
+    ours.nodes.reverse()
+    assert clean._toposort(ours) is None
 
 
 def test_declared_outputs_have_the_given_shape(heavy):
