@@ -9,12 +9,14 @@ os.environ["DETRT_RUNTIME_CACHE"] = "off"  # nothing is left in the home folder
 
 import ast
 import fcntl
+import functools
+import hashlib
+import importlib.util
 import pickle
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +88,14 @@ def _fast_tests_load_no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny():
-    """name -> Source of `random:<name>/tiny`; do not change it."""
+    """name -> Source of `random:<name>/tiny`, or of a reference such as `embedded:shapes`; do not change it."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     import torch
 
     from detrt.models.load import load_source
 
     torch.set_num_threads(1)  # on models this small, threads that share few cores cost three times what they give
-    return lru_cache(maxsize=None)(lambda name: load_source(f"random:{name}/tiny"))
+    return functools.cache(lambda name: load_source(name if ":" in name else f"random:{name}/tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -122,16 +124,38 @@ def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], Any]], Any]:
 
 @pytest.fixture(scope="session")
 def exported(tiny, shared):
-    """(name, **choices) -> ExportReport of a tiny model, made once for equal choices."""
+    """(name, **choices) -> ExportReport of a model of `tiny`, with its check, made once for equal choices."""
     pytest.importorskip("onnxslim", reason="needs the 'export' extra")
     from detrt.export import ExportConfig, export_onnx
 
-    @cache
+    @functools.cache
     def make(name: str, **choices):
         words = "_".join([name, *(f"{k}-{v}" for k, v in sorted(choices.items()))])
         return shared(words, lambda folder: export_onnx(tiny(name), folder / "model.onnx", ExportConfig(**choices)))
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _equal_graphs_are_simplified_once(request: pytest.FixtureRequest, shared) -> Iterator[None]:
+    """onnxslim takes half the time of an export, and many tests export the same model with the same choices."""
+    if request.config.getoption("--fast") or importlib.util.find_spec("onnxslim") is None:
+        yield
+        return
+    import onnx
+    import onnxslim
+
+    slim = onnxslim.slim
+
+    @functools.wraps(slim)
+    def once(model: Any, **choices: Any) -> Any:
+        content = model.SerializeToString(deterministic=True) + repr(sorted(choices.items())).encode()
+        name = f"slim-{hashlib.sha256(content).hexdigest()}"
+        return onnx.load_from_string(shared(name, lambda folder: slim(model, **choices).SerializeToString()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxslim, "slim", once)
+        yield
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_during_the_export(place, number):
         "stage.trace = trace\n"
         "sys.exit(main())"
     )
-    command = [sys.executable, "-c", hook, "build", "random:detr/tiny", "-o", "bundle", "--target", "onnx"]
+    command = [sys.executable, "-c", hook, "build", "random:yolos/tiny", "-o", "bundle", "--target", "onnx"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     flag = place / "in" / "tracing"
     out, err = interrupt(process, lambda: flag.exists() and temporaries(place), number)

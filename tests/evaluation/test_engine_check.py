@@ -31,13 +31,9 @@ def engine(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory):
+def graph(exported):
     """The trained model that comes with detrt: rounding does not change which of its queries win."""
-    from detrt.export import ExportConfig, export_onnx
-    from detrt.models.load import load_source
-
-    path = tmp_path_factory.mktemp("shapes") / "shapes.onnx"
-    return export_onnx(load_source("embedded:shapes"), path, ExportConfig(check=False)).path
+    return exported("embedded:shapes").path
 
 
 def with_boxes(path, target, change):

@@ -34,7 +34,7 @@ from detrt.graph.names import module_path
 from detrt.graph.view import GraphView, graph_precision, precision_map
 from detrt.spec import TensorInfo
 
-CHOICES = {"height": 128, "width": 128, "check": False}
+CHOICES = {"height": 128, "width": 128}
 EVIL = '<script>alert("x")</script>'
 
 

@@ -22,7 +22,7 @@ from detrt.evaluation.parity import verify
 from detrt.graph.view import GraphView
 from detrt.spec import ModelSpec
 
-CHOICES = {"height": 128, "width": 128, "check": False}
+CHOICES = {"height": 128, "width": 128}
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_fp16_overflow(tiny, images, tmp_path):
         layer.fc1.weight.mul_(1e7)
         layer.fc1.bias.mul_(1e7)
         layer.fc2.weight.div_(1e7)
-    good = export_onnx(source, tmp_path / "good.onnx", ExportConfig(**CHOICES)).path
+    good = export_onnx(source, tmp_path / "good.onnx", ExportConfig(check=False, **CHOICES)).path
     model = graph.load(good)
     node = next(n for n in model.graph.node if n.name == "/model/decoder/layers.0/mlp/fc2/MatMul")
     index = list(model.graph.node).index(node)

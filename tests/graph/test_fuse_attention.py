@@ -22,7 +22,7 @@ FAMILIES = {"yolos": "backbone", "lw_detr": "backbone", "rt_detr_v2": "encoder",
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equal_outputs_at_other_sizes(name, exported, tmp_path):
-    report = exported(name, check=False)
+    report = exported(name)
     plain = tmp_path / "model.onnx"
     plain.write_bytes(report.path.read_bytes())
     model = graph.load(plain)
@@ -41,7 +41,7 @@ def test_equal_outputs_at_other_sizes(name, exported, tmp_path):
 
 
 def test_bundle_runs_it_on_the_cpu_and_keeps_the_plain_graph(exported, tmp_path):
-    path = exported("lw_detr", check=False).path
+    path = exported("lw_detr").path
     out = tmp_path / "bundle"
     build(path, out, engines=(), fuse_attention=True)
     bundle = Bundle.open(out)

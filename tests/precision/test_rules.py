@@ -122,7 +122,7 @@ def test_infinite_anchors_survive_in_fp32():
 @pytest.mark.parametrize("precision", ("fp16", "bf16"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_cast_is_wasted(name, precision, exported):
-    model = graph.load(exported(name, check=False).path)
+    model = graph.load(exported(name).path)
     low, done = typed(model, precision)
     made = {output: n for n in low.graph.node for output in n.output}
     floats = {F16, BF16, F32}
@@ -156,7 +156,7 @@ def test_positions_orders_and_box_arithmetic_stay_fp32(exported):
 @pytest.mark.parametrize("precision", ("fp16", "bf16"))
 @pytest.mark.parametrize("name", ("rt_detr_v2", "deformable_detr"))
 def test_comparisons_are_computed_in_fp32(name, precision, exported):
-    low, _ = typed(graph.load(exported(name, check=False).path), precision)
+    low, _ = typed(graph.load(exported(name).path), precision)
     kinds = element_types(low)
     compared = [n for n in low.graph.node if n.op_type in ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")]
     assert compared
@@ -212,7 +212,7 @@ def test_half_of_the_file(exported):
 
 @pytest.mark.parametrize("opset", (pytest.param(18, marks=pytest.mark.slow), pytest.param(19, marks=pytest.mark.slow), 22))
 def test_raising_the_opset_changes_nothing(opset, exported):
-    report = exported("d_fine", check=False, msda="gridsample")
+    report = exported("d_fine", msda="gridsample")
     model = graph.load(report.path)
     from detrt.precision.apply import blank_feeds
 

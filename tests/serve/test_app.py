@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -26,12 +27,10 @@ SIZES = [(240, 320), (300, 200), (135, 455), (320, 320), (64, 96), (400, 300)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, exported):
     """shapes.onnx, the embedded detector, and prompted/, a bundle that takes a prompt."""
-    from detrt import ExportConfig, export_onnx, load_source
-
     folder = tmp_path_factory.mktemp("served")
-    export_onnx(load_source("embedded:shapes"), folder / "shapes.onnx", ExportConfig(check=False))
+    shutil.copyfile(exported("embedded:shapes").path, folder / "shapes.onnx")
     write_text_bundle(folder / "prompted")
     return folder
 

@@ -56,7 +56,7 @@ class OneSize(OnnxSession):
 
 @pytest.fixture(scope="module")
 def sessions(exported):
-    reports = [exported("detr", height=h, width=w, check=False) for h, w in (WIDE, TALL)]
+    reports = [exported("detr", height=h, width=w) for h, w in (WIDE, TALL)]
     # As in a bundle, the spec is that of the model, which takes any size.
     return [OneSize(r.path, replace(r.spec, input=replace(r.spec.input, dynamic=True))) for r in reports]
 
@@ -88,7 +88,7 @@ def test_verify_opens_the_candidate_as_asked(exported, tmp_path, capsys):
 
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "0.png")
     common = ["--against", "random:detr/tiny", "--images", str(tmp_path / "0.png")]
-    path = str(exported("detr", height=64, width=96, check=False).path)
+    path = str(exported("detr", height=64, width=96).path)
     for options, says in (
         (["--device", "cuda:0"], "provider 'cuda' is not in this build"),
         (["--backend", "inductor"], "runs with onnxruntime; got backend 'inductor'"),

@@ -257,7 +257,7 @@ def test_prompted_model_has_two(tmp_path):
 def test_families_equal_pytorch(name, tiny, exported, tmp_path):
     from detrt.backends.torch import TorchSession
 
-    report = exported(name, check=False)
+    report = exported(name)
     built = builder.build_openvino(report.path, tmp_path / "model.openvino.xml", OpenVinoConfig(), report.spec)
     side = max(report.spec.input.height, 64) // 2 // 32 * 32 or 32
     batch = {"pixel_values": np.random.default_rng(0).integers(0, 256, (2, 3, side, side * 2), np.uint8)}
