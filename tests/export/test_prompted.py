@@ -36,9 +36,10 @@ VARIANTS = {
         "grounding_dino-swin-b",
         {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample"},
     ),
+    "five-levels": ("mm_grounding_dino-swin-l", {}),
 }
 # (batch, height, width, tokens); the trace has batch 2, 256x320 and 9 tokens
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "single")) for name in VARIANTS]
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("single", "five-levels"))) for name in VARIANTS]
 SHAPES = [(1, 97, 130, 4), (3, 160, 64, 33), (4, 65, 201, 256)]
 
 

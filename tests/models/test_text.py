@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,13 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import save_folder, save_processor
+from key_lists import KEYS, meta_state
 from tokenizers import Tokenizer
 
 from detrt.cli import main
 from detrt.errors import SourceError
 from detrt.models import checkpoints as original
-from detrt.models.checkpoints import grounding_dino, recognise
+from detrt.models.checkpoints import grounding_dino, mm_grounding_dino, recognise
 from detrt.models.checkpoints import timm as timm_swin
 from detrt.models.checkpoints.key_map import LoadReport, rename
 from detrt.models.checkpoints.shapes import Shapes
@@ -26,7 +26,6 @@ from detrt.models.load import load_source
 from detrt.models.random import TINY_VOCABULARY
 from detrt.models.text import bert_tokenizer, read_tokenizer
 
-KEYS = Path(__file__).parents[1] / "data" / "keys"
 FAMILIES = ["grounding_dino", "mm_grounding_dino", "omdet_turbo"]
 
 
@@ -252,22 +251,181 @@ def test_faults_of_the_authors_file(published, tiny, tmp_path, capsys):
         loading({**state, key: torch.full_like(state[key], float("nan"))}, tokenizer=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["groundingdino_swint_ogc", "groundingdino_swinb_cogcoor"])
-def test_every_key_of_the_published_files_has_its_place(name):
+@pytest.mark.parametrize(
+    ("name", "source", "format_", "family"),
+    [
+        ("groundingdino_swint_ogc", "IDEA-Research/GroundingDINO", grounding_dino, "grounding_dino"),
+        ("groundingdino_swinb_cogcoor", "IDEA-Research/GroundingDINO", grounding_dino, "grounding_dino"),
+        ("mm_grounding_dino_swin_t", "iSEE-Laboratory/LLMDet", mm_grounding_dino, "mm_grounding_dino"),
+        ("mm_grounding_dino_swin_l", "iSEE-Laboratory/LLMDet", mm_grounding_dino, "mm_grounding_dino"),
+    ],
+)
+def test_every_key_of_the_published_files_has_its_place(name, source, format_, family):
     """Names and shapes alone: a list has no numbers."""
     data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))
-    assert data["source"].startswith("https://github.com/IDEA-Research/GroundingDINO @ ")
+    assert data["source"].startswith(f"https://github.com/{source} @ ")
+    state = meta_state(name)
+    assert recognise(state) == family
     with torch.device("meta"):
-        state = {key: torch.zeros([int(s) for s in shape.split("x") if s]) for key, shape in data["keys"].items()}
-        assert recognise(state) == "grounding_dino"
         shapes, report = Shapes(state, name), LoadReport()
-        module = original._build(BY_NAME["grounding_dino"], "", grounding_dino.settings(shapes, {}, "", report), name)
-    extra = grounding_dino.values(shapes)
-    renamed = rename({**state, **extra}, grounding_dino.TABLE, grounding_dino.SKIPPED, report)
-    assert set(report.used) - set(extra) | set(report.skipped) == set(state)
+        module = original._build(BY_NAME[family], "", format_.settings(shapes, {}, "", report), name)
+    extra = format_.values(shapes)
+    table = format_.table(shapes) if hasattr(format_, "table") else format_.TABLE
+    renamed = rename({**state, **extra}, table, format_.SKIPPED, report)
+    assert set(report.used) | set(report.skipped) == set(state) | {key for key in extra if key not in state}
     wanted = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    # Where both classes have a head of each layer, the file has it once.
+    wanted = {key: shape for key, shape in wanted.items() if key in renamed or key.removeprefix("model.decoder.") not in renamed}
     assert {key: tuple(tensor.shape) for key, tensor in renamed.items()} == wanted
-    assert report.skipped["label_enc.weight"] == "labels of the denoising queries"
+    assert "labels of the denoising queries" in report.skipped.values()
+
+
+# mmdetection's names, written from its code and apart from the map that is tested.
+MMDET = [
+    (r"^model\.backbone\.conv_encoder\.model\.swin\.embeddings\.patch_embeddings", "backbone.patch_embed"),
+    (r"^model\.backbone\.conv_encoder\.model\.swin\.embeddings\.norm", "backbone.patch_embed.norm"),
+    (r"^model\.backbone\.conv_encoder\.model\.swin\.encoder\.layers", "backbone.stages"),
+    *((rf"^model\.backbone\.conv_encoder\.model\.hidden_states_norms\.stage{i + 1}", f"backbone.norm{i}") for i in range(4)),
+    (r"\.attention\.relative_position_bias\.", ".attn.w_msa."),
+    (r"\.attention\.o_proj\.", ".attn.w_msa.proj."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"(backbone\.stages.*)\.mlp\.fc1", r"\1.ffn.layers.0.0"),
+    (r"(backbone\.stages.*)\.mlp\.fc2", r"\1.ffn.layers.1"),
+    (r"^model\.text_backbone", "language_model.language_backbone.body.model"),
+    (r"^model\.text_projection", "text_feat_map"),
+    *((rf"^model\.input_proj_vision\.{i}\.0", f"neck.convs.{i}.conv") for i in range(3)),
+    *((rf"^model\.input_proj_vision\.{i}\.1", f"neck.convs.{i}.gn") for i in range(3)),
+    (r"^model\.input_proj_vision\.3\.0", "neck.extra_convs.0.conv"),
+    (r"^model\.input_proj_vision\.3\.1", "neck.extra_convs.0.gn"),
+    (r"^model\.query_position_embeddings", "query_embedding"),
+    (r"^model\.enc_output_norm", "memory_trans_norm"),
+    (r"^model\.enc_output", "memory_trans_fc"),
+    (r"^model\.encoder_output_class_embed", "bbox_head.cls_branches.2"),
+    (r"^model\.encoder_output_bbox_embed", "bbox_embed.2"),
+    (r"^class_embed", "bbox_head.cls_branches"),
+    *((rf"^bbox_embed\.(\d)\.layers\.{i}", rf"bbox_head.reg_branches.\1.{2 * i}") for i in range(3)),
+    (r"^model\.decoder\.reference_points_head", "decoder.ref_point_head"),
+    (r"^model\.decoder\.layer_norm", "decoder.norm"),
+    (r"^model\.encoder\.layers\.(\d+)\.deformable_layer", r"encoder.layers.\1"),
+    (r"^model\.encoder\.layers\.(\d+)\.text_enhancer_layer", r"encoder.text_layers.\1"),
+    (r"^model\.encoder\.layers\.(\d+)\.fusion_layer", r"encoder.fusion_layers.\1"),
+    (r"^model\.", ""),
+    (r"(fusion_layers.*)vision_param", r"\1gamma_v"),
+    (r"(fusion_layers.*)text_param", r"\1gamma_l"),
+    (r"(fusion_layers.*layer_norm)_vision", r"\1_v"),
+    (r"(fusion_layers.*layer_norm)_text", r"\1_l"),
+    (r"(fusion_layers.*)vision_proj", r"\1v_proj"),
+    (r"(fusion_layers.*)text_proj", r"\1l_proj"),
+    (r"(text_layers.*)layer_norm_before", r"\1norms.0"),
+    (r"(text_layers.*)layer_norm_after", r"\1norms.1"),
+    (r"^((?:encoder|decoder)\..*)\.fc1", r"\1.ffn.layers.0.0"),
+    (r"^((?:encoder|decoder)\..*)\.fc2", r"\1.ffn.layers.1"),
+    (r"^(encoder\.layers.*)self_attn_layer_norm", r"\1norms.0"),
+    (r"^(encoder\.layers.*)final_layer_norm", r"\1norms.1"),
+    (r"^(decoder\.layers.*)self_attn_layer_norm", r"\1norms.0"),
+    (r"^(decoder\.layers.*)encoder_attn_text_layer_norm", r"\1norms.1"),
+    (r"^(decoder\.layers.*)encoder_attn_layer_norm", r"\1norms.2"),
+    (r"^(decoder\.layers.*)final_layer_norm", r"\1norms.3"),
+    (r"^((?:encoder\.text|decoder\.)_?layers.*self_attn)\.", r"\1.attn."),
+    (r"^(decoder\.layers.*)encoder_attn_text\.", r"\1cross_attn_text.attn."),
+    (r"^(decoder\.layers.*)encoder_attn\.", r"\1cross_attn."),
+]
+
+
+def as_mmdetection(module):
+    """The state of a transformers MM-Grounding-DINO as mmdetection saves it, with what LLMDet is trained with."""
+    state, found = module.state_dict(), {}
+
+    def rename(key):
+        for pattern, new in MMDET:
+            key = re.sub(pattern, new, key)
+        return key
+
+    for key, tensor in state.items():
+        swin, attention = re.search(r"\.attention\.q_proj\.(\w+)$", key), re.match(ATTENTIONS, key)
+        second = re.search(r"\.(k_proj|v_proj|key|value)\.\w+$", key) and ".text_backbone." not in key
+        if (
+            ".swin.layernorm." in key
+            or second
+            or (key.removeprefix("model.decoder.").startswith(("bbox_e", "class_e")) and "der" in key)
+        ):
+            continue
+        if swin:
+            parts = [state[key.replace(".q_proj.", f".{n}_proj.")] for n in "qkv"]
+            found[rename(key).replace(".attention.q_proj.", ".attn.w_msa.qkv.")] = torch.cat(parts)
+        elif attention:
+            parts = [state[f"{attention[1]}.{n}.{attention[2]}"] for n in ("query", "key", "value")]
+            found[rename(f"{attention[1]}.in_proj_{attention[2]}")] = torch.cat(parts)
+        elif ".downsample." in key:
+            # Neighbours (0,0), (1,0), (0,1), (1,1) of all channels become the four neighbours of each channel, row by row.
+            parts = tensor.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]
+            found[rename(key)] = parts.transpose(-1, -2).flatten(-2)
+        else:
+            found[rename(key)] = tensor.reshape(1) if "class_embed" in key else tensor
+    more = ("dn_query_generator.label_embedding.weight", "lmm.model.layers.0.weight", "connector.0.weight", "ref_point_head.x")
+    return found | {key: torch.zeros(2, 2) for key in more}
+
+
+def own_heads(module):
+    """The module with other weights in the heads of each layer, as mmdetection trains them, in place."""
+    for layer in range(len(module.bbox_embed)):
+        for name in ("bbox_embed", "class_embed"):
+            for leaf, parameter in list(getattr(module, name)[layer].named_parameters()):
+                fresh = torch.nn.Parameter(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(layer)))
+                for heads in (getattr(module, name), getattr(module.model.decoder, name)):
+                    owner, _, last = leaf.rpartition(".")
+                    setattr(heads[layer].get_submodule(owner), last, fresh)
+    return module
+
+
+@pytest.fixture(scope="module")
+def multi_head():
+    """A small MM-Grounding-DINO with a head of its own in each decoder layer."""
+    from detrt.models.random import _TINY_BERT, _TINY_GROUNDING, build_text
+
+    heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
+    words = {**_TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
+    return own_heads(build_text(BY_NAME["mm_grounding_dino"], {**_TINY_GROUNDING, **heads, "text_config": words}))
+
+
+def equal_outputs(want, got):
+    inputs = {"pixel_values": torch.rand(1, 3, 64, 96), "input_ids": torch.tensor([[101, 1037, 44, 1012, 60, 1012, 102]])}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.no_grad():
+        want, got = want(**inputs), got(**inputs)
+    assert torch.equal(want.pred_boxes, got.pred_boxes) and torch.equal(want.logits, got.logits)
+
+
+def test_mmdetections_file_gives_the_same_model(multi_head, tiny, tmp_path):
+    torch.save({"meta": {"epoch": 3}, "state_dict": as_mmdetection(multi_head)}, tmp_path / "llmdet.pth")
+    (tmp_path / "tokenizer.json").write_bytes(tiny("mm_grounding_dino").tokenizer)
+    found = load_source(f"ckpt:{tmp_path}/llmdet.pth", tokenizer=tmp_path)
+    loaded = found.module.state_dict()
+    for key, tensor in multi_head.state_dict().items():
+        if ".swin.layernorm." not in key:
+            assert torch.equal(loaded[key], tensor), key
+    equal_outputs(multi_head, found.module)
+    assert found.spec.family == "mm_grounding_dino"
+    assert "iSEE-Laboratory LLMDet" in found.notes[0] and "queries 20" in found.notes[0]
+    stock = {key: tensor for key, tensor in as_mmdetection(multi_head).items() if "cls_branches" not in key}
+    torch.save(stock, tmp_path / "copy.pth")
+    with pytest.raises(SourceError, match="mmdetection's copy of a Grounding DINO"):
+        load_source(f"ckpt:{tmp_path}/copy.pth", tokenizer=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "left_out", [r"(bbox|class)_embed\.1|model\.decoder\.(bbox|class)_embed\.0", r"model\.decoder\.(bbox|class)_embed"]
+)
+def test_heads_that_a_folder_stores_under_one_name(left_out, multi_head, tiny, tmp_path):
+    """safetensors keeps one name of shared weights, and transformers then ties all layers to the first."""
+    from safetensors.torch import save_file
+
+    state = {k: t.clone() for k, t in multi_head.state_dict().items() if not re.match(left_out, k)}
+    save_file(state, tmp_path / "model.safetensors")
+    multi_head.config.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(tiny("mm_grounding_dino").tokenizer)
+    equal_outputs(multi_head, load_source(str(tmp_path), preprocess="family-default").module)
 
 
 def under_timms_names(module):

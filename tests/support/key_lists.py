@@ -10,6 +10,12 @@ import torch
 KEYS = Path(__file__).parents[1] / "data" / "keys"
 
 
+def meta_state(name: str) -> dict[str, torch.Tensor]:
+    """A published key list as tensors without values."""
+    data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))
+    return {key: torch.empty([int(s) for s in shape.split("x") if s], device="meta") for key, shape in data["keys"].items()}
+
+
 def random_state(name: str) -> dict[str, torch.Tensor]:
     """A published key list filled with seeded random numbers."""
     data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))

@@ -27,6 +27,7 @@ class Family:
         position table.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.
+    licence: of the published code and weights, as their authors state it; sizes that differ are named.
     processor: image processor of transformers for its checkpoints, without the suffix, see `preprocessor.PROCESSORS`.
     text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms, nms_iou: the authors' suppression of
     overlapping boxes, see `DecodeSpec`.
@@ -53,6 +54,7 @@ class Family:
     nms: str = "none"
     nms_iou: float = 0.8
     processor: str = "Detr"
+    licence: str = "Apache-2.0"
 
 
 def _resnet_detr(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
@@ -101,6 +103,7 @@ FAMILIES: tuple[Family, ...] = (
         "table-transformer",
         "Table Transformer",
         "microsoft/table-transformer-detection",
+        licence="MIT",
         **_SOFTMAX,
     ),
     _resnet_detr(
@@ -126,7 +129,14 @@ FAMILIES: tuple[Family, ...] = (
     _hybrid("d_fine", "d_fine", "D-FINE", "ustc-community/dfine-large-coco"),
     # Its small models have 100 and 150 queries, and its authors still keep the 300 best (query, class) pairs;
     # as many as queries costs Atto 0.002 AP and Femto 0.004 on COCO images.
-    _hybrid("deimv2", "deimv2", "DEIMv2", "Intellindust/DEIMv2_HGNetv2_N_COCO", max_detections=300),
+    _hybrid(
+        "deimv2",
+        "deimv2",
+        "DEIMv2",
+        "Intellindust/DEIMv2_HGNetv2_N_COCO",
+        max_detections=300,
+        licence="Apache-2.0; backbones of S to X: DINOv3 License",
+    ),
     Family(
         name="lw_detr",
         model_type="lw_detr",
@@ -156,6 +166,7 @@ FAMILIES: tuple[Family, ...] = (
         multiple_of="windows",
         size=0,
         processor="RfDetr",
+        licence="Apache-2.0; XL and 2XL: Roboflow Platform Model License 1.0 (PML-1.0)",
         deformable=True,
         rewrites=("msda", "symbolic_shapes", "frozen_positions"),
     ),
@@ -168,13 +179,14 @@ FAMILIES: tuple[Family, ...] = (
         shortest_edge=True,
         queries=("num_detection_tokens",),
         processor="Yolos",
+        licence="MIT",
         **_SOFTMAX,  # type: ignore[arg-type]
     ),
     _grounding("grounding_dino", "grounding-dino", "Grounding DINO", "IDEA-Research/grounding-dino-tiny"),
     _grounding(
         "mm_grounding_dino",
         "mm-grounding-dino",
-        "MM-Grounding-DINO",
+        "MM-Grounding-DINO, LLMDet",
         "openmmlab-community/mm_grounding_dino_tiny_o365v1_goldg_v3det",
     ),
     Family(
@@ -205,7 +217,7 @@ _DINO_FACTS = {
 }
 OWN_FAMILIES: tuple[Family, ...] = (
     Family(name="dino", model_type="", title="DINO", example="", **_DINO_FACTS),  # type: ignore[arg-type]
-    Family(name="co_dino", model_type="", title="Co-DINO", example="", nms="soft_nms", **_DINO_FACTS),  # type: ignore[arg-type]
+    Family(name="co_dino", model_type="", title="Co-DINO", example="", nms="soft_nms", licence="MIT", **_DINO_FACTS),  # type: ignore[arg-type]
 )
 
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}

@@ -261,7 +261,9 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             f"{', '.join(wrong[:3])}; they would be random. The checkpoint is incomplete or of another family"
         )
     if has_shared_weights(module):
-        restore_shared_weights(module, state if state is not None else _read_state(folder))
+        state = state if state is not None else _read_state(folder)
+        restore_shared_weights(module, state)
+        restore_decoder_heads(module, state)
     if dilated:
         timm.dilate_last_stage(module.model.backbone.model)
     with_boolean_masks(module)
@@ -330,4 +332,28 @@ def restore_shared_weights(module: nn.Module, state: Mapping[str, Tensor]) -> li
         for name in stored[:1]:
             target.data.copy_(state[name])
             restored.append(name)
+    return restored
+
+
+def restore_decoder_heads(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Load heads that a Grounding DINO's decoder and detector share under whichever of the two names the checkpoint has, in place.
+
+    MM-Grounding-DINO has a head of its own in each layer. transformers ties all layers to the first where a layer's head is stored
+    under one name only, and reports nothing missing. Returns the names that were filled in.
+    """
+    import torch
+
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    restored = []
+    for name in [name for name in parameters if name.startswith("model.decoder.")]:
+        other = name.removeprefix("model.decoder.")
+        if other not in parameters or (name in state) == (other in state):
+            continue
+        stored, absent = (name, other) if name in state else (other, name)
+        value = state[stored].to(parameters[absent])
+        if torch.equal(parameters[absent], value):
+            continue
+        owner, _, leaf = absent.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, torch.nn.Parameter(value.clone(), requires_grad=False))
+        restored.append(absent)
     return restored

@@ -120,36 +120,35 @@ _TINY_LW = {
         "out_indices": [2, 4],
     },
 }
-_TINY_RF = {
-    **_TINY_LW,
-    "intermediate_size": 48,
-    "backbone_config": {
-        "model_type": "rf_detr_dinov2",
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "image_size": 112,
-        "patch_size": 14,
-        "num_windows": 2,
-        "out_indices": [2, 4],
-    },
+_RF_WIDE = {
+    **{"d_model": 512, "decoder_layers": 5, "decoder_n_points": 4},
+    **{"decoder_self_attention_heads": 16, "decoder_cross_attention_heads": 32, "num_labels": 366},
 }
+
+
+def _rf_detr(side: int, patch: int, windows: int, **settings: int) -> dict[str, Any]:
+    """A published RF-DETR, trained at `side` pixels: a ViT-S, or a ViT-B below a wide decoder."""
+    wide = settings.get("d_model", 256) > 256
+    backbone = {
+        **{"model_type": "rf_detr_dinov2", "num_hidden_layers": 12, "image_size": side, "patch_size": patch},
+        **{"hidden_size": 768 if wide else 384, "num_attention_heads": 12 if wide else 6, "num_windows": windows},
+        "out_features": ["stage3", "stage6", "stage9", "stage12"],
+    }
+    return {"backbone_config": backbone, "decoder_n_points": 2, **settings}
+
+
+def _tiny_rf_detr(patch: int, windows: int) -> dict[str, Any]:
+    backbone = {
+        **{"model_type": "rf_detr_dinov2", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4},
+        **{"image_size": 8 * patch, "patch_size": patch, "num_windows": windows, "out_indices": [2, 4]},
+    }
+    return {**_TINY_LW, "intermediate_size": 48, "backbone_config": backbone}
 
 
 def _rf_detr_seg(side: int, *, layers: int, queries: int, windows: int = 2) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A published RF-DETR-Seg, trained at `side` pixels."""
-    backbone = {
-        "model_type": "rf_detr_dinov2",
-        "hidden_size": 384,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
-        "image_size": side,
-        "patch_size": 12,
-        "num_windows": windows,
-        "out_features": ["stage3", "stage6", "stage9", "stage12"],
-    }
-    full = {"architectures": ["RfDetrForInstanceSegmentation"], "decoder_layers": layers, "num_queries": queries}
-    return "rf_detr", {**full, "backbone_config": backbone}, _TINY_RF
+    full = _rf_detr(side, 12, windows, decoder_layers=layers, num_queries=queries)
+    return "rf_detr", {**full, "architectures": ["RfDetrForInstanceSegmentation"]}, _tiny_rf_detr(14, 2)
 
 
 _TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
@@ -207,7 +206,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"projector_scale_factors": [2.0, 0.5]},
         _TINY_LW,
     ),
-    "rf_detr": ("rf_detr", {}, _TINY_RF),
+    "rf_detr": ("rf_detr", {}, _tiny_rf_detr(14, 2)),
+    "rf_detr-large": ("rf_detr", _rf_detr(704, 16, 2, decoder_layers=4), _tiny_rf_detr(16, 2)),
+    "rf_detr-xlarge": ("rf_detr", _rf_detr(700, 20, 1, **_RF_WIDE), _tiny_rf_detr(20, 1)),
+    "rf_detr-2xlarge": ("rf_detr", _rf_detr(880, 20, 2, **_RF_WIDE), _tiny_rf_detr(20, 2)),
     "rf_detr-seg": _rf_detr_seg(432, layers=5, queries=200),  # the published medium
     "yolos": (
         "yolos",
@@ -420,6 +422,7 @@ _SWIN_B = {
     "window_size": 12,
     "image_size": 384,
 }
+_WIDE_SWIN = {**_SWIN_B, "embed_dim": 192, "num_heads": [6, 12, 24, 48]}
 _LEVELS = {"model_type": "swin", "out_features": ["stage2", "stage3", "stage4"]}
 _TINY_SWIN = {**_LEVELS, "embed_dim": 16, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 4, 8], "window_size": 4}
 _BERT = {"model_type": "bert"}
@@ -456,6 +459,11 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "mm_grounding_dino",
         {"backbone_config": {**_LEVELS, **_SWIN_T}, "text_config": _BERT},
         _TINY_GROUNDING,
+    ),
+    "mm_grounding_dino-swin-l": (
+        "mm_grounding_dino",
+        {"backbone_config": {**_LEVELS, **_WIDE_SWIN, "out_features": _STAGES}, "text_config": _BERT, "num_feature_levels": 5},
+        {**_TINY_GROUNDING, "backbone_config": {**_TINY_SWIN, "out_features": _STAGES}},
     ),
     "omdet_turbo": (
         "omdet_turbo",

@@ -24,6 +24,7 @@ D_FINE = "https://github.com/Peterande/D-FINE @ 4a1f73a8bcfac736a88abde9596d87f1
 DEIM_V1 = "https://github.com/Intellindust-AI-Lab/DEIM @ 09d35d53d39ee3145a1e61e3a989b28b9468d1dd"
 DEIM = "https://github.com/Intellindust-AI-Lab/DEIMv2 @ 0fff8d4dcdc272e6cf2d84be31399db471357941"
 GROUNDING = "https://github.com/IDEA-Research/GroundingDINO @ 856dde20aee659246248e20734ef9ba5214f5e44"
+LLMDET = "https://github.com/iSEE-Laboratory/LLMDet @ 5426efb55f2dfaf255287750f04180cf9c4994f5"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
 # The defaults of the authors' argument parsers that their model builders read.
@@ -116,12 +117,14 @@ def by_config(root: Path, package: str, config: str) -> Any:
     return made.model
 
 
-def by_class(root: Path, name: str) -> Any:
+def by_class(root: Path, name: str, module: str = "rfdetr.config") -> Any:
     part = types.ModuleType("rfdetr")
     part.__path__ = [str(root / "rfdetr")]
     sys.modules["rfdetr"] = part
-    config = getattr(importlib.import_module("rfdetr.config"), name)()
-    settings = {**config.model_dump(), **RF}
+    # The configs of the largest models lie beside classes for training.
+    sys.modules["rfdetr.detr"] = types.SimpleNamespace(RFDETR=object)  # type: ignore[assignment]
+    config = getattr(importlib.import_module(module), name)()
+    settings = {"num_queries": 300, "num_select": 300, **config.model_dump(), **RF}
     return importlib.import_module("rfdetr.models.lwdetr").build_model(argparse.Namespace(**settings))
 
 
@@ -148,6 +151,31 @@ def by_grounding(root: Path, config: str) -> Any:
     names = {"label_enc_weight": "label_enc.weight", "bert_position_ids": "bert.embeddings.position_ids"}
     model.state_dict = lambda: {names.get(key, key): tensor for key, tensor in own().items()}
     return model
+
+
+def by_mmdet(root: Path, config: str) -> Any:
+    """mmdetection's MM-Grounding-DINO as LLMDet builds it, without its language model and the download of BERT's weights."""
+    from mmengine.config import Config
+    from mmengine.registry import DefaultScope
+    from transformers import BertConfig, BertModel
+
+    importlib.import_module("mmdet.models")
+    texts = importlib.import_module("mmdet.models.language_models.bert")
+    texts.AutoTokenizer = types.SimpleNamespace(
+        from_pretrained=lambda name: types.SimpleNamespace(convert_tokens_to_ids=lambda words: words)
+    )
+    texts.BertConfig = types.SimpleNamespace(from_pretrained=lambda name: BertConfig())
+    texts.HFBertModel = types.SimpleNamespace(
+        from_pretrained=lambda name, add_pooling_layer, config: BertModel(config, add_pooling_layer=add_pooling_layer)
+    )
+    os.chdir(root / "configs")
+    settings = Config.fromfile(config).model
+    own = ("type", "num_queries", "with_box_refine", "as_two_stage", "num_feature_levels", "positional_encoding", "dn_cfg")
+    parts = ("language_model", "backbone", "neck", "encoder", "decoder", "bbox_head")
+    settings = type(settings)({key: value for key, value in settings.items() if key in (*own, *parts)})
+    settings.backbone.init_cfg, settings.encoder.num_cp = None, 0
+    DefaultScope.get_instance("mmdet", scope_name="mmdet")
+    return importlib.import_module("mmdet.registry").MODELS.build(settings)
 
 
 # file -> (source, folder in it, how its model is made)
@@ -196,8 +224,13 @@ FILES: dict[str, tuple[str, str, Any]] = {
     ),
     "groundingdino_swint_ogc": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinT_OGC")),
     "groundingdino_swinb_cogcoor": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinB_cfg")),
+    "mm_grounding_dino_swin_t": (LLMDET, "", lambda r: by_mmdet(r, "grounding_dino_swin_t.py")),
+    "mm_grounding_dino_swin_l": (LLMDET, "", lambda r: by_mmdet(r, "grounding_dino_swin_l.py")),
     "rf_detr_base": (RF_DETR, "", lambda r: by_class(r, "RFDETRBaseConfig")),
     "rf_detr_nano": (RF_DETR, "", lambda r: by_class(r, "RFDETRNanoConfig")),
+    "rf_detr_large": (RF_DETR, "", lambda r: by_class(r, "RFDETRLargeConfig")),
+    "rf_detr_xlarge": (RF_DETR, "", lambda r: by_class(r, "RFDETRXLargeConfig", "rfdetr.platform.models")),
+    "rf_detr_2xlarge": (RF_DETR, "", lambda r: by_class(r, "RFDETR2XLargeConfig", "rfdetr.platform.models")),
 }
 
 

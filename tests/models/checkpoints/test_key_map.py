@@ -12,10 +12,12 @@ import pytest
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 import torch
-from key_lists import KEYS, random_state
+from key_lists import KEYS, meta_state, random_state
 
 from detrt.errors import SourceError
-from detrt.models.checkpoints import FORMATS, load, recognise
+from detrt.models.checkpoints import FORMATS, load, recognise, rf_detr
+from detrt.models.checkpoints.key_map import LoadReport
+from detrt.models.checkpoints.shapes import Shapes
 
 # file -> (family by its keys, queries, classes)
 FILES = {
@@ -43,10 +45,16 @@ FILES = {
     "deimv2_dinov3_x_coco": ("deimv2", 300, 80),
     "rf_detr_base": ("rf_detr", 300, 91),
     "rf_detr_nano": ("rf_detr", 300, 91),
+    "rf_detr_large": ("rf_detr", 300, 91),
+    "rf_detr_xlarge": ("rf_detr", 300, 366),
+    "rf_detr_2xlarge": ("rf_detr", 300, 366),
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+LARGE = ("rf_detr_xlarge", "rf_detr_2xlarge")  # half a gigabyte each
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in FILES])
 def test_every_key_is_used_once_or_named(name):
     family, queries, classes = FILES[name]
     state = random_state(name)
@@ -67,9 +75,22 @@ def test_every_key_is_used_once_or_named(name):
 
 
 def test_every_list_is_tried():
-    others = ("dino_", "co_dino_", "groundingdino_")  # their own tests
+    others = ("dino_", "co_dino_", "groundingdino_", "mm_grounding_dino_")  # their own tests
     lists = {path.stem for path in KEYS.glob("*.json") if not path.stem.startswith(others)}
     assert lists == set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("name", "windows", "heads", "side"),
+    [("base", 4, (8, 16), 560), ("large", 2, (8, 16), 704), ("xlarge", 1, (16, 32), 700), ("2xlarge", 2, (16, 32), 880)],
+)
+def test_what_no_tensor_of_an_rf_detr_tells_is_the_published_value(name, windows, heads, side):
+    report = LoadReport()
+    with torch.device("meta"):
+        found = rf_detr.settings(Shapes(meta_state(f"rf_detr_{name}"), name), {}, "rf_detr", report)
+    assert (found["backbone_config"]["num_windows"], found["family"]["size"]) == (windows, side)
+    assert (found["decoder_self_attention_heads"], found["decoder_cross_attention_heads"]) == heads
+    assert f"{windows} windows" in report.notes[0] and f"{heads[0]} and {heads[1]} heads" in report.notes[0]
 
 
 def test_dc5_and_discrete_sampling_are_choices_of_the_caller():

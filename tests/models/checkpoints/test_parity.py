@@ -20,8 +20,8 @@ from detrt.models.random import MODELS, build
 HEADS = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
 STAGES = ["stage2", "stage3", "stage4"]
 RF = {
-    "decoder_self_attention_heads": 8,
-    "decoder_cross_attention_heads": 16,
+    "decoder_self_attention_heads": 2,
+    "decoder_cross_attention_heads": 4,
     "d_model": 64,
     "decoder_n_points": 2,
 }

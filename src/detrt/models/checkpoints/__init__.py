@@ -30,7 +30,7 @@ from ..families import BY_NAME, Family
 from ..labels import choose
 from ..preprocessor import read_input_spec
 from ..source import auto_class, make_spec
-from . import d_fine, deformable_detr, deimv2, detr, dino, grounding_dino, rf_detr, rt_detr
+from . import d_fine, deformable_detr, deimv2, detr, dino, grounding_dino, mm_grounding_dino, rf_detr, rt_detr
 from .key_map import LoadReport, Table, first_match, fit, rename
 from .shapes import Shapes
 
@@ -61,6 +61,9 @@ FORMATS: dict[str, Format] = {
     "deimv2": Format(deimv2, "deimv2", ("Intellindust DEIMv2",)),
     "rf_detr": Format(rf_detr, "rf_detr", ("Roboflow RF-DETR",)),
     "grounding_dino": Format(grounding_dino, "grounding_dino", ("IDEA-Research Grounding DINO",)),
+    "mm_grounding_dino": Format(
+        mm_grounding_dino, "mm_grounding_dino", ("mmdetection MM-Grounding-DINO", "iSEE-Laboratory LLMDet")
+    ),
     "co_dino": Format(dino, "co_dino", ("Sense-X Co-DETR", "mmdetection CO-DETR")),
     "dino": Format(dino, "dino", ("IDEA-Research DINO", "mmdetection DINO")),
 }
@@ -79,7 +82,7 @@ RELATIVES = (
 def recognise(keys: Iterable[str]) -> str | None:
     """The variant that the keys belong to; None for other models. "d_fine" may also be DEIM on D-FINE."""
     known = set(keys)
-    for format_ in (grounding_dino, detr, deformable_detr, rf_detr, deimv2, d_fine, rt_detr, dino):
+    for format_ in (grounding_dino, mm_grounding_dino, detr, deformable_detr, rf_detr, deimv2, d_fine, rt_detr, dino):
         if variant := format_.recognise(known):
             return variant
     return None

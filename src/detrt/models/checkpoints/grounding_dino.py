@@ -22,6 +22,19 @@ _BLOCK = f"{_SWIN}encoder.layers.#.blocks.#."
 # Of the classifier that the library's Swin is cut from; a backbone does not run it, and the file has none.
 _UNUSED_NORM = "backbone.0.norm"
 
+# Image-text fusion; mmdetection has the same names in it.
+FUSION = (
+    ("gamma_v", "vision_param"),
+    ("gamma_l", "text_param"),
+    ("layer_norm_v.@", "layer_norm_vision.@"),
+    ("layer_norm_l.@", "layer_norm_text.@"),
+    ("attn.v_proj.@", "attn.vision_proj.@"),
+    ("attn.l_proj.@", "attn.text_proj.@"),
+    ("attn.values_v_proj.@", "attn.values_vision_proj.@"),
+    ("attn.values_l_proj.@", "attn.values_text_proj.@"),
+    ("attn.out_v_proj.@", "attn.out_vision_proj.@"),
+    ("attn.out_l_proj.@", "attn.out_text_proj.@"),
+)
 TABLE = (
     ("backbone.0.patch_embed.proj.@", f"{_SWIN}embeddings.patch_embeddings.projection.@"),
     ("backbone.0.patch_embed.norm.@", f"{_SWIN}embeddings.norm.@"),
@@ -66,21 +79,7 @@ TABLE = (
             ("norm2.@", "layer_norm_after.@"),
         )
     ),
-    *(
-        (f"transformer.encoder.fusion_layers.#.{old}", f"model.encoder.layers.#.fusion_layer.{new}")
-        for old, new in (
-            ("gamma_v", "vision_param"),
-            ("gamma_l", "text_param"),
-            ("layer_norm_v.@", "layer_norm_vision.@"),
-            ("layer_norm_l.@", "layer_norm_text.@"),
-            ("attn.v_proj.@", "attn.vision_proj.@"),
-            ("attn.l_proj.@", "attn.text_proj.@"),
-            ("attn.values_v_proj.@", "attn.values_vision_proj.@"),
-            ("attn.values_l_proj.@", "attn.values_text_proj.@"),
-            ("attn.out_v_proj.@", "attn.out_vision_proj.@"),
-            ("attn.out_l_proj.@", "attn.out_text_proj.@"),
-        )
-    ),
+    *((f"transformer.encoder.fusion_layers.#.{old}", f"model.encoder.layers.#.fusion_layer.{new}") for old, new in FUSION),
     *(
         (f"transformer.decoder.layers.#.{old}", f"model.decoder.layers.#.{new}")
         for old, new in (
@@ -131,8 +130,8 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     points = shapes.size("transformer.encoder.layers.0.self_attn.attention_weights.weight")
     in_decoder = shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight")
     return {
-        "backbone_config": _swin(shapes),
-        "text_config": _bert(shapes),
+        "backbone_config": swin(shapes, "backbone.0.layers", "attn", "backbone.0.patch_embed.proj.weight"),
+        "text_config": bert(shapes, "bert", "feat_map.weight"),
         "d_model": shapes.size("transformer.enc_output.weight"),
         "num_queries": shapes.size("transformer.tgt_embed.weight"),
         "num_feature_levels": levels,
@@ -147,31 +146,35 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     }
 
 
-def _swin(shapes: Shapes) -> dict[str, Any]:
-    stages = shapes.count("backbone.0.layers.#.")
-    table = "backbone.0.layers.{}.blocks.0.attn.relative_position_bias_table"
+def swin(shapes: Shapes, layers: str, attention: str, patches: str) -> dict[str, Any]:
+    """transformers Swin settings. layers, attention, patches: the authors' names of the stages, of an attention in a block, and of
+    the patch embedding's weight. The norms of the maps that are read lie beside the stages."""
+    stages = shapes.count(f"{layers}.#.")
+    table = f"{layers}.{{}}.blocks.0.{attention}.relative_position_bias_table"
     rows = shapes.size(table.format(0))
     window = (math.isqrt(rows) + 1) // 2
     if (2 * window - 1) ** 2 != rows:
         raise SourceError(f"'{shapes.ref}': '{table.format(0)}' has {rows} rows, which no square window has")
+    root = layers.rpartition(".")[0]
     return {
         "model_type": "swin",
-        "embed_dim": shapes.size("backbone.0.patch_embed.proj.weight"),
-        "depths": [shapes.count(f"backbone.0.layers.{stage}.blocks.#.") for stage in range(stages)],
+        "embed_dim": shapes.size(patches),
+        "depths": [shapes.count(f"{layers}.{stage}.blocks.#.") for stage in range(stages)],
         "num_heads": [shapes.size(table.format(stage), 1) for stage in range(stages)],
         "window_size": window,
-        "out_features": [f"stage{i + 1}" for i in range(stages) if f"backbone.0.norm{i}.weight" in shapes],
+        "out_features": [f"stage{i + 1}" for i in range(stages) if f"{root}.norm{i}.weight" in shapes],
     }
 
 
-def _bert(shapes: Shapes) -> dict[str, Any]:
-    words, width = "bert.embeddings.word_embeddings.weight", shapes.size("feat_map.weight", 1)
+def bert(shapes: Shapes, root: str, projection: str) -> dict[str, Any]:
+    """transformers BERT settings. root: prefix of its keys. projection: the weight behind it."""
+    width = shapes.size(projection, 1)
     return {
         "model_type": "bert",
-        "vocab_size": shapes.size(words),
+        "vocab_size": shapes.size(f"{root}.embeddings.word_embeddings.weight"),
         "hidden_size": width,
-        "num_hidden_layers": shapes.count("bert.encoder.layer.#."),
+        "num_hidden_layers": shapes.count(f"{root}.encoder.layer.#."),
         "num_attention_heads": max(1, width // 64),
-        "intermediate_size": shapes.size("bert.encoder.layer.0.intermediate.dense.weight"),
-        "max_position_embeddings": shapes.size("bert.embeddings.position_embeddings.weight"),
+        "intermediate_size": shapes.size(f"{root}.encoder.layer.0.intermediate.dense.weight"),
+        "max_position_embeddings": shapes.size(f"{root}.embeddings.position_embeddings.weight"),
     }

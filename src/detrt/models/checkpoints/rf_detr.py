@@ -1,4 +1,4 @@
-"""roboflow/rf-detr: detection checkpoints (nano to medium, base)."""
+"""roboflow/rf-detr: detection checkpoints (nano to 2XL, base)."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ TABLE = (
     ("bbox_embed.**", "bbox_embed.**"),
 )
 SKIPPED: dict[str, str] = {}
+# Channels of a head of self-attention and of cross-attention, of every published model.
+SELF_HEAD, CROSS_HEAD = 32, 16
+# (patch size, side of the position table) -> windows along a side, where other models of that patch size have others.
+WINDOWS = {(20, 35): 1}  # XL
 
 
 def recognise(keys: set[str]) -> str | None:
@@ -77,14 +81,18 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     side = isqrt(shapes.size(f"{embeddings}.position_embeddings", 1) - 1)
     groups = shapes.count("transformer.enc_output.#.")
     hidden = shapes.size("query_feat.weight", 1)
-    # Published: patch 14 has 4 windows and 560 pixels, patch 16 has 2 windows and the size of its position table.
+    # Published: patch 14 has 4 windows and 560 pixels, the others have 2 windows and the size of their position table.
     first = patch == 14
     taken = list(args.get("out_feature_indexes") or ([2, 5, 8, 11] if first else [3, 6, 9, 12]))
     resolution = int(args.get("resolution") or (560 if first else side * patch))
-    windows = int(args.get("num_windows") or (4 if first else 2))
-    cross_heads = int(args.get("ca_nheads") or 16)
+    windows = int(args.get("num_windows") or WINDOWS.get((patch, side), 4 if first else 2))
+    self_heads = int(args.get("sa_nheads") or max(1, hidden // SELF_HEAD))
+    cross_heads = int(args.get("ca_nheads") or max(1, hidden // CROSS_HEAD))
     if not args:
-        report.notes.append(f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}")
+        report.notes.append(
+            f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}, {self_heads} and "
+            f"{cross_heads} heads as for {hidden} channels"
+        )
     return {
         "backbone_config": {
             "model_type": "rf_detr_dinov2",
@@ -104,7 +112,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "d_model": hidden,
         "decoder_layers": shapes.count("transformer.decoder.layers.#."),
         "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
-        "decoder_self_attention_heads": int(args.get("sa_nheads") or 8),
+        "decoder_self_attention_heads": self_heads,
         "decoder_cross_attention_heads": cross_heads,
         "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight") // cross_heads,
         "num_feature_levels": 1,
