@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from collections import Counter
 
 import numpy as np
@@ -85,6 +86,35 @@ def test_duration(cli, place):
     cli.refused("detect", "bundle", "in", "--duration", 3, names="--duration", advice="--live")
 
 
+def test_metrics(place):
+    pytest.importorskip("prometheus_client", reason="needs the 'serve' extra")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with cameras([{"frames": 1000}], fps=20) as (camera,):
+        arguments = map(str, (*COMMAND, "detect", "bundle", camera, "--json", "-", "-q", "--metrics", port))
+        process = subprocess.Popen(arguments, cwd=place, stdout=subprocess.PIPE, text=True)
+        try:
+            frames = [json.loads(process.stdout.readline())["frame"] for _ in range(10)]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+                families = {one.name: one.samples for one in text_string_to_metric_families(response.read().decode())}
+        finally:
+            process.kill()
+            process.communicate()
+    counts = {
+        name: families[f"detrt_stream_{name}"][0] for name in ("received", "processed", "dropped", "damaged", "connections")
+    }
+    assert all(sample.labels == {"camera": camera} for sample in counts.values())
+    values = {name: sample.value for name, sample in counts.items()}
+    assert values["received"] > frames[-1] and values["processed"] >= 10 and values["connections"] == 1
+    assert values["received"] - values["processed"] - values["dropped"] - values["damaged"] in (0, 1, 2), (
+        "in the queue, or running"
+    )
+    quantiles = {sample.labels["quantile"]: sample.value for sample in families["detrt_stream_latency_seconds"]}
+    assert list(quantiles) == ["0.5", "0.9", "0.99"] and 0 < quantiles["0.5"] <= quantiles["0.99"] < 10
+
+
 def test_a_file_as_a_camera(cli, place):
     with video_writer(place / "clip.mp4", fps=20, size_hw=(16, 24)) as write:
         for level in range(20):
@@ -139,6 +169,7 @@ def test_unreachable_cameras(cli, place):
         (["rtsp://cam/1", "--transport", "tls"], "'tls'", "tcp or udp"),
         (["in", "--reconnect", "5"], "--reconnect", "leave it out"),
         (["in", "--live"], "'in'", "check the path"),
+        (["rtsp://cam/1", "--metrics", "here"], "'here'", "HOST:PORT"),
         (["in", "--track"], "--track", "leave it out"),
         (["rtsp://cam/1", "--track", "--track-threshold", "2"], "got 2", "from 0 to 1"),
         (["rtsp://cam/1", "--track-threshold", "0.5"], "--track-threshold 0.5", "--track"),

@@ -68,7 +68,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "python_multipart": ("serve/",),
     "uvicorn": ("serve/server.py", "serve/protocol.py"),
     "uvloop": ("serve/server.py",),
-    "prometheus_client": ("serve/metrics.py",),
+    "prometheus_client": ("serve/metrics.py", "serve/stream_metrics.py"),
 }
 # Libraries that a command must not need before it uses them: imported inside functions only.
 # What a command, a session or a job loads before it knows what it needs: none of these libraries. The exceptions are named.

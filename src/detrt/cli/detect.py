@@ -15,6 +15,7 @@ from ..data.streams import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load import LoadOptions
 from ..spec import parse_size
+from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
 from .live import LiveOptions, TrackOptions, check_live, detect_live, find_sources
@@ -182,9 +183,8 @@ def detect(
         _detect_here(model, inputs, options, run.make(), session, arguments, track, quiet)
         return
     check_live(output, run.device)
-    arguments["batch_size"] = arguments["batch_size"] or len(sources)
-    with _open_detector(model, run.make(), session, arguments) as opened:
-        detect_live(opened, sources, stream.make(), live.duration, options, track.make(), quiet)
+    with _open_detector(model, run.make(), session, arguments, cameras=len(sources)) as opened:
+        detect_live(opened, sources, stream.make(), live.make(), options, track.make(), quiet)
 
 
 def _detect_here(
@@ -249,10 +249,15 @@ def _detect_here(
     tally.check(len(inputs))
 
 
-def _open_detector(model: str, run: RunOptions, session: dict[str, Any], arguments: dict[str, Any]) -> Detector:
+def _open_detector(
+    model: str, run: RunOptions, session: dict[str, Any], arguments: dict[str, Any], *, cameras: int = 0
+) -> Detector:
+    """The detector of a model. cameras: how many share it; a batch is faster than its images one by one on a GPU only."""
     from ..detector import Detector
 
     opened = open_model(model, run, **session)
+    if cameras and arguments["batch_size"] is None:
+        arguments = {**arguments, "batch_size": 1 if opened.info.device == CPU else cameras}
     try:
         return Detector(opened, **arguments)
     except BaseException:

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from ..jobs.track import Tracker
 
 
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """ "9100" or "0.0.0.0:9100" -> (host, port). Raises DetrtError."""
+    host, _, port = text.rpartition(":")
+    if not (port.isdecimal() and int(port) < 65536):
+        raise DetrtError(f"--metrics takes PORT or HOST:PORT, e.g. 9100; got {text!r}")
+    return host or "127.0.0.1", int(port)
+
+
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
     """What is read like a camera, and for how long."""
@@ -32,6 +40,14 @@ class LiveOptions:
     )
     duration: float | None = field(
         default=None, metadata={"help": "Stop after so many seconds; default: Ctrl-C.", "panel": "Cameras", "min": 0}
+    )
+    metrics: tuple[str, int] | None = field(
+        default=None,
+        metadata={
+            "help": "Serve counts and latencies for Prometheus at PORT or HOST:PORT.",
+            "panel": "Cameras",
+            "parse": parse_endpoint,
+        },
     )
 
 
@@ -115,7 +131,7 @@ def detect_live(
     detector: Detector,
     sources: Sequence[LiveSource],
     config: StreamConfig,
-    duration: float | None,
+    live: LiveOptions,
     output: OutputOptions,
     tracker: Tracker | None,
     quiet: bool,
@@ -136,9 +152,13 @@ def detect_live(
     with contextlib.ExitStack() as stack:
         stack.enter_context(reader_may_leave())
         streams = stack.enter_context(LiveStreams(sources, config, planar=detector.planar))
+        if live.metrics is not None:
+            from ..serve.stream_metrics import serve_metrics
+
+            stack.enter_context(serve_metrics(streams, *live.metrics))
         columns = LIVE_COLUMNS + (TRACK_COLUMNS if tracker is not None else [])
         writers = open_writers(stack, output, detector.spec, None, quiet, columns)
-        stack.enter_context(_stop_on_signals(streams, duration))
+        stack.enter_context(_stop_on_signals(streams, live.duration))
         started = time.perf_counter()
         found = detect_streams(detector, streams)
         if tracker is not None:
