@@ -161,6 +161,18 @@ RF_DETR = [
     (r"^(transformer\.decoder\.layers\.\d+)\.mlp\.fc([12])", r"\1.linear\2"),
     (r"\.o_proj\.", ".out_proj."),
 ]
+RF_DETR_SEG = [
+    (r"^model\.(model\.|class_embed|bbox_embed)", r"\1"),  # the detector inside
+    *RF_DETR,
+    (r"^blocks\.(\d+)\.depthwise_conv", r"segmentation_head.blocks.\1.dwconv"),
+    (r"^blocks\.(\d+)\.layernorm", r"segmentation_head.blocks.\1.norm"),
+    (r"^blocks\.(\d+)\.pointwise_conv", r"segmentation_head.blocks.\1.pwconv1"),
+    (r"^query_features_block\.norm", "segmentation_head.query_features_block.norm_in"),
+    (r"^query_features_block\.mlp\.fc1", "segmentation_head.query_features_block.layers.0"),
+    (r"^query_features_block\.mlp\.fc2", "segmentation_head.query_features_block.layers.2"),
+    (r"^(spatial_features_proj|query_features_proj)", r"segmentation_head.\1"),
+    (r"^segmentation_bias", "segmentation_head.bias"),
+]
 RENAMES = {
     "detr": DETR,
     "deformable_detr": DEFORMABLE,
@@ -188,6 +200,7 @@ RENAMES = {
     ],
     "deimv2-dinov3": [*VIT, *SWIGLU, *STA, *DOWN, *V2, *HYBRID],
     "rf_detr": RF_DETR,
+    "rf_detr-seg": RF_DETR_SEG,
 }
 # Families whose authors stack query, key and value of these attentions, and gate and up of the feed-forward part.
 STACKED = r"^(.*self_attn|.*multihead_attn)\.([qkv])_proj\.(weight|bias)$"

@@ -231,6 +231,9 @@ FILES: dict[str, tuple[str, str, Any]] = {
     "rf_detr_large": (RF_DETR, "", lambda r: by_class(r, "RFDETRLargeConfig")),
     "rf_detr_xlarge": (RF_DETR, "", lambda r: by_class(r, "RFDETRXLargeConfig", "rfdetr.platform.models")),
     "rf_detr_2xlarge": (RF_DETR, "", lambda r: by_class(r, "RFDETR2XLargeConfig", "rfdetr.platform.models")),
+    "rf_detr_seg_nano": (RF_DETR, "", lambda r: by_class(r, "RFDETRSegNanoConfig")),
+    "rf_detr_seg_medium": (RF_DETR, "", lambda r: by_class(r, "RFDETRSegMediumConfig")),
+    "rf_detr_seg_2xlarge": (RF_DETR, "", lambda r: by_class(r, "RFDETRSeg2XLargeConfig")),
 }
 
 

@@ -48,6 +48,9 @@ FILES = {
     "rf_detr_large": ("rf_detr", 300, 91),
     "rf_detr_xlarge": ("rf_detr", 300, 366),
     "rf_detr_2xlarge": ("rf_detr", 300, 366),
+    "rf_detr_seg_nano": ("rf_detr", 100, 91),
+    "rf_detr_seg_medium": ("rf_detr", 200, 91),
+    "rf_detr_seg_2xlarge": ("rf_detr", 300, 91),
 }
 
 

@@ -60,6 +60,14 @@ V2_VIT = {
     "spatial_tuning_adapter_inplanes": 8,
 }
 
+RF_BACKBONE = {
+    "image_size": 112,
+    "num_hidden_layers": 12,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "num_windows": 4,
+    "out_indices": [2, 5, 8, 11],
+}
 # case -> (entry of random_models.MODELS, family of the file, settings on top of its tiny ones, backbone settings)
 CASES = {
     "detr": ("detr", "detr", HEADS, {"out_features": ["stage4"]}),
@@ -113,19 +121,8 @@ CASES = {
     ),
     "deimv2-plain-vit": ("deimv2", "deimv2", V2_VIT, {**VIT, "layer_norm_eps": 1e-6, "out_features": PLAIN}),
     "deimv2-dinov3": ("deimv2", "deimv2", V2_VIT, {**VIT, **GATED, "out_features": DINOV3}),
-    "rf_detr": (
-        "rf_detr",
-        "rf_detr",
-        RF,
-        {
-            "image_size": 112,
-            "num_hidden_layers": 12,
-            "hidden_size": 128,
-            "num_attention_heads": 2,
-            "num_windows": 4,
-            "out_indices": [2, 5, 8, 11],
-        },
-    ),
+    "rf_detr": ("rf_detr", "rf_detr", RF, RF_BACKBONE),
+    "rf_detr-seg": ("rf_detr-seg", "rf_detr", RF, RF_BACKBONE),
 }
 # What no folder in transformers' format leads to, so no other test exports it.
 WITHOUT_FOLDERS = ("rt_detr_v2-hgnet", "deim-rt_detr_v2", "deimv2-plain-vit", "deimv2-dinov3")
@@ -165,7 +162,8 @@ def expected(case: str, module: torch.nn.Module) -> torch.nn.Module:
     """The module that computes what the authors' code computes with these weights."""
     variant = CASES[case][1]
     if variant == "rf_detr":  # see `detrt.models.checkpoints.rf_detr.finish`
-        for norm in module.model.backbone.projector.modules():
+        detector = module.model if case.endswith("seg") else module
+        for norm in detector.model.backbone.projector.modules():
             if hasattr(norm, "eps"):
                 norm.eps = 1e-6
     if not variant.startswith("deim"):
@@ -196,7 +194,7 @@ def expected(case: str, module: torch.nn.Module) -> torch.nn.Module:
 def original(case: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The authors' file of a module."""
     if "vit" not in case and "dinov3" not in case:
-        family = case if case == "rt_detr_v2-hgnet" else MODELS[CASES[case][0]][0]
+        family = case if case in ("rt_detr_v2-hgnet", "rf_detr-seg") else MODELS[CASES[case][0]][0]
         return to_original(family, module.state_dict())
     state = to_original(case, module.state_dict())
     prefix = "backbone.dinov3._model." if "plain" in case else "backbone.dinov3."
@@ -245,6 +243,9 @@ def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
     torch.testing.assert_close(got.logits, want.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.pred_boxes, want.pred_boxes, atol=1e-5, rtol=1e-5)
     assert want.logits.std() > 0.01  # not all the same number
+    if source.spec.has_masks:
+        torch.testing.assert_close(got.pred_masks, want.pred_masks, atol=1e-5, rtol=1e-5)
+        assert want.pred_masks.std() > 0.01
 
 
 @pytest.mark.parametrize(

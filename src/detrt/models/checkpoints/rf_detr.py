@@ -1,4 +1,4 @@
-"""roboflow/rf-detr: detection checkpoints (nano to 2XL, base)."""
+"""roboflow/rf-detr: checkpoints of detectors (nano to 2XL, base) and of RF-DETR-Seg (nano to 2xlarge)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from .key_map import LoadReport
+from ..source import MASK_CLASS
+from .key_map import LoadReport, Table
 from .shapes import Shapes
 
 if TYPE_CHECKING:
@@ -57,7 +58,29 @@ SKIPPED: dict[str, str] = {}
 # Channels of a head of self-attention and of cross-attention, of every published model.
 SELF_HEAD, CROSS_HEAD = 32, 16
 # (patch size, side of the position table) -> windows along a side, where other models of that patch size have others.
-WINDOWS = {(20, 35): 1}  # XL
+WINDOWS = {(20, 35): 1, (12, 26): 1}  # XL, Seg nano
+_MASK_HEAD = (
+    ("segmentation_head.blocks.#.dwconv.@", "blocks.#.depthwise_conv.@"),
+    ("segmentation_head.blocks.#.norm.@", "blocks.#.layernorm.@"),
+    ("segmentation_head.blocks.#.pwconv1.@", "blocks.#.pointwise_conv.@"),
+    ("segmentation_head.query_features_block.norm_in.@", "query_features_block.norm.@"),
+    ("segmentation_head.query_features_block.layers.0.@", "query_features_block.mlp.fc1.@"),
+    ("segmentation_head.query_features_block.layers.2.@", "query_features_block.mlp.fc2.@"),
+    ("segmentation_head.query_features_proj.@", "query_features_proj.@"),
+    ("segmentation_head.spatial_features_proj.@", "spatial_features_proj.@"),
+    ("segmentation_head.bias", "segmentation_bias"),
+)
+
+
+def table(shapes: Shapes) -> Table:
+    """The detector's map; of RF-DETR-Seg with the mask head, whose module holds the detector."""
+    if not _has_masks(shapes):
+        return TABLE
+    return (*((theirs, f"model.{ours}") for theirs, ours in TABLE), *_MASK_HEAD)
+
+
+def _has_masks(shapes: Shapes) -> bool:
+    return shapes.any(r"^segmentation_head\.")
 
 
 def recognise(keys: set[str]) -> str | None:
@@ -66,8 +89,6 @@ def recognise(keys: set[str]) -> str | None:
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
-    if shapes.any(r"^segmentation_head\."):
-        raise SourceError(f"'{shapes.ref}' is an RF-DETR for instance segmentation; detrt reads the detection models")
     if shapes.count("backbone.0.projector.stages.#.") != 1:
         raise SourceError(
             f"'{shapes.ref}' has a projector of several scales (the first RF-DETR large); transformers' RF-DETR has one"
@@ -93,7 +114,15 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
             f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}, {self_heads} and "
             f"{cross_heads} heads as for {hidden} channels"
         )
+    masks: dict[str, Any] = {}
+    if _has_masks(shapes):
+        masks = {
+            "architectures": [f"RfDetr{MASK_CLASS}"],
+            "intermediate_size": shapes.size("segmentation_head.query_features_block.layers.0.weight"),
+            "mask_downsample_ratio": int(args.get("mask_downsample_ratio") or 4),
+        }
     return {
+        **masks,
         "backbone_config": {
             "model_type": "rf_detr_dinov2",
             "hidden_size": width,
@@ -125,6 +154,9 @@ def finish(module: nn.Module) -> None:
 
     On random weights the difference reorders the selected queries.
     """
-    for norm in module.model.backbone.projector.modules():  # type: ignore[union-attr]
+    inner: Any = module.model
+    while not hasattr(inner, "backbone"):  # RF-DETR-Seg holds a detector
+        inner = inner.model
+    for norm in inner.backbone.projector.modules():
         if hasattr(norm, "eps"):
-            norm.eps = 1e-6  # type: ignore[assignment]
+            norm.eps = 1e-6
