@@ -88,14 +88,22 @@ def test_only_marked_layers_that_compute_floats_are_kept_wide():
 def test_flags_say_what_the_typed_graph_holds(low, quantized, flags, tmp_path):
     config = BuilderConfig(flags=set())
     layers = network(Layer("/a/Sqrt@fp32", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]))
-    weak.configure(trt(), config, layers, Rewritten(tmp_path, low, quantized), EngineConfig(target="tensorrt"))
+    weak.configure(trt(), config, layers, Rewritten(tmp_path, low, quantized))
     assert config.flags == flags and config.sources == 0b10011
 
 
 def test_a_parser_that_drops_names_is_found_out(tmp_path):
     layers = network(Layer("(Unnamed Layer* 1)", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]))
     with pytest.raises(EngineError, match="kept no node name"):
-        weak.configure(trt(), BuilderConfig(flags=set()), layers, Rewritten(tmp_path, True), EngineConfig(target="tensorrt"))
+        weak.configure(trt(), BuilderConfig(flags=set()), layers, Rewritten(tmp_path, True))
+
+
+@pytest.mark.parametrize("choice", [{"optimization_level": 0}, {"hardware_compatibility": "ampere_plus"}])
+def test_what_came_with_8_6_is_refused(choice):
+    old = SimpleNamespace(is_rtx=False, row=OLD, version="8.5.3.1")
+    worker._check_config(old, EngineConfig(target="tensorrt"))
+    with pytest.raises(EngineError, match=f"has no {next(iter(choice))}.*leave it out"):
+        worker._check_config(old, EngineConfig(target="tensorrt", **choice))
 
 
 def test_types_are_read_from_the_inspector():

@@ -8,7 +8,6 @@ from typing import Any
 
 from ...errors import EngineError
 from .bindings import Trt
-from .config import EngineConfig
 from .rewrite import FP32_MARK, Rewritten
 
 # Layers that take no precision: they hold weights or shapes, are parts of a loop, or move values, which keep the type of the
@@ -32,7 +31,7 @@ _FORMATS = (
 )
 
 
-def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, config: EngineConfig) -> None:
+def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten) -> None:
     """Tell the builder what the typed graph says: FP16 and INT8 where it has them, FP32 for every marked node.
 
     Raises:
@@ -53,28 +52,7 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, co
         )
     sources = module.TacticSource.__members__
     builder_config.set_tactic_sources(sum(1 << int(source) for name, source in sources.items() if name not in _NO_TACTICS))
-    if config.optimization_level == 0:
-        builder_config.algorithm_selector = _first_algorithm(module)
-    if config.optimization_level <= 3:
-        # Each of thousands of tactics is timed; one repetition is enough to tell good ones from bad ones.
-        builder_config.min_timing_iterations = builder_config.avg_timing_iterations = 1
     builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `layer_types`
-
-
-def _first_algorithm(module: Any) -> Any:
-    """An IAlgorithmSelector that leaves one implementation of each layer, so that none is timed: the fastest build."""
-
-    class FirstAlgorithm(module.IAlgorithmSelector):
-        def __init__(self) -> None:
-            module.IAlgorithmSelector.__init__(self)
-
-        def select_algorithms(self, context: Any, choices: Any) -> list[int]:
-            return [0] if len(choices) else []
-
-        def report_algorithms(self, contexts: Any, choices: Any) -> None:
-            pass
-
-    return FirstAlgorithm()
 
 
 def constrain(trt: Trt, network: Any) -> int:

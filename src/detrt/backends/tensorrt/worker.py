@@ -69,7 +69,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source)
         builder_config = _builder_config(trt, builder, config, profile, sms)
         if not row.strongly_typed:
-            weak.configure(trt, builder_config, network, source, config)
+            weak.configure(trt, builder_config, network, source)
         if row.since >= (10,) or trt.is_rtx:
             builder_config.progress_monitor = trt.make_progress_monitor(
                 lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
@@ -189,7 +189,7 @@ def _check_config(trt: Trt, config: EngineConfig) -> None:
     """Raises EngineError for a choice that this version does not have."""
     if trt.is_rtx or trt.row.since >= (8, 6):
         return
-    for name, usual in (("version_compatible", False), ("hardware_compatibility", "none")):
+    for name, usual in (("version_compatible", False), ("hardware_compatibility", "none"), ("optimization_level", 3)):
         if getattr(config, name) != usual:
             raise EngineError(f"TensorRT {trt.version} has no {name}, which came with 8.6; leave it out, or use a newer TensorRT")
 
