@@ -343,7 +343,7 @@ def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
         )
     if found == "d_fine":
         raise SourceError(
-            f"'{ref}' is D-FINE or DEIM on D-FINE: the keys are the same, and the two compute different functions "
-            "(ReLU or SiLU). Say which with --family d_fine or --family deim"
+            f"'{ref}' is D-FINE, DEIM on D-FINE or RT-DETRv4: the keys are the same, and D-FINE computes another function (ReLU, "
+            "the others SiLU). Say which with --family d_fine, deim or rt_detr_v4"
         )
     return found

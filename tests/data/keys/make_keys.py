@@ -24,6 +24,7 @@ D_FINE = "https://github.com/Peterande/D-FINE @ 4a1f73a8bcfac736a88abde9596d87f1
 DEIM_V1 = "https://github.com/Intellindust-AI-Lab/DEIM @ 09d35d53d39ee3145a1e61e3a989b28b9468d1dd"
 DEIM = "https://github.com/Intellindust-AI-Lab/DEIMv2 @ 0fff8d4dcdc272e6cf2d84be31399db471357941"
 GROUNDING = "https://github.com/IDEA-Research/GroundingDINO @ 856dde20aee659246248e20734ef9ba5214f5e44"
+RT_DETR_V4 = "https://github.com/RT-DETRs/RT-DETRv4 @ df4412261c6162f62aa4fb84e90b2df3c1b5f223"
 LLMDET = "https://github.com/iSEE-Laboratory/LLMDet @ 5426efb55f2dfaf255287750f04180cf9c4994f5"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
@@ -102,13 +103,12 @@ def by_arguments(root: Path, base: dict[str, Any], changes: dict[str, Any]) -> A
     return importlib.import_module("models").build_model(argparse.Namespace(**{**base, **changes}))[0]
 
 
-def by_config(root: Path, package: str, config: str) -> Any:
+def by_config(root: Path, package: str, config: str, names: tuple[str, ...] = ()) -> Any:
     # Only the model's part of the package: its data and solver folders need the packages of a training.
     part = types.ModuleType(package)
     part.__path__ = [str(root / package)]
     sys.modules[package] = part
-    names = {"src": ("nn", "zoo"), "engine": ("backbone", "deim")}[package]
-    for name in names:
+    for name in names or {"src": ("nn", "zoo"), "engine": ("backbone", "deim")}[package]:
         importlib.import_module(f"{package}.{name}")
     made = importlib.import_module(f"{package}.core").YAMLConfig(str(root / config))
     for value in made.yaml_cfg.values():
@@ -222,6 +222,14 @@ FILES: dict[str, tuple[str, str, Any]] = {
         "",
         lambda r: by_config(r, "engine", "configs/deim_dfine/deim_hgnetv2_s_coco.yml"),
     ),
+    **{
+        f"rtv4_hgnetv2_{size}_coco": (
+            RT_DETR_V4,
+            "",
+            lambda r, n=size: by_config(r, "engine", f"configs/rtv4/rtv4_hgnetv2_{n}_coco.yml", ("backbone", "rtv4")),
+        )
+        for size in "sx"
+    },
     "groundingdino_swint_ogc": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinT_OGC")),
     "groundingdino_swinb_cogcoor": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinB_cfg")),
     "mm_grounding_dino_swin_t": (LLMDET, "", lambda r: by_mmdet(r, "grounding_dino_swin_t.py")),

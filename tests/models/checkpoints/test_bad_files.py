@@ -185,7 +185,7 @@ def test_not_a_number(save, state):
 
 def test_d_fine_and_deim_have_the_same_keys(save):
     path = save({"model": random_state("dfine_hgnetv2_n_coco")})
-    refuse(path, "--family d_fine or --family deim")
+    refuse(path, "--family d_fine, deim or rt_detr_v4")
     assert type(load_source(path, family="deim").module).__name__ == "DeimDFine"
 
 

@@ -36,6 +36,8 @@ FILES = {
     "deim_hgnetv2_s_coco": ("d_fine", 300, 80),
     "dfine_hgnetv2_n_coco": ("d_fine", 300, 80),
     "dfine_hgnetv2_m_coco": ("d_fine", 300, 80),
+    "rtv4_hgnetv2_s_coco": ("rt_detr_v4", 300, 80),
+    "rtv4_hgnetv2_x_coco": ("rt_detr_v4", 300, 80),
     "deimv2_hgnetv2_atto_coco": ("deimv2", 100, 80),
     "deimv2_hgnetv2_femto_coco": ("deimv2", 150, 80),
     "deimv2_hgnetv2_pico_coco": ("deimv2", 200, 80),
@@ -54,7 +56,7 @@ FILES = {
 }
 
 
-LARGE = ("rf_detr_xlarge", "rf_detr_2xlarge")  # half a gigabyte each
+LARGE = ("rf_detr_xlarge", "rf_detr_2xlarge", "rtv4_hgnetv2_x_coco")  # quarter to half a gigabyte each
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in FILES])
@@ -121,6 +123,21 @@ def test_r50_m_is_evaluated_at_its_third_decoder_layer():
     assert {".".join(key.split(".")[:4]) for key in skipped if "layers" in key and "head" not in key} == {
         f"decoder.decoder.layers.{i}" for i in (3, 4, 5)
     }
+
+
+def test_rt_detr_v4_is_told_by_its_distillation_and_has_silu():
+    state = random_state("rtv4_hgnetv2_s_coco")
+    with pytest.raises(SourceError, match="is an RT-DETRv4"):
+        load(state, "d_fine", {}, "x")
+    module, _, report = load(state, "rt_detr_v4", {}, "x")
+    assert isinstance(module.model.decoder.bbox_embed[0].act, torch.nn.SiLU)
+    assert module.config.decoder_activation_function == "silu"
+    assert report.skipped["encoder.feature_projector.0.weight"] == "for the distillation of a teacher's features"
+    # As a file for deployment: then only the caller knows.
+    deployed = {key: tensor for key, tensor in state.items() if "feature_projector" not in key}
+    assert recognise(deployed) == "d_fine"
+    module, _, report = load(deployed, "rt_detr_v4", {}, "x")
+    assert isinstance(module.model.decoder.bbox_embed[0].act, torch.nn.SiLU) and "RT-DETRv4" in report.line()
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ FORMATS: dict[str, Format] = {
     "deim-rt_detr_v2": Format(rt_detr, "rt_detr_v2", ("DEIM on RT-DETRv2",)),
     "d_fine": Format(d_fine, "d_fine", ("Peterande D-FINE",)),
     "deim": Format(d_fine, "d_fine", ("DEIM on D-FINE",)),
+    "rt_detr_v4": Format(d_fine, "d_fine", ("RT-DETRs RT-DETRv4",)),
     "deimv2": Format(deimv2, "deimv2", ("Intellindust DEIMv2",)),
     "rf_detr": Format(rf_detr, "rf_detr", ("Roboflow RF-DETR",)),
     "grounding_dino": Format(grounding_dino, "grounding_dino", ("IDEA-Research Grounding DINO",)),
@@ -80,7 +81,7 @@ RELATIVES = (
 
 
 def recognise(keys: Iterable[str]) -> str | None:
-    """The variant that the keys belong to; None for other models. "d_fine" may also be DEIM on D-FINE."""
+    """The variant that the keys belong to; None for other models. "d_fine" may also be DEIM on D-FINE or RT-DETRv4."""
     known = set(keys)
     for format_ in (grounding_dino, mm_grounding_dino, detr, deformable_detr, rf_detr, deimv2, d_fine, rt_detr, dino):
         if variant := format_.recognise(known):
@@ -207,10 +208,11 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
         config = CONFIG_MAPPING[family.model_type](backbone_config=inner, **settings)
         config._attn_implementation = "eager"
         with torch.random.fork_rng(devices=[]):
-            if variant.startswith("deim"):
+            if variant.startswith("deim") or variant == "rt_detr_v4":
                 from ..arch import deimv2 as arch
 
-                own = {"deimv2": arch.PublishedDeimv2, "deim": arch.DeimDFine, "deim-rt_detr_v2": arch.DeimRtDetrV2}
+                own = {"deimv2": arch.PublishedDeimv2, "deim-rt_detr_v2": arch.DeimRtDetrV2}
+                own |= dict.fromkeys(("deim", "rt_detr_v4"), arch.DeimDFine)
                 return own[variant](config)
             auto = auto_class(family, config.architectures, ref)
             return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")

@@ -1,9 +1,10 @@
-"""Peterande/D-FINE (N to X), and DEIM trained on D-FINE, which has the same keys and other activations."""
+"""Peterande/D-FINE (N to X), and DEIM on D-FINE and RT-DETRv4, which have the same keys and other activations."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...errors import SourceError
 from .key_map import LoadReport
 from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hgnet_table, hybrid, prepare
 from .shapes import Shapes, hgnet, levels_of, points_of
@@ -54,22 +55,32 @@ TABLE = (
     ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
+# Of RT-DETRv4, in its training only.
+_DISTILLED = "encoder.feature_projector"
 SKIPPED = {
     "decoder.anchors": "a table for one input size, computed by the module",
     "decoder.valid_mask": "a table for one input size, computed by the module",
     "decoder.up": "the same number as decoder.decoder.up",
     "decoder.reg_scale": "the same number as decoder.decoder.reg_scale",
     "decoder.decoder.project": "computed from up and reg_scale",
+    f"{_DISTILLED}.#.@": "for the distillation of a teacher's features",
 }
 
 
 def recognise(keys: set[str]) -> str | None:
-    """May also be DEIM on D-FINE, which has the same keys."""
+    """ "d_fine" may also be DEIM on D-FINE, or an RT-DETRv4 without what its distillation needs: the keys are the same."""
+    if f"{_DISTILLED}.0.weight" in keys:
+        return "rt_detr_v4"
     marks = {"decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.layers.0.linear1.weight"}
     return "d_fine" if marks <= keys else None
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+    if f"{_DISTILLED}.0.weight" in shapes and variant != "rt_detr_v4":
+        raise SourceError(
+            f"'{shapes.ref}' is an RT-DETRv4 (it has the key '{_DISTILLED}.0.weight'), not {variant}; leave --family out or give "
+            "--family rt_detr_v4"
+        )
     found = {**hybrid(shapes, report), **refinement(shapes)}
     found["backbone_config"] = hgnet(shapes)
     found["backbone_config"]["out_features"] = levels_of(
@@ -78,7 +89,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     neck = found["encoder_hidden_dim"]
     found["hidden_expansion"] = 2 * shapes.size("encoder.fpn_blocks.0.cv2.0.conv1.conv.weight") / neck
     found["depth_mult"] = shapes.count("encoder.fpn_blocks.0.cv2.0.bottlenecks.#.") / 3
-    if variant == "deim":
+    if variant in ("deim", "rt_detr_v4"):
         found["decoder_activation_function"] = "silu"
     return found
 
