@@ -35,6 +35,7 @@ def open_session(
     threads: int | None = None,
     spec: ModelSpec | None = None,
     load: LoadOptions | None = None,
+    eager_kernels: bool = False,
     **changes: Any,
 ) -> BaseSession:
     """Open a model for running.
@@ -52,6 +53,8 @@ def open_session(
         threads: of ONNX Runtime and OpenVINO on the CPU.
         spec: replaces the spec of an ONNX file.
         load: how a checkpoint, or an ONNX file of another exporter, is read.
+        eager_kernels: TensorRT-RTX compiles the kernels of a shape before its first run, not beside its first runs, which take
+            slower ones of other rounding meanwhile. For measurements and comparisons.
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
 
     Raises:
@@ -74,7 +77,7 @@ def open_session(
         return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
     _refuse_load_options(ref, kind, load)
     if kind == "bundle":
-        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec)
+        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec, eager_kernels)
     if kind == "inductor":
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
@@ -82,7 +85,7 @@ def open_session(
         return _with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
-    engine = open_engine(Path(ref), device)
+    engine = open_engine(Path(ref), device, eager_kernels=eager_kernels)
     encoder = text_encoder_beside(Path(ref))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
     return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
@@ -197,11 +200,11 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
         raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
 
 
-def open_engine(path: Path, device: str | None = None) -> BaseSession:
+def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False) -> BaseSession:
     """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt."""
     from .tensorrt import TensorRTSession
 
-    return TensorRTSession(path) if device is None else TensorRTSession(path, device=device)
+    return TensorRTSession(path, device=device or "cuda:0", specialization="eager" if eager_kernels else "lazy")
 
 
 def _open_bundle(
@@ -210,6 +213,7 @@ def _open_bundle(
     device: str | None,
     threads: int | None,
     spec: ModelSpec | None,
+    eager_kernels: bool,
 ) -> BaseSession:
     reasons: list[str] = []
     engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
@@ -225,7 +229,7 @@ def _open_bundle(
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
         path = bundle.checked_path(entry)
         try:
-            session = open_engine(path, device)
+            session = open_engine(path, device, eager_kernels=eager_kernels)
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
         else:

@@ -115,7 +115,7 @@ def _measure_target(ref: str, target: RunTarget, meter: Meter, say: Callable[[st
     """All that is measured of one model with one backend."""
     config, gpu_before, start = meter.config, gpu_memory_mib(), time.perf_counter()
     try:
-        opened = open_session(ref, backend=target.backend, threads=config.threads, device=target.device)
+        opened = open_session(ref, backend=target.backend, threads=config.threads, device=target.device, eager_kernels=True)
     except (EngineError, MissingPackageError, SessionError) as error:
         meter.skip(ref, str(target), error)
         return

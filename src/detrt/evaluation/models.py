@@ -105,7 +105,7 @@ def open_side(
         return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
         reading = checkpoint if is_foreign(model) else {}
-        session = emulate_low_precision(open_session(model, **(opening or {}), **reading))
+        session = emulate_low_precision(open_session(model, eager_kernels=True, **(opening or {}), **reading))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch

@@ -89,7 +89,7 @@ class _Call:
             self.shapes = shapes
             areas = b.op("Mul", *b.op("Split", shapes, b.ints(1, 1), outputs=2, axis=1))
             areas = b.reshape(areas, levels)
-            self.starts = b.op("CumSum", areas, b.const(0, np.int64), exclusive=1)
+            self.starts = level_starts(b, areas, levels, np.int64)
 
     def level_size(self, level: int) -> tuple[str, str]:
         """(1,) int64 height and width of a level."""
@@ -271,6 +271,14 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
     replace_nodes(model, nodes)
     drop_dead(model)
     return len(totals)
+
+
+def level_starts(b: GraphBuilder, areas: str, levels: int, dtype: Any) -> str:
+    """(levels,) index of each level's first token, from the (levels,) areas of the levels.
+
+    An exclusive sum, as a product with a triangle of ones: TensorRT before 10.8 runs CumSum as a loop, which cannot be recorded as a CUDA graph.
+    """
+    return b.op("ReduceSum", b.op("Mul", b.const(np.tri(levels, k=-1), dtype), areas), b.ints(1), keepdims=0)
 
 
 class GraphBuilder:

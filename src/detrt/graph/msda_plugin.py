@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from .lower_msda import DOMAIN, OP_TYPE, GraphBuilder, lower_msda
+from .lower_msda import DOMAIN, OP_TYPE, GraphBuilder, level_starts, lower_msda
 from .view import element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")
@@ -223,7 +223,7 @@ def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str
         shapes = b.op("Cast", shapes, to=TensorProto.INT32)
         height, width = b.op("Split", shapes, b.ints(1, 1), outputs=2, axis=1)
         areas = b.reshape(b.op("Mul", height, width), levels)
-        starts = b.op("CumSum", areas, b.const(0, np.int64), exclusive=1)
+        starts = level_starts(b, areas, levels, np.int32)
     places = b.reshape(locations, 0, 0, heads, levels, points[0], 2)
     shares = b.reshape(weights, 0, 0, heads, levels, points[0])
     produced = f"{prefix}_output"  # (batch, queries, heads, head_dim)

@@ -253,7 +253,7 @@ def bundle(tmp_path):
     return make
 
 
-def no_gpu(path, device):
+def no_gpu(path, device, **options):
     raise EngineError("no GPU in this test")
 
 
@@ -287,7 +287,7 @@ def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):
 
 
 def test_bundle_prefers_the_engine(bundle, monkeypatch):
-    monkeypatch.setattr(sessions, "open_engine", lambda path, device: (path.name, device))
+    monkeypatch.setattr(sessions, "open_engine", lambda path, device, **options: (path.name, device))
     folder = bundle("onnx", "engine")
     assert open_session(folder, device="cuda:1") == ("model.engine", "cuda:1")
     assert open_session(folder, backend="onnxruntime").info.name == "onnxruntime-cpu"

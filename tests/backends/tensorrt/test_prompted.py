@@ -58,7 +58,7 @@ def shapes(monkeypatch):
     """Opens engines on the fake runtime; the list of what they were run with."""
     seen = []
 
-    def opened(path, device):
+    def opened(path, device, **options):
         function = text_encoder if path.name.startswith("text") else run_detector
 
         def run(feeds):
@@ -148,10 +148,10 @@ def test_without_an_engine_of_the_text_encoder(folder, shapes):
 def test_a_text_encoder_engine_that_does_not_open(folder, shapes, monkeypatch):
     opened = sessions.open_engine
 
-    def only_detectors(path, device):
+    def only_detectors(path, device, **options):
         if path.name.startswith("text"):
             raise EngineError("no memory for it")
-        return opened(path, device)
+        return opened(path, device, **options)
 
     monkeypatch.setattr(sessions, "open_engine", only_detectors)
     assert "text.sm89.engine: no memory for it" in open_session(folder()).info.note

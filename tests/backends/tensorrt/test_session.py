@@ -11,6 +11,7 @@ from fake_tensorrt import VERSIONS, FakeCuda, fake_engine_bytes, fake_trt
 
 from detrt import bundle
 from detrt.backends.base import Session
+from detrt.backends.open import open_session
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bundle import EngineFacts
 from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
@@ -271,6 +272,23 @@ def test_runtime_cache_is_written_and_read(tmp_path):
     assert cache.read_bytes().startswith(b"kernels")
     with pytest.raises(EngineError, match="runtime_cache"):
         open_fake(write(tmp_path, target="tensorrt"), "tensorrt", runtime_cache=cache)
+
+
+def test_comparisons_wait_for_all_kernels(tmp_path, monkeypatch):
+    """Until its kernels are compiled, TensorRT-RTX runs slower ones, whose rounding differs."""
+    from detrt.backends import tensorrt
+    from detrt.evaluation.models import open_side
+
+    chosen = []
+
+    def opened(path, **options):
+        chosen.append(options["specialization"])
+        return open_fake(path, **options)[0]
+
+    monkeypatch.setattr(tensorrt, "TensorRTSession", opened)
+    open_session(write(tmp_path)).close()
+    open_side(str(write(tmp_path))).session.close()
+    assert chosen == ["lazy", "eager"]
 
 
 def test_kernels_are_kept_by_default_per_engine_and_gpu(tmp_path, monkeypatch):
