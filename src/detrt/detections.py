@@ -77,13 +77,20 @@ class Masks:
 
     def to_coco(self) -> list[dict[str, Any]]:
         """The compressed form of COCO, as pycocotools reads it: {"size": [height, width], "counts": "..."}."""
-        return [{"size": list(self.size_hw), "counts": _compressed(counts)} for counts in self.counts]
+        return [{"size": list(self.size_hw), "counts": text} for text in _compressed(self.counts)]
 
 
-def _compressed(counts: NDArray[np.int64]) -> str:
-    """Run lengths as text, after `rleToString` of pycocotools: differences to the run but one before, six bits a letter."""
-    rest = counts.copy()
-    rest[3:] -= counts[1:-2]
+def _compressed(masks: Sequence[NDArray[np.int64]]) -> list[str]:
+    """Run lengths as texts, after `rleToString` of pycocotools: differences to the run but one before, six bits a letter.
+
+    All masks in one pass: a hundred small ones would take ten times as long one by one.
+    """
+    if not masks:
+        return []
+    rest = np.concatenate(masks)
+    stops = np.cumsum([len(counts) for counts in masks])
+    index = np.arange(len(rest)) - np.repeat(stops - [len(counts) for counts in masks], [len(counts) for counts in masks])
+    rest[2:] -= np.where(index[2:] > 2, rest[:-2], 0)
     letters = []
     open_ = np.ones(len(rest), bool)
     while open_.any():
@@ -91,8 +98,10 @@ def _compressed(counts: NDArray[np.int64]) -> str:
         more = np.where(low & 16, rest != -1, rest != 0)
         letters.append(np.where(open_, low + 48 + 32 * more, 0).astype(np.uint8))
         open_ &= more
-    flat = np.stack(letters, 1).reshape(-1)
-    return flat[flat > 0].tobytes().decode("ascii")
+    table = np.stack(letters, 1)
+    text = table[table > 0].tobytes().decode("ascii")
+    ends = np.cumsum((table > 0).sum(1))[stops - 1].tolist()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:

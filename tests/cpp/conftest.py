@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,16 +61,19 @@ def module():
 
 @pytest.fixture(scope="session")
 def bundle(module, spec, tmp_path_factory) -> Path:
+    return compiled(module, spec, tmp_path_factory.mktemp("bundle"))
+
+
+def compiled(module, spec: ModelSpec, folder: Path) -> Path:
     """The module compiled for the CPU, in a bundle as `detrt build --target inductor` writes it."""
     import torch
 
-    folder = tmp_path_factory.mktemp("bundle")
     pixels = torch.zeros((2, 3, *SIDES), dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1, max=LARGEST)
     program = torch.export.export(module, (pixels,), dynamic_shapes=({0: batch},))
     path = folder / "model.inductor-cpu.pt2"
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    inputs, outputs = tensors()
+    inputs, outputs = tensors(masks=spec.has_masks)
     facts = EngineFacts(
         "inductor-cpu",
         torch.__version__,
@@ -87,16 +91,43 @@ def bundle(module, spec, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def session(module, spec) -> FakeSession:
+    return in_process(module, spec)
+
+
+def in_process(module, spec: ModelSpec) -> FakeSession:
     """The same module in this process."""
     import torch
 
+    groups = tensors(masks=spec.has_masks)
+    made = [tuple(TensorInfo(t["name"], t["dtype"], tuple(t["shape"])) for t in group) for group in groups]
+
     def forward(feeds):
         with torch.inference_mode():
-            logits, boxes = module(torch.from_numpy(feeds["pixel_values"]))
-        return {"logits": logits.numpy(), "pred_boxes": boxes.numpy()}
+            results = module(torch.from_numpy(feeds["pixel_values"]))
+        return {info.name: result.numpy() for info, result in zip(made[1], results, strict=True)}
 
-    made = [tuple(TensorInfo(t["name"], t["dtype"], tuple(t["shape"])) for t in group) for group in tensors()]
     return FakeSession(spec, made[0], made[1], forward)
+
+
+@pytest.fixture(scope="session")
+def masked(module, spec, tmp_path_factory) -> tuple[Path, FakeSession]:
+    """(bundle, session) of the module with a map for each query."""
+    import torch
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.boxes = module
+            self.features = torch.nn.Conv2d(3, QUERIES, 4, stride=4)
+
+        def forward(self, pixel_values):
+            return (*self.boxes(pixel_values), self.features(pixel_values.to(torch.float32) / 255))
+
+    rule = replace(spec.decode, mask_stride=4)
+    spec = replace(spec, task="instance-segmentation", decode=rule)
+    head = Masked().eval()
+    return compiled(head, spec, tmp_path_factory.mktemp("masked")), in_process(head, spec)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,24 @@ def test_lines_are_those_of_python(build, bundle, session, photos, choices, argu
             np.testing.assert_allclose(a["box_xyxy"], b["box_xyxy"], atol=0.5)
 
 
+@pytest.mark.slow
+def test_masks_are_those_of_python(build, masked, photos, tmp_path):
+    mask_api = pytest.importorskip("pycocotools.mask", reason="needs the 'eval' extra")
+    bundle, session = masked
+    done = run(build / "detrt-run", bundle, *photos, "--json", tmp_path / "out.jsonl", "--save", tmp_path / "saved")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line)["detections"] for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    found = Detector(session)(photos)
+    assert sum(len(row) for row in rows) > 20
+    for path, row, ours in zip(photos, rows, found, strict=True):
+        assert [d["label"] for d in row] == list(ours.labels)
+        theirs = [d["segmentation"]["counts"] for d in row]
+        # The compiled package rounds otherwise, which may move a pixel at logit 0.
+        pixels = mask_api.decode([{"size": list(ours.image_size_hw), "counts": text} for text in theirs]) if theirs else None
+        for i, mask in enumerate(ours.masks.to_array()):
+            assert (pixels[..., i] != mask).mean() < 1e-3, path
+
+
 def test_files_and_annotated_copies(build, bundle, photos, tmp_path):
     done = run(build / "detrt-run", bundle, photos[0].parent, "--json", tmp_path / "sub/out.jsonl", "--save", tmp_path / "saved")
     assert done.returncode == 0, done.stderr

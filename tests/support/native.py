@@ -15,10 +15,11 @@ def run(*command, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240, **options)
 
 
-def tensors() -> tuple[tuple[dict, ...], tuple[dict, ...]]:
+def tensors(*, masks: bool = False) -> tuple[tuple[dict, ...], tuple[dict, ...]]:
     inputs = ({"name": "pixel_values", "dtype": "uint8", "shape": ["batch", 3, *SIDES]},)
     outputs = (
         {"name": "logits", "dtype": "float32", "shape": ["batch", QUERIES, CLASSES]},
         {"name": "pred_boxes", "dtype": "float32", "shape": ["batch", QUERIES, 4]},
     )
-    return inputs, outputs
+    maps = {"name": "mask_logits", "dtype": "float32", "shape": ["batch", QUERIES, SIDES[0] // 4, SIDES[1] // 4]}
+    return inputs, (*outputs, maps) if masks else outputs

@@ -21,8 +21,10 @@ from ..detections import Masks
 
 def encode_masks(logits: NDArray, size_hw: tuple[int, int]) -> Masks:
     """Masks of an image of `size_hw` from its mask logits, (n, map height, map width), all finite."""
-    columns = _taps(size_hw[1], logits.shape[2])
-    return Masks(tuple(_encode(one, columns, size_hw) for one in logits), size_hw)
+    taps = _taps(size_hw[1], logits.shape[2])
+    above = logits > 0
+    rows, columns = above.any(2), above.any(1)
+    return Masks(tuple(_encode(*one, taps, size_hw) for one in zip(logits, rows, columns, strict=True)), size_hw)
 
 
 def _taps(size: int, map_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
@@ -33,17 +35,24 @@ def _taps(size: int, map_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def _encode(
-    logits: NDArray, columns: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]], size_hw: tuple[int, int]
+    logits: NDArray,
+    rows: NDArray[np.bool_],
+    columns: NDArray[np.bool_],
+    taps: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
+    size_hw: tuple[int, int],
 ) -> NDArray[np.int64]:
-    """Run lengths of one mask, see `Masks`. logits: (map height, map width). columns: the taps of all output columns."""
+    """Run lengths of one mask, see `Masks`.
+
+    logits: (map height, map width). rows, columns: which of the map have a value above 0. taps: of all output columns.
+    """
     height, width = size_hw
     map_height = len(logits)
-    rows_above, columns_above = (np.flatnonzero((logits > 0).any(axis)) for axis in (1, 0))
+    rows_above, columns_above = np.flatnonzero(rows), np.flatnonzero(columns)
     if not len(rows_above):
         return np.array([height * width], np.int64)
     # Only what lies beside a value above 0 can be above 0.
     top, bottom = max(rows_above[0] - 1, 0), min(rows_above[-1] + 2, map_height)
-    left, right, weight = columns
+    left, right, weight = taps
     first = np.searchsorted(right, columns_above[0])
     span = slice(first, np.searchsorted(left, columns_above[-1], side="right"))
     near = logits[top:bottom].T.astype(np.float64)
@@ -60,9 +69,9 @@ def _encode(
     y = (top + k - 1 + share + 0.5) * height / map_height - 0.5
     edge = np.where(p > 0, np.ceil(y), np.floor(y) + 1)
     edge = np.where(inside, np.clip(edge, 0, height), np.where(k == 0, 0, height)).astype(np.int64)
-    position = np.maximum.accumulate((first + x) * height + edge)
-    # Runs of length 0 between two ends at one pixel.
-    ends, times = np.unique(position, return_counts=True)
-    ends = ends[times % 2 == 1]
+    ends = np.maximum.accumulate((first + x) * height + edge)
+    if (ends[1:] == ends[:-1]).any():  # runs of length 0 between two ends at one pixel
+        ends, times = np.unique(ends, return_counts=True)
+        ends = ends[times % 2 == 1]
     tail = [] if len(ends) and ends[-1] == height * width else [height * width]
     return np.diff(np.concatenate([[0], ends, tail])).astype(np.int64)
