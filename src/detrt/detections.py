@@ -67,6 +67,11 @@ class Masks:
             counts.append(np.diff(np.concatenate([[0], ends, [mask.size]])).astype(np.int64))
         return cls(tuple(counts), size)
 
+    @classmethod
+    def from_coco(cls, rows: Sequence[Mapping[str, Any]], size_hw: tuple[int, int]) -> Masks:
+        """Masks of an image from their compressed form, see `to_coco`."""
+        return cls(tuple(_expanded(row["counts"]) for row in rows), size_hw)
+
     def to_array(self) -> NDArray[np.bool_]:
         """(n, height, width) pixels of all masks; n * height * width bytes."""
         height, width = self.size_hw
@@ -102,6 +107,23 @@ def _compressed(masks: Sequence[NDArray[np.int64]]) -> list[str]:
     text = table[table > 0].tobytes().decode("ascii")
     ends = np.cumsum((table > 0).sum(1))[stops - 1].tolist()
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _expanded(text: str) -> NDArray[np.int64]:
+    """Run lengths from their text; the reverse of `_compressed`."""
+    counts: list[int] = []
+    value = shift = 0
+    for letter in text.encode("ascii"):
+        bits = letter - 48
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:
+            continue
+        if bits & 16:
+            value |= -1 << shift
+        counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+        value = shift = 0
+    return np.array(counts, np.int64)
 
 
 def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:

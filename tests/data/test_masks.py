@@ -50,6 +50,8 @@ def test_the_text_form_is_that_of_pycocotools(map_hw, size_hw):
     for text, pixels in zip(masks.to_coco(), masks.to_array(), strict=True):
         want = mask_api.encode(np.asfortranarray(pixels.astype(np.uint8)))
         assert text == {"size": list(size_hw), "counts": want["counts"].decode()}
+    again = Masks.from_coco(masks.to_coco(), size_hw)
+    assert all((a == b).all() for a, b in zip(again.counts, masks.counts, strict=True))
     others = masks.take([4, 1, 3])
     want = mask_api.iou(masks.to_coco(), others.to_coco(), [0, 0, 0])
     want[np.ix_(masks.areas == 0, others.areas == 0)] = 1  # both empty, where pycocotools says 0

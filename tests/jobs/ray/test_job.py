@@ -14,6 +14,7 @@ parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'ray' extra")
 pytest.importorskip("fsspec", reason="needs the 'ray' extra")
 from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
 from cluster_support import Here, rows_of, shades, start
+from onnx_models import make_spec
 
 from detrt.data.coco import load_coco
 from detrt.errors import OutputError, SessionError, SpecError
@@ -21,6 +22,17 @@ from detrt.jobs.ray.job import ClusterConfig
 from detrt.jobs.ray.storage import ResultFolder
 
 # What is written
+
+
+def test_masks_as_in_detect(cli, place):
+    shades(place / "many", 6)
+    write_onnx(place / "masked.onnx", make_spec(masks=True))
+    start(["many"], model="masked.onnx")
+    lines = cli("detect", "masked.onnx", "many", "-t", 0.1, "--json", "-", "-q", "--coco", "o.json").lines
+    want = [[found["segmentation"] for found in line["detections"]] for line in lines]
+    assert any(want) and [[found["segmentation"] for found in row["detections"]] for row in rows_of("out")] == want
+    theirs = json.loads(Path("out/coco.json").read_text())
+    assert [row["segmentation"] for row in theirs] == [row["segmentation"] for row in json.loads(Path("o.json").read_text())]
 
 
 def test_the_same_as_detect(cli, place):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...detections import Detections
+from ...detections import Detections, Masks
 from ...errors import ImageError, MissingPackageError, OutputError
 
 METADATA_KEY = b"detrt"
@@ -25,11 +25,12 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _schema(pa: Any) -> Any:
-    """One row per image. error: null if the image was read; width, height: null if it was not."""
-    found = pa.struct(
-        [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
-    )
+def _schema(pa: Any, masks: bool) -> Any:
+    """One row per image. error: null if the image was read; width, height: null if it was not. masks: detections have them."""
+    fields = [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
+    if masks:
+        fields.append(("segmentation", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])))
+    found = pa.struct(fields)
     columns = [("image_id", pa.int64()), ("image", pa.string()), ("width", pa.int32()), ("height", pa.int32())]
     return pa.schema([*columns, ("error", pa.string()), ("detections", pa.list_(found))])
 
@@ -42,13 +43,15 @@ def result_row(image_id: int, image: str, found: Detections | str) -> dict[str, 
     # Not rounded, so that files written from these rows equal those of `detrt detect`.
     parts = zip(found.labels, found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
     rows = [dict(zip(("label", "class_id", "score", "box_xyxy"), one, strict=True)) for one in parts]
+    if found.masks is not None:
+        rows = [{**row, "segmentation": mask} for row, mask in zip(rows, found.masks.to_coco(), strict=True)]
     return {"image_id": image_id, "image": image, "width": width, "height": height, "error": None, "detections": rows}
 
 
-def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any]) -> bytes:
-    """A Parquet file of results; metadata: of the run, stored as JSON under the key "detrt"."""
+def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any], *, masks: bool = False) -> bytes:
+    """A Parquet file of results; metadata: of the run, stored as JSON under the key "detrt". masks: detections have them."""
     pa, parquet = _pyarrow()
-    schema = _schema(pa).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
+    schema = _schema(pa, masks).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
     target = io.BytesIO()
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), target, compression="zstd")
     return target.getvalue()
@@ -87,12 +90,15 @@ def part_facts(data: bytes) -> PartFacts | None:
 def detections_of(row: Mapping[str, Any]) -> Detections:
     """The detections of a row of results."""
     found = row["detections"]
+    size = row["height"] or 0, row["width"] or 0
+    masked = bool(found) and found[0].get("segmentation") is not None
     return Detections(
         np.array([one["box_xyxy"] for one in found], np.float32).reshape(-1, 4),
         np.array([one["score"] for one in found], np.float32),
         np.array([one["class_id"] for one in found], np.int64),
         tuple(one["label"] for one in found),
-        (row["height"] or 0, row["width"] or 0),
+        size,
+        masks=Masks.from_coco([one["segmentation"] for one in found], size) if masked else None,
     )
 
 

@@ -119,7 +119,9 @@ class ShardDetector:
                 raise error from None
         triples = zip(shard.image_ids, shard.refs, answers, strict=True)
         rows = [result_row(image_id, ref.image, answer) for image_id, ref, answer in triples]
-        self.place.write(part_name(shard.number), results_to_bytes(rows, {**self.job.metadata, "shard": shard.number}))
+        metadata = {**self.job.metadata, "shard": shard.number}
+        content = results_to_bytes(rows, metadata, masks=self.detector.spec.has_masks)
+        self.place.write(part_name(shard.number), content)
         bad = sum(isinstance(answer, str) for answer in answers)
         detections = sum(len(row["detections"]) for row in rows)
         return ShardReport(shard.number, len(rows), bad, detections, time.perf_counter() - start)
