@@ -56,8 +56,14 @@ EngineFacts engine_of(const Json& json) {
   facts.tensorrt_version = fields.text("tensorrt_version");
   facts.precision = fields.text("precision");
   if (fields.has("options") && fields.at("options").is_object()) {
-    const Json& format = fields.at("options").value("format", Json(""));
-    facts.format = format.is_string() ? format.get<std::string>() : "";
+    const Json& options = fields.at("options");
+    const auto text = [&](const char* name, const std::string& otherwise) {
+      const Json value = options.value(name, Json(otherwise));
+      return value.is_string() ? value.get<std::string>() : otherwise;
+    };
+    facts.format = text("format", "");
+    facts.hardware_compatibility = text("hardware_compatibility", "none");
+    facts.version_compatible = options.value("version_compatible", Json(false)) == Json(true);
   }
   const Json& capabilities = fields.at("compute_capabilities");
   if (!capabilities.is_array())

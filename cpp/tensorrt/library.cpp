@@ -140,9 +140,10 @@ std::string refusal(const BundleFile& file, int device) {
     return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " +
            library_name;
   const std::string version = library_version();
-  if (!same_version(facts.tensorrt_version, version))
+  const bool newer = facts.version_compatible && version_numbers(version) >= version_numbers(facts.tensorrt_version);
+  if (!newer && !same_version(facts.tensorrt_version, version))
     return "'" + file.path + "' was built with " + library_name + " " + facts.tensorrt_version +
-           " and runs only on it; this is " + version + ": install that version, or build the engine again";
+           (facts.version_compatible ? " and runs on it and newer ones; this is " : " and runs only on it; this is ") + version + ": install that version, or build the engine again";
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
@@ -160,7 +161,8 @@ std::string refusal(const BundleFile& file, int device) {
     return std::string("device cuda:") + std::to_string(device) + " does not answer: " + cudaGetErrorString(asked);
   const int capability = 10 * gpu.major + gpu.minor;
   const std::vector<int>& built = facts.compute_capabilities;
-  if (std::find(built.begin(), built.end(), capability) == built.end())
+  const bool later = facts.hardware_compatibility == "ampere_plus" && capability >= 80;
+  if (!later && std::find(built.begin(), built.end(), capability) == built.end())
     return "'" + file.path + "' was built for compute capability " + joined(built) + "; this GPU, " + gpu.name +
            ", has " + std::to_string(capability) + ": build an engine for it" +
            (DETRT_IS_RTX ? " with --sm " + std::to_string(capability) : " on it");
@@ -211,7 +213,8 @@ std::unique_ptr<nvinfer1::IRuntime> make_runtime() {
   return runtime;
 }
 
-std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, const std::filesystem::path& path) {
+std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, const std::filesystem::path& path,
+                                                   [[maybe_unused]] bool version_compatible) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   std::vector<char> bytes;
   if (file) {
@@ -221,6 +224,11 @@ std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, 
   }
   if (!file)
     throw Error(ErrorKind::session, "'" + path.string() + "' cannot be read");
+#if NV_TENSORRT_MAJOR > 8 || (NV_TENSORRT_MAJOR == 8 && NV_TENSORRT_MINOR >= 6)
+  // Version compatible engines bring host code of their own.
+  if (version_compatible)
+    runtime.setEngineHostCodeAllowed(true);
+#endif
   std::unique_ptr<nvinfer1::ICudaEngine> engine(runtime.deserializeCudaEngine(bytes.data(), bytes.size()));
   if (!engine) {
     const std::string reason = Logger::instance().taken();

@@ -66,6 +66,7 @@ void load_plugins(const std::vector<std::string>& paths);
 
 std::unique_ptr<nvinfer1::IRuntime> make_runtime();
 // Throws Error (session) with TensorRT's reason.
-std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, const std::filesystem::path& path);
+std::unique_ptr<nvinfer1::ICudaEngine> open_engine(nvinfer1::IRuntime& runtime, const std::filesystem::path& path,
+                                                   bool version_compatible);
 
 } // namespace detrt::tensorrt

@@ -97,7 +97,7 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
   use(device_);
   load_plugins(options.plugins);
   runtime_ = make_runtime();
-  engine_ = open_engine(*runtime_, bundle.checked_path(file));
+  engine_ = open_engine(*runtime_, bundle.checked_path(file), file.engine->version_compatible);
   read_tensors(*file.engine);
   const bool symbolic = std::any_of(profile_.begin(), profile_.end(),
                                     [](const auto& row) { return row.second.min != row.second.max; });

@@ -24,6 +24,8 @@ struct EngineFacts {
   std::vector<int> compute_capabilities; // 86, 89
   std::string precision;
   std::string format; // options.format of a compiled package: "aoti", or "artifact", which only Python opens
+  std::string hardware_compatibility = "none"; // "ampere_plus": also for every later GPU
+  bool version_compatible = false;             // also for later versions of TensorRT
   std::map<std::string, Profile> profile;  // by input name
   std::vector<TensorInfo> inputs, outputs; // in the order of the graph
 };

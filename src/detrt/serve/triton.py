@@ -171,6 +171,7 @@ def input_name(tensor: str) -> str:
 BACKENDS = ("auto", "onnxruntime", "tensorrt")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MODEL, _BEFORE, _AFTER = "_model", "_preprocess", "_postprocess"
+TRITON_PLUGIN = "libdetrt_plugin_triton.so"  # registers detrt's plugin when it is opened
 _SYMBOLIC_MAX = 16  # for a graph with a symbolic batch
 
 
@@ -265,13 +266,12 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     if core.plugins and config.plugin is None:
         raise SpecError(
             f"the engine was built with the plugin library {', '.join(core.plugins)}, which Triton must load as well; give its "
-            "path on Triton's machine: --plugin PATH.so"
+            f"path on Triton's machine, for detrt's own that of {TRITON_PLUGIN}: --plugin PATH.so"
         )
-    if config.plugin is not None:
-        notes.append(
-            f"Triton only opens '{config.plugin}', so the library must register its plugins itself when it is opened (link "
-            "libnvinfer and use REGISTER_TENSORRT_PLUGIN); libdetrt_plugin.so registers them on TensorRT's request only, and does not "
-            "work there yet"
+    if config.plugin is not None and Path(config.plugin).name == "libdetrt_plugin.so":
+        raise SpecError(
+            f"--plugin '{config.plugin}' registers its plugins on TensorRT's request only, and Triton only opens it; give "
+            f"{TRITON_PLUGIN}, which cpp/plugin builds beside it"
         )
     command = _command(Path(output), config.plugin)
     models = {name + _MODEL: (_core_config(name, core, batching, config, spec, command), core.contents)}

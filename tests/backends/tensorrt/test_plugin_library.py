@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,26 @@ def test_plugin_library_through_tensorrts_interfaces(tmp_path):
     assert not re.search("libnvinfer|libtorch|libcudart", run("ldd", library))
     exported = re.findall(r" T (\S+)", run("nm", "-D", "--defined-only", library))
     assert sorted(name for name in exported if not name.startswith("_")) == ["getCreators", "setLoggerFinder"]
+    check_library_of_triton(build / "libdetrt_plugin_triton.so")
+
+
+# As Triton's TensorRT back end: its libnvinfer has no global symbols, and the library is only opened.
+TRITON = """
+import ctypes, sys
+import tensorrt_rtx_bindings as trt
+registry = trt.get_plugin_registry()
+assert registry.get_creator("MSDeformAttn", "1", "detrt") is None
+ctypes.CDLL(sys.argv[1], mode=0)
+assert registry.get_creator("MSDeformAttn", "1", "detrt") is not None
+"""
+
+
+def check_library_of_triton(library):
+    if MAJOR < 11 or importlib.util.find_spec("tensorrt_rtx_bindings") is None:
+        return
+    run(sys.executable, "-c", TRITON, library)
+    told = run(sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", library)
+    assert "open this library after TensorRT" in told
 
 
 @rtx
