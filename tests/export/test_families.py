@@ -32,7 +32,7 @@ from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 # Variants of a family that has another one in the quick run, in one graph at least.
 SLOW = {
     *("deformable_detr-refine", "deformable_detr-plain", "rt_detr", "rt_detr_v2-discrete", "lw_detr-two-scales"),
-    *("rf_detr-large", "rf_detr-xlarge", "rf_detr-2xlarge"),
+    *("d_fine-seg", "rf_detr-large", "rf_detr-xlarge", "rf_detr-2xlarge"),
 }
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS]
 MASKED = ("detr", "table-transformer", "conditional_detr", "dab_detr", "deformable_detr")

@@ -185,7 +185,7 @@ RENAMES = {
         (r"enc_output\.norm", "enc_output.1"),
     ],
     "rt_detr_v2": [*PRESNET, *HYBRID],
-    "d_fine": [*HGNET, *DOWN, *FINE, *HYBRID],
+    "d_fine": [*HGNET, *DOWN, *FINE, *HYBRID, (r"^(mask_decoder|mask_head)\.", r"decoder.\1.")],
     "deimv2": [*HGNET, *DOWN, *V2, *HYBRID],
     "rt_detr_v2-hgnet": [*WORDS, *HGNET, *HYBRID],
     "deimv2-plain-vit": [

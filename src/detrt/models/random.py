@@ -195,6 +195,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rt_detr_v2": ("rt_detr_v2", {}, _TINY_RT),
     "rt_detr_v2-discrete": ("rt_detr_v2", {"decoder_method": "discrete"}, _TINY_RT),
     "d_fine": ("d_fine", {}, {**_TINY_HG, "decoder_n_points": [3, 4, 2]}),
+    "d_fine-seg": (
+        "d_fine",
+        {"architectures": ["DFineForInstanceSegmentation"], "mask_dim": 256, "mask_downsample_ratio": 4},
+        {**_TINY_HG, "decoder_n_points": [3, 4, 2], "mask_dim": 32},
+    ),
     "deimv2": ("deimv2", {}, _TINY_HG),
     "lw_detr": (
         "lw_detr",

@@ -37,8 +37,12 @@ def auto_class(family: Family, architectures: Sequence[str] | None, ref: str) ->
     name = next(iter(architectures or ()), "")
     if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
         raise SourceError(
-            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg"
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg and D-FINE-seg"
         )
+    if name == f"DFine{MASK_CLASS}":  # not in transformers
+        from .arch.d_fine_seg import DFineForInstanceSegmentation
+
+        return DFineForInstanceSegmentation
     if name.endswith(MASK_CLASS):
         return transformers.AutoModelForInstanceSegmentation
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection

@@ -26,6 +26,7 @@ DEIM = "https://github.com/Intellindust-AI-Lab/DEIMv2 @ 0fff8d4dcdc272e6cf2d84be
 GROUNDING = "https://github.com/IDEA-Research/GroundingDINO @ 856dde20aee659246248e20734ef9ba5214f5e44"
 RT_DETR_V4 = "https://github.com/RT-DETRs/RT-DETRv4 @ df4412261c6162f62aa4fb84e90b2df3c1b5f223"
 LLMDET = "https://github.com/iSEE-Laboratory/LLMDet @ 5426efb55f2dfaf255287750f04180cf9c4994f5"
+D_FINE_SEG = "https://github.com/ArgoHA/D-FINE-seg @ 40fdf64454629fb4a7157da268d7d1732f036ba7"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
 # The defaults of the authors' argument parsers that their model builders read.
@@ -115,6 +116,11 @@ def by_config(root: Path, package: str, config: str, names: tuple[str, ...] = ()
         if isinstance(value, dict) and "pretrained" in value:
             value["pretrained"] = False
     return made.model
+
+
+def by_dfine_seg(size: str) -> Any:
+    build = importlib.import_module("src.d_fine.dfine").build_model
+    return build(size, 80, True, "cpu", img_size=(640, 640))
 
 
 def by_class(root: Path, name: str, module: str = "rfdetr.config") -> Any:
@@ -212,6 +218,7 @@ FILES: dict[str, tuple[str, str, Any]] = {
             *(f"deimv2_dinov3_{size}_coco" for size in "slx"),
         )
     },
+    **{f"dfine_seg_{size}": (D_FINE_SEG, "", lambda r, n=size: by_dfine_seg(n)) for size in "ns"},
     "deim_r18vd_120e_coco": (
         DEIM,
         "",

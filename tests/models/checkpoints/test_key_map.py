@@ -36,6 +36,8 @@ FILES = {
     "deim_hgnetv2_s_coco": ("d_fine", 300, 80),
     "dfine_hgnetv2_n_coco": ("d_fine", 300, 80),
     "dfine_hgnetv2_m_coco": ("d_fine", 300, 80),
+    "dfine_seg_n": ("d_fine_seg", 300, 80),
+    "dfine_seg_s": ("d_fine_seg", 300, 80),
     "rtv4_hgnetv2_s_coco": ("rt_detr_v4", 300, 80),
     "rtv4_hgnetv2_x_coco": ("rt_detr_v4", 300, 80),
     "deimv2_hgnetv2_atto_coco": ("deimv2", 100, 80),

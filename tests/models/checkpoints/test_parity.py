@@ -84,6 +84,7 @@ CASES = {
     "rt_detr_v2-discrete": ("rt_detr_v2-discrete", "rt_detr_v2-discrete", HEADS, {}),
     "d_fine": ("d_fine", "d_fine", HEADS, {"use_learnable_affine_block": True}),
     "d_fine-no-lab": ("d_fine", "d_fine", {**HEADS, "hidden_expansion": 0.5, "depth_mult": 0.34}, {}),
+    "d_fine-seg": ("d_fine-seg", "d_fine_seg", HEADS, {}),
     "deim": ("d_fine", "deim", {**HEADS, "decoder_activation_function": "silu"}, {}),
     "deimv2": (
         "deimv2",

@@ -57,6 +57,7 @@ FORMATS: dict[str, Format] = {
     "rt_detr_v2-discrete": Format(rt_detr, "rt_detr_v2", ("lyuwenyu RT-DETRv2, discrete sampling",)),
     "deim-rt_detr_v2": Format(rt_detr, "rt_detr_v2", ("DEIM on RT-DETRv2",)),
     "d_fine": Format(d_fine, "d_fine", ("Peterande D-FINE",)),
+    "d_fine_seg": Format(d_fine, "d_fine", ("ArgoHA D-FINE-seg",)),
     "deim": Format(d_fine, "d_fine", ("DEIM on D-FINE",)),
     "rt_detr_v4": Format(d_fine, "d_fine", ("RT-DETRs RT-DETRv4",)),
     "deimv2": Format(deimv2, "deimv2", ("Intellindust DEIMv2",)),

@@ -1,15 +1,20 @@
-"""Peterande/D-FINE (N to X), and DEIM on D-FINE and RT-DETRv4, which have the same keys and other activations."""
+"""Peterande/D-FINE (N to X), ArgoHA/D-FINE-seg, and DEIM on D-FINE and RT-DETRv4, which have the same keys and other activations."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...errors import SourceError
-from .key_map import LoadReport
+from ...spec import InputSpec
+from ..families import BY_NAME
+from ..preprocessor import read_input_spec
+from ..source import MASK_CLASS
+from .key_map import LoadReport, Table
 from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hgnet_table, hybrid, prepare
 from .shapes import Shapes, hgnet, levels_of, points_of
 
-__all__ = ["SKIPPED", "TABLE", "prepare", "recognise", "settings"]
+__all__ = ["SKIPPED", "TABLE", "input_spec", "prepare", "recognise", "settings", "table"]
 
 
 def block_table(name: str, inner: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -67,10 +72,25 @@ SKIPPED = {
 }
 
 
+# The mask head of D-FINE-seg, whose file holds the detector under D-FINE's names.
+_MASK_HEAD = (
+    ("decoder.mask_decoder.**", "mask_decoder.**"),
+    ("decoder.mask_head.**", "mask_head.**"),
+)
+_MASK_CONV = "decoder.mask_decoder.up_conv.weight"
+
+
+def table(shapes: Shapes) -> Table:
+    """D-FINE's map, of D-FINE-seg with the mask head."""
+    return (*TABLE, *_MASK_HEAD) if _MASK_CONV in shapes else TABLE
+
+
 def recognise(keys: set[str]) -> str | None:
     """ "d_fine" may also be DEIM on D-FINE, or an RT-DETRv4 without what its distillation needs: the keys are the same."""
     if f"{_DISTILLED}.0.weight" in keys:
         return "rt_detr_v4"
+    if _MASK_CONV in keys:
+        return "d_fine_seg"
     marks = {"decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.layers.0.linear1.weight"}
     return "d_fine" if marks <= keys else None
 
@@ -89,9 +109,23 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     neck = found["encoder_hidden_dim"]
     found["hidden_expansion"] = 2 * shapes.size("encoder.fpn_blocks.0.cv2.0.conv1.conv.weight") / neck
     found["depth_mult"] = shapes.count("encoder.fpn_blocks.0.cv2.0.bottlenecks.#.") / 3
+    if _MASK_CONV in shapes:
+        levels = len(found["encoder_in_channels"])
+        found |= {
+            "architectures": [f"DFine{MASK_CLASS}"],
+            "mask_dim": shapes.size(_MASK_CONV),
+            "mask_downsample_ratio": 32 // 2**levels,  # half the stride of the finest of levels that end at 32
+        }
     if variant in ("deim", "rt_detr_v4"):
         found["decoder_activation_function"] = "silu"
     return found
+
+
+def input_spec(config: Any, *, attend_padding: bool = False) -> InputSpec:
+    """The authors' preprocessing. D-FINE-seg resizes with OpenCV's INTER_LINEAR, which does not antialias."""
+    entry = read_input_spec(None, BY_NAME["d_fine"], config)
+    masks = any(name.endswith(MASK_CLASS) for name in config.architectures or ())
+    return replace(entry, antialias=False, dtype="float32") if masks else entry
 
 
 def refinement(shapes: Shapes) -> dict[str, Any]:
