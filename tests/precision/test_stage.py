@@ -35,7 +35,8 @@ from detrt.precision.stage import convert_file, export_converted
 from detrt.spec import Precision
 
 QUICK = ("detr", "rt_detr_v2")  # of a forced comparison; the others take 20 to 90 s
-FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos")
+FAMILIES = ("detr", "rt_detr_v2", "deformable_detr", "d_fine", "yolos", "rf_detr-seg")
+MASKED_BUILDS = [pytest.param("rf_detr-seg", precision, marks=pytest.mark.slow) for precision in ("fp16", "int8")]
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,8 @@ def low_file(exported, photos, tmp_path_factory):
 @rtx
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, "fp16") for name in FAMILIES if name != "d_fine"), ("detr", "bf16"), ("d_fine", "bf16"), ("detr", "int8"),
-     ("rt_detr_v2", "int8"), ("yolos", "int8"), ("detr", "fp8"), ("rt_detr_v2", "fp8")],
+    [*((name, "fp16") for name in FAMILIES if name not in ("d_fine", "rf_detr-seg")), ("detr", "bf16"), ("d_fine", "bf16"),
+     ("detr", "int8"), ("rt_detr_v2", "int8"), ("yolos", "int8"), ("detr", "fp8"), ("rt_detr_v2", "fp8"), *MASKED_BUILDS],
 )  # fmt: skip
 def test_builds_for_every_gpu_that_has_the_type(name, precision, low_file, tmp_path):
     path, _ = low_file(name, precision)

@@ -25,6 +25,7 @@ from detrt.data.images import Input
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess, resize
 from detrt.data.resample import resized
+from detrt.detections import mask_iou
 from detrt.detector import AHEAD, Detector
 from detrt.errors import ImageError, SessionError
 from detrt.jobs.run import detect_inputs
@@ -109,6 +110,7 @@ def test_kernel_gives_the_same_pixels_interpreted():
     [
         ("detr", {}),
         ("rt_detr_v2", {"check": False}),
+        ("rf_detr-seg", {}),
         pytest.param("yolos", {"check": False}, marks=pytest.mark.slow),
         pytest.param("detr", {"decode": "graph", "check": False}, marks=pytest.mark.slow),
     ],
@@ -124,6 +126,8 @@ def test_detections_are_those_of_the_cpu(name, choices, exported):
             assert np.array_equal(want.class_ids, got.class_ids)
             assert np.array_equal(want.scores, got.scores) or np.abs(want.scores - got.scores).max() < 1e-6
             assert np.abs(want.boxes_xyxy - got.boxes_xyxy).max() < 1e-3
+            if want.masks is not None:
+                assert np.diag(mask_iou(want.masks, got.masks)).min() > 0.99 and want.masks.areas.any()
         with Detector(OnDevice(path), on_device=False) as plain:
             assert plain.ahead == 0
 
