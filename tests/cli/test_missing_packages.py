@@ -62,6 +62,7 @@ COMMANDS: dict[str, set[str]] = {
     "demo-data scenes --count 1": set(),
     "encode-prompt prompted --prompt red -o prompt.json": {"text"},
     "triton-repo bundle -o repository": set(),
+    "deepstream bundle -o app": {"export"},
 }
 SLOW = ("b2", "demo -o", "b4")  # builds, where nothing is missing
 # What these say without anything missing: exit code 2 for another reason.

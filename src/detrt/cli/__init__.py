@@ -41,6 +41,10 @@ _COMMANDS = {
     "demo-data": ("demo:demo_data", "Draw scenes with exact boxes as a dataset in COCO format."),
     "encode-prompt": ("encode:encode_prompt", "Tokenise a prompt and run the text encoder, for `detrt-run --prompt FILE`."),
     "triton-repo": ("triton:triton_repo", "Write a model repository for Triton Inference Server."),
+    "deepstream": (
+        "deepstream:deepstream",
+        "Write graph, labels and nvinfer's configuration for NVIDIA DeepStream.",
+    ),
 }
 
 

@@ -25,6 +25,7 @@ from ..spec import (
 )
 from .clean import drop_dead
 from .io import tensor_type
+from .nodes import NodeWriter
 
 _CONTRACT = (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES, LOGITS, PRED_BOXES, BOXES, SCORES, LABELS, NUM_DETECTIONS)
 _IMAGES = 4  # axes of an image batch
@@ -341,23 +342,8 @@ def _output_infos(foreign: ForeignGraph, spec: ModelSpec, batch: int | str) -> l
     ]
 
 
-class _Nodes:
-    """Nodes in front of and behind a graph, whose constants go into it."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
-        self._count = 0
-
-    def _constant(self, value: object, dtype: type) -> str:
-        self._count += 1
-        tensor = numpy_helper.from_array(np.array(value, dtype), f"detrt.constant_{self._count}")
-        self._model.graph.initializer.append(tensor)
-        return str(tensor.name)
-
-    def _node(self, op: str, inputs: Sequence[str], output: str = "", **attributes: object) -> onnx.NodeProto:
-        self._count += 1
-        name = f"detrt/{op}_{self._count}"
-        return helper.make_node(op, list(inputs), [output or f"{name}_output_0"], name, **attributes)
+class _Nodes(NodeWriter):
+    """Nodes from detrt's inputs to those of another exporter's graph, and from its outputs to detrt's."""
 
     def _chain(self, nodes: list[onnx.NodeProto], output: str) -> list[onnx.NodeProto]:
         nodes[-1].output[0] = output
@@ -369,23 +355,23 @@ class _Nodes:
         """From raw RGB, the mask and (height, width) to what the graph takes."""
         layout, given = foreign.layout, spec.input
         pixels = of[layout.pixels]
-        nodes = [self._node("Cast", [PIXEL_VALUES], to=TensorProto.FLOAT)]
+        nodes = [self.node("Cast", [PIXEL_VALUES], to=TensorProto.FLOAT)]
 
         def then(op: str, *constants: str, **attributes: object) -> None:
-            nodes.append(self._node(op, [nodes[-1].output[0], *constants], **attributes))
+            nodes.append(self.node(op, [nodes[-1].output[0], *constants], **attributes))
 
         # (pixels * rescale - mean) / std in this order, as hosts do it, so that the numbers are theirs to the bit.
-        then("Mul", self._constant(given.rescale, np.float32))
+        then("Mul", self.constant(given.rescale, np.float32))
         for op, three, neutral in (("Sub", given.mean, 0.0), ("Div", given.std, 1.0)):
             if set(three) != {neutral}:
-                then(op, self._constant(np.reshape(three, (1, 3, 1, 1)), np.float32))
+                then(op, self.constant(np.reshape(three, (1, 3, 1, 1)), np.float32))
         masks: list[onnx.NodeProto] = []
         if foreign.mask:
             masks = [self._as(PIXEL_MASK, of[layout.mask], dtypes[of[layout.mask]], {PIXEL_MASK: TensorProto.INT64})]
-            axis = self._constant([1], np.int64)
-            opset = next(entry.version for entry in self._model.opset_import if entry.domain in ("", "ai.onnx"))
-            wide = self._node("Unsqueeze", [PIXEL_MASK, axis]) if opset >= 13 else self._node("Unsqueeze", [PIXEL_MASK], axes=[1])
-            real = self._node("Cast", [wide.output[0]], to=TensorProto.FLOAT)
+            axis = self.constant([1], np.int64)
+            opset = next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx"))
+            wide = self.node("Unsqueeze", [PIXEL_MASK, axis]) if opset >= 13 else self.node("Unsqueeze", [PIXEL_MASK], axes=[1])
+            real = self.node("Cast", [wide.output[0]], to=TensorProto.FLOAT)
             masks += [wide, real]
             then("Mul", real.output[0])  # padding is zero in normalised numbers
         if dtypes[pixels] != TensorProto.FLOAT:
@@ -393,7 +379,7 @@ class _Nodes:
         nodes = [*masks, *self._chain(nodes, pixels)]
         if layout.sizes:
             sizes = of[layout.sizes]
-            swapped = self._node("Gather", [TARGET_SIZES, self._constant([1, 0], np.int64)], axis=1)  # (width, height)
+            swapped = self.node("Gather", [TARGET_SIZES, self.constant([1, 0], np.int64)], axis=1)  # (width, height)
             nodes += [swapped, self._as(swapped.output[0], sizes, dtypes[sizes], {swapped.output[0]: TensorProto.INT64})]
         return nodes
 
@@ -416,31 +402,31 @@ class _Nodes:
     def _decoded(self, foreign: ForeignGraph, of: Mapping[str, str], dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
         """Boxes, scores and labels in descending order of the scores, and their number."""
         kinds = {SCORES: TensorProto.FLOAT, BOXES: TensorProto.FLOAT, LABELS: TensorProto.INT64}
-        if _is_sorted(self._model, of[SCORES]):
+        if _is_sorted(self.model, of[SCORES]):
             nodes = [self._as(of[name], name, kind, dtypes) for name, kind in kinds.items()]
         else:
             nodes = [self._as(of[name], f"detrt/{name}", kind, dtypes) for name, kind in kinds.items()]
-            count, order = self._constant([foreign.queries], np.int64), "detrt/order"
+            count, order = self.constant([foreign.queries], np.int64), "detrt/order"
             nodes.append(helper.make_node("TopK", [f"detrt/{SCORES}", count], [SCORES, order], "detrt/TopK", axis=1))
-            nodes.append(self._node("GatherElements", [f"detrt/{LABELS}", order], LABELS, axis=1))
+            nodes.append(self.node("GatherElements", [f"detrt/{LABELS}", order], LABELS, axis=1))
             # GatherElements takes an index for each side of a box.
-            shape = self._node("Reshape", [order, self._constant([0, foreign.queries, 1], np.int64)])
-            wide = self._node("Concat", [shape.output[0]] * 4, axis=2)
-            nodes += [shape, wide, self._node("GatherElements", [f"detrt/{BOXES}", wide.output[0]], BOXES, axis=1)]
-        sides = self._node("Shape", [TARGET_SIZES])
-        batch = self._node("Gather", [sides.output[0], self._constant([0], np.int64)], axis=0)
-        count = self._constant([foreign.queries], np.int64)
-        return [*nodes, sides, batch, self._node("Expand", [count, batch.output[0]], NUM_DETECTIONS)]
+            shape = self.node("Reshape", [order, self.constant([0, foreign.queries, 1], np.int64)])
+            wide = self.node("Concat", [shape.output[0]] * 4, axis=2)
+            nodes += [shape, wide, self.node("GatherElements", [f"detrt/{BOXES}", wide.output[0]], BOXES, axis=1)]
+        sides = self.node("Shape", [TARGET_SIZES])
+        batch = self.node("Gather", [sides.output[0], self.constant([0], np.int64)], axis=0)
+        count = self.constant([foreign.queries], np.int64)
+        return [*nodes, sides, batch, self.node("Expand", [count, batch.output[0]], NUM_DETECTIONS)]
 
     def _as(self, value: str, name: str, dtype: int, dtypes: Mapping[str, int]) -> onnx.NodeProto:
         """A value under another name and in a type; without a cast that does nothing, over which ONNX Runtime 1.31 stumbles."""
         if dtypes[value] == dtype:
-            return self._node("Identity", [value], name)
-        return self._node("Cast", [value], name, to=dtype)
+            return self.node("Identity", [value], name)
+        return self.node("Cast", [value], name, to=dtype)
 
     def _split(self, output: str, classes: int, dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
         """Boxes and logits of (batch, queries, 4 + classes): in front of the sigmoid where it is found, else its inverse."""
-        makers = {name: node for node in self._model.graph.node for name in node.output}
+        makers = {name: node for node in self.model.graph.node for name in node.output}
         joined = makers.get(output)
         while joined is not None and joined.op_type == "Identity":
             joined = makers.get(joined.input[0])
@@ -449,20 +435,20 @@ class _Nodes:
             if scores is not None and scores.op_type == "Sigmoid":
                 kind = dtypes[output]  # both have the type of what they are joined to
                 return self._raw(scores.input[0], joined.input[0], {scores.input[0]: kind, joined.input[0]: kind})
-        nodes = [self._node("Cast", [output], to=TensorProto.FLOAT)]
+        nodes = [self.node("Cast", [output], to=TensorProto.FLOAT)]
         starts = ((0, 4), (4, 4 + classes))
-        whole, axis = nodes[0].output[0], self._constant([2], np.int64)
+        whole, axis = nodes[0].output[0], self.constant([2], np.int64)
         for start, end in starts:
-            nodes.append(self._node("Slice", [whole, *(self._constant([v], np.int64) for v in (start, end)), axis]))
+            nodes.append(self.node("Slice", [whole, *(self.constant([v], np.int64) for v in (start, end)), axis]))
         boxes, scores_of = (node.output[0] for node in nodes[1:])
-        low, high = self._constant(0.0, np.float32), self._constant(np.nextafter(np.float32(1), np.float32(0)), np.float32)
-        nodes.append(self._node("Clip", [scores_of, low, high]))
+        low, high = self.constant(0.0, np.float32), self.constant(np.nextafter(np.float32(1), np.float32(0)), np.float32)
+        nodes.append(self.node("Clip", [scores_of, low, high]))
         inside = nodes[-1].output[0]
-        one = self._constant(1.0, np.float32)
-        log = self._node("Log", [inside])
-        rest = self._node("Sub", [one, inside])
-        log_rest = self._node("Log", [rest.output[0]])
-        logits = self._node("Sub", [log.output[0], log_rest.output[0]])
+        one = self.constant(1.0, np.float32)
+        log = self.node("Log", [inside])
+        rest = self.node("Sub", [one, inside])
+        log_rest = self.node("Log", [rest.output[0]])
+        logits = self.node("Sub", [log.output[0], log_rest.output[0]])
         return [
             *nodes,
             log,

@@ -1,0 +1,193 @@
+"""What `detrt deepstream` writes, run as NVIDIA's manual says that nvinfer runs it (tests/support/nvinfer.py), against `detect`."""
+
+from __future__ import annotations
+
+import configparser
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+pytest.importorskip("cv2", reason="OpenCV, which stands for nvinfer's scaling, is not installed")
+from cli_support import cli, place  # noqa: F401 - fixtures
+from nvinfer import NvInfer
+from onnx_models import make_model, make_spec
+from text_models import write_text_bundle
+
+from detrt.data.images import load_image
+from detrt.data.scenes.scene import draw_scene
+from detrt.detector import Detector
+from detrt.serve.deepstream import CONFIG, DeepStreamConfig, write_deepstream
+
+
+def distances(detector, nvinfer, images, most=20):
+    """Largest difference of a corner, in pixels, between each box of `detect` and the nearest one of nvinfer with its label."""
+    found = []
+    for image in images:
+        theirs = nvinfer(image)
+        ours = detector(image)
+        for box, label in zip(ours.boxes_xyxy[:most], ours.labels, strict=False):
+            same = [np.abs(np.array(other) - box).max() for name, _, other in theirs if name == label]
+            found.append(min(same, default=np.inf))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size"),
+    [
+        ("rt_detr_v2", {}, None),  # pairs of query and class, sigmoid
+        ("detr", {}, (96, 128)),  # softmax and the best class of a query, with a mask
+        ("yolos", {}, (96, 128)),  # no mask
+    ],
+)
+def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, size):
+    """Where nothing is resized, the numbers are those of detrt."""
+    path = exported(name, **options).path
+    with Detector(path, threshold=0.0, size_hw=size) as detector:
+        height, width = size or detector.spec.input.size_hw
+        write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width), size, threshold=0.0))
+        nvinfer = NvInfer(tmp_path / "app" / CONFIG)
+        assert tuple(nvinfer.input.shape[2:]) == (height, width) and nvinfer.labels[1] == detector.spec.label(1)
+        image = draw_scene(3, size_hw=(height, width)).image
+        ours, theirs = detector(image), nvinfer(image)
+    big = (np.ptp(ours.boxes_xyxy.reshape(-1, 2, 2), axis=1) >= 1).all(1)  # the parser drops boxes below a pixel
+    ours = ours[big]
+    assert len(ours) > 5 and len(theirs) == len(ours)
+    np.testing.assert_allclose([score for _, score, _ in theirs], ours.scores, atol=1e-5)
+    steps = np.abs(np.diff(ours.scores)) > 1e-5
+    alone = np.append(steps, True) & np.append(True, steps)  # equal scores may change their order
+    assert alone.sum() > 5
+    np.testing.assert_allclose(np.array([box for _, _, box in theirs])[alone], ours.boxes_xyxy[alone], atol=1e-2)
+    assert [label for (label, _, _), one in zip(theirs, alone, strict=True) if one] == [
+        label for label, one in zip(ours.labels, alone, strict=True) if one
+    ]
+
+
+def photographs(real_data):
+    paths = sorted((real_data / "images/coco_permissive/val2017").glob("*.jpg"))
+    assert len(paths) >= 22
+    images = [load_image(path) for path in paths[:22]]
+    return [image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2] for image in images]  # frames of video have even sides
+
+
+def test_a_stretching_family_on_photographs(cli, real_data, tmp_path):
+    """DEIMv2-Atto as its authors export it, with its published weights; the graph resizes, then nvinfer does."""
+    authors = real_data / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"
+    if not authors.is_file():
+        pytest.skip("the authors' ONNX files are not there")
+    path, images = tmp_path / "atto.onnx", photographs(real_data)[:6]
+    cli("export", authors, "-o", path, "--preprocess", "family-default")
+    exact, plain = [], []
+    with Detector(path, threshold=0.4) as detector:
+        for image in images:
+            config = DeepStreamConfig(image.shape[:2], resize="graph", threshold=0.35)
+            write_deepstream(path, tmp_path / "app", config)
+            exact += [*distances(detector, NvInfer(tmp_path / "app" / CONFIG), [image])]
+        write_deepstream(path, tmp_path / "app", DeepStreamConfig(threshold=0.2))
+        plain = distances(detector, NvInfer(tmp_path / "app" / CONFIG), images)
+    assert len(exact) > 15 and np.median(exact) < 0.1 and np.mean(np.array(exact) > 2) < 0.05
+    assert np.median(plain) < 4, "nvinfer's scaling does not filter, which costs a small network some pixels"
+
+
+def test_a_letterboxing_family_on_photographs(exported, real_data, tmp_path):
+    """DETR in one size: the aspect ratio is kept, the rest is padding; a graph for each size of a photograph."""
+    path, found, apps = exported("detr").path, [], {}
+    with Detector(path, threshold=0.0, size_hw=(320, 320)) as detector:
+        for image in photographs(real_data):
+            frame = image.shape[:2]
+            if frame not in apps:
+                folder = tmp_path / "x".join(map(str, frame))
+                done = write_deepstream(path, folder, DeepStreamConfig(frame, (320, 320), resize="graph", threshold=0.0))
+                assert done.box.padded == (frame[0] != frame[1]) and done.box.network_hw == frame
+                apps[frame] = NvInfer(folder / CONFIG)
+            found += [*distances(detector, apps[frame], [image])]
+    assert len(apps) > 5 and len(found) > 200 and np.median(found) < 0.1
+
+
+def test_letterboxes_of_nvinfer(tmp_path):
+    """Where nvinfer pads, boxes are in the part that the frame covers; what it cannot do is refused."""
+    spec = make_spec(resize="fit", mask=True)
+    (tmp_path / "model.onnx").write_bytes(make_model(spec))
+    for frame, content in (((16, 12), (8, 6)), ((6, 24), (3, 12)), ((8, 12), (8, 12))):
+        done = write_deepstream(tmp_path / "model.onnx", tmp_path / "app", DeepStreamConfig(frame, threshold=0.0))
+        assert done.box.content_hw == content
+        nvinfer = NvInfer(tmp_path / "app" / CONFIG)
+        assert nvinfer.keys.getint("maintain-aspect-ratio") == (content != (8, 12))
+        widest = np.array([box for _, _, box in nvinfer(np.full((*frame, 3), 200, np.uint8))]).max(0)
+        assert widest[2:].tolist() == [frame[1], frame[0]], "boxes end where the frame ends"
+
+
+def test_decoding_and_normalisation(tmp_path):
+    """A graph whose caller normalises: nvinfer does not, so the written one does; padding stays zero behind it."""
+    spec = make_spec(
+        resize="fit",
+        mask=True,
+        dtype="float32",
+        normalize_in_graph=False,
+        mean=(0.5, 0.4, 0.3),
+        std=(0.2, 0.3, 0.4),
+        rescale=1 / 255,
+    )
+    (tmp_path / "model.onnx").write_bytes(make_model(spec))
+    write_deepstream(tmp_path / "model.onnx", tmp_path / "app", DeepStreamConfig((16, 12), threshold=0.0))
+    image = np.full((16, 12, 3), (10, 20, 250), np.uint8)
+    with Detector(tmp_path / "model.onnx", threshold=0.0) as detector:
+        ours = detector(image)
+    theirs = NvInfer(tmp_path / "app" / CONFIG)(image)
+    np.testing.assert_allclose(sorted(score for _, score, _ in theirs), sorted(ours.scores), atol=1e-5)
+    np.testing.assert_allclose(sorted(box for _, _, box in theirs), sorted(map(tuple, ours.boxes_xyxy)), atol=1e-3)
+
+
+def test_the_files(cli, place):
+    result = cli("deepstream", "bundle", "-o", "app", "-t", 0.4, "--class-thresholds", "blue=0.7", "--batch", 4, "--json", "-")
+    assert result.json["files"] == ["model.onnx", "labels.txt", "deepstream_app_config.txt", "config_infer_primary.txt"]
+    assert (place / "app/labels.txt").read_text() == "red\ngreen\nblue\n"
+    keys, app = configparser.ConfigParser(), configparser.ConfigParser()
+    keys.read(place / "app/config_infer_primary.txt")
+    app.read(place / "app/deepstream_app_config.txt")
+    assert keys["property"]["batch-size"] == app["streammux"]["batch-size"] == "4"
+    assert app["primary-gie"]["config-file"] == "config_infer_primary.txt"
+    assert keys["class-attrs-all"]["pre-cluster-threshold"] == "0.4" and keys["class-attrs-2"]["pre-cluster-threshold"] == "0.7"
+    labels = [
+        label for label, _, _ in NvInfer(place / "app/config_infer_primary.txt")(np.full((8, 12, 3), (0, 0, 255), np.uint8))
+    ]
+    assert labels == ["blue", "blue"], "0.92 and 0.82, and not 0.62"
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "names", "advice"),
+    [
+        ({"resize": "fit"}, [], "keeps the aspect ratio", "--frame HEIGHTxWIDTH"),
+        ({"resample": "hamming"}, [], "'hamming'", "--resize graph"),
+        ({}, ["--resize", "graph"], "--resize graph", "--frame HEIGHTxWIDTH"),
+        ({}, ["--resize", "graph", "--frame", "9x8"], "even numbers", "--frame"),
+        ({}, ["--resize", "none"], "'none'", "nvinfer or graph"),
+        ({}, ["--frame", "1x1"], "1x1", "from 2x2"),
+        ({}, ["--batch", "0"], "got 0", "at least 1"),
+        ({}, ["--size", "9x9"], "9x9", "leave --size out"),
+        ({}, ["--class-thresholds", "bleu=0.5"], "'bleu'", "did you mean blue"),
+        (
+            {"resize": "max_size", "max_height": 4, "max_width": 4, "pad": True, "mask": True},
+            ["--frame", "8x8"],
+            "pads to 8x12",
+            "--resize graph",
+        ),
+    ],
+)
+def test_refused(cli, tmp_path, monkeypatch, spec, options, names, advice):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(make_model(make_spec(**spec)))
+    cli.refused("deepstream", "model.onnx", "-o", "app", *options, names=names, advice=advice)
+    assert not (tmp_path / "app").exists()
+
+
+def test_models_that_nvinfer_cannot_run(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec()
+    (tmp_path / "soft.onnx").write_bytes(make_model(replace(spec, decode=replace(spec.decode, nms="soft_nms"))))
+    write_text_bundle(tmp_path / "prompted")
+    cli.refused("deepstream", "soft.onnx", "-o", "app", names="soft-NMS", advice="cannot run in DeepStream")
+    cli.refused("deepstream", "prompted", "-o", "app", names="takes a prompt", advice="fixed classes")
+    cli.refused("deepstream", "nothing", "-o", "app", names="'nothing'", advice="check the path")
+    assert not (tmp_path / "app").exists()

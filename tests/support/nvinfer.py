@@ -1,0 +1,66 @@
+"""Gst-nvinfer on the CPU, from its documents: what its configuration file does to a frame, and DeepStream-Yolo's parser.
+
+NVIDIA's manual of Gst-nvinfer gives the formula of the pixels, y = net-scale-factor * (x - offsets), and the meaning of the keys. The sizes of
+the letterbox are those of `scale_and_fill_data` in NVIDIA's gst-nvdspreprocess, whose transform is that of nvinfer: an even source, truncated
+sides, black padding. `NvDsInferParseYolo` of DeepStream-Yolo (2ccf529) reads rows of x0, y0, x1, y1, score, class.
+"""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnxruntime
+
+_FILTERS = {0: cv2.INTER_NEAREST, 1: cv2.INTER_LINEAR, 2: cv2.INTER_CUBIC, 3: cv2.INTER_AREA, 4: cv2.INTER_LANCZOS4}
+
+
+class NvInfer:
+    """Runs the files that a configuration names, one frame at a time."""
+
+    def __init__(self, config: Path) -> None:
+        self.groups = configparser.ConfigParser()
+        self.groups.read(config)
+        self.keys = self.groups["property"]
+        assert self.keys["parse-bbox-func-name"] == "NvDsInferParseYolo" and self.keys["network-type"] == "0"
+        assert self.keys["cluster-mode"] == "4", "clustering is not modelled here"
+        self.session = onnxruntime.InferenceSession(str(config.parent / self.keys["onnx-file"]))
+        (self.input,) = self.session.get_inputs()
+        assert self.input.type == "tensor(float)"
+        self.labels = (config.parent / self.keys["labelfile-path"]).read_text("utf-8").splitlines()
+        assert len(self.labels) == int(self.keys["num-detected-classes"])
+
+    def __call__(self, image: np.ndarray) -> list[tuple[str, float, tuple[float, ...]]]:
+        """(label, score, box in pixels of the frame) of each object, best first. image: (H, W, 3) uint8 RGB."""
+        net_h, net_w = self.input.shape[2:]
+        source = image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2]
+        height, width = source.shape[:2]
+        dest_h, dest_w = net_h, net_w
+        if self.keys.getint("maintain-aspect-ratio"):
+            tall, wide = net_w * height / width, net_h * width / height
+            dest_h, dest_w = (int(tall), net_w) if tall <= net_h else (net_h, int(wide))
+        assert not self.keys.getint("symmetric-padding") and not self.keys.getint("model-color-format")
+        canvas = np.zeros((net_h, net_w, 3), np.uint8)
+        canvas[:dest_h, :dest_w] = cv2.resize(
+            source, (dest_w, dest_h), interpolation=_FILTERS[self.keys.getint("scaling-filter")]
+        )
+        offsets = np.array([float(part) for part in self.keys.get("offsets", "0;0;0").split(";")], np.float32)
+        pixels = self.keys.getfloat("net-scale-factor") * (canvas.astype(np.float32) - offsets)
+        (rows,) = self.session.run(None, {self.input.name: pixels.transpose(2, 0, 1)[None].astype(np.float32)})
+        found = [one for row in rows[0] if (one := self._parsed(row, net_w, net_h)) is not None]
+        found.sort(key=lambda one: -one[1])
+        ratio = np.array([dest_w / width, dest_h / height] * 2)
+        return [
+            (label, score, tuple(box / ratio)) for label, score, box in found[: self.groups.getint("class-attrs-all", "topk")]
+        ]
+
+    def _parsed(self, row: np.ndarray, net_w: int, net_h: int) -> tuple[str, float, np.ndarray] | None:
+        score, class_id = float(row[4]), int(row[5])
+        group = f"class-attrs-{class_id}"
+        group = group if group in self.groups else "class-attrs-all"
+        if score < self.groups.getfloat(group, "pre-cluster-threshold"):
+            return None
+        box = np.clip(row[:4].astype(np.float64), 0, [net_w, net_h, net_w, net_h])
+        return None if box[2] - box[0] < 1 or box[3] - box[1] < 1 else (self.labels[class_id], score, box)
