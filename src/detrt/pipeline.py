@@ -548,7 +548,7 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
     for name, value in load.choices().items():
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
         raise SpecError(
-            f"--{name} {shown} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt "
+            f"--{name.replace('_', '-')} {shown} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt "
             "export"
         )
     if load.trust_remote_code and not checkpoint:

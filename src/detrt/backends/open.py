@@ -95,7 +95,7 @@ def _refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -
     """Raise SpecError where it is said how a model is read that says it itself."""
     for name, value in load.choices().items():
         raise SpecError(
-            f"--{name} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
+            f"--{name.replace('_', '-')} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
             f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
         )
 

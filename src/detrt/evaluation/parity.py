@@ -55,6 +55,8 @@ def verify(
     tokenizer: Path | str | None = None,
     resize: str | None = None,
     preprocess: str | None = None,
+    queries: int | None = None,
+    decoder_layers: int | None = None,
     layout: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -83,6 +85,7 @@ def verify(
         labels: class names of a checkpoint whose bundle was built with names of its own.
         family: of a ckpt:FILE.
         tokenizer: of a checkpoint that takes a prompt and has none.
+        queries, decoder_layers: of a checkpoint, how many of them run.
         resize, preprocess, layout, mean, std: of a folder, or of an ONNX file of another exporter, see `LoadOptions`. By default all
             that a bundle records of what it was made from.
         prompt, task: for models that take a prompt: a text, or a list of class names.
@@ -102,7 +105,8 @@ def verify(
     with ExitStack() as stack:
         checkpoint = {
             **{"labels": labels, "family": family, "tokenizer": tokenizer},
-            **{"resize": resize, "preprocess": preprocess, "layout": layout, "mean": mean, "std": std},
+            **{"resize": resize, "preprocess": preprocess, "queries": queries, "decoder_layers": decoder_layers},
+            **{"layout": layout, "mean": mean, "std": std},
         }
         ref, cand = _open_sides(reference, candidate, stack, checkpoint, trust_remote_code, opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})

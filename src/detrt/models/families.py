@@ -27,6 +27,7 @@ class Family:
         position table.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.
+    reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
     licence: of the published code and weights, as their authors state it; sizes that differ are named.
     processor: image processor of transformers for its checkpoints, without the suffix, see `preprocessor.PROCESSORS`.
     text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms, nms_iou: the authors' suppression of
@@ -54,6 +55,7 @@ class Family:
     nms: str = "none"
     nms_iou: float = 0.8
     processor: str = "Detr"
+    reducible: bool = False
     licence: str = "Apache-2.0"
 
 
@@ -72,6 +74,7 @@ def _hybrid(name: str, model_type: str, title: str, example: str, **facts: objec
         "processor": "RTDetr",
         "deformable": True,
         "rewrites": ("msda",),
+        "reducible": True,
     }
     return Family(name=name, model_type=model_type, title=title, example=example, **{**base, **facts})  # type: ignore[arg-type]
 
@@ -166,6 +169,7 @@ FAMILIES: tuple[Family, ...] = (
         multiple_of="windows",
         size=0,
         processor="RfDetr",
+        reducible=True,
         licence="Apache-2.0; XL and 2XL: Roboflow Platform Model License 1.0 (PML-1.0)",
         deformable=True,
         rewrites=("msda", "symbolic_shapes", "frozen_positions"),
@@ -220,5 +224,15 @@ OWN_FAMILIES: tuple[Family, ...] = (
     Family(name="co_dino", model_type="", title="Co-DINO", example="", nms="soft_nms", licence="MIT", **_DINO_FACTS),  # type: ignore[arg-type]
 )
 
+# model_type of detectors of transformers that detrt does not export -> why.
+NOT_EXPORTED = {
+    **dict.fromkeys(
+        ("pp_doclayout_v2", "pp_doclayout_v3"),
+        "its result is boxes in reading order, for which detrt's graphs have no output, and its images are resized bicubically without "
+        "antialiasing",
+    ),
+    "pp_doclayout_v4": "its result is quadrilaterals in reading order, and detrt has boxes",
+    **dict.fromkeys(("owlvit", "owlv2"), "it has a query for each patch and no decoder, which is no DETR"),
+}
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 BY_NAME = {family.name: family for family in FAMILIES + OWN_FAMILIES}

@@ -124,7 +124,7 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
     from ..graph.layouts import recognise
 
     path, load = Path(path), load or LoadOptions()
-    for name in ("tokenizer", "trust_remote_code"):
+    for name in ("tokenizer", "trust_remote_code", "queries", "decoder_layers"):
         if getattr(load, name):
             flag = name.replace("_", "-")
             raise SpecError(f"--{flag} says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")

@@ -16,7 +16,7 @@ from .. import files
 from ..bundle import Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
-from .families import BY_MODEL_TYPE, FAMILIES, Family
+from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
 from .source import auto_class, check_finite, make_spec, versions
@@ -171,6 +171,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def family_of(config: dict[str, Any], ref: str) -> Family:
     model_type = config["model_type"]
+    if model_type in NOT_EXPORTED:
+        raise SourceError(f"'{ref}' has model_type {model_type!r}, which detrt does not export: {NOT_EXPORTED[model_type]}")
     if model_type not in BY_MODEL_TYPE:
         known = ", ".join(f.model_type for f in FAMILIES)
         raise SourceError(

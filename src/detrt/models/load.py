@@ -12,6 +12,7 @@ from .. import files
 from ..bundle import Provenance
 from ..errors import SourceError
 from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
+from .reduce import reduced
 from .source import Source
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 ONNX_ONLY = ("layout", "mean", "std")  # fields of LoadOptions that no checkpoint takes
 # Fields of LoadOptions that the provenance records; paths are absolute.
-RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", *ONNX_ONLY)
+RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", "queries", "decoder_layers", *ONNX_ONLY)
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -62,6 +63,7 @@ class LoadOptions:
         trust_remote_code: run Python code that comes with the checkpoint.
         resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
         preprocess: "family-default" for the authors' preprocessing of the family instead of the folder's image processor.
+        queries, decoder_layers: how many of them run, fewer than the model was trained with, see `detrt.models.reduce`.
         layout, mean, std: of an ONNX file of another exporter, see `detrt.models.foreign`; no checkpoint takes them.
         revision: branch, tag or commit of a Hugging Face repository.
     """
@@ -97,6 +99,17 @@ class LoadOptions:
     preprocess: str | None = field(
         default=None,
         metadata={"help": "family-default: the authors' preprocessing, not the checkpoint's file.", "panel": "Checkpoint"},
+    )
+    queries: int | None = field(
+        default=None,
+        metadata={
+            "help": "Queries of a checkpoint that run: fewer are faster (RT-DETR, D-FINE, DEIMv2, RF-DETR).",
+            "panel": "Checkpoint",
+        },
+    )
+    decoder_layers: int | None = field(
+        default=None,
+        metadata={"help": "Decoder layers of a checkpoint that run, from the first.", "panel": "Checkpoint"},
     )
     layout: str | None = field(
         default=None,
@@ -134,7 +147,7 @@ class LoadOptions:
     def choices(self) -> dict[str, Any]:
         """What is stated instead of what a checkpoint says, by the name of the option."""
         stated = {name: value for name in RECORDED if (value := getattr(self, name)) is not None}
-        return {name: value if isinstance(value, tuple) else str(value) for name, value in stated.items()}
+        return {name: value if isinstance(value, (tuple, int)) else str(value) for name, value in stated.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds, for another process; `LoadOptions(**data)` reads them."""
@@ -150,6 +163,8 @@ class LoadChanges(TypedDict, total=False):
     trust_remote_code: bool
     resize: str | None
     preprocess: str | None
+    queries: int | None
+    decoder_layers: int | None
     layout: str | None
     mean: Sequence[float] | None
     std: Sequence[float] | None
@@ -175,7 +190,7 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) ->
     for name in ONNX_ONLY:
         if getattr(options, name) is not None:
             raise SourceError(f"--{name} is for ONNX files of other exporters, and '{ref}' is a checkpoint; leave it out")
-    source = _load(ref, options)
+    source = reduced(_load(ref, options), options.queries, options.decoder_layers)
     chosen: dict[str, Any] = {"loading": list(source.notes)}
     for name in RECORDED:
         value = getattr(options, name)
@@ -204,7 +219,18 @@ def _load(ref: str, options: LoadOptions) -> Source:
     if ref.startswith("ckpt:"):
         return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
     folder, origin = _folder_of(ref, options)
-    source = load_folder(folder, ref, trust_remote_code=trust_remote_code, **options.choices())
+    source = load_folder(
+        folder,
+        ref,
+        trust_remote_code=trust_remote_code,
+        **{
+            "labels": labels,
+            "family": family,
+            "tokenizer": tokenizer,
+            "resize": options.resize,
+            "preprocess": options.preprocess,
+        },
+    )
     return replace(source, provenance=replace(source.provenance, source=origin))
 
 

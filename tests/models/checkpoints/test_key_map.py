@@ -164,3 +164,16 @@ def test_deim_on_rt_detr_v2_is_no_rt_detr_v2():
         load(random_state("deim_r18vd_120e_coco"), "rt_detr_v2", {}, "x")
     with pytest.raises(SourceError, match=r"third layer.*leave --family out"):
         load(random_state("rtdetrv2_r18vd_120e_coco"), "deim-rt_detr_v2", {}, "x")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("backbone.backbone.register_token", "an ECDet of EdgeCrafter"),
+        ("decoder.decoder.segmentation_head.blocks.0.x", "an ECSeg"),
+    ],
+)
+def test_edgecrafter_is_not_taken_for_d_fine(key, words):
+    state = {**random_state("dfine_hgnetv2_n_coco"), key: torch.zeros(1)}
+    with pytest.raises(SourceError, match=words):
+        load(state, "d_fine", {}, "x")

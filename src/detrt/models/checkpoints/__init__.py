@@ -72,6 +72,12 @@ FORMATS: dict[str, Format] = {
 
 # Models whose keys are like those of a format and that are not read.
 RELATIVES = (
+    # Before D-FINE, whose decoder they have.
+    ("decoder.decoder.segmentation_head.**", "an ECSeg of EdgeCrafter, which detrt does not have"),
+    (
+        "backbone.backbone.register_token",
+        "an ECDet of EdgeCrafter, which detrt does not have: D-FINE's decoder behind a ViT of its own",
+    ),
     ("detr.transformer.**", "a facebookresearch DETR for panoptic segmentation; detrt reads the detectors"),
     (
         "transformer.decoder.layers.0.sa_qcontent_proj.**",

@@ -1,0 +1,88 @@
+"""AP and latency with fewer queries and decoder layers: `python benchmarks/measure_reduced.py DATA`; prints a Markdown table.
+
+DATA holds `images/coco_permissive` and `checkpoints/deimv2-*`. ONNX Runtime, one thread, batch 1, fixed size; the graphs of one model are
+timed in turns, and a time is the median of their rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.scenes.scene import write_dataset
+from detrt.evaluation.coco import evaluate_coco
+from detrt.export import ExportConfig, export_onnx
+from detrt.models.example_inputs import example_feeds
+from detrt.models.load import load_source
+
+SCENES, ROUNDS = 100, 30
+DEIMV2 = {"family": "deimv2-upstream"}
+
+
+def rows(ref: str, options: dict[str, str], images: Path, truth: Path, folder: Path) -> list[str]:
+    whole = load_source(ref, **options)
+    total, layers = whole.spec.decode.num_queries, len(whole.module.model.decoder.layers)  # type: ignore[union-attr,arg-type]
+    choices = [
+        (total, layers),
+        (total // 2, layers),
+        (total // 4, layers),
+        (total, layers - 1),
+        (total, 1),
+        (total // 2, layers - 1),
+    ]
+    height, width = whole.spec.input.size_hw
+    sessions, metrics = [], []
+    for queries, count in choices:
+        source = load_source(ref, queries=queries, decoder_layers=count, **options)
+        path = folder / f"{queries}-{count}.onnx"
+        export_onnx(source, path, ExportConfig(height=height, width=width, check=False))
+        sessions.append(OnnxSession(path, threads=1))
+        metrics.append(evaluate_coco(sessions[-1], truth, images).metrics)
+    feeds = example_feeds(sessions[0].spec, 1, (height, width))
+    times: list[list[float]] = [[] for _ in sessions]
+    for _ in range(ROUNDS):
+        for session, found in zip(sessions, times, strict=True):
+            start = time.perf_counter()
+            session.run(feeds)
+            found.append(1000 * (time.perf_counter() - start))
+    name = Path(ref).name
+    lines = []
+    for (queries, count), metric, found in zip(choices, metrics, times, strict=True):
+        ratio = statistics.median(found) / statistics.median(times[0])
+        lines.append(
+            f"| {name} | {queries} | {count} | {metric['AP']:.3f} | {metric['AP50']:.3f} | {statistics.median(found):.1f} | {ratio:.2f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    data = Path(sys.argv[1])
+    coco = data / "images/coco_permissive"
+    print(
+        "| model | queries | decoder layers | AP | AP50 | ms | of the whole |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )
+    with tempfile.TemporaryDirectory(prefix="detrt-") as name:
+        folder = Path(name)
+        write_dataset(folder / "scenes", SCENES, seed=10_000)
+        cases = [
+            ("embedded:shapes", {}, folder / "scenes/images", folder / "scenes/annotations.json"),
+            *(
+                (
+                    str(data / f"checkpoints/deimv2-{size}-coco"),
+                    DEIMV2,
+                    coco / "val2017",
+                    coco / "annotations/instances_val2017.json",
+                )
+                for size in ("atto", "femto")
+            ),
+        ]
+        for case in cases:
+            print("\n".join(rows(*case, folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
