@@ -83,11 +83,8 @@ def verify(
         divergence: search the first diverging node: "always", "never" or "auto" (on a failure, and for a report below FP32).
         images: number of the worst images in the HTML report.
         labels: class names of a checkpoint whose bundle was built with names of its own.
-        family: of a ckpt:FILE.
-        tokenizer: of a checkpoint that takes a prompt and has none.
-        queries, decoder_layers: of a checkpoint, how many of them run.
-        resize, preprocess, layout, mean, std: of a folder, or of an ONNX file of another exporter, see `LoadOptions`. By default all
-            that a bundle records of what it was made from.
+        family, tokenizer, queries, decoder_layers, resize, preprocess, layout, mean, std: how a checkpoint, or an ONNX file of
+            another exporter, is read, see `LoadOptions`. By default all that a bundle records of what it was made from.
         prompt, task: for models that take a prompt: a text, or a list of class names.
         opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
         say: called with the name of each step.
