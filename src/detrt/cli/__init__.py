@@ -34,6 +34,10 @@ _COMMANDS = {
         "bench:bench",
         "Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here).",
     ),
+    "report": (
+        "report:report",
+        "Build, check, time and evaluate checkpoints on this machine: a table by precision and batch size.",
+    ),
     "info": ("info:info", "Say what a model is, or list the families."),
     "doctor": ("info:doctor", "Say what is installed, which targets work here, and what to install for the rest."),
     "demo": ("demo:demo", "Take the embedded detector from checkpoint to engine, check it, and detect in an image."),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import DetrtError
+from .options import numbers
 
 Models = Annotated[
     list[str],
@@ -88,7 +88,7 @@ def bench(
 
     show.check_json(json_file)
     config = BenchConfig(
-        batches=_batches(batch),
+        batches=numbers("--batch")(batch),
         size_hw=None if size is None else parse_size(size),
         repeats=repeats,
         warmup=warmup,
@@ -116,12 +116,6 @@ def bench(
         show.write_json(report, json_file)
     if json_file != "-":
         _print(report)
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    if not all(part.strip().isdecimal() for part in text.split(",")):
-        raise DetrtError(f"--batch must be integers, comma-separated, such as 1,4,16; got {text!r}")
-    return tuple(int(part) for part in text.split(","))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -1,0 +1,130 @@
+"""`detrt report`: build, check, time and evaluate checkpoints on this machine, as one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import files
+from ..errors import DetrtError, OutputError
+from ..models.load import LoadOptions
+from .options import Given, comma_separated, command, numbers
+
+Models = Annotated[list[str], typer.Argument(help="Checkpoints: hf:org/name, folders, ckpt:FILE, embedded:shapes.")]
+_COLUMNS = (
+    "model", "precision", "batch", "p50 ms", "p90 ms", "images/s", "build s", "MB", "activations MiB", "AP", "AP change", "check",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What is built and measured. The defaults are those of `ReportConfig`."""
+
+    precisions: tuple[str, ...] = field(
+        default="fp32,fp16",  # type: ignore[assignment]  # as the command line has it
+        metadata={"help": "Precisions, the reference of AP first.", "panel": "Precision", "parse": comma_separated},
+    )
+    batches: tuple[int, ...] = field(
+        default="1,8",  # type: ignore[assignment]
+        metadata={"help": "Batch sizes; TensorRT gets an engine of each.", "panel": "Size", "parse": numbers("--batches")},
+    )
+    repeats: int = field(default=50, metadata={"help": "Timed runs."})
+    calibration: Path | None = field(
+        default=None, metadata={"help": "Calibration images, for int8 and the ranges of fp16.", "panel": "Precision"}
+    )
+    prompt: str | None = field(
+        default=None, metadata={"help": "Prompt of models that take one: 'a cat. a dog.'", "panel": "Prompt"}
+    )
+    ground_truth: Path | None = field(default=None, metadata={"help": "Annotations in COCO's format; needs --images."})
+    images: Path | None = field(default=None, metadata={"help": "With --ground-truth: the folder of its images."})
+    keep: Path | None = field(default=None, metadata={"help": "Keep the bundles in this folder."})
+
+
+@command
+def report(
+    models: Models,
+    options: Given[ReportOptions],
+    load: LoadOptions,
+    target: Annotated[str, typer.Option(help="tensorrt, tensorrt-rtx, openvino or onnx.")],
+    size: Annotated[str | None, typer.Option(help="Input size: 640 or HEIGHTxWIDTH.", rich_help_panel="Size")] = None,
+    coco: Annotated[
+        Path | None, typer.Option(help="COCO's folder, with annotations/instances_val2017.json and val2017/, for AP.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report as Markdown to this file.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout.")] = None,
+) -> None:
+    """Build, check, time and evaluate checkpoints on this machine: a table by precision and batch size.
+
+    Exit code 3: an engine does not detect what its graph detects. 2: something could not be built or run; its row says why.
+    """
+    from ..spec import parse_size
+    from . import show
+    from .run_report import FAILED, ReportConfig, coco_val2017, run_report
+
+    show.check_json(json_file)
+    data: dict[str, Any] = {}
+    if coco is not None:
+        if {name for _, name in options.flags()} & {"ground_truth", "images"}:
+            raise DetrtError("give --coco DIR, or --ground-truth FILE and --images DIR, not both")
+        data["ground_truth"], data["images"] = coco_val2017(coco)
+    chosen = options.make(**data)
+    config = ReportConfig(
+        target=target, size_hw=None if size is None else parse_size(size), **{name: getattr(chosen, name) for name in chosen.__slots__}
+    )  # fmt: skip
+    if output is not None and not output.parent.is_dir():
+        raise OutputError(f"the folder of --output '{output}' does not exist; create it first")
+    with show.progress() as step:
+        found = run_report(models, config, load, step)
+    rows = [_cells(row) for row in found["rows"]]
+    if output is not None:
+        try:
+            files.write_bytes(output, _markdown(found, rows).encode())
+        except OSError as error:
+            raise files.output_error(output, error) from error
+    if json_file:
+        show.write_json(found, json_file)
+    if json_file != "-":
+        print(_title(found))
+        shown = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
+        right = [place for place, index in enumerate(shown) if 2 <= index < len(_COLUMNS) - 1]
+        show.table("", [_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], right=right, keys=3)
+    if any(row["check"] == FAILED for row in found["rows"]):
+        raise typer.Exit(3)
+    if any("error" in row for row in found["rows"]):
+        raise typer.Exit(2)
+
+
+def _title(found: dict[str, Any]) -> str:
+    machine, settings = found["machine"], found["config"]
+    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+    versions = machine["versions"]
+    named = ", ".join(
+        f"{name} {versions[name]}"
+        for name in ("tensorrt", "openvino", "onnxruntime", "torch", "transformers")
+        if name in versions
+    )
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {gpus}; {named}; target {settings['target']}, forward passes with "
+        f"copies, median of {settings['repeats']}"
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def number(name: str, digits: int, scale: float = 1.0) -> str:
+        return "" if not row.get(name) else f"{row[name] * scale:.{digits}f}"
+
+    change = row.get("AP change")
+    return [
+        row["model"], row["precision"], str(row["batch"]), number("p50_ms", 2), number("p90_ms", 2), number("images_per_s", 1),
+        number("build_s", 1), number("bytes", 1, 1e-6), number("activation_bytes", 0, 2**-20), number("AP", 4),
+        "" if change is None else f"{change:+.4f}", row.get("error") or row["check"],
+    ]  # fmt: skip
+
+
+def _markdown(found: dict[str, Any], rows: list[list[str]]) -> str:
+    lines = ["# detrt report", "", _title(found), "", f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"

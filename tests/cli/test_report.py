@@ -1,0 +1,81 @@
+"""`detrt report`: one table of what was built and measured, and rows for what could not be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the 'export' extra")
+pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+
+from typer.testing import CliRunner
+
+from detrt.backends.open import open_session
+from detrt.cli import app, run_report
+from detrt.data.scenes.scene import write_dataset
+from detrt.errors import EngineError, GateError
+from detrt.evaluation.coco import evaluate_coco
+
+
+def detrt(*arguments, code=0):
+    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_a_report_measures_what_the_commands_measure(tmp_path):
+    scenes = tmp_path / "scenes"
+    write_dataset(scenes, 4, seed=5)
+    truth, images = scenes / "annotations.json", scenes / "images"
+    files = ("--keep", tmp_path / "kept", "-o", tmp_path / "r.md", "--json", tmp_path / "r.json")
+    data = ("--ground-truth", truth, "--images", images)
+    told = detrt(
+        "embedded:shapes", "--target", "onnx", "--precisions", "fp32", "--batches", "2,1", "--repeats", "2", *data, *files
+    )
+    first, second = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert (first["batch"], second["batch"]) == (2, 1) and second["AP"] is None
+    with open_session(tmp_path / "kept" / "embedded-shapes.fp32") as session:
+        assert first["AP"] == evaluate_coco(session, truth, images).metrics["AP"] > 0.5
+        assert first["bytes"] == session.info.path.stat().st_size
+    assert first["p50_ms"] > second["p50_ms"] > 0
+    page = (tmp_path / "r.md").read_text()
+    assert f"| {first['AP']:.4f} | +0.0000 |" in page and f"{first['AP']:.4f}" in told
+
+
+@pytest.mark.parametrize(("error", "code"), [(GateError("a wrong engine"), 3), (EngineError("no memory"), 2)])
+def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, error, code):
+    real = run_report.build
+
+    def build(model, output, **options):
+        if options["precision"].precision == "fp16":
+            raise error
+        return real(model, output, **options)
+
+    monkeypatch.setattr(run_report, "build", build)
+    told = detrt(
+        "random:yolos/tiny", "--target", "onnx", "--precisions", "fp16,fp32", "--batches", "1", "--repeats", "1", code=code
+    )
+    assert str(error) in told and "fp32" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", "trt"], "--target must be one of tensorrt-rtx, tensorrt, openvino, onnx; got 'trt'"),
+        (["--target", "onnx", "--precisions", "fp32,half"], "got 'half'"),
+        (["--target", "onnx", "--precisions", "fp32,int8"], "int8 needs images like those of the deployment"),
+        (["--target", "onnx", "--batches", "0"], "--batches must be comma-separated numbers such as 1,4,8; got '0'"),
+        (["--target", "onnx", "--coco", "."], "annotations/instances_val2017.json and val2017/"),
+        (["--target", "onnx", "--coco", ".", "--images", "."], "not both"),
+        (["--target", "onnx", "--images", "."], "needs both --ground-truth"),
+        (["--target", "onnx", "-o", "missing/r.md"], "does not exist; create it first"),
+    ],
+)
+def test_bad_choices_are_refused_before_any_work(arguments, said, monkeypatch, capfd):
+    from detrt import cli
+
+    monkeypatch.setattr("sys.argv", ["detrt", "report", "embedded:shapes", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(cli.main())
+    assert ended.value.code == 2 and said in capfd.readouterr().err
