@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.evaluation import engine_check
 from detrt.evaluation.engine_check import check_engine
-from detrt.spec import PIXEL_VALUES, PRED_BOXES
+from detrt.spec import MASK_LOGITS, PIXEL_VALUES, PRED_BOXES
 
 PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 
@@ -36,15 +36,15 @@ def graph(exported):
     return exported("embedded:shapes").path
 
 
-def with_boxes(path, target, change):
-    """A copy of a graph whose boxes pass through one more node."""
+def with_boxes(path, target, change, output=PRED_BOXES):
+    """A copy of a graph whose boxes, or another output, pass through one more node."""
     model = onnx.load(path)
     for node in model.graph.node:
         for position, name in enumerate(node.output):
-            if name == PRED_BOXES:
+            if name == output:
                 node.output[position] = "boxes/right"
     model.graph.initializer.append(numpy_helper.from_array(np.float32(change), "change"))
-    model.graph.node.append(helper.make_node("Mul", ["boxes/right", "change"], [PRED_BOXES], "wrong"))
+    model.graph.node.append(helper.make_node("Mul", ["boxes/right", "change"], [output], "wrong"))
     onnx.save(model, target)
     return target.with_suffix(".engine")
 
@@ -56,6 +56,15 @@ def test_a_right_engine_passes(engine, graph, tmp_path):
         (1, 320, 320), (2, 320, 320), (3, 320, 320), (1, 192, 192), (1, 320, 384),
     ]  # fmt: skip
     assert all(row.compared for row in found.rows)
+
+
+@pytest.mark.parametrize(("change", "passed"), [(1.0, True), (-1.0, False)])
+def test_an_engine_with_wrong_masks_is_found(engine, exported, tmp_path, monkeypatch, change, passed):
+    monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 112, 112),) * 3)
+    path = exported("rf_detr-seg").path
+    found = check_engine(path, with_boxes(path, tmp_path / "model.onnx", change, MASK_LOGITS), "fp32")
+    assert found.passed is passed
+    assert found.rows[0].box_px == 0 and (found.rows[0].mask_iou >= 0.99) is passed
 
 
 @pytest.mark.parametrize(("change", "precision"), [(1.02, "fp32"), (1.1, "fp16"), (1.5, "int8"), (np.nan, "fp16")])

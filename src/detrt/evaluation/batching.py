@@ -13,7 +13,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, needs_equal_sizes, preprocess, resize
 from ..errors import SessionError
 from ..spec import PIXEL_MASK, PIXEL_VALUES
-from .matching import Gate, match
+from .matching import Gate, match, within
 
 # Batch sizes of a model without a profile.
 _BATCHES = (1, 2, 4)
@@ -124,9 +124,7 @@ def _compare(session: Session, single: Outputs, batched: Outputs, slot: int, siz
     except SessionError:
         return float("inf"), False
     matched = match(a, b, gate)
-    allowed = gate.unmatched * matched.compared
-    same = max(matched.missing, matched.extra) <= allowed and matched.box_px <= gate.box_px and matched.score <= gate.score
-    return error, same and matched.compared > 0
+    return error, within(matched, gate) and matched.compared > 0
 
 
 def _one(outputs: Outputs, slot: int) -> Outputs:

@@ -22,7 +22,7 @@ from ..data.scenes.scene import draw_images
 from ..errors import SessionError
 from ..spec import PIXEL_VALUES
 from .batching import different_images
-from .matching import Gate, gate_for, match
+from .matching import Gate, gate_for, match, within
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."
@@ -36,6 +36,7 @@ class EngineRow:
         batch, height, width: shape of `pixel_values`.
         compared, missing, extra: detections of the graph, those that the engine lacks, those that only the engine has.
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
+        mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
         error: largest difference of an output relative to its largest value; large where two queries change places.
         text: why the engine did not run, or "".
     """
@@ -50,6 +51,7 @@ class EngineRow:
     score: float = 0.0
     error: float = 0.0
     text: str = ""
+    mask_iou: float | None = None
 
     def passes(self, gate: Gate) -> bool:
         """Whether the differences are within the tolerances."""
@@ -57,8 +59,7 @@ class EngineRow:
             return False
         if self.error <= gate.tensor:
             return True
-        allowed = gate.unmatched * self.compared
-        return max(self.missing, self.extra) <= allowed and self.box_px <= gate.box_px and self.score <= gate.score
+        return within(self, gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         extra=sum(one.extra for one in found),
         box_px=max(one.box_px for one in found),
         score=max(one.score for one in found),
+        mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
         error=max(relative_error(want[name], got[name]) for name in want if name in got),
     )
 

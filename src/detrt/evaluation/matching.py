@@ -86,6 +86,16 @@ class ImageMatch:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+def within(found: Any, gate: Gate) -> bool:
+    """Whether the differences of an `ImageMatch`, or of a row with its fields, are within the tolerances."""
+    return (
+        max(found.missing, found.extra) <= gate.unmatched * found.compared
+        and found.box_px <= gate.box_px
+        and found.score <= gate.score
+        and (found.mask_iou is None or found.mask_iou >= gate.mask_iou)
+    )
+
+
 def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatch:
     """Pair the detections of one image.
 
