@@ -8,7 +8,7 @@ EXTRAS := export,rtx,openvino,video,eval,bench,supervision,track,ray,serve,dev
 
 DOCS := build/docs-venv
 
-.PHONY: demo test test-fast test-slow setup lint docs wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
+.PHONY: demo test test-fast test-slow test-transformers setup lint docs wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
 
 demo: setup
 	$(BIN)/detrt demo -o demo
@@ -24,6 +24,20 @@ test-fast: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu and not network"
+
+# The export tests with another version of transformers, in an environment that shares all other packages with $(VENV):
+# make test-transformers VERSION=5.12.1
+TRANSFORMERS := build/transformers-$(VERSION)
+
+test-transformers: setup
+	@test -n "$(VERSION)" || { echo "say which version: make test-transformers VERSION=5.12.1" >&2; exit 2; }
+	test -x $(TRANSFORMERS)/bin/python || $(BIN)/python -m venv --without-pip $(TRANSFORMERS)
+	shared=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(TRANSFORMERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	printf '%s\n' "$$shared" "$(CURDIR)/src" > $$own/shared.pth
+	$(BIN)/python -m pip --python $(TRANSFORMERS)/bin/python install --quiet --disable-pip-version-check transformers==$(VERSION)
+	$(TRANSFORMERS)/bin/python -m pytest -n 2 --dist worksteal -rs tests/export/test_families.py tests/export/test_prompted.py \
+	  tests/export/test_dino.py tests/models/test_rewrites.py
 
 CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev doctest-dev
 CPP_BUILD := build/cpp

@@ -551,8 +551,9 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
             f"--{name.replace('_', '-')} {shown} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt "
             "export"
         )
-    if load.trust_remote_code and not checkpoint:
-        raise SpecError(f"--trust-remote-code has no effect on '{model}', which is exported already; leave it out")
+    for name in ("trust_remote_code", "allow_untested_transformers"):
+        if getattr(load, name) and not checkpoint:
+            raise SpecError(f"--{name.replace('_', '-')} has no effect on '{model}', which is exported already; leave it out")
     if export.height is not None and not builds:
         raise ExportError(
             f"--size {export.height}x{export.width} has no effect on '{model}', which is exported already, without an engine; "

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
-from detrt.errors import ExportError
+from detrt.errors import ExportError, GateError, SourceError
+from detrt.export import ExportConfig, export_onnx
 from detrt.models import rewrites as module_under_test
+from detrt.models import source as source_module
 from detrt.models.example_inputs import example_feeds
 from detrt.models.families import FAMILIES
-from detrt.models.fingerprints import FINGERPRINTS, TRIED
+from detrt.models.fingerprints import FINGERPRINTS, LACKING, TESTED
+from detrt.models.load import load_source
+from detrt.models.ops.msda import ms_deform_attn
 from detrt.models.random import MODELS
 from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
 from detrt.models.wrapper import ExportModule
@@ -87,8 +93,61 @@ def test_no_rewrites_need_no_transformers_model():
 
 def test_every_place_is_as_written():
     """Regenerate with `python -m detrt.models.write_fingerprints` after reading what changed."""
-    assert transformers.__version__ in TRIED
-    assert collect() == {place: digests[-1] for place, digests in FINGERPRINTS.items()}
+    lacking = LACKING[transformers.__version__]
+    found, missing = collect(lacking)
+    assert sorted(missing) == sorted(lacking)
+    assert {place: digest in FINGERPRINTS.get(place, ()) for place, digest in found.items()} == dict.fromkeys(found, True)
+    assert lacking or found.keys() == FINGERPRINTS.keys()  # the newest has them all
+
+
+def test_four_versions_spread_over_the_year():
+    """The numbers of releases stand for time: 5.0 is of January 2026, 5.23 of November."""
+    minors = [int(version.split(".")[1]) for version in TESTED]
+    assert minors == sorted(set(minors)) and len(minors) >= 4 and minors[0] <= 5 and not LACKING[TESTED[-1]]
+    assert max(b - a for a, b in itertools.pairwise(minors)) <= 10
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that another version of transformers is installed."""
+
+    return lambda version: monkeypatch.setattr(source_module, "versions", lambda: {"transformers": version})
+
+
+def test_an_untested_version_is_refused_by_name(installed):
+    installed("5.999.0")
+    words = rf"transformers 5\.999\.0, which detrt was not tested with; tested: .*{TESTED[-1]}.*--allow-untested-transformers"
+    with pytest.raises(SourceError, match=words):
+        load_source("random:yolos/tiny")
+
+
+def test_other_code_of_an_untested_version_is_tried(installed, tiny, monkeypatch):
+    module = modeling_module(tiny("rt_detr_v2").module)
+    monkeypatch.setattr(module, "multi_scale_deformable_attention_v2", lambda *args, **choices: None)
+    with pytest.raises(ExportError, match="has changed"):
+        check_places(module, ["msda"])
+    installed("5.999.0")
+    check_places(module, ["msda"])
+
+
+def test_the_check_decides_for_an_untested_version(installed, monkeypatch, tmp_path, plain_simplifier):
+    """A rewrite that does not compute what that version computes."""
+    installed("5.999.0")
+    source = load_source("random:rt_detr_v2/tiny", allow_untested_transformers=True)
+    with pytest.raises(ExportError, match=r"5\.999\.0, so the comparison decides; leave --no-check out"):
+        export_onnx(source, tmp_path / "m.onnx", ExportConfig(check=False))
+    monkeypatch.setattr(module_under_test, "ms_deform_attn", lambda value, *rest: ms_deform_attn(value * 1.1, *rest))
+    with pytest.raises(GateError, match="differs from PyTorch"):
+        export_onnx(source, tmp_path / "m.onnx", ExportConfig())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_family_that_a_version_lacks_is_named(installed):
+    installed("5.0.0")
+    words = rf"'random:rf_detr/tiny' is RF-DETR, which detrt does not read with transformers 5\.0\.0, but with .*=={TESTED[-1]}"
+    with pytest.raises(SourceError, match=words):
+        load_source("random:rf_detr/tiny")
+    assert load_source("random:detr/tiny").spec.family == "detr"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
@@ -108,7 +167,7 @@ def test_changed_code_is_refused_by_name(tiny, monkeypatch):
         return None
 
     monkeypatch.setattr(cls, "get_reference_points", staticmethod(get_reference_points))
-    words = rf"DeformableDetrEncoder\.get_reference_points has changed in transformers {transformers.__version__}.*{TRIED[-1]}"
+    words = rf"DeformableDetrEncoder\.get_reference_points has changed in transformers {transformers.__version__}.*{TESTED[-1]}"
     with pytest.raises(ExportError, match=words), rewrites(tiny("deformable_detr").module, ["symbolic_shapes"]):
         pytest.fail("the block must not run")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import DetrtError, install_hint
+from ..models.fingerprints import TESTED
 from ..models.load import LoadOptions
 from .options import Given, command
 
@@ -59,7 +60,7 @@ def doctor(json_file: Json = None) -> None:
     show.check_json(json_file)
     found = diagnose()
     if json_file:
-        show.write_json(found.to_dict(), json_file)
+        show.write_json({**found.to_dict(), "transformers_tested": TESTED}, json_file)
     if json_file == "-":
         return
     machine = found.machine
@@ -80,6 +81,11 @@ def doctor(json_file: Json = None) -> None:
         ("package", "version", "for", "extra"),
         [(p.name, p.version or "-", p.purpose, f"[{p.extra}]" if p.extra else "") for p in found.packages],
     )
+    installed = next(p.version for p in found.packages if p.name == "transformers")
+    other = (
+        f"; {installed} is not among them, and needs --allow-untested-transformers" if installed not in (None, *TESTED) else ""
+    )
+    show.paragraph(f"transformers versions tested: {', '.join(TESTED)}{other}")
     missing = next((p.extra for p in found.packages if p.extra and not p.version), "")
     if missing:
         print(f"to install an extra, e.g. [{missing}], {install_hint(missing)}")

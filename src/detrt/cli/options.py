@@ -237,7 +237,11 @@ class SizeOptions:
 
 def load_arguments(load: LoadOptions) -> dict[str, Any]:
     """How a checkpoint is read, as keywords of `open_session`."""
-    return {**load.choices(), "trust_remote_code": load.trust_remote_code}
+    return {
+        **load.choices(),
+        "trust_remote_code": load.trust_remote_code,
+        "allow_untested_transformers": load.allow_untested_transformers,
+    }
 
 
 def parse_device(text: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from ..models.rewrites import rewrites
 from ..models.source import Source
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec
-from .trace import ExportReport, Progress, _runnable, finish, require_equal, trace
+from .trace import ExportReport, Progress, _runnable, finish, require_check, require_equal, trace
 
 
 def export_onnx(
@@ -45,6 +45,7 @@ def export_onnx(
     say = progress or (lambda text: None)
     path = Path(path)
     spec = exported_spec(source, config)
+    require_check(config)
     if config.plugin and (spec.text is not None or not source.family.deformable):
         what = "takes a prompt, for which plugin nodes are not done yet" if spec.text else "has no deformable attention"
         raise ExportError(f"--msda {config.msda}: {source.family.title} {what}; leave --msda out")

@@ -25,9 +25,10 @@ from ..graph.msda_plugin import cut, rejoin
 from ..models import nms_op as nms
 from ..models.contract import ExportConfig, trace_size
 from ..models.example_inputs import example_feeds
+from ..models.fingerprints import TESTED
 from ..models.published import ProcessingCheck
 from ..models.rewrites import rewrites
-from ..models.source import Source
+from ..models.source import Source, transformers_version
 from ..models.wrapper import ExportModule
 from ..spec import PIXEL_VALUES, ModelSpec
 from ..system import package_version
@@ -89,6 +90,15 @@ def _runnable(model: Any) -> Any:
     copy.CopyFrom(model)
     lower_msda(copy, "gather")
     return copy
+
+
+def require_check(config: ExportConfig) -> None:
+    """Raises:
+    ExportError: no comparison with PyTorch, with a version of transformers that was not tested.
+    """
+    version = transformers_version()
+    if not config.check and version is not None and version not in TESTED:
+        raise ExportError(f"detrt was not tested with transformers {version}, so the comparison decides; leave --no-check out")
 
 
 def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:

@@ -1,12 +1,35 @@
-"""Fingerprints of the library code that the rewrites rely on. Written by make_places.py."""
+"""Fingerprints of the library code that the rewrites rely on. Written by write_fingerprints.py."""
 
-TRIED = ("5.23.0",)
+# Version of transformers that the export tests ran with -> families that it lacks, or that do not export with it.
+LACKING: dict[str, tuple[str, ...]] = {
+    "5.0.0": ("deimv2", "rf_detr", "grounding_dino", "mm_grounding_dino", "omdet_turbo"),
+    "5.3.0": ("deimv2", "rf_detr", "grounding_dino", "mm_grounding_dino", "omdet_turbo"),
+    "5.12.1": ("grounding_dino", "mm_grounding_dino"),
+    "5.15.1": ("grounding_dino", "mm_grounding_dino"),
+    "5.20.2": ("grounding_dino", "mm_grounding_dino"),
+    "5.23.0": (),
+}
+TESTED = tuple(LACKING)
 
 FINGERPRINTS: dict[str, tuple[str, ...]] = {
-    "modeling_d_fine:multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36",),
-    "modeling_deformable_detr:DeformableDetrEncoder.get_reference_points": ("21e119814bd280ee",),
-    "modeling_deformable_detr:DeformableDetrModel.forward": ("e3a4b576a446c266",),
-    "modeling_deformable_detr:DeformableDetrModel.gen_encoder_output_proposals": ("cf2ac8b98a7a3f1c",),
+    "modeling_d_fine:multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36", "a114bb8d455d13e6"),
+    "modeling_deformable_detr:DeformableDetrEncoder.get_reference_points": (
+        "21e119814bd280ee",
+        "bb4f51fee94e0ea5",
+        "906f391e3614ae16",
+    ),
+    "modeling_deformable_detr:DeformableDetrModel.forward": (
+        "e3a4b576a446c266",
+        "6ff23ab3155a17c6",
+        "1e57d041c6a30036",
+        "c38b116c984d4cae",
+        "cb84c379832c04e4",
+    ),
+    "modeling_deformable_detr:DeformableDetrModel.gen_encoder_output_proposals": (
+        "cf2ac8b98a7a3f1c",
+        "5b24387b7f7aa28d",
+        "e834ffc0e7ab9a0b",
+    ),
     "modeling_deformable_detr:MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",),
     "modeling_deimv2:multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36",),
     "modeling_grounding_dino:GroundingDinoBiMultiHeadAttention.forward": ("c507df1174244169",),
@@ -24,8 +47,19 @@ FINGERPRINTS: dict[str, tuple[str, ...]] = {
     "modeling_grounding_dino:MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",),
     "modeling_grounding_dino:encode_sinusoidal_position_embedding": ("e3a8c1761b2bdfac",),
     "modeling_grounding_dino:generate_masks_with_special_tokens_and_transfer_map": ("4d5a66f1e93c4477",),
-    "modeling_lw_detr:LwDetrModel.forward": ("6842be7061f6eb63",),
-    "modeling_lw_detr:LwDetrModel.gen_encoder_output_proposals": ("3bdc32ee4500d2ff",),
+    "modeling_lw_detr:LwDetrModel.forward": (
+        "6842be7061f6eb63",
+        "f56dbcaf6500fb1e",
+        "18f4df54eb572f2a",
+        "8de02514b5f8b87a",
+        "e838e7ef7efeb7ed",
+    ),
+    "modeling_lw_detr:LwDetrModel.gen_encoder_output_proposals": (
+        "3bdc32ee4500d2ff",
+        "b47d9e3449d032de",
+        "3c241682d72698d7",
+        "525e003946ce095e",
+    ),
     "modeling_lw_detr:MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",),
     "modeling_mm_grounding_dino:MMGroundingDinoBiMultiHeadAttention.forward": ("c507df1174244169",),
     "modeling_mm_grounding_dino:MMGroundingDinoContrastiveEmbedding.forward": ("82f51d0e10c303c2",),
@@ -43,20 +77,20 @@ FINGERPRINTS: dict[str, tuple[str, ...]] = {
     "modeling_mm_grounding_dino:encode_sinusoidal_position_embedding": ("e3a8c1761b2bdfac",),
     "modeling_mm_grounding_dino:generate_masks_with_special_tokens_and_transfer_map": ("4d5a66f1e93c4477",),
     "modeling_omdet_turbo:MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",),
-    "modeling_omdet_turbo:OmDetTurboDecoder._get_decoder_input": ("e36c88008f1fcf02",),
-    "modeling_omdet_turbo:OmDetTurboDecoder.forward": ("1a615049670a24e3",),
+    "modeling_omdet_turbo:OmDetTurboDecoder._get_decoder_input": ("e36c88008f1fcf02", "bd8099cb86c76802"),
+    "modeling_omdet_turbo:OmDetTurboDecoder.forward": ("1a615049670a24e3", "629e8da8ee1bb8c3"),
     "modeling_omdet_turbo:OmDetTurboDecoder.generate_anchors": ("6856340a4388f624",),
     "modeling_omdet_turbo:OmDetTurboDeformableTransformerDecoderLayer.forward": ("baceef2bbdb7a145",),
-    "modeling_omdet_turbo:OmDetTurboForObjectDetection.forward": ("17e5d9ce3deca4af",),
+    "modeling_omdet_turbo:OmDetTurboForObjectDetection.forward": ("17e5d9ce3deca4af", "95ef5c89aa18f69e", "042876ecb580ffc6"),
     "modeling_omdet_turbo:OmDetTurboHybridEncoder.build_2d_sincos_position_embedding": ("3f44c0a8c8eff676",),
-    "modeling_omdet_turbo:OmDetTurboHybridEncoder.forward": ("733606a3300eb107",),
+    "modeling_omdet_turbo:OmDetTurboHybridEncoder.forward": ("733606a3300eb107", "e3b94d54d4da9bff"),
     "modeling_omdet_turbo:OmDetTurboLanguageBackbone.forward": ("de6a92a7bf9960be",),
     "modeling_omdet_turbo:OmDetTurboVisionBackbone.forward": ("0bdbf606b80c0cc3",),
     "modeling_omdet_turbo:get_class_similarity": ("cc4e2d641eae55cc",),
     "modeling_rf_detr:MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",),
     "modeling_rf_detr:RfDetrDinov2Embeddings.interpolate_pos_encoding": ("aad1b5dd93675339",),
-    "modeling_rf_detr:RfDetrModel.forward": ("9058633959d0bb28",),
-    "modeling_rf_detr:RfDetrModel.gen_encoder_output_proposals": ("3bdc32ee4500d2ff",),
+    "modeling_rf_detr:RfDetrModel.forward": ("9058633959d0bb28", "d3cdf546e76068ee"),
+    "modeling_rf_detr:RfDetrModel.gen_encoder_output_proposals": ("3bdc32ee4500d2ff", "525e003946ce095e"),
     "modeling_rt_detr:MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",),
-    "modeling_rt_detr_v2:multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36",),
+    "modeling_rt_detr_v2:multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36", "a114bb8d455d13e6"),
 }

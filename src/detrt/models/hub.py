@@ -19,7 +19,7 @@ from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
-from .source import auto_class, check_finite, make_spec, versions
+from .source import auto_class, check_finite, make_spec, require_family, versions
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def family_of(config: dict[str, Any], ref: str) -> Family:
         raise SourceError(
             f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
         )
+    require_family(BY_MODEL_TYPE[model_type], ref)
     return BY_MODEL_TYPE[model_type]
 
 

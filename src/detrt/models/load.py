@@ -13,7 +13,7 @@ from ..bundle import Provenance
 from ..errors import SourceError
 from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from .reduce import reduced
-from .source import Source
+from .source import Source, require_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +61,8 @@ class LoadOptions:
         labels: file with one class name per line, or JSON {"0": "name", ...}, instead of the checkpoint's names.
         tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the checkpoint's own.
         trust_remote_code: run Python code that comes with the checkpoint.
+        allow_untested_transformers: load with a version of transformers that detrt was not tested with; an export is then always
+            compared with PyTorch.
         resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
         preprocess: "family-default" for the authors' preprocessing of the family instead of the folder's image processor.
         queries, decoder_layers: how many of them run, fewer than the model was trained with, see `detrt.models.reduce`.
@@ -88,6 +90,10 @@ class LoadOptions:
     )
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Run Python code that comes with a checkpoint.", "panel": "Checkpoint"}
+    )
+    allow_untested_transformers: bool = field(
+        default=False,
+        metadata={"help": "Load with a transformers version that detrt was not tested with.", "panel": "Checkpoint"},
     )
     resize: str | None = field(
         default=None,
@@ -161,6 +167,7 @@ class LoadChanges(TypedDict, total=False):
     labels: Path | str | None
     tokenizer: Path | str | None
     trust_remote_code: bool
+    allow_untested_transformers: bool
     resize: str | None
     preprocess: str | None
     queries: int | None
@@ -212,6 +219,7 @@ def _load(ref: str, options: LoadOptions) -> Source:
                     f"--{name} {value} is for a folder in transformers format, with a file of its image processor; '{ref}' has the "
                     "authors' preprocessing; leave it out, or give --size for another input size"
                 )
+    require_tested(ref, options.allow_untested_transformers)
     if ref.startswith("random:"):
         from .random import load_random
 
@@ -324,7 +332,7 @@ def load_checkpoint(
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
-    from .source import check_finite, versions
+    from .source import check_finite, require_family, versions
     from .text import read_tokenizer, text_spec, with_boolean_masks
 
     require_transformers()
@@ -333,6 +341,7 @@ def load_checkpoint(
         raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(FORMATS)}")
     file = read_state(path, ref)
     variant = family or _recognise(file.tensors, ref)
+    require_family(BY_NAME[FORMATS[variant].family], ref)
     # Before seconds of building a model, not after them.
     refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer)
     words = read_tokenizer(tokenizer, None, ref) if BY_NAME[FORMATS[variant].family].text else None

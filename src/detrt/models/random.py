@@ -13,6 +13,7 @@ IDEA-Research trains COCO), Co-DINO 5scale R50 and Swin-L (80 classes).
 
 from __future__ import annotations
 
+import inspect
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from .families import BY_NAME, Family
 from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
 from .preprocessor import read_input_spec
-from .source import Source, auto_class, make_spec, versions
+from .source import Source, auto_class, make_spec, require_family, versions
 from .text import bert_tokenizer, library, read_tokenizer, text_spec, with_boolean_masks
 
 _STAGES = ["stage1", "stage2", "stage3", "stage4"]
@@ -259,6 +260,9 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
         raise SourceError(
             f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}"
         )
+    found = {**MODELS, **RF_DETR_SEG, **TEXT_MODELS}.get(name)
+    if found is not None:  # the others are detrt's own
+        require_family(BY_NAME[found[0]], ref)
     if name in TEXT_MODELS:
         return load_random_text(ref, labels=labels, tokenizer=tokenizer)
     if tokenizer is not None:
@@ -290,6 +294,12 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         settings["backbone_config"] = CONFIG_MAPPING[backbone["model_type"]](
             **{k: v for k, v in backbone.items() if k != "model_type"}
         )
+    if "use_timm_backbone" in inspect.signature(CONFIG_MAPPING[family.model_type].__init__).parameters:
+        settings |= {
+            "use_timm_backbone": False,
+            "use_pretrained_backbone": False,
+            "backbone": None,
+        }  # transformers before 5.2 has timm's as the default
     config = CONFIG_MAPPING[family.model_type](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -563,6 +573,12 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
     for part in ("backbone_config", "text_config"):
         given = dict(settings[part])
         settings[part] = CONFIG_MAPPING[given.pop("model_type")](**given)
+    if "use_timm_backbone" in inspect.signature(CONFIG_MAPPING[family.model_type].__init__).parameters:
+        settings |= {
+            "use_timm_backbone": False,
+            "use_pretrained_backbone": False,
+            "backbone": None,
+        }  # transformers before 5.2 has timm's as the default
     config = CONFIG_MAPPING[family.model_type](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

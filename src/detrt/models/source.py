@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ..bundle import Provenance
 from ..errors import SourceError
 from ..spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec
 from .families import Family
+from .fingerprints import LACKING, TESTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +50,39 @@ def auto_class(family: Family, architectures: Sequence[str] | None, ref: str) ->
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection
 
 
+def require_tested(ref: str, allow: bool) -> None:
+    """Refuse versions of transformers that detrt was not tested with, unless `allow`.
+
+    Raises:
+        SourceError: such a version is installed.
+    """
+    version = transformers_version()
+    if version is not None and version not in TESTED and not allow:
+        raise SourceError(
+            f"'{ref}' would be loaded by transformers {version}, which detrt was not tested with; tested: {', '.join(TESTED)}. "
+            f"Install one of them (pip install transformers=={TESTED[-1]}), or add --allow-untested-transformers: the export is then "
+            "compared with PyTorch, and fails where they differ"
+        )
+
+
+def require_family(family: Family, ref: str) -> None:
+    """Refuse a family that the installed transformers lacks, or has in another form than detrt exports.
+
+    Raises:
+        SourceError: it is not in this version.
+    """
+    version = transformers_version()
+    package = f"transformers.models.{family.model_type.replace('-', '_')}"
+    if version is None or not family.model_type:
+        return
+    if family.name in LACKING.get(version, ()) or importlib.util.find_spec(package) is None:
+        having = [tested for tested, lacking in LACKING.items() if family.name not in lacking]
+        raise SourceError(
+            f"'{ref}' is {family.title}, which detrt does not read with transformers {version}, but with {', '.join(having)}: "
+            f"pip install transformers=={having[-1]}"
+        )
+
+
 def versions() -> dict[str, str]:
     """Installed versions of the packages that shape a result."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load, which help need not wait for
@@ -57,6 +92,11 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
+
+
+def transformers_version() -> str | None:
+    """Installed version of transformers; None without it."""
+    return versions().get("transformers")
 
 
 def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MissingPackageError, SourceError
 from ..spec import DecodeSpec, InputSpec, ModelSpec, TextSpec
 from .families import Family
+from .rewrites import modeling_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +50,7 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
     queries = int(config.num_queries)
     pad = pad_id(tokenizer)
     if family.text == "tokens":
-        wanted = [int(i) for i in module.model.special_tokens.tolist()]  # type: ignore[union-attr]
+        wanted = [int(i) for i in modeling_module(module).SPECIAL_TOKENS]
         found = [vocabulary.get(word) for word in SEPARATORS]
         if found != wanted:
             raise SourceError(

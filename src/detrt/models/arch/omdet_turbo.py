@@ -32,7 +32,8 @@ class OmDetText(nn.Module):
         kind = language.model.config.model_type
         if kind != "clip_text_model":
             raise ExportError(f"the text model is {kind!r}; detrt exports OmDet-Turbo with CLIP only")
-        self.clip, self.text_projection = language.model, language.text_projection
+        # transformers before 5.10 wraps the encoder once more.
+        self.clip, self.text_projection = getattr(language.model, "text_model", language.model), language.text_projection
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
