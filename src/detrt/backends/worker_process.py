@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..errors import DetrtError, missing_package
+from ..errors import DetrtError, SessionError, missing_package
 
 _LENGTH = struct.Struct("<Q")
 _EXIT_SECONDS = 10.0
@@ -151,6 +151,11 @@ class Worker:
     def __init__(
         self, command: Sequence[str], request: Any, *, environment: Mapping[str, str] | None = None, **popen: Any
     ) -> None:
+        if sys.platform == "win32":
+            raise SessionError(
+                "this needs a worker process with an inherited socket, which Windows does not have; run it in WSL 2, or detect in this "
+                "process with ONNX Runtime or OpenVINO (docs/guide/windows.md)"
+            )
         ours, theirs = socket.socketpair()
         try:
             with theirs:

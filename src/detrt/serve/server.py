@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -151,6 +150,10 @@ def _address(listener: socket.socket) -> str:
 
 def _raise_file_limit() -> None:
     """Raise the limit of open files: the default soft limit of 1024 limits connections."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such module, and no such limit
+        return
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
