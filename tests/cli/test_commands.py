@@ -9,11 +9,13 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
-from cli_support import COMMAND, cli, place, run_process  # noqa: F401 - fixtures
+from cli_support import COMMAND, cli, place, run_process, write_onnx  # noqa: F401 - fixtures
+from onnx_models import make_spec
 
 from detrt.cli import main
 from detrt.models.load import BY_NAME, EMBEDDED, FAMILIES
@@ -213,3 +215,24 @@ def test_demo_refuses(cli, place):
     cli.refused("demo", "-o", "in", names="'in'", advice="give a new or empty folder")
     cli.refused("demo", "--sm", "99", names="99", advice="Type for example --sm")
     assert sorted(os.listdir(place)) == ["bundle", "in", "model.onnx"]
+
+
+def test_masks_of_a_model_that_has_none(cli, place):
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    truth = {
+        "images": [{"id": 1, "file_name": "blue.png", "height": 8, "width": 12}],
+        "categories": [{"id": 1, "name": "blue"}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 4, 4], "segmentation": [[0, 0, 4, 0, 4, 4]]}],
+    }
+    Path("truth.json").write_text(json.dumps(truth))
+    arguments = ("eval", "model.onnx", "--images", "in", "--ground-truth", "truth.json")
+    cli.refused(*arguments, "--iou-type", "segm", names="boxes alone", advice="leave it out, or give bbox")
+    cli.refused(*arguments, "--iou-type", "panoptic", names="'panoptic'", advice="bbox, segm")
+    write_onnx(place / "masked.onnx", make_spec(masks=True))
+    advice = "compare models of one task"
+    cli.refused(
+        "verify", "masked.onnx", "--against", "model.onnx", "--images", "in", names="instance-segmentation", advice=advice
+    )
+    cli.refused(
+        "verify", "model.onnx", "--against", "masked.onnx", "--images", "in", names="instance-segmentation", advice=advice
+    )
