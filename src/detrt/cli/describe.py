@@ -160,6 +160,7 @@ def family_rows() -> list[dict[str, Any]]:
                 "deformable": "yes" if family.deformable else "no",
                 "original files": formats_of(family.name),
                 "rewrites": list(family.rewrites),
+                "fewer queries": "yes" if family.reducible else "no",
                 "licence": family.licence,
                 "example": f"hf:{family.example}" if family.example else f"ckpt:{family.name}.pth",
             }

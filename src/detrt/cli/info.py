@@ -39,7 +39,8 @@ def info(
             columns = ("family", "title", "size", "multiple of", "original files")
             heads = ("family", "", "size", "multiple", "original files")
             show.table("", heads, [_cells(row, columns) for row in rows])
-            show.table("", ("an example of each", "licence"), [[row["example"], row["licence"]] for row in rows])
+            show.table("", ("an example of each",), [[row["example"]] for row in rows])
+            show.table("", ("family", "licence of its code and weights"), [[row["family"], row["licence"]] for row in rows])
             for row in rows:
                 if row["why fixed"]:
                     show.paragraph(f"{row['family']}: fixed size, because {row['why fixed']}.")
