@@ -251,14 +251,13 @@ def test_other_number_of_level_sizes_is_named():
         lower_msda(model, "gather")
 
 
-@pytest.mark.skipif(
+rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT-RTX is not installed (the 'rtx' extra)"
 )
-@pytest.mark.parametrize("how", ("gather", "gridsample"))
-@pytest.mark.parametrize("name", ("uneven points", "discrete"))
-def test_tensorrt_rtx_builds_the_lowering(name, how, tmp_path):
-    """With a symbolic batch. The spec only serves the profile."""
-    case = CASES[name]
+
+
+def build_lowered(case, how, folder, config):
+    """The engine of one lowered node with a symbolic batch. The spec only serves the profile."""
     tokens = sum(h * w for h, w in case.shapes)
     model = graph_of(case, constant=True, value_axes=["batch", tokens, case.heads, case.dim])
     for value in (*model.graph.input, *model.graph.output):
@@ -266,8 +265,24 @@ def test_tensorrt_rtx_builds_the_lowering(name, how, tmp_path):
             if axis.dim_param == "queries":
                 axis.dim_value = case.queries
     lower_msda(model, how)
-    path = tmp_path / "msda.onnx"
+    path = folder / f"{how}.onnx"
     onnx.save(model, path)
     spec = ModelSpec("test", InputSpec("stretch", 8, 8), DecodeSpec("sigmoid", "topk", 1, 1, 1), {0: "a"})
-    built = build_engine(path, tmp_path / "msda.engine", EngineConfig(batch=(1, 1, 2), optimization_level=0), spec)
+    return build_engine(path, folder / f"{how}.engine", config, spec)
+
+
+@rtx
+@pytest.mark.parametrize("how", ("gather", "gridsample"))
+@pytest.mark.parametrize("name", ("uneven points", "discrete"))
+def test_tensorrt_rtx_builds_the_lowering(name, how, tmp_path):
+    built = build_lowered(CASES[name], how, tmp_path, EngineConfig(batch=(1, 1, 2), optimization_level=0))
     assert built.size > 0 and built.path.is_file()
+
+
+@rtx
+def test_gathers_need_a_third_more_memory_than_gridsample_at_most(tmp_path):
+    """Samples that a MatMul sums are all written to memory: 60 times as much here."""
+    case = Case(((40, 56), (20, 28), (10, 14)), (4, 4, 4), heads=8, dim=32, queries=1200)
+    config = EngineConfig(batch=(1, 1, 4), sms=(89,))
+    gather, gridsample = (build_lowered(case, how, tmp_path, config).facts.activation_bytes for how in ("gather", "gridsample"))
+    assert 0 < gather <= gridsample * 4 / 3

@@ -180,7 +180,11 @@ def _measured(row: dict[str, Any], built: BuildReport, config: ReportConfig) -> 
     file = built.bundle.of_kind(kind)[0]
     weights = built.bundle.of_kind(f"{kind}-weights")  # OpenVINO keeps them in a file of their own
     found = {name: row[name] for name in ("backend", "batch", "height", "width", "p50_ms", "p90_ms", "images_per_s", "build_s")}
-    found |= {"bytes": file.size + sum(entry.size for entry in weights), "activation_bytes": file.engine and file.engine.activation_bytes, "AP": row.get("AP")}
+    found |= {
+        "bytes": file.size + sum(entry.size for entry in weights),
+        "activation_bytes": file.engine and file.engine.activation_bytes,
+        "AP": row.get("AP"),
+    }
     # What the build compared: an engine of this machine with its graph, an OpenVINO model with ONNX Runtime.
     verdicts = [stage.verdict for stage in built.stages if stage.name in ("check tensorrt", OPENVINO)]
     return found | {"check": next(iter(verdicts), "")}
