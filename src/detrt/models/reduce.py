@@ -1,4 +1,4 @@
-"""Fewer queries and decoder layers than a model was trained with, which its authors evaluate without training it anew.
+"""Fewer queries and decoder layers than a model was trained with, which its authors evaluate without further training.
 
 RT-DETR (Zhao et al., arXiv:2304.08069, section 4.4): decoder layers from the end. D-FINE and DEIMv2: `eval_idx` and `num_queries` of
 their configs. RF-DETR (Robinson et al., arXiv:2511.09554): both, queries by the score of their proposals. In all of them the queries
