@@ -17,7 +17,8 @@ from .outputs import OutputOptions, open_writers, reader_may_leave, summary, wri
 if TYPE_CHECKING:
     from ..data.images import Input
     from ..data.live import LiveSource
-    from ..data.streams import LiveStreams, StreamConfig, StreamCounts
+    from ..data.stream_config import StreamConfig
+    from ..data.streams import LiveStreams, StreamCounts
     from ..detector import Detector
     from ..jobs.track import Tracker
 

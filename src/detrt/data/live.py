@@ -18,7 +18,6 @@ from .images import IMAGE_SUFFIXES, MAX_PIXELS, VIDEO_SUFFIXES
 from .raw_image import LoadedImage
 from .video import CPU_THREADS, image_of, import_av, open_video
 
-TRANSPORTS = ("tcp", "udp")
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp", "http", "https")
 _DEVICE = re.compile(r"/dev/video\d+")
 _SECRET = re.compile(r"(?i)([?&][^=&]*(?:pass|pwd|user|token|secret|auth|key)[^=&]*=)[^&#]*")
@@ -97,7 +96,7 @@ def live_frames(
     Args:
         source: is opened.
         timeout_s: longest time without data.
-        transport: of RTSP, one of TRANSPORTS.
+        transport: of RTSP, one of `stream_config.TRANSPORTS`.
         max_lag_s: a decoder that is later than this goes on with the next key frame.
         planar: leave frames in 4:2:0, see `raw_frames`.
 

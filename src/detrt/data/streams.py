@@ -8,48 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import DetrtError, ImageError
-from .live import TRANSPORTS, LiveFrame, LiveSource, live_frames
+from ..errors import ImageError
+from .live import LiveFrame, LiveSource, live_frames
 from .raw_image import LoadedImage
+from .stream_config import StreamConfig
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0  # before connecting again: doubled after each attempt
 _FIRST_FRAME_S = 30.0  # cameras send a key frame every few seconds
 _LATENCIES = 1000  # that percentiles are of
 _STOP_CHECK_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class StreamConfig:
-    """How live sources are read.
-
-    reconnect_s: None: without end. max_lag_s: see `live_frames`.
-
-    Raises:
-        DetrtError: out of range.
-    """
-
-    timeout_s: float = field(
-        default=5.0,
-        metadata={"help": "A camera is lost after so many seconds without data.", "flag": "--timeout", "panel": "Cameras"},
-    )
-    reconnect_s: float | None = field(
-        default=None,
-        metadata={
-            "help": "Connect to a lost camera for so many seconds; 0: not at all; default: without end.",
-            "flag": "--reconnect",
-            "panel": "Cameras",
-        },
-    )
-    transport: str = field(default="tcp", metadata={"help": "Of RTSP: tcp or udp.", "panel": "Cameras"})
-    max_lag_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise DetrtError(f"--timeout must be above 0 seconds; got {self.timeout_s:g}")
-        if self.reconnect_s is not None and not self.reconnect_s >= 0:
-            raise DetrtError(f"--reconnect must be at least 0 seconds; got {self.reconnect_s:g}")
-        if self.transport not in TRANSPORTS:
-            raise DetrtError(f"--transport must be {' or '.join(TRANSPORTS)}; got {self.transport!r}")
 
 
 @dataclass(slots=True)
