@@ -58,6 +58,7 @@ def verify(
     queries: int | None = None,
     decoder_layers: int | None = None,
     layout: str | None = None,
+    allow_untested_transformers: bool = False,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     prompt: str | Sequence[str] | Prompt | None = None,
@@ -75,16 +76,15 @@ def verify(
         gate: None: that of the candidate's precision (`matching.GATES`).
         gate_changes: fields that replace those of the gate.
         batch_size: images that run together for the detections.
-        trust_remote_code: run code that comes with a checkpoint.
-        progress: called with (done, all) images.
-        ground_truth: COCO annotations of the images, for the AP of both.
+        progress: called with (done, all) images. ground_truth: COCO annotations of the images, for the AP of both.
         slots: check batch invariance: every slot of a batch, and the padding.
         batches: batch sizes of that check, instead of the profile's.
         divergence: search the first diverging node: "always", "never" or "auto" (on a failure, and for a report below FP32).
         images: number of the worst images in the HTML report.
         labels: class names of a checkpoint whose bundle was built with names of its own.
-        family, tokenizer, queries, decoder_layers, resize, preprocess, layout, mean, std: how a checkpoint, or an ONNX file of
-            another exporter, is read, see `LoadOptions`. By default all that a bundle records of what it was made from.
+        family, tokenizer, queries, decoder_layers, resize, preprocess, layout, mean, std, trust_remote_code,
+            allow_untested_transformers: how a checkpoint, or an ONNX file of another exporter, is read, see `LoadOptions`. By
+            default all that a bundle records of what it was made from.
         prompt, task: for models that take a prompt: a text, or a list of class names.
         opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
         say: called with the name of each step.
@@ -103,7 +103,7 @@ def verify(
         checkpoint = {
             **{"labels": labels, "family": family, "tokenizer": tokenizer},
             **{"resize": resize, "preprocess": preprocess, "queries": queries, "decoder_layers": decoder_layers},
-            **{"layout": layout, "mean": mean, "std": std},
+            **{"layout": layout, "mean": mean, "std": std, "allow_untested_transformers": allow_untested_transformers},
         }
         ref, cand = _open_sides(reference, candidate, stack, checkpoint, trust_remote_code, opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})
@@ -172,7 +172,7 @@ def _open_sides(
         if isinstance(candidate, Session):
             raise SessionError("an open session does not say what it was made from; give a reference")
         reference = default_reference(candidate)
-        checkpoint = {name: value or cand.options.get(name) for name, value in checkpoint.items()}
+        checkpoint = {name: value or cand.options.get(name, value) for name, value in checkpoint.items()}
     ref = open_side(reference, trust=trust, like=model_spec(cand.session), **checkpoint)
     stack.callback(ref.close)
     ask(ref, *prompt)
