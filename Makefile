@@ -58,6 +58,11 @@ cpp-check: cpp-build
 	$(BIN)/python cpp/fuzz/run.py $(CPP_BUILD)/sanitize --seconds 4
 
 cpp-test: cpp-setup cpp-check
+
+# For Jetson: libdetrt, detrt-run and their unit tests for aarch64, which run under qemu (docs/guide/jetson.md names the packages).
+cpp-aarch64:
+	cmake -S cpp --preset aarch64 && cmake --build $(CPP_BUILD)/aarch64
+	ctest --test-dir $(CPP_BUILD)/aarch64 --output-on-failure
 	$(BIN)/python -m pytest tests/cpp
 
 cpp-test-slow: cpp-setup cpp-check

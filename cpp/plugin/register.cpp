@@ -14,7 +14,7 @@ extern "C" nvinfer1::IPluginCreatorInterface* const* getCreators(std::int32_t& c
 
 namespace {
 
-// Triton opens its back ends with RTLD_LOCAL, so that the symbols of libnvinfer are not found by name.
+// Triton opens its backends with RTLD_LOCAL, so that the symbols of libnvinfer are not found by name.
 int find_tensorrt(dl_phdr_info* loaded, std::size_t, void* found) {
   const char* const slash = std::strrchr(loaded->dlpi_name, '/');
   const std::string name = slash ? slash + 1 : loaded->dlpi_name;
