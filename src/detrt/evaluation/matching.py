@@ -49,8 +49,8 @@ class Gate:
 # detection in a crowd far, so that below FP32 the AP decides, if there is one.
 GATES = {
     Precision.FP32: Gate(),
-    Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.75),
-    Precision.FP16: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.75),
+    Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9),
+    Precision.FP16: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9),
     Precision.BF16: Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True, mask_iou=0.7),
     Precision.INT8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5),
     Precision.FP8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5),
