@@ -57,6 +57,7 @@ COMMANDS: dict[str, set[str]] = {
     "bench bundle --repeats 1 --warmup 0": set(),
     "bench bundle --repeats 1 --warmup 0 --plot p.svg": {"bench"},
     "bench random:yolos/tiny --size 64 --no-engine --repeats 1 --warmup 0": {"export"},
+    "report random:yolos/tiny --target onnx --size 64 --precisions fp32 --batches 1 --repeats 1": {"export"},
     "serve bundle --host 203.0.113.7": {"serve"},
     "demo -o demo": {"export", "rtx"},
     "demo-data scenes --count 1": set(),

@@ -16,7 +16,7 @@ from ..backends.tensorrt.config import TARGETS, EngineConfig
 from ..bench.config import BenchConfig
 from ..bench.measure import machine
 from ..bench.run import bench
-from ..errors import DetrtError, GateError, OutputError
+from ..errors import DetrtError, GateError, MissingPackageError, OutputError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..pipeline import BuildReport, build
@@ -103,6 +103,9 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
 
     Returns:
         {"machine", "config", "rows"}; a row has "model", "precision", "batch", "check" and what was measured, or "error".
+
+    Raises:
+        MissingPackageError: a package that all rows need. OutputError: the folder of the bundles cannot be made.
     """
     rows: list[dict[str, Any]] = []
     with _folder(config.keep) as folder:
@@ -155,6 +158,8 @@ def _rows(
             load=load,
             progress=step,
         )
+    except MissingPackageError:
+        raise
     except DetrtError as error:
         return [about | _failure(error, batch) for batch in config.batches]
     rows = []
@@ -166,6 +171,8 @@ def _rows(
                 built = build(exported.bundle.folder, folder / f"{stem}.b{batch}", engines=(engine,), progress=step)
             measured = bench([str(built.bundle.folder)], config.bench(batch, evaluated=number == 0), step)["rows"]
             rows += [about | _measured(row, built, config) for row in measured]
+        except MissingPackageError:
+            raise
         except DetrtError as error:
             rows.append(about | _failure(error, batch))
     return rows
