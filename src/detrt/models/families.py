@@ -56,16 +56,24 @@ class Family:
     nms_iou: float = 0.8
     processor: str = "Detr"
     reducible: bool = False
-    licence: str = "Apache-2.0"
+    licence: str = ""
 
 
 def _resnet_detr(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
-    base = {"mask": True, "shortest_edge": True, "activation": "sigmoid", "select": "topk", "max_detections": 100}
+    base = {
+        "mask": True,
+        "shortest_edge": True,
+        "activation": "sigmoid",
+        "select": "topk",
+        "max_detections": 100,
+        "licence": "Apache-2.0",
+    }
     return Family(name=name, model_type=model_type, title=title, example=example, **{**base, **facts})  # type: ignore[arg-type]
 
 
 def _hybrid(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
     base = {
+        "licence": "Apache-2.0",
         "activation": "sigmoid",
         "select": "topk",
         "max_detections": None,
@@ -94,6 +102,7 @@ def _grounding(name: str, model_type: str, title: str, example: str) -> Family:
         rewrites=("msda", "tensors_only"),
         text="tokens",
         processor="GroundingDino",
+        licence="Apache-2.0",
     )
 
 
@@ -148,6 +157,7 @@ FAMILIES: tuple[Family, ...] = (
         select="topk",
         max_detections=100,
         example="AnnaZhang/lwdetr_small_60e_coco",
+        licence="Apache-2.0",
         processor="DeformableDetr",
         multiple_of="windows",
         deformable=True,
@@ -200,6 +210,7 @@ FAMILIES: tuple[Family, ...] = (
         activation="sigmoid",
         select="topk",
         max_detections=None,
+        licence="Apache-2.0",
         example="omlab/omdet-turbo-swin-tiny-hf",
         multiple_of=32,
         deformable=True,
@@ -220,7 +231,7 @@ _DINO_FACTS = {
     "deformable": True,
 }
 OWN_FAMILIES: tuple[Family, ...] = (
-    Family(name="dino", model_type="", title="DINO", example="", **_DINO_FACTS),  # type: ignore[arg-type]
+    Family(name="dino", model_type="", title="DINO", example="", licence="Apache-2.0", **_DINO_FACTS),  # type: ignore[arg-type]
     Family(name="co_dino", model_type="", title="Co-DINO", example="", nms="soft_nms", licence="MIT", **_DINO_FACTS),  # type: ignore[arg-type]
 )
 
