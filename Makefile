@@ -8,7 +8,7 @@ EXTRAS := export,rtx,openvino,video,eval,bench,supervision,track,ray,serve,dev
 
 DOCS := build/docs-venv
 
-.PHONY: demo test test-fast test-slow test-transformers setup lint docs wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow
+.PHONY: demo test test-fast test-slow test-transformers setup lint docs wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo
@@ -58,12 +58,12 @@ cpp-check: cpp-build
 	$(BIN)/python cpp/fuzz/run.py $(CPP_BUILD)/sanitize --seconds 4
 
 cpp-test: cpp-setup cpp-check
+	$(BIN)/python -m pytest tests/cpp
 
 # For Jetson: libdetrt, detrt-run and their unit tests for aarch64, which run under qemu (docs/guide/jetson.md names the packages).
 cpp-aarch64:
 	cmake -S cpp --preset aarch64 && cmake --build $(CPP_BUILD)/aarch64
 	ctest --test-dir $(CPP_BUILD)/aarch64 --output-on-failure
-	$(BIN)/python -m pytest tests/cpp
 
 cpp-test-slow: cpp-setup cpp-check
 	$(BIN)/python cpp/fuzz/run.py $(CPP_BUILD)/sanitize --seconds 120
