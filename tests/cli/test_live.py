@@ -121,6 +121,12 @@ def test_a_file_as_a_camera(cli, place):
             write(np.full((16, 24, 3), 12 * level, np.uint8))
     rows = cli("detect", "bundle", "clip.mp4", "--live", "--json", "-", "-q").lines
     assert rows[-1]["frame"] == 19 and rows[-1]["wall_time"]
+    cli.refused("detect", "bundle", "clip.mp4", "--live", "--save-dir", ".", names="would replace", advice="another --save-dir")
+    content = (place / "clip.mp4").read_bytes()
+    start, end = content.index(b"mdat") + 4, content.index(b"moov") - 4
+    (place / "zeros.mp4").write_bytes(content[:start] + bytes(end - start) + content[end:])
+    cli.refused("detect", "bundle", "zeros.mp4", "--live", "--json", "o.jsonl", names="zeros.mp4", advice="damaged or truncated")
+    assert (place / "clip.mp4").read_bytes() == content and not (place / "o.jsonl").exists()
 
 
 def test_a_real_rtsp_server(cli, place):

@@ -201,6 +201,8 @@ class _Reader:
                     self._read()
                     error = ImageError(f"'{self.source.path}' has ended")
                     if self.source.kind == "file":
+                        if not self.counts.connections:
+                            raise ImageError(f"'{self.source.path}' has no frame that can be decoded; it is damaged or truncated")
                         return
                 except ImageError as one:
                     error = one

@@ -93,7 +93,7 @@ class StreamCopies:
     Frames have the times at which they arrived; those that were dropped are missing.
 
     Raises:
-        OutputError: a video cannot be written.
+        OutputError: a video would replace a file that is read like a camera, or cannot be written.
     """
 
     def __init__(self, folder: Path | str, sources: Sequence[LiveSource], *, font: str | os.PathLike | None = None) -> None:
@@ -101,6 +101,8 @@ class StreamCopies:
         names = [_stream_name(source.path) for source in sources]
         unique = [name if names.count(name) == 1 else f"{name}.{index + 1}" for index, name in enumerate(names)]
         self._names = dict(zip(sources, unique, strict=True))
+        for source in sources:
+            self._path(source, 1)  # now, rather than with the first frame
         self._stack = contextlib.ExitStack()
         self._files: dict[LiveSource, _StreamFile] = {}
 
@@ -113,9 +115,16 @@ class StreamCopies:
         if file.size_hw != size_hw:
             file.stack.close()
             file.number, file.size_hw = file.number + 1, size_hw
-            path = self.folder / f"{self._names[found.input]}{'' if file.number == 1 else f'-{file.number}'}.mp4"
+            path = self._path(found.input, file.number)
             file.write = file.stack.enter_context(video_writer(path, fps=None, size_hw=size_hw))
         file.write(np.asarray(_drawn(found, self.font)), found.record.time_s)
+
+    def _path(self, source: LiveSource, number: int) -> Path:
+        """Of the video of a source. number: from 1."""
+        path = self.folder / f"{self._names[source]}{'' if number == 1 else f'-{number}'}.mp4"
+        if os.path.abspath(path) in {os.path.abspath(one.address) for one in self._names if one.kind == "file"}:
+            raise OutputError(f"the annotated video of '{source.path}' would replace the input '{path}'; give another --save-dir")
+        return path
 
     def __enter__(self) -> StreamCopies:
         return self

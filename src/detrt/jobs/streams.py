@@ -27,7 +27,8 @@ def detect_streams(detector: Detector, streams: LiveStreams) -> Iterator[ImageRe
             arrived = datetime.datetime.fromtimestamp(frame.wall_time, datetime.timezone.utc)
             record = Record(frame.source.path, detections, frame.index, frame.time_s, arrived, latency_s)
             yield ImageResult(frame.source, record, frame.image)
+        ended = streams.ended  # before `lost`, which has by then whatever ended
         while (lost := streams.lost()) is not None:
             yield ImageFailure(*lost)
-        if not frames and streams.ended:
+        if not frames and ended:
             return
