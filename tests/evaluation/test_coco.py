@@ -100,6 +100,13 @@ def test_masks_that_cannot_be_compared(coco, spec, data, words):
         evaluate_coco(make_session(spec), write(data), folder, iou_type="segm")
 
 
+def test_annotations_of_boxes_alone_are_compared_as_boxes(coco):
+    """Tools for boxes write an empty segmentation."""
+    write, folder = coco
+    report = evaluate_coco(make_session(MASKED), write(with_masks([])), folder)
+    assert report.iou_type == "bbox" and report.metrics["AP"] == pytest.approx(1.0)
+
+
 def test_saved_masks_that_cannot_be_compared(coco):
     write, folder = coco
     truth = write(with_masks(POLYGON))

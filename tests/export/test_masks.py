@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import save_folder
+from PIL import Image
 from tiny_exports import SHARED
 
 from detrt.backends.onnxruntime.session import OnnxSession
@@ -25,7 +26,7 @@ from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.detections import mask_iou
 from detrt.detector import Detector
-from detrt.errors import SessionError, SourceError
+from detrt.errors import ImageError, SessionError, SourceError
 from detrt.evaluation.parity import verify
 from detrt.models.load import load_source
 from detrt.models.published import mask_difference
@@ -119,3 +120,28 @@ def test_an_export_passes_the_comparison(exported, tiny):
     report = verify(tiny("rf_detr-seg"), OnnxSession(exported("rf_detr-seg").path), [IMAGE], slots=False)
     assert report.passed and 0.99 <= report.worst_mask_iou <= 1
     assert {row["output"] for row in report.tensors} == {"logits", "pred_boxes", "mask_logits"}
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "kind"),
+    [([[5, 5, 90, 5, 90, 90]], "mask AP"), ([], "AP"), ([[5, 5, 90, 90]], None)],
+    ids=["mask", "box", "bad"],
+)
+def test_ground_truth_of_a_comparison(exported, tmp_path, segmentation, kind):
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    Image.fromarray(IMAGE).save(tmp_path / "a.png")
+    path = exported("rf_detr-seg").path
+    truth = {
+        "images": [{"id": 1, "file_name": "a.png", "height": SIZE[0], "width": SIZE[1]}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [5, 5, 85, 85], "segmentation": segmentation}],
+        "categories": [{"id": 1, "name": load_source("random:rf_detr-seg/tiny").spec.label(0)}],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    choices = {"ground_truth": tmp_path / "truth.json", "slots": False, "divergence": "never"}
+    if kind is None:
+        with pytest.raises(ImageError, match=r"annotations\[0\] has no mask"):
+            verify(OnnxSession(path), OnnxSession(path), [tmp_path / "a.png"], **choices)
+        return
+    report = verify(OnnxSession(path), OnnxSession(path), [tmp_path / "a.png"], **choices)
+    assert [check.name for check in report.checks if "AP on" in check.name] == [f"{kind} on 1 annotated images"]
+    assert any("not every annotation" in note for note in report.notes) is (kind == "AP")

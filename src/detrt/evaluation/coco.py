@@ -200,8 +200,8 @@ def evaluate_results(
 
 
 def has_masks(dataset: CocoDataset) -> bool:
-    """Whether every annotation has a mask."""
-    return all("segmentation" in entry for entry in dataset.annotations)
+    """Whether every annotation has a mask; tools for boxes write an empty list."""
+    return all(entry.get("segmentation") for entry in dataset.annotations)
 
 
 def chosen_iou_type(wanted: str | None, masked: bool, why_not: str, dataset: CocoDataset) -> str:

@@ -271,7 +271,7 @@ def _detect(session: Session, images: list[np.ndarray], floor: float) -> list[An
 
 def _with_ap(report: VerifyReport, path: Path, found: Sequence[Pair], specs: tuple[ModelSpec, ModelSpec]) -> VerifyReport:
     from ..data.coco import load_coco
-    from .coco import BBOX, SEGM, has_masks, score_rows
+    from .coco import SEGM, chosen_iou_type, score_rows
 
     dataset = load_coco(path)
     annotated, ids = dataset.subset(report.names)
@@ -279,10 +279,9 @@ def _with_ap(report: VerifyReport, path: Path, found: Sequence[Pair], specs: tup
     if left_out := len(ids) - sum(i is not None for i in ids):
         notes += (f"{left_out} of {len(ids)} images have no annotations in '{path}' and do not count for the AP",)
     ap: dict[str, Any] = {"images": len(annotated.images)}
-    iou_type = BBOX
+    iou_type = chosen_iou_type(None, specs[0].has_masks, "", annotated)
     if specs[0].has_masks:
-        iou_type = SEGM if has_masks(annotated) else BBOX
-        notes += () if iou_type == SEGM else (f"the AP is that of boxes: '{path}' has no masks",)
+        notes += () if iou_type == SEGM else (f"the AP is that of boxes: not every annotation in '{path}' has a mask",)
         ap["iou_type"] = iou_type
     for side, spec, key in zip(range(2), specs, ("reference", "candidate"), strict=True):
         categories = dataset.category_ids(spec)
