@@ -111,19 +111,15 @@ def _compressed(masks: Sequence[NDArray[np.int64]]) -> list[str]:
 
 def _expanded(text: str) -> NDArray[np.int64]:
     """Run lengths from their text; the reverse of `_compressed`."""
-    counts: list[int] = []
-    value = shift = 0
-    for letter in text.encode("ascii"):
-        bits = letter - 48
-        value |= (bits & 31) << shift
-        shift += 5
-        if bits & 32:
-            continue
-        if bits & 16:
-            value |= -1 << shift
-        counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-        value = shift = 0
-    return np.array(counts, np.int64)
+    letters = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
+    ends = np.flatnonzero(letters & 32 == 0) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    shifts = 5 * (np.arange(len(letters)) - np.repeat(starts, ends - starts))
+    counts = np.add.reduceat((letters & 31) << shifts, starts)
+    counts -= np.where(letters[ends - 1] & 16, 32 << shifts[ends - 1], 0)
+    for first in (1, 2):
+        counts[first::2] = np.cumsum(counts[first::2])
+    return counts
 
 
 def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:

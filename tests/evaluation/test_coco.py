@@ -92,6 +92,9 @@ def test_masks_are_compared(coco, polygon, ap50, ap):
         (MASKED, with_masks([]), r"annotations\[0\] has no mask"),
         (MASKED, with_masks({"size": [80, 99], "counts": "0"}), r"annotations\[0\] has no mask"),
         (MASKED, with_masks({"size": [80, 100], "counts": [5, 5]}), r"annotations\[0\] has no mask"),
+        (MASKED, with_masks({"size": 80, "counts": [8000]}), r"annotations\[0\] has no mask"),
+        (MASKED, with_masks({"size": [80, 100], "counts": "55"}), r"annotations\[0\] has no mask"),
+        (MASKED, with_masks({"size": [80, 100], "counts": "o"}), r"annotations\[0\] has no mask"),
     ],
 )
 def test_masks_that_cannot_be_compared(coco, spec, data, words):

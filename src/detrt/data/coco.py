@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
+from ..detections import Masks
 from ..errors import ImageError, OutputError, SpecError
 from ..spec import ModelSpec
 
@@ -208,12 +209,15 @@ def is_segmentation(value: object, size_hw: Sequence[int]) -> bool:
     if isinstance(value, list):
         polygons = (isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 for one in value)
         return bool(value) and all(polygons) and all(isinstance(v, (int, float)) for one in value for v in one)
-    if not isinstance(value, dict) or list(value.get("size", ())) != list(size_hw):
+    if not isinstance(value, dict) or value.get("size") != list(size_hw):
         return False
     counts = value.get("counts")
-    if isinstance(counts, list):
-        return all(isinstance(v, int) and v >= 0 for v in counts) and sum(counts) == size_hw[0] * size_hw[1]
-    return isinstance(counts, str) and bool(counts) and all("0" <= letter <= "o" for letter in counts)
+    # pycocotools reads past the end of a text whose last letter says that more follow.
+    if isinstance(counts, str) and counts and counts[-1] < "P" and all("0" <= letter <= "o" for letter in counts):
+        counts = Masks.from_coco([value], (size_hw[0], size_hw[1])).counts[0].tolist()
+    if not isinstance(counts, list) or not all(isinstance(v, int) and v >= 0 for v in counts):
+        return False
+    return sum(counts) == size_hw[0] * size_hw[1]
 
 
 def _entries(raw: object, path: Path, part: str, fields: Sequence[str]) -> list[Entry]:
