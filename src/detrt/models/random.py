@@ -281,6 +281,16 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 
 
+def _config(family: Family, settings: dict[str, Any]) -> Any:
+    """The family's config, whose backbone is of transformers: before 5.2 the default is one of timm."""
+    from transformers import CONFIG_MAPPING
+
+    cls = CONFIG_MAPPING[family.model_type]
+    if "use_timm_backbone" in inspect.signature(cls.__init__).parameters:
+        settings = {**settings, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+    return cls(**settings)
+
+
 def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> torch.nn.Module:
     """The family's transformers class with seeded weights, float32, eval mode.
 
@@ -294,13 +304,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         settings["backbone_config"] = CONFIG_MAPPING[backbone["model_type"]](
             **{k: v for k, v in backbone.items() if k != "model_type"}
         )
-    if "use_timm_backbone" in inspect.signature(CONFIG_MAPPING[family.model_type].__init__).parameters:
-        settings |= {
-            "use_timm_backbone": False,
-            "use_pretrained_backbone": False,
-            "backbone": None,
-        }  # transformers before 5.2 has timm's as the default
-    config = CONFIG_MAPPING[family.model_type](**settings)
+    config = _config(family, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         auto = auto_class(family, config.architectures, f"random:{family.name}")
@@ -573,13 +577,7 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
     for part in ("backbone_config", "text_config"):
         given = dict(settings[part])
         settings[part] = CONFIG_MAPPING[given.pop("model_type")](**given)
-    if "use_timm_backbone" in inspect.signature(CONFIG_MAPPING[family.model_type].__init__).parameters:
-        settings |= {
-            "use_timm_backbone": False,
-            "use_pretrained_backbone": False,
-            "backbone": None,
-        }  # transformers before 5.2 has timm's as the default
-    config = CONFIG_MAPPING[family.model_type](**settings)
+    config = _config(family, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module = AutoModelForZeroShotObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
