@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 pytest.importorskip("cv2", reason="OpenCV, which stands for nvinfer's scaling, is not installed")
 from cli_support import cli, place  # noqa: F401 - fixtures
 from nvinfer import NvInfer
@@ -18,7 +18,7 @@ from text_models import write_text_bundle
 from detrt.data.images import load_image
 from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector
-from detrt.serve.deepstream import CONFIG, DeepStreamConfig, write_deepstream
+from detrt.serve.deepstream import CONFIG, MODEL, DeepStreamConfig, write_deepstream
 
 
 def distances(detector, nvinfer, images, most=20):
@@ -39,6 +39,7 @@ def distances(detector, nvinfer, images, most=20):
         ("rt_detr_v2", {}, None),  # pairs of query and class, sigmoid
         ("detr", {}, (96, 128)),  # softmax and the best class of a query, with a mask
         ("yolos", {}, (96, 128)),  # no mask
+        ("rf_detr-seg", {}, None),  # with masks, which are left out
     ],
 )
 def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, size):
@@ -46,7 +47,11 @@ def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, si
     path = exported(name, **options).path
     with Detector(path, threshold=0.0, size_hw=size) as detector:
         height, width = size or detector.spec.input.size_hw
-        write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width), size, threshold=0.0))
+        app = write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width), size, threshold=0.0))
+        assert ("masks are left out" in app.notes) is detector.spec.has_masks
+        graph = onnx.load(tmp_path / "app" / MODEL).graph
+        read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+        assert all(read.intersection(node.output) for node in graph.node), "nodes that nothing reads"
         nvinfer = NvInfer(tmp_path / "app" / CONFIG)
         assert tuple(nvinfer.input.shape[2:]) == (height, width) and nvinfer.labels[1] == detector.spec.label(1)
         image = draw_scene(3, size_hw=(height, width)).image

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 from ..errors import GraphError
 from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
+from .clean import drop_dead
 from .nodes import NodeWriter
 
 INPUT, OUTPUT = "input", "output"
@@ -80,6 +81,7 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [size, 3, height, width]))
     graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [size, rows, 6]))
     del graph.value_info[:], made.metadata_props[:]
+    drop_dead(made)  # a mask head
     onnx.checker.check_model(made)
     return made
 
