@@ -43,6 +43,26 @@ def test_a_report_measures_what_the_commands_measure(tmp_path):
     assert f"| {first['AP']:.4f} | +0.0000 |" in page and f"{first['AP']:.4f}" in told
 
 
+def test_the_change_of_ap_is_against_the_first_precision_alone(monkeypatch, tmp_path):
+    measured = {"fp32": {"error": "no | room\nat all"}, "fp16": {"AP": 0.0, "height": 64, "width": 96}}
+
+    def rows(model, precision, *rest):
+        return [{"model": model, "precision": precision, "batch": 1, "check": "", **measured[precision]}]
+
+    monkeypatch.setattr(run_report, "_rows", rows)
+    arguments = ("x", "--target", "onnx", "--queries", 100, "-o", tmp_path / "r.md")
+    detrt(*arguments, code=2)
+    page = (tmp_path / "r.md").read_text()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    heads, _, failed, reduced = cells
+    assert dict(zip(heads, failed, strict=True))["check"] == "no / room at all" and ", queries 100" in page
+    shown = dict(zip(heads, reduced, strict=True))
+    assert (shown["size"], shown["AP"], shown["AP change"]) == ("64x96", "0.0000", "")
+    measured["fp32"] = {"AP": 0.25}
+    detrt(*arguments)
+    assert "| 0.0000 | -0.2500 |" in (tmp_path / "r.md").read_text()
+
+
 @pytest.mark.parametrize(("error", "code"), [(GateError("a wrong engine"), 3), (EngineError("no memory"), 2)])
 def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, error, code):
     real = run_report.build
@@ -65,7 +85,7 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
         (["--target", "trt"], "--target must be one of tensorrt-rtx, tensorrt, openvino, onnx; got 'trt'"),
         (["--target", "onnx", "--precisions", "fp32,half"], "got 'half'"),
         (["--target", "onnx", "--precisions", "fp32,int8"], "int8 needs images like those of the deployment"),
-        (["--target", "onnx", "--batches", "0"], "--batches must be comma-separated numbers such as 1,4,8; got '0'"),
+        (["--target", "onnx", "--batches", "0"], "--batches must be comma-separated integers above 0, such as 1,4,8; got '0'"),
         (["--target", "onnx", "--coco", "."], "annotations/instances_val2017.json and val2017/"),
         (["--target", "onnx", "--coco", ".", "--images", "."], "not both"),
         (["--target", "onnx", "--images", "."], "needs both --ground-truth"),

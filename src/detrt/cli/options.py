@@ -174,7 +174,7 @@ def numbers(flag: str) -> Callable[[str], tuple[int, ...]]:
     def parse(text: str) -> tuple[int, ...]:
         parts = [part.strip() for part in text.split(",")]
         if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise DetrtError(f"{flag} must be comma-separated numbers such as 1,4,8; got {text!r}")
+            raise DetrtError(f"{flag} must be comma-separated integers above 0, such as 1,4,8; got {text!r}")
         return tuple(int(part) for part in parts)
 
     return parse

@@ -15,7 +15,8 @@ from .options import Given, comma_separated, command, numbers
 
 Models = Annotated[list[str], typer.Argument(help="Checkpoints: hf:org/name, folders, ckpt:FILE, embedded:shapes.")]
 _COLUMNS = (
-    "model", "precision", "batch", "p50 ms", "p90 ms", "images/s", "build s", "MB", "activations MiB", "AP", "AP change", "check",
+    "model", "precision", "batch", "size", "p50 ms", "p90 ms", "images/s", "build s", "MB", "activations MiB", "AP", "AP change",
+    "check",
 )  # fmt: skip
 
 
@@ -106,25 +107,28 @@ def _title(found: dict[str, Any]) -> str:
         for name in ("tensorrt", "openvino", "onnxruntime", "torch", "transformers")
         if name in versions
     )
+    chosen = {name: value for name in ("calibration", "prompt") if (value := settings[name]) is not None} | settings["load"]
+    options = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     return (
         f"{machine['processor']}, {machine['cores']} cores, {gpus}; {named}; target {settings['target']}, forward passes with "
-        f"copies, median of {settings['repeats']}"
+        f"copies, median of {settings['repeats']}{options}"
     )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     def number(name: str, digits: int, scale: float = 1.0) -> str:
-        return "" if not row.get(name) else f"{row[name] * scale:.{digits}f}"
+        return "" if row.get(name) is None else f"{row[name] * scale:.{digits}f}"
 
     change = row.get("AP change")
     return [
-        row["model"], row["precision"], str(row["batch"]), number("p50_ms", 2), number("p90_ms", 2), number("images_per_s", 1),
-        number("build_s", 1), number("bytes", 1, 1e-6), number("activation_bytes", 0, 2**-20), number("AP", 4),
-        "" if change is None else f"{change:+.4f}", row.get("error") or row["check"],
+        row["model"], row["precision"], str(row["batch"]), f"{row['height']}x{row['width']}" if "height" in row else "",
+        number("p50_ms", 2), number("p90_ms", 2), number("images_per_s", 1), number("build_s", 1), number("bytes", 1, 1e-6),
+        number("activation_bytes", 0, 2**-20), number("AP", 4), "" if change is None else f"{change:+.4f}",
+        row.get("error") or row["check"],
     ]  # fmt: skip
 
 
 def _markdown(found: dict[str, Any], rows: list[list[str]]) -> str:
     lines = ["# detrt report", "", _title(found), "", f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines += [f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in row)} |" for row in rows]
     return "\n".join(lines) + "\n"

@@ -113,12 +113,16 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
             for name in config.precisions:
                 rows += _rows(model, name, config, load, folder, progress)
     for row in rows:
-        reference = next((r.get("AP") for r in rows if r["model"] == row["model"] and r.get("AP") is not None), None)
+        of_reference = (row["model"], config.precisions[0])
+        reference = next(
+            (r["AP"] for r in rows if (r["model"], r["precision"]) == of_reference and r.get("AP") is not None), None
+        )
         if row.get("AP") is not None and reference is not None:
             row["AP change"] = round(row["AP"] - reference, 5)
     settings = {
         "target": config.target, "precisions": list(config.precisions), "batches": list(config.batches), "repeats": config.repeats,
         "size": config.size_hw, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
+        "calibration": config.calibration and str(config.calibration), "load": load.choices(),
     }  # fmt: skip
     return {"machine": machine(), "config": settings, "rows": rows}
 
@@ -189,7 +193,7 @@ def _measured(row: dict[str, Any], built: BuildReport, config: ReportConfig) -> 
     found = {name: row[name] for name in ("backend", "batch", "height", "width", "p50_ms", "p90_ms", "images_per_s", "build_s")}
     found |= {
         "bytes": file.size + sum(entry.size for entry in weights),
-        "activation_bytes": file.engine and file.engine.activation_bytes,
+        "activation_bytes": (file.engine and file.engine.activation_bytes) or None,  # 0 where TensorRT did not say
         "AP": row.get("AP"),
     }
     # What the build compared: an engine of this machine with its graph, an OpenVINO model with ONNX Runtime.
