@@ -23,6 +23,7 @@ from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError, SessionError
+from detrt.models import source
 
 
 def matmul_model(rows, width, out):
@@ -151,8 +152,9 @@ def test_the_command(bundle, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--batches", "1,x"], "integers, comma-separated"),
-        (["--batches", "0"], "from 1 to 256"),
+        (["--batches", "1,x"], "--batch must be comma-separated integers above 0"),
+        (["--batches", "0"], "got '0'"),
+        (["--batches", "257"], "from 1 to 256"),
         (["--backends", "tpu"], "got tpu"),
         (["--plot", "x.pdf"], "must end in .svg or .png"),
         (["--prompt", "a cat."], "takes no prompt"),
@@ -210,6 +212,18 @@ def test_an_option_without_effect_is_refused(bundle, entry):
     said = (str(done.exception) + done.output).replace("\n", " ")
     assert f"is for {entry.metadata['only']} and has no effect on {models}" in said
     assert any(option in said for option in GIVEN[entry.name] if option.startswith("--"))
+
+
+def test_untested_versions_of_transformers(bundle, monkeypatch):
+    """Refused until the option is given, which bundles alone do not take."""
+    monkeypatch.setattr(source, "versions", lambda: {"transformers": "5.999.0"})
+    arguments = ["bench", str(bundle), "--repeats", "1", "--warmup", "0", "--json", "-"]
+    against, allow = ["--against", "random:lw_detr/tiny"], "--allow-untested-transformers"
+    refused = CliRunner().invoke(app, arguments + against)
+    assert "transformers 5.999.0, which detrt was not tested with" in str(refused.exception)
+    done = CliRunner().invoke(app, [*arguments, *against, allow])
+    assert done.exit_code == 0 and "transformers-cpu" in {row["backend"] for row in json.loads(done.stdout)["rows"]}
+    assert f"{allow} is for checkpoints and has no effect" in str(CliRunner().invoke(app, [*arguments, allow]).exception)
 
 
 def test_checkpoints_take_one_batch_size():

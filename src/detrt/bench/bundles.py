@@ -195,7 +195,7 @@ def _measure_reference(checkpoint: str, ref: str, meter: Meter, rows: list[Row])
         devices = ("cpu",)
     for device in devices:
         gpu_before = gpu_memory_mib()
-        source = load_reference(checkpoint, config.prompt)
+        source = load_reference(checkpoint, config.prompt, allow_untested_transformers=config.allow_untested_transformers)
         calls = library_calls(
             source, threads=config.threads, compiled=config.compile, device=device, precision=precision, prompt=config.prompt
         )

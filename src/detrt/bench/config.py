@@ -27,6 +27,7 @@ class BenchConfig:
         size_hw: (height, width) of the input in pixels; None: the model's own.
         repeats, warmup: timed runs, and runs before them.
         threads: of PyTorch, ONNX Runtime and OpenVINO; None: all cores.
+        allow_untested_transformers: of checkpoints, also those of `against`: see `LoadOptions`.
 
         engine: with checkpoints: also build a TensorRT-RTX engine; None: yes.
         torch: with checkpoints: also time the plain transformers model; None: yes.
@@ -55,6 +56,7 @@ class BenchConfig:
     repeats: int = 7
     warmup: int = 2
     threads: int | None = None
+    allow_untested_transformers: bool = False
 
     engine: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--engine/--no-engine"))
     torch: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--torch/--no-torch"))
@@ -128,6 +130,10 @@ class BenchConfig:
             only = entry.metadata.get("only", models)
             if only != models and getattr(self, entry.name) != entry.default:
                 raise DetrtError(f"{entry.metadata['flag']} is for {only} and has no effect on {models}; leave it out")
+        if models == BUNDLES and self.allow_untested_transformers and not self.against:
+            raise DetrtError(
+                f"--allow-untested-transformers is for checkpoints and has no effect on {models} without --against; leave it out"
+            )
         if models == CHECKPOINTS and len(self.batches) > 1:
             raise DetrtError("--batch: checkpoints are measured at one batch size; give one number, or build bundles first")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..models.source import Source
 
 
-def load_reference(checkpoint: str, prompt: str | None) -> Source:
+def load_reference(checkpoint: str, prompt: str | None, *, allow_untested_transformers: bool = False) -> Source:
     """The checkpoint of --against.
 
     Raises:
@@ -26,7 +26,7 @@ def load_reference(checkpoint: str, prompt: str | None) -> Source:
     """
     from ..models.load import load_source
 
-    source = load_source(checkpoint)
+    source = load_source(checkpoint, allow_untested_transformers=allow_untested_transformers)
     if not type(source.module).__module__.startswith("transformers."):
         raise SessionError(f"--against '{checkpoint}': transformers has no {source.family.title}; leave it out")
     if source.spec.text is not None and not prompt:

@@ -37,6 +37,14 @@ Devices = Annotated[
     str | None,
     typer.Option(help="With bundles: of packages, engines and --against, comma-separated: cpu, cuda:0; default: all."),
 ]
+Trusted = Annotated[bool, typer.Option("--trust-remote-code", help="With checkpoints: run code that comes with one.")]
+Untested = Annotated[
+    bool,
+    typer.Option(
+        "--allow-untested-transformers",
+        help="Of checkpoints and --against: load with a transformers version that detrt was not tested with.",
+    ),
+]
 
 
 def bench(
@@ -75,9 +83,8 @@ def bench(
     torch: Annotated[
         bool | None, typer.Option("--torch/--no-torch", help="With checkpoints: time the plain transformers model (default).")
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="With checkpoints: run code that comes with one.")
-    ] = False,
+    trust_remote_code: Trusted = False,
+    allow_untested_transformers: Untested = False,
     json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout.")] = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
@@ -98,6 +105,7 @@ def bench(
         msda=msda,
         fixed=fixed,
         trust_remote_code=trust_remote_code,
+        allow_untested_transformers=allow_untested_transformers,
         scopes=tuple(name.replace("-", "_") for name in _names(scopes)),
         backends=_names(backends),
         providers=_names(provider),
