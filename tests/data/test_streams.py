@@ -55,6 +55,12 @@ def test_what_is_live(tmp_path):
         ("rtsp://admin:p@ss@cam:554/live", "rtsp://cam:554/live"),
         ("rtsp://cam/live@2", "rtsp://cam/live@2"),
         ("http://cam/v?channel=0&user=admin&password=secret", "http://cam/v?channel=0&user=...&password=..."),
+        ("http://cam/v?access_token=a_b=/c==#x", "http://cam/v?access_token=...#x"),
+        (
+            "rtsp://dvr:554/user=me_password=a_b_channel=2_stream=0.sdp",
+            "rtsp://dvr:554/user=..._password=..._channel=2_stream=0.sdp",
+        ),
+        ("rtsp://dvr/user=me&password=a&channel=2", "rtsp://dvr/user=...&password=...&channel=2"),
         ("/dev/video0", "/dev/video0"),
     ],
 )

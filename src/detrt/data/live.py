@@ -20,7 +20,10 @@ from .video import CPU_THREADS, image_of, import_av, open_video
 
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp", "http", "https")
 _DEVICE = re.compile(r"/dev/video\d+")
-_SECRET = re.compile(r"(?i)([?&][^=&]*(?:pass|pwd|user|token|secret|auth|key)[^=&]*=)[^&#]*")
+# Also in the path, as recorders with firmware of Xiongmai have it: /user=admin_password=x_channel=1_stream=0.sdp
+_SECRET = re.compile(
+    r"(?i)([?&/_][^=&/]*(?:pass|pwd|user|token|secret|auth|key)[^=&/]*?=).*?(?=_(?:password|channel|stream)=|[&#]|$)"
+)
 # A clock that a camera runs faster or slower by, and a jump of its time stamps that is no delay.
 _CLOCK_DRIFT, _JUMP_S = 1e-3, 10.0
 _MOST_REORDERED = 64  # packets whose frames are still to come; more have none
