@@ -125,7 +125,7 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
 
     path, load = Path(path), load or LoadOptions()
     for name in ("tokenizer", "trust_remote_code", "queries", "decoder_layers"):
-        if getattr(load, name):
+        if getattr(load, name) != getattr(LoadOptions(), name):
             flag = name.replace("_", "-")
             raise SpecError(f"--{flag} says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")
     model = graph.load(path)
