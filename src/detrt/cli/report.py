@@ -90,7 +90,7 @@ def report(
     if json_file != "-":
         print(_title(found))
         shown = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
-        right = [place for place, index in enumerate(shown) if 2 <= index < len(_COLUMNS) - 1]
+        right = [column for column, index in enumerate(shown) if 2 <= index < len(_COLUMNS) - 1]
         show.table("", [_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], right=right, keys=3)
     if any(row["check"] == FAILED for row in found["rows"]):
         raise typer.Exit(3)

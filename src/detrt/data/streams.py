@@ -23,7 +23,7 @@ _STOP_CHECK_S = 0.2
 class StreamCounts:
     """Counts of one source. Every received frame is processed, dropped or damaged, or is the newest one that waits.
 
-    received: frames that arrived. processed: detected in. dropped: a newer one took its place. damaged: could not be decoded.
+    received: frames that arrived. processed: detected in. dropped: a newer one arrived first. damaged: could not be decoded.
     connections: 1, and one more for each time that it was lost and came back. latencies_s: of the last frames, from arrival to
     result.
     """

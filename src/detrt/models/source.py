@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..spec import ModelSpec
-    from .families import Family
-
 VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino", "onnxslim", "numpy")
 
 
