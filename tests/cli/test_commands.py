@@ -148,7 +148,7 @@ def test_doctor(cli, tmp_path):
     text = cli("doctor").out
     assert "onnxruntime" in text and "build TensorRT-RTX engines" in text
     data = cli("doctor", "--json", "-").json
-    assert {"machine", "gpus", "packages", "targets"} == set(data)
+    assert {"machine", "gpus", "packages", "targets", "transformers_tested"} == set(data)
     found = {package["name"]: package["version"] for package in data["packages"]}
     assert found["onnxruntime"] and "tensorrt" in found
     assert all(t["works"] or t["detail"].startswith("needs ") for t in data["targets"])

@@ -147,7 +147,7 @@ def refused(model, row) -> list[str]:
         found.append(f"opset {opset}")
     for node in model.graph.node:
         names = {entry.name for entry in node.attribute}
-        if node.op_type in row.lacks or node.op_type not in READ | {"LayerNormalization", "Mod"}:
+        if node.op_type in row.lacks or node.op_type not in READ | {"InstanceNormalization", "LayerNormalization", "Mod"}:
             found.append(node.op_type)
         if node.op_type == "Shape" and not row.shape_range and names & {"start", "end"}:
             found.append("Shape with start or end")

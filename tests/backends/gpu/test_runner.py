@@ -188,7 +188,10 @@ def test_batches_may_be_asked_for_late(exported):
     with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
         waiting = [there.submit([image]) for image in images]
         for pending, image in reversed(list(zip(waiting, images, strict=True))):
-            assert np.allclose(pending.result()[0].boxes_xyxy, here([image])[0].boxes_xyxy, atol=1e-3)
+            got, want = pending.result()[0].boxes_xyxy, here([image])[0].boxes_xyxy
+            # In any order: scores of random weights are nearly equal.
+            apart = np.abs(got[:, None] - want[None]).max(-1)
+            assert got.shape == want.shape and max(apart.min(0).max(), apart.min(1).max()) < 1e-3
         assert there.submit([]).result() == []
 
 
