@@ -121,6 +121,15 @@ def test_choices_of_the_other_kind_of_model(tmp_path):
 
 
 # The authors' names, written from their code and apart from the map that is tested.
+# Both publishers of Grounding DINOs name the fusion of image and text so.
+FUSION = [
+    (r"(fusion_layers.*)vision_param", r"\1gamma_v"),
+    (r"(fusion_layers.*)text_param", r"\1gamma_l"),
+    (r"(fusion_layers.*layer_norm)_vision", r"\1_v"),
+    (r"(fusion_layers.*layer_norm)_text", r"\1_l"),
+    (r"(fusion_layers.*)vision_proj", r"\1v_proj"),
+    (r"(fusion_layers.*)text_proj", r"\1l_proj"),
+]
 IDEA = [
     (
         r"^model\.backbone\.conv_encoder\.model\.swin\.embeddings\.patch_embeddings\.projection",
@@ -144,12 +153,7 @@ IDEA = [
     (r"^model\.encoder\.layers\.(\d+)\.text_enhancer_layer", r"transformer.encoder.text_layers.\1"),
     (r"^model\.encoder\.layers\.(\d+)\.fusion_layer", r"transformer.encoder.fusion_layers.\1"),
     (r"^model\.", "transformer."),
-    (r"(fusion_layers.*)vision_param", r"\1gamma_v"),
-    (r"(fusion_layers.*)text_param", r"\1gamma_l"),
-    (r"(fusion_layers.*layer_norm)_vision", r"\1_v"),
-    (r"(fusion_layers.*layer_norm)_text", r"\1_l"),
-    (r"(fusion_layers.*)vision_proj", r"\1v_proj"),
-    (r"(fusion_layers.*)text_proj", r"\1l_proj"),
+    *FUSION,
     (r"(text_layers.*)layer_norm_before", r"\1norm1"),
     (r"(text_layers.*)layer_norm_after", r"\1norm2"),
     (r"(transformer\.(?:encoder|decoder)\..*)\.fc([12])", r"\1.linear\2"),
@@ -311,12 +315,7 @@ MMDET = [
     (r"^model\.encoder\.layers\.(\d+)\.text_enhancer_layer", r"encoder.text_layers.\1"),
     (r"^model\.encoder\.layers\.(\d+)\.fusion_layer", r"encoder.fusion_layers.\1"),
     (r"^model\.", ""),
-    (r"(fusion_layers.*)vision_param", r"\1gamma_v"),
-    (r"(fusion_layers.*)text_param", r"\1gamma_l"),
-    (r"(fusion_layers.*layer_norm)_vision", r"\1_v"),
-    (r"(fusion_layers.*layer_norm)_text", r"\1_l"),
-    (r"(fusion_layers.*)vision_proj", r"\1v_proj"),
-    (r"(fusion_layers.*)text_proj", r"\1l_proj"),
+    *FUSION,
     (r"(text_layers.*)layer_norm_before", r"\1norms.0"),
     (r"(text_layers.*)layer_norm_after", r"\1norms.1"),
     (r"^((?:encoder|decoder)\..*)\.fc1", r"\1.ffn.layers.0.0"),

@@ -134,12 +134,8 @@ def _print(report: dict[str, Any]) -> None:
     from . import show
 
     machine, rows = report["machine"], report["rows"]
-    versions = machine["versions"]
-    named = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "onnxruntime") if name in versions)
-    print(
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}; "
-        f"medians of {report['config']['repeats']} runs"
-    )
+    memory = f"{machine['memory_gib']} GiB"
+    print(f"{show.machine_line(machine, memory)}; medians of {report['config']['repeats']} runs")
     _print_notes(report)
     columns, keys = (CHECKPOINT_COLUMNS, 1) if "latency" in rows[0] else (BUNDLE_COLUMNS, 4)
     cells = [[cell(row) for row in rows] for _, cell in columns]

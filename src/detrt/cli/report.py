@@ -9,9 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from .. import files
+from ..backends.tensorrt.config import TARGETS
+from ..bench.config import BenchConfig
 from ..errors import DetrtError, OutputError
 from ..models.load import LoadOptions
+from ..precision.config import PrecisionConfig
+from ..spec import parse_size
+from .build import ONNX, OPENVINO
 from .options import Given, comma_separated, command, numbers
+
+REPORT_TARGETS = (*TARGETS, OPENVINO, ONNX)
+_BACKENDS = {OPENVINO: "openvino", ONNX: "onnxruntime"}  # the others run with TensorRT
 
 Models = Annotated[list[str], typer.Argument(help="Checkpoints: hf:org/name, folders, ckpt:FILE, embedded:shapes.")]
 _COLUMNS = (
@@ -21,36 +29,83 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """What is built and measured. The defaults are those of `ReportConfig`."""
+class ReportConfig:
+    """What a report measures.
 
+    Attributes:
+        target: one of REPORT_TARGETS.
+        precisions: of the graph, the reference of AP first.
+        batches: batch sizes; AP is measured with the first.
+        size_hw: (height, width) in pixels; None: the model's own.
+        repeats: timed runs after ten that are not counted.
+        keep: folder for the bundles; None: they are deleted.
+
+    Raises:
+        DetrtError: a target or precision that is not known, or a data set without its other half.
+    """
+
+    target: str
     precisions: tuple[str, ...] = field(
-        default="fp32,fp16",  # type: ignore[assignment]  # as the command line has it
-        metadata={"help": "Precisions, the reference of AP first.", "panel": "Precision", "parse": comma_separated},
+        default=("fp32", "fp16"),
+        metadata={
+            "help": "Precisions, the reference of AP first; default: fp32,fp16.",
+            "panel": "Precision",
+            "parse": comma_separated,
+        },
     )
     batches: tuple[int, ...] = field(
-        default="1,8",  # type: ignore[assignment]
-        metadata={"help": "Batch sizes; TensorRT gets an engine of each.", "panel": "Size", "parse": numbers("--batches")},
+        default=(1, 8),
+        metadata={
+            "help": "Batch sizes; TensorRT gets an engine of each; default: 1,8.",
+            "panel": "Size",
+            "parse": numbers("--batches"),
+        },
+    )
+    size_hw: tuple[int, int] | None = field(
+        default=None,
+        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "panel": "Size", "parse": parse_size},
     )
     repeats: int = field(default=50, metadata={"help": "Timed runs."})
+    ground_truth: Path | None = field(default=None, metadata={"help": "Annotations in COCO's format; needs --images."})
+    images: Path | None = field(default=None, metadata={"help": "With --ground-truth: the folder of its images."})
     calibration: Path | None = field(
         default=None, metadata={"help": "Calibration images, for int8 and the ranges of fp16.", "panel": "Precision"}
     )
     prompt: str | None = field(
         default=None, metadata={"help": "Prompt of models that take one: 'a cat. a dog.'", "panel": "Prompt"}
     )
-    ground_truth: Path | None = field(default=None, metadata={"help": "Annotations in COCO's format; needs --images."})
-    images: Path | None = field(default=None, metadata={"help": "With --ground-truth: the folder of its images."})
     keep: Path | None = field(default=None, metadata={"help": "Keep the bundles in this folder."})
+
+    def __post_init__(self) -> None:
+        if self.target not in REPORT_TARGETS:
+            raise DetrtError(f"--target must be one of {', '.join(REPORT_TARGETS)}; got {self.target!r}")
+        if not self.precisions:
+            raise DetrtError("--precisions is empty; give one or more of fp32, fp16, bf16, int8, fp8")
+        for name in self.precisions:
+            self.precision(name)
+        self.bench(self.batches[0] if self.batches else 0, evaluated=True)
+
+    def precision(self, name: str) -> PrecisionConfig:
+        """How the graph gets a precision. Raises GraphError."""
+        calibration = self.calibration if name in ("fp16", "int8", "fp8") else None
+        return PrecisionConfig(precision=name, calibration=calibration)
+
+    def bench(self, batch: int, *, evaluated: bool) -> BenchConfig:
+        """What is measured of one bundle."""
+        data = {"ground_truth": self.ground_truth, "images": self.images} if evaluated else {}
+        return BenchConfig(
+            batches=(batch,), size_hw=self.size_hw, repeats=self.repeats, warmup=10, scopes=("forward",),
+            backends=(_BACKENDS.get(self.target, "tensorrt"),), providers=("cpu",) if self.target == ONNX else (),
+            prompt=self.prompt, **data,
+        )  # fmt: skip
 
 
 @command
 def report(
     models: Models,
-    options: Given[ReportOptions],
+    options: Given[ReportConfig],
     load: LoadOptions,
     target: Annotated[str, typer.Option(help="tensorrt, tensorrt-rtx, openvino or onnx.")],
-    size: Annotated[str | None, typer.Option(help="Input size: 640 or HEIGHTxWIDTH.", rich_help_panel="Size")] = None,
     coco: Annotated[
         Path | None, typer.Option(help="COCO's folder, with annotations/instances_val2017.json and val2017/, for AP.")
     ] = None,
@@ -61,9 +116,8 @@ def report(
 
     Exit code 3: an engine does not detect what its graph detects. 2: something could not be built or run; its row says why.
     """
-    from ..spec import parse_size
     from . import show
-    from .run_report import FAILED, ReportConfig, coco_val2017, run_report
+    from .run_report import FAILED, coco_val2017, run_report
 
     show.check_json(json_file)
     data: dict[str, Any] = {}
@@ -71,10 +125,7 @@ def report(
         if {name for _, name in options.flags()} & {"ground_truth", "images"}:
             raise DetrtError("give --coco DIR, or --ground-truth FILE and --images DIR, not both")
         data["ground_truth"], data["images"] = coco_val2017(coco)
-    chosen = options.make(**data)
-    config = ReportConfig(
-        target=target, size_hw=None if size is None else parse_size(size), **{name: getattr(chosen, name) for name in chosen.__slots__}
-    )  # fmt: skip
+    config = options.make(target=target, **data)
     if output is not None and not output.parent.is_dir():
         raise OutputError(f"the folder of --output '{output}' does not exist; create it first")
     with show.progress() as step:
@@ -99,19 +150,15 @@ def report(
 
 
 def _title(found: dict[str, Any]) -> str:
+    from . import show
+
     machine, settings = found["machine"], found["config"]
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
-    versions = machine["versions"]
-    named = ", ".join(
-        f"{name} {versions[name]}"
-        for name in ("tensorrt", "openvino", "onnxruntime", "torch", "transformers")
-        if name in versions
-    )
     chosen = {name: value for name in ("calibration", "prompt") if (value := settings[name]) is not None} | settings["load"]
     options = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {gpus}; {named}; target {settings['target']}, forward passes with "
-        f"copies, median of {settings['repeats']}{options}"
+        f"{show.machine_line(machine, gpus, ('tensorrt', 'openvino'))}; target {settings['target']}, forward passes with copies, "
+        f"median of {settings['repeats']}{options}"
     )
 
 

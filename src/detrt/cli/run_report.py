@@ -6,79 +6,25 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..backends.openvino.config import TARGET as OPENVINO
 from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
-from ..bench.config import BenchConfig
 from ..bench.measure import machine
 from ..bench.run import bench
 from ..errors import DetrtError, GateError, MissingPackageError, OutputError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..pipeline import BuildReport, build
-from ..precision import PrecisionConfig
 from ..system import StageProgress
+from .build import OPENVINO
 
-ONNX = "onnx"
-REPORT_TARGETS = (*TARGETS, OPENVINO, ONNX)
-_BACKENDS = dict.fromkeys(TARGETS, "tensorrt") | {OPENVINO: OPENVINO, ONNX: "onnxruntime"}
-_KINDS = dict.fromkeys(TARGETS, "engine") | {OPENVINO: OPENVINO, ONNX: ONNX}
+if TYPE_CHECKING:
+    from .report import ReportConfig
+
+_KINDS = dict.fromkeys(TARGETS, "engine")  # the others are named after their target
 FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class ReportConfig:
-    """What a report measures.
-
-    Attributes:
-        target: one of REPORT_TARGETS. precisions: of the graph, the reference first.
-        batches: batch sizes. TensorRT gets an engine of each; AP is measured with the first.
-        size_hw: (height, width) in pixels; None: the model's own.
-        repeats: timed runs after ten that are not counted.
-        ground_truth, images: a data set in COCO's format, for average precision.
-        calibration: images for INT8, and for ranges of FP16. prompt: of models that take one.
-        keep: folder for the bundles; None: they are deleted.
-
-    Raises:
-        DetrtError: a target or precision that is not known, or a data set without its other half.
-    """
-
-    target: str
-    precisions: tuple[str, ...] = ("fp32", "fp16")
-    batches: tuple[int, ...] = (1, 8)
-    size_hw: tuple[int, int] | None = None
-    repeats: int = 50
-    ground_truth: Path | None = None
-    images: Path | None = None
-    calibration: Path | None = None
-    prompt: str | None = None
-    keep: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.target not in REPORT_TARGETS:
-            raise DetrtError(f"--target must be one of {', '.join(REPORT_TARGETS)}; got {self.target!r}")
-        if not self.precisions:
-            raise DetrtError("--precisions is empty; give one or more of fp32, fp16, bf16, int8, fp8")
-        for name in self.precisions:
-            self.precision(name)
-        self.bench(self.batches[0] if self.batches else 0, evaluated=True)
-
-    def precision(self, name: str) -> PrecisionConfig:
-        """How the graph of a precision is made. Raises GraphError."""
-        calibration = self.calibration if name in ("fp16", "int8", "fp8") else None
-        return PrecisionConfig(precision=name, calibration=calibration)
-
-    def bench(self, batch: int, *, evaluated: bool) -> BenchConfig:
-        """What is measured of one bundle."""
-        data = {"ground_truth": self.ground_truth, "images": self.images} if evaluated else {}
-        return BenchConfig(
-            batches=(batch,), size_hw=self.size_hw, repeats=self.repeats, warmup=10, scopes=("forward",),
-            backends=(_BACKENDS[self.target],), providers=("cpu",) if self.target == ONNX else (), prompt=self.prompt, **data,
-        )  # fmt: skip
 
 
 def coco_val2017(folder: Path) -> tuple[Path, Path]:
@@ -136,7 +82,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"--keep '{keep}' cannot be made: {error.strerror}") from None
+        raise OutputError(f"--keep '{keep}' cannot be created: {error.strerror}") from None
     yield keep
 
 
@@ -187,7 +133,7 @@ def _failure(error: DetrtError, batch: int) -> dict[str, Any]:
 
 
 def _measured(row: dict[str, Any], built: BuildReport, config: ReportConfig) -> dict[str, Any]:
-    kind = _KINDS[config.target]
+    kind = _KINDS.get(config.target, config.target)
     file = built.bundle.of_kind(kind)[0]
     weights = built.bundle.of_kind(f"{kind}-weights")  # OpenVINO keeps them in a file of their own
     found = {name: row[name] for name in ("backend", "batch", "height", "width", "p50_ms", "p90_ms", "images_per_s", "build_s")}

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -86,6 +86,14 @@ def paragraph(text: str, *, indent: str = "  ", file: TextIO | None = None) -> N
         width = shutil.get_terminal_size().columns
         text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     print(text, file=out)
+
+
+def machine_line(machine: Mapping[str, Any], more: str, packages: Sequence[str] = ()) -> str:
+    """Processor, cores, `more`, and the versions of the packages that shape a measurement, and of `packages`."""
+    versions = machine["versions"]
+    names = ("torch", "transformers", "onnxruntime", *packages)
+    named = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    return f"{machine['processor']}, {machine['cores']} cores, {more}; {named}"
 
 
 def notes(lines: Iterable[str]) -> None:

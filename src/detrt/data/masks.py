@@ -65,8 +65,8 @@ def _encode(
     last = bottom - top
     inside = (k > 0) & (k < last)
     p, q = values[x, np.maximum(k - 1, 0)], values[x, np.minimum(k, last - 1)]
-    share = np.divide(p, p - q, out=np.zeros_like(p), where=inside)
-    y = (top + k - 1 + share + 0.5) * height / map_height - 0.5
+    fraction = np.divide(p, p - q, out=np.zeros_like(p), where=inside)
+    y = (top + k - 1 + fraction + 0.5) * height / map_height - 0.5
     edge = np.where(p > 0, np.ceil(y), np.floor(y) + 1)
     edge = np.where(inside, np.clip(edge, 0, height), np.where(k == 0, 0, height)).astype(np.int64)
     ends = np.maximum.accumulate((first + x) * height + edge)

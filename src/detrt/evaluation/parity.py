@@ -172,10 +172,7 @@ def _open_sides(
         if isinstance(candidate, Session):
             raise SessionError("an open session does not say what it was made from; give a reference")
         reference = default_reference(candidate)
-        checkpoint = {
-            name: cand.options.get(name, value) if value is None or value is False else value
-            for name, value in checkpoint.items()
-        }
+        checkpoint = {name: cand.options.get(name) if value is None else value for name, value in checkpoint.items()}
     ref = open_side(reference, trust=trust, like=model_spec(cand.session), **checkpoint)
     stack.callback(ref.close)
     ask(ref, *prompt)

@@ -63,11 +63,11 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     Raises:
         GraphError: a graph that is built for another size.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
     (pixels,) = (value for value in graph.input if value.name == PIXEL_VALUES)
-    nodes = _DetectorNodes(made, "deepstream")
+    nodes = _DetectorNodes(copy, "deepstream")
     before, after = nodes.before(spec, box, pixels.type.tensor_type.elem_type), nodes.after(spec, box, rows)
     batch = pixels.type.tensor_type.shape.dim[0]
     for dim, side in zip(pixels.type.tensor_type.shape.dim[2:], box.tensor_hw, strict=True):
@@ -80,10 +80,10 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     graph.node.extend(every)
     graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [size, 3, height, width]))
     graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [size, rows, 6]))
-    del graph.value_info[:], made.metadata_props[:]
-    drop_dead(made)  # a mask head
-    onnx.checker.check_model(made)
-    return made
+    del graph.value_info[:], copy.metadata_props[:]
+    drop_dead(copy)  # a mask head
+    onnx.checker.check_model(copy)
+    return copy
 
 
 class _DetectorNodes(NodeWriter):

@@ -276,7 +276,8 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
 def level_starts(b: GraphBuilder, areas: str, levels: int, dtype: Any) -> str:
     """(levels,) index of each level's first token, from the (levels,) areas of the levels.
 
-    An exclusive sum, as a product with a triangle of ones: TensorRT before 10.8 runs CumSum as a loop, which cannot be recorded as a CUDA graph.
+    An exclusive sum, as a product with a triangle of ones: TensorRT before 10.8 runs CumSum as a loop, which cannot be recorded as
+    a CUDA graph.
     """
     return b.op("ReduceSum", b.op("Mul", b.const(np.tri(levels, k=-1), dtype), areas), b.ints(1), keepdims=0)
 

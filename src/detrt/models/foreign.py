@@ -123,9 +123,10 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
     """
     from ..graph.layouts import recognise
 
-    path, load = Path(path), load or LoadOptions()
+    path, usual = Path(path), LoadOptions()
+    load = load or usual
     for name in ("tokenizer", "trust_remote_code", "queries", "decoder_layers"):
-        if getattr(load, name) != getattr(LoadOptions(), name):
+        if getattr(load, name) != getattr(usual, name):
             flag = name.replace("_", "-")
             raise SpecError(f"--{flag} says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")
     model = graph.load(path)

@@ -231,13 +231,11 @@ def _load(ref: str, options: LoadOptions) -> Source:
         folder,
         ref,
         trust_remote_code=trust_remote_code,
-        **{
-            "labels": labels,
-            "family": family,
-            "tokenizer": tokenizer,
-            "resize": options.resize,
-            "preprocess": options.preprocess,
-        },
+        labels=labels,
+        family=family,
+        tokenizer=tokenizer,
+        resize=options.resize,
+        preprocess=options.preprocess,
     )
     return replace(source, provenance=replace(source.provenance, source=origin))
 

@@ -89,13 +89,13 @@ def write_deepstream(model: Path | str, output: Path | str, config: DeepStreamCo
     notes = ["masks are left out"] if spec.has_masks else []
     box = letterbox(spec.input, config, notes)
     rows = spec.decode.max_detections if spec.decode.in_graph else count_candidates(spec)
-    made = for_deepstream(io.load(path), spec, box, rows)
+    graph = for_deepstream(io.load(path), spec, box, rows)
     texts = {
         LABELS_FILE: "".join(f"{_one_line(spec.label(i))}\n" for i in range(spec.decode.num_classes)),
         APP_CONFIG: _app_config(config),
-        CONFIG: _infer_config(spec, box, config, made.graph.input[0].type.tensor_type.shape.dim[0].dim_value),
+        CONFIG: _infer_config(spec, box, config, graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value),
     }
-    io.save(made, output / MODEL)
+    io.save(graph, output / MODEL)
     for name, text in texts.items():
         files.write_text(output / name, text)
     return DeepStreamApp(output, (MODEL, *texts), box, tuple(notes))

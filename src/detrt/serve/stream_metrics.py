@@ -23,7 +23,7 @@ _COUNTS = {
 
 
 class _Collector:
-    """Reads the counts when they are asked for."""
+    """Reads the counts at each scrape."""
 
     def __init__(self, streams: LiveStreams) -> None:
         self._streams = streams
