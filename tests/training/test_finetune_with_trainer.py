@@ -21,7 +21,7 @@ def test_a_folder_that_trainer_saved(real_data, tmp_path):
     data = real_data / "images" / "bccd"
     if not data.is_dir():
         pytest.skip(f"the BCCD images are not on this machine ('{data}')")
-    options = ["--out", str(tmp_path), "--steps", "12", "--batch", "4", "--cpu"]
+    options = ["--out", str(tmp_path), "--steps", "12", "--batch", "4", "--size", "320", "--cpu"]
     command = [sys.executable, str(ROOT / "training" / "finetune_with_trainer.py"), str(data), *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
