@@ -263,8 +263,10 @@ def config_like(candidate: Side) -> ExportConfig:
     spec = candidate.session.spec
     opset, sampled = OPSETS[0], False
     if candidate.graph is not None:
+        from ..graph.nodes import default_opset
+
         view = view_of(candidate.graph)
-        version = next((e.version for e in view.model.opset_import if e.domain in ("", "ai.onnx")), opset)
+        version = default_opset(view.model) or opset
         opset = version if version in OPSETS else opset
         sampled = any(node.op_type == "GridSample" for node in view.model.graph.node)
     return ExportConfig(

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
+from .nodes import DEFAULT_DOMAINS, replace_nodes, subgraphs
 from .view import attribute
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
@@ -165,8 +166,7 @@ def fold_constants(model: onnx.ModelProto) -> None:
         tensors[folded.name] = folded
         graph.initializer.append(folded)
     if len(remaining) != len(graph.node):
-        del graph.node[:]
-        graph.node.extend(remaining)
+        replace_nodes(model, remaining)
 
 
 def fold_affine(model: onnx.ModelProto) -> int:
@@ -227,8 +227,7 @@ def fold_affine(model: onnx.ModelProto) -> int:
     remaining = [node for node in graph.node if id(node) not in removed]
     count = len(removed)
     if count:
-        del graph.node[:]
-        graph.node.extend(remaining)
+        replace_nodes(model, remaining)
     return count
 
 
@@ -258,8 +257,7 @@ def drop_dead(model: onnx.ModelProto) -> None:
             live.update(_names_used(node))
     remaining.reverse()
     if len(remaining) != len(graph.node):
-        del graph.node[:]
-        graph.node.extend(remaining)
+        replace_nodes(model, remaining)
     tensors = [tensor for tensor in graph.initializer if tensor.name in live]
     if len(tensors) != len(graph.initializer):
         copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
@@ -270,17 +268,16 @@ def drop_dead(model: onnx.ModelProto) -> None:
 def _names_used(node: onnx.NodeProto) -> Iterator[str]:
     """Inputs of a node, and what the nodes of its subgraphs take."""
     yield from node.input
-    for entry in node.attribute:
-        for inner in (*((entry.g,) if entry.HasField("g") else ()), *entry.graphs):
-            yield from (value.name for value in inner.output)
-            for one in inner.node:
-                yield from _names_used(one)
+    for inner in subgraphs(node):
+        yield from (value.name for value in inner.output)
+        for one in inner.node:
+            yield from _names_used(one)
 
 
 def drop_unused_domains(model: onnx.ModelProto) -> None:
     """Remove unused operator sets, in place: ONNX Runtime's optimizer imports all that it supports."""
-    domains = {"", *(node.domain for node in model.graph.node)} - {"ai.onnx"}
-    remaining = [entry for entry in model.opset_import if entry.domain in domains or entry.domain == "ai.onnx"]
+    domains = {*DEFAULT_DOMAINS, *(node.domain for node in model.graph.node)}
+    remaining = [entry for entry in model.opset_import if entry.domain in domains]
     del model.opset_import[:]
     model.opset_import.extend(remaining)
 
@@ -315,8 +312,7 @@ def constants_to_initializers(model: onnx.ModelProto) -> None:
             graph.initializer.append(tensor)
         else:
             remaining.append(node)
-    del graph.node[:]
-    graph.node.extend(remaining)
+    replace_nodes(model, remaining)
 
 
 def topk_outputs(model: onnx.ModelProto) -> list[str]:
@@ -341,7 +337,7 @@ def set_opset(model: onnx.ModelProto, version: int) -> None:
     Raises:
         GraphError: an operator whose semantics change and that is not rewritten here.
     """
-    entry = next(e for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    entry = next(e for e in model.opset_import if e.domain in DEFAULT_DOMAINS)
     if entry.version >= version:
         return
     old = entry.version
@@ -373,12 +369,12 @@ def lower_opset(model: onnx.ModelProto, version: int) -> None:
     Raises:
         GraphError: a node that the older opset cannot express.
     """
-    entry = next(e for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    entry = next(e for e in model.opset_import if e.domain in DEFAULT_DOMAINS)
     if entry.version <= version:
         return
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in DEFAULT_DOMAINS:
             continue
         if version < 18 and node.op_type in _AXES_BECAME_INPUT and len(node.input) > 1 and node.input[1] in constants:
             axes = numpy_helper.to_array(constants[node.input[1]]).tolist()
@@ -424,14 +420,3 @@ def _drop_attribute(node: onnx.NodeProto, name: str) -> None:
     remaining = [entry for entry in node.attribute if entry.name != name]
     del node.attribute[:]
     node.attribute.extend(remaining)
-
-
-def replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Replace the nodes of a graph; they are copied first, because some of them belong to it."""
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
-    del model.graph.node[:]
-    model.graph.node.extend(copies)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from ..errors import GraphError
 from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
 from .clean import drop_dead
-from .nodes import NodeWriter
+from .nodes import GraphBuilder, replace_nodes
 
 INPUT, OUTPUT = "input", "output"
 
@@ -67,17 +67,18 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     copy.CopyFrom(model)
     graph = copy.graph
     (pixels,) = (value for value in graph.input if value.name == PIXEL_VALUES)
-    nodes = _DetectorNodes(copy, "deepstream")
-    before, after = nodes.before(spec, box, pixels.type.tensor_type.elem_type), nodes.after(spec, box, rows)
+    before, after = GraphBuilder("deepstream"), GraphBuilder("deepstream/after")
+    _before(before, copy, spec, box, pixels.type.tensor_type.elem_type)
+    _after(after, spec, box, rows)
     batch = pixels.type.tensor_type.shape.dim[0]
     for dim, side in zip(pixels.type.tensor_type.shape.dim[2:], box.tensor_hw, strict=True):
         if dim.HasField("dim_value") and dim.dim_value != side:
             raise GraphError(f"the graph takes another size than {box.tensor_hw[0]}x{box.tensor_hw[1]} (height x width)")
     size = batch.dim_param or batch.dim_value
     height, width = box.network_hw
-    every = [*before, *graph.node, *after]
-    del graph.node[:], graph.input[:], graph.output[:]
-    graph.node.extend(every)
+    replace_nodes(copy, [*before.nodes, *graph.node, *after.nodes])
+    graph.initializer.extend([*before.initializers, *after.initializers])
+    del graph.input[:], graph.output[:]
     graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [size, 3, height, width]))
     graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [size, rows, 6]))
     del graph.value_info[:], copy.metadata_props[:]
@@ -86,114 +87,83 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     return copy
 
 
-class _DetectorNodes(NodeWriter):
-    """Nodes in front of a detector and behind it."""
+def _before(b: GraphBuilder, model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, pixel_type: int) -> None:
+    """From pixels 0..255 to what the detector takes. pixel_type: of its pixels."""
+    given = spec.input
+    batch = b.op("Gather", b.op("Shape", INPUT), b.ints(0))
+    mask = ""
+    if given.mask or (box.padded and not given.normalize_in_graph):
+        sides = [np.arange(side) < inside for side, inside in zip(box.tensor_hw, box.content_hw, strict=True)]
+        inside = b.op("Mul", b.const(sides[0][None, :, None], np.int64), b.const(sides[1][None, None], np.int64))
+        size = b.op("Concat", batch, b.ints(*box.tensor_hw), axis=0)
+        mask = b.op("Expand", inside, size, output=PIXEL_MASK if given.mask else None)
+    pixels = INPUT if box.resize is None else _resized(b, box.resize)
+    if not given.normalize_in_graph:
+        scale = np.reshape(given.rescale / np.array(given.std), (1, 3, 1, 1))
+        shift = np.reshape(-np.array(given.mean) / np.array(given.std), (1, 3, 1, 1))
+        pixels = b.op("Add", b.op("Mul", pixels, b.const(scale, np.float32)), b.const(shift, np.float32))
+        if box.padded:
+            inside = b.op("Cast", b.op("Unsqueeze", mask, b.ints(1)), to=TensorProto.FLOAT)
+            pixels = b.op("Mul", pixels, inside)
+    # The detector's own first nodes cast uint8 to float, which they also do with float; TensorRT computes nothing in uint8.
+    readers = {node.op_type for node in model.graph.node if PIXEL_VALUES in node.input}
+    if pixel_type == TensorProto.FLOAT or readers == {"Cast"}:
+        b.op("Identity", pixels, output=PIXEL_VALUES)
+    else:
+        b.op("Cast", pixels, output=PIXEL_VALUES, to=pixel_type)
+    if spec.decode.in_graph:
+        content = b.const([box.boxes_hw], np.int64)
+        b.op("Expand", content, b.op("Concat", batch, b.ints(2), axis=0), output=TARGET_SIZES)
 
-    def before(self, spec: ModelSpec, box: Letterbox, pixel_type: int) -> list[onnx.NodeProto]:
-        """From pixels 0..255 to what the detector takes. pixel_type: of its pixels."""
-        given = spec.input
-        shape = self.node("Shape", [INPUT])
-        batch = self.node("Gather", [shape.output[0], self.constant([0], np.int64)])
-        nodes = [shape, batch]
-        mask = ""
-        if given.mask or (box.padded and not given.normalize_in_graph):
-            sides = [np.arange(side) < inside for side, inside in zip(box.tensor_hw, box.content_hw, strict=True)]
-            inside = self.node(
-                "Mul", [self.constant(sides[0][None, :, None], np.int64), self.constant(sides[1][None, None], np.int64)]
-            )
-            size = self.node("Concat", [batch.output[0], self.constant(box.tensor_hw, np.int64)], axis=0)
-            expand = self.node("Expand", [inside.output[0], size.output[0]], PIXEL_MASK if given.mask else "")
-            nodes += [inside, size, expand]
-            mask = expand.output[0]
-        last = INPUT
-        if box.resize is not None:
-            nodes += self.resized(box.resize)
-            last = nodes[-1].output[0]
-        if not given.normalize_in_graph:
-            scale = np.reshape(given.rescale / np.array(given.std), (1, 3, 1, 1))
-            shift = np.reshape(-np.array(given.mean) / np.array(given.std), (1, 3, 1, 1))
-            nodes.append(self.node("Mul", [last, self.constant(scale, np.float32)]))
-            nodes.append(self.node("Add", [nodes[-1].output[0], self.constant(shift, np.float32)]))
-            last = nodes[-1].output[0]
-            if box.padded:
-                axis = self.node("Unsqueeze", [mask, self.constant([1], np.int64)])
-                inside = self.node("Cast", [axis.output[0]], to=TensorProto.FLOAT)
-                nodes += [axis, inside, self.node("Mul", [last, inside.output[0]])]
-                last = nodes[-1].output[0]
-        # The detector's own first nodes cast uint8 to float, which they also do with float; TensorRT computes nothing in uint8.
-        readers = {node.op_type for node in self.model.graph.node if PIXEL_VALUES in node.input}
-        if pixel_type == TensorProto.FLOAT or readers == {"Cast"}:
-            nodes.append(self.node("Identity", [last], PIXEL_VALUES))
+
+def _resized(b: GraphBuilder, resize: FrameResize) -> str:
+    """From the input to pixels of the detector's size."""
+    pixels = INPUT
+    for rows in (resize.rows_first, not resize.rows_first):
+        if rows:
+            pixels = b.op("MatMul", b.const(resize.rows, np.float32), pixels)
         else:
-            nodes.append(self.node("Cast", [last], PIXEL_VALUES, to=pixel_type))
-        if spec.decode.in_graph:
-            size = self.node("Concat", [batch.output[0], self.constant([2], np.int64)], axis=0)
-            content = self.constant([box.boxes_hw], np.int64)
-            nodes += [size, self.node("Expand", [content, size.output[0]], TARGET_SIZES)]
-        return nodes
+            pixels = b.op("MatMul", pixels, b.const(resize.columns.T, np.float32))
+        if resize.rounded:
+            floor = b.op("Floor", b.op("Add", pixels, b.const(0.5, np.float32)))
+            pixels = b.op("Clip", floor, b.const(0.0, np.float32), b.const(255.0, np.float32))
+    return pixels
 
-    def resized(self, resize: FrameResize) -> list[onnx.NodeProto]:
-        """From the input to pixels of the detector's size."""
-        nodes: list[onnx.NodeProto] = []
-        last = INPUT
-        for rows in (resize.rows_first, not resize.rows_first):
-            if rows:
-                nodes.append(self.node("MatMul", [self.constant(resize.rows, np.float32), last]))
-            else:
-                nodes.append(self.node("MatMul", [last, self.constant(resize.columns.T, np.float32)]))
-            if resize.rounded:
-                half = self.node("Add", [nodes[-1].output[0], self.constant(0.5, np.float32)])
-                floor = self.node("Floor", [half.output[0]])
-                limits = [self.constant(value, np.float32) for value in (0.0, 255.0)]
-                nodes += [half, floor, self.node("Clip", [floor.output[0], *limits])]
-            last = nodes[-1].output[0]
-        return nodes
 
-    def after(self, spec: ModelSpec, box: Letterbox, rows: int) -> list[onnx.NodeProto]:
-        """From the detector's outputs to rows of six numbers, best score first."""
-        last = self.constant([-1], np.int64)
-        if spec.decode.in_graph:
-            scores = self.node("Unsqueeze", [SCORES, last])
-            labels = self.node("Cast", [LABELS], to=TensorProto.FLOAT)
-            wide = self.node("Unsqueeze", [labels.output[0], last])
-            return [scores, labels, wide, self.node("Concat", [BOXES, scores.output[0], wide.output[0]], OUTPUT, axis=-1)]
-        rule = spec.decode
-        nodes: list[onnx.NodeProto] = []
-
-        def then(op: str, *inputs: str, **attributes: object) -> str:
-            nodes.append(self.node(op, inputs, **attributes))
-            return str(nodes[-1].output[0])
-
-        if rule.activation == "softmax":
-            scores = then("Softmax", LOGITS, axis=-1)
-            scores = then("Gather", scores, self.constant(np.arange(rule.num_classes), np.int64), axis=2)
-        else:
-            scores = then("Sigmoid", LOGITS)
-        labels, line = "", self.constant([0, -1], np.int64)
-        if rule.select == "query":
-            best_class = then("ArgMax", scores, axis=2, keepdims=1)
-            scores = then("GatherElements", scores, best_class, axis=2)
-            labels = then("Reshape", best_class, line)
-        scores = then("Reshape", scores, line)
-        best = self.node("TopK", [scores, self.constant([rows], np.int64)], axis=1)
-        best.output.append(f"{best.name}_output_1")
-        nodes.append(best)
-        flat = str(best.output[1])
-        classes = self.constant(rule.num_classes, np.int64)
-        query = flat if labels else then("Div", flat, classes)
-        ids = then("GatherElements", labels, flat, axis=1) if labels else then("Sub", flat, then("Mul", query, classes))
-        index = then("Unsqueeze", query, last)
-        columns = [then("Gather", PRED_BOXES, self.constant([i], np.int64), axis=2) for i in range(4)]
-        height, width = box.boxes_hw
-        half = self.constant(0.5, np.float32)
-        corners = []
-        for sign in ("Sub", "Add"):
-            for centre, side, pixels in ((columns[0], columns[2], width), (columns[1], columns[3], height)):
-                edge = then(sign, centre, then("Mul", side, half))
-                scaled = then("Mul", edge, self.constant(float(pixels), np.float32))
-                # The parser clips to the network's input, which is larger than the frame where there is padding.
-                inside = then("Clip", scaled, self.constant(0.0, np.float32), self.constant(float(pixels), np.float32))
-                corners.append(then("GatherElements", inside, index, axis=1))
-        wide = [then("Unsqueeze", best.output[0], last), then("Unsqueeze", then("Cast", ids, to=TensorProto.FLOAT), last)]
-        nodes.append(self.node("Concat", [*corners, *wide], OUTPUT, axis=-1))
-        return nodes
+def _after(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int) -> None:
+    """From the detector's outputs to rows of six numbers, best score first."""
+    last = b.ints(-1)
+    if spec.decode.in_graph:
+        scores = b.op("Unsqueeze", SCORES, last)
+        labels = b.op("Unsqueeze", b.op("Cast", LABELS, to=TensorProto.FLOAT), last)
+        b.op("Concat", BOXES, scores, labels, output=OUTPUT, axis=-1)
+        return
+    rule = spec.decode
+    if rule.activation == "softmax":
+        scores = b.op("Softmax", LOGITS, axis=-1)
+        scores = b.op("Gather", scores, b.ints(*range(rule.num_classes)), axis=2)
+    else:
+        scores = b.op("Sigmoid", LOGITS)
+    labels = ""
+    if rule.select == "query":
+        best_class = b.op("ArgMax", scores, axis=2, keepdims=1)
+        scores = b.op("GatherElements", scores, best_class, axis=2)
+        labels = b.reshape(best_class, 0, -1)
+    scores, flat = b.op("TopK", b.reshape(scores, 0, -1), b.ints(rows), outputs=2, axis=1)
+    classes = b.const(rule.num_classes, np.int64)
+    query = flat if labels else b.op("Div", flat, classes)
+    ids = b.op("GatherElements", labels, flat, axis=1) if labels else b.op("Sub", flat, b.op("Mul", query, classes))
+    index = b.op("Unsqueeze", query, last)
+    columns = [b.op("Gather", PRED_BOXES, b.ints(i), axis=2) for i in range(4)]
+    height, width = box.boxes_hw
+    half = b.const(0.5, np.float32)
+    corners = []
+    for sign in ("Sub", "Add"):
+        for centre, side, pixels in ((columns[0], columns[2], width), (columns[1], columns[3], height)):
+            edge = b.op(sign, centre, b.op("Mul", side, half))
+            limit = b.const(float(pixels), np.float32)
+            # The parser clips to the network's input, which is larger than the frame where there is padding.
+            inside = b.op("Clip", b.op("Mul", edge, limit), b.const(0.0, np.float32), limit)
+            corners.append(b.op("GatherElements", inside, index, axis=1))
+    wide = [b.op("Unsqueeze", value, last) for value in (scores, b.op("Cast", ids, to=TensorProto.FLOAT))]
+    b.op("Concat", *corners, *wide, output=OUTPUT, axis=-1)

@@ -23,9 +23,8 @@ from .clean import (
     drop_default_reduction,
     drop_unused_domains,
     merge_equal_tensors,
-    replace_nodes,
 )
-from .lower_msda import GraphBuilder
+from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, replace_nodes
 from .view import attribute, element_types
 
 INTEGER_ARGMAX = "ArgMax of integers"
@@ -79,7 +78,7 @@ def write_out(
     graph = model.graph
     kinds = element_types(model)
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    opset = default_opset(model)
     done: list[Written] = []
     nodes: list[onnx.NodeProto] = []
     prefixes: Counter[str] = Counter()
@@ -95,7 +94,7 @@ def write_out(
 
     for node in graph.node:
         integers = node.op_type in ("ArgMax", "ArgMin") and kinds.get(node.input[0]) not in _FLOATS
-        if node.op_type in lacks and node.domain in ("", "ai.onnx"):
+        if node.op_type in lacks and node.domain in DEFAULT_DOMAINS:
             write(node, _WRITERS[node.op_type], node.op_type)
         elif integers and INTEGER_ARGMAX in lacks:
             write(node, _argmax, INTEGER_ARGMAX)
@@ -191,7 +190,7 @@ def move_integers(model: onnx.ModelProto) -> int:
     nodes: list[onnx.NodeProto] = []
     count = 0
     for node in graph.node:
-        positions = _MOVES.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+        positions = _MOVES.get(node.op_type, ()) if node.domain in DEFAULT_DOMAINS else ()
         positions = tuple(range(len(node.input))) if positions is None else positions
         values = [i for i in positions if i < len(node.input) and kinds.get(node.input[i]) == TensorProto.BOOL]
         if not values or kinds.get(node.output[0]) != TensorProto.BOOL:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from .nodes import replace_nodes
 from .operators import MOVEMENT
 from .view import element_types
 
@@ -72,9 +73,7 @@ def emulate(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> o
             node.output[position] = exact
             nodes.append(helper.make_node("Cast", [exact], [bits], name=f"{name}/round", to=kind))
             nodes.append(helper.make_node("Cast", [bits], [name], name=f"{name}/widen", to=TensorProto.FLOAT))
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_nodes(copy, nodes)
     del graph.value_info[:]
     return copy
 

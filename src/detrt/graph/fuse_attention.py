@@ -13,6 +13,7 @@ from onnx import helper
 
 from ..files import writing
 from .clean import drop_dead
+from .nodes import import_domain, replace_nodes
 from .view import FLOAT, GraphView, attribute
 
 DOMAIN, OPERATOR = "com.microsoft", "MultiHeadAttention"
@@ -37,10 +38,9 @@ def fuse_attention(model: onnx.ModelProto) -> int:
     if not added:
         return 0
     nodes = [n for index, node in enumerate(view.nodes) for n in ((added[index], node) if index in added else (node,))]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    replace_nodes(model, nodes)
     drop_dead(model)
-    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    import_domain(model, DOMAIN)
     return len(added)
 
 

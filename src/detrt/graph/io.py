@@ -173,6 +173,8 @@ def summarise(model: onnx.ModelProto) -> GraphSummary:
     """Count nodes, operators and weights of a graph."""
     from onnx import helper
 
+    from .nodes import DEFAULT_DOMAINS, default_opset
+
     elements = size = 0
     for tensor in model.graph.initializer:
         count = 1
@@ -181,15 +183,14 @@ def summarise(model: onnx.ModelProto) -> GraphSummary:
         elements += count
         size += count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     operators = Counter(
-        f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type for node in model.graph.node
+        f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else node.op_type for node in model.graph.node
     )
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
     return GraphSummary(
         len(model.graph.node),
         dict(operators.most_common()),
         elements,
         size,
-        opset,
+        default_opset(model),
         {value.name: tensor_type(value) for value in model.graph.input},
         {value.name: tensor_type(value) for value in model.graph.output},
     )

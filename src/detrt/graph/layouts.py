@@ -25,7 +25,7 @@ from ..spec import (
 )
 from .clean import drop_dead
 from .io import tensor_type
-from .nodes import NodeWriter
+from .nodes import GraphBuilder, default_opset, replace_nodes, subgraphs
 
 _CONTRACT = (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES, LOGITS, PRED_BOXES, BOXES, SCORES, LABELS, NUM_DETECTIONS)
 _IMAGES = 4  # axes of an image batch
@@ -295,7 +295,7 @@ def in_contract(foreign: ForeignGraph, spec: ModelSpec, *, batch: int | None = N
     model = onnx.ModelProto()
     model.CopyFrom(foreign.model)
     graph = model.graph
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    opset = default_opset(model)
     if opset < 11:
         raise GraphError(f"the graph has ONNX opset {opset}; detrt takes 11 and newer; export it again with a newer one")
     values = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
@@ -303,15 +303,13 @@ def in_contract(foreign: ForeignGraph, spec: ModelSpec, *, batch: int | None = N
     taken = {name: _fresh(name, values) for name in _CONTRACT if name in values}
     _rename(graph, taken)
     of = {key: taken.get(name, name) for key, name in foreign.names.items()}
-    build = _Nodes(model)
+    before, after = GraphBuilder("detrt"), GraphBuilder("detrt/after")
     dtypes = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
-    first = build.prologue(foreign, spec, of, dtypes)
-    last = build.epilogue(foreign, of, dtypes)
-    kept = [*first, *graph.node, *last]
-    for repeated, value in ((graph.node, kept), (graph.value_info, [])):
-        del repeated[:]
-        repeated.extend(value)
-    del graph.input[:], graph.output[:]
+    _prologue(before, foreign, spec, of, dtypes, opset)
+    _epilogue(after, model, foreign, of, dtypes)
+    replace_nodes(model, [*before.nodes, *graph.node, *after.nodes])
+    graph.initializer.extend([*before.initializers, *after.initializers])
+    del graph.value_info[:], graph.input[:], graph.output[:]
     side: int | str = batch or foreign.batch or "batch"
     graph.input.extend(_input_infos(spec, side))  # weights need not be listed
     graph.output.extend(_output_infos(foreign, spec, side))
@@ -342,121 +340,92 @@ def _output_infos(foreign: ForeignGraph, spec: ModelSpec, batch: int | str) -> l
     ]
 
 
-class _Nodes(NodeWriter):
-    """Nodes from detrt's inputs to those of another exporter's graph, and from its outputs to detrt's."""
+def _prologue(
+    b: GraphBuilder, foreign: ForeignGraph, spec: ModelSpec, of: Mapping[str, str], dtypes: Mapping[str, int], opset: int
+) -> None:
+    """From raw RGB, the mask and (height, width) to what the graph takes."""
+    layout, given = foreign.layout, spec.input
+    # (pixels * rescale - mean) / std in this order, as hosts do it, so that the numbers are theirs to the bit.
+    pixels = b.op("Mul", b.op("Cast", PIXEL_VALUES, to=TensorProto.FLOAT), b.const(given.rescale, np.float32))
+    for op, three, neutral in (("Sub", given.mean, 0.0), ("Div", given.std, 1.0)):
+        if set(three) != {neutral}:
+            pixels = b.op(op, pixels, b.const(np.reshape(three, (1, 3, 1, 1)), np.float32))
+    if foreign.mask:
+        _cast(b, PIXEL_MASK, TensorProto.INT64, of[layout.mask], dtypes[of[layout.mask]])
+        wide = b.op("Unsqueeze", PIXEL_MASK, b.ints(1)) if opset >= 13 else b.op("Unsqueeze", PIXEL_MASK, axes=[1])
+        # Padding is zero in normalised numbers.
+        pixels = b.op("Mul", pixels, b.op("Cast", wide, to=TensorProto.FLOAT))
+    _cast(b, pixels, TensorProto.FLOAT, of[layout.pixels], dtypes[of[layout.pixels]])
+    if layout.sizes:
+        swapped = b.op("Gather", TARGET_SIZES, b.ints(1, 0), axis=1)  # (width, height)
+        _cast(b, swapped, TensorProto.INT64, of[layout.sizes], dtypes[of[layout.sizes]])
 
-    def _chain(self, nodes: list[onnx.NodeProto], output: str) -> list[onnx.NodeProto]:
-        nodes[-1].output[0] = output
-        return nodes
 
-    def prologue(
-        self, foreign: ForeignGraph, spec: ModelSpec, of: Mapping[str, str], dtypes: Mapping[str, int]
-    ) -> list[onnx.NodeProto]:
-        """From raw RGB, the mask and (height, width) to what the graph takes."""
-        layout, given = foreign.layout, spec.input
-        pixels = of[layout.pixels]
-        nodes = [self.node("Cast", [PIXEL_VALUES], to=TensorProto.FLOAT)]
+def _epilogue(
+    b: GraphBuilder, model: onnx.ModelProto, foreign: ForeignGraph, of: Mapping[str, str], dtypes: Mapping[str, int]
+) -> None:
+    """From what the graph returns to detrt's outputs."""
+    layout = foreign.layout.name
+    if layout == "rt-detr":
+        _sorted_outputs(b, model, foreign.queries, of, dtypes)
+        return
+    if layout == "ultralytics":
+        boxes, logits, *kinds = _split(b, model, of["output0"], foreign.classes, dtypes)
+    else:
+        boxes, logits = (of[PRED_BOXES], of[LOGITS]) if layout == "transformers" else (of["dets"], of[LABELS])
+        kinds = [dtypes[boxes], dtypes[logits]]
+    _cast(b, logits, kinds[1], LOGITS, TensorProto.FLOAT)
+    _cast(b, boxes, kinds[0], PRED_BOXES, TensorProto.FLOAT)
 
-        def then(op: str, *constants: str, **attributes: object) -> None:
-            nodes.append(self.node(op, [nodes[-1].output[0], *constants], **attributes))
 
-        # (pixels * rescale - mean) / std in this order, as hosts do it, so that the numbers are theirs to the bit.
-        then("Mul", self.constant(given.rescale, np.float32))
-        for op, three, neutral in (("Sub", given.mean, 0.0), ("Div", given.std, 1.0)):
-            if set(three) != {neutral}:
-                then(op, self.constant(np.reshape(three, (1, 3, 1, 1)), np.float32))
-        masks: list[onnx.NodeProto] = []
-        if foreign.mask:
-            masks = [self._as(PIXEL_MASK, of[layout.mask], dtypes[of[layout.mask]], {PIXEL_MASK: TensorProto.INT64})]
-            axis = self.constant([1], np.int64)
-            opset = next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx"))
-            wide = self.node("Unsqueeze", [PIXEL_MASK, axis]) if opset >= 13 else self.node("Unsqueeze", [PIXEL_MASK], axes=[1])
-            real = self.node("Cast", [wide.output[0]], to=TensorProto.FLOAT)
-            masks += [wide, real]
-            then("Mul", real.output[0])  # padding is zero in normalised numbers
-        if dtypes[pixels] != TensorProto.FLOAT:
-            then("Cast", to=dtypes[pixels])
-        nodes = [*masks, *self._chain(nodes, pixels)]
-        if layout.sizes:
-            sizes = of[layout.sizes]
-            swapped = self.node("Gather", [TARGET_SIZES, self.constant([1, 0], np.int64)], axis=1)  # (width, height)
-            nodes += [swapped, self._as(swapped.output[0], sizes, dtypes[sizes], {swapped.output[0]: TensorProto.INT64})]
-        return nodes
+def _sorted_outputs(
+    b: GraphBuilder, model: onnx.ModelProto, queries: int, of: Mapping[str, str], dtypes: Mapping[str, int]
+) -> None:
+    """Boxes, scores and labels in descending order of the scores, and their number."""
+    kinds = {SCORES: TensorProto.FLOAT, BOXES: TensorProto.FLOAT, LABELS: TensorProto.INT64}
+    in_order = _is_sorted(model, of[SCORES])
+    values = {name: name if in_order else f"{b.prefix}/{name}" for name in kinds}
+    for name, kind in kinds.items():
+        _cast(b, of[name], dtypes[of[name]], values[name], kind)
+    count = b.ints(queries)
+    if not in_order:
+        best, order = b.op("TopK", values[SCORES], count, outputs=2, axis=1)
+        b.op("Identity", best, output=SCORES)
+        b.op("GatherElements", values[LABELS], order, output=LABELS, axis=1)
+        # GatherElements takes an index for each side of a box.
+        wide = b.op("Concat", *[b.reshape(order, 0, queries, 1)] * 4, axis=2)
+        b.op("GatherElements", values[BOXES], wide, output=BOXES, axis=1)
+    batch = b.op("Gather", b.op("Shape", TARGET_SIZES), b.ints(0), axis=0)
+    b.op("Expand", count, batch, output=NUM_DETECTIONS)
 
-    def epilogue(self, foreign: ForeignGraph, of: Mapping[str, str], dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
-        """From what the graph returns to detrt's outputs."""
-        layout = foreign.layout
-        if layout.name == "rt-detr":
-            return self._decoded(foreign, of, dtypes)
-        if layout.name == "ultralytics":
-            return self._split(of["output0"], foreign.classes, dtypes)
-        boxes, logits = (of[PRED_BOXES], of[LOGITS]) if layout.name == "transformers" else (of["dets"], of[LABELS])
-        return self._raw(logits, boxes, dtypes)
 
-    def _raw(self, logits: str, boxes: str, dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
-        return [
-            self._as(logits, LOGITS, TensorProto.FLOAT, dtypes),
-            self._as(boxes, PRED_BOXES, TensorProto.FLOAT, dtypes),
-        ]
+def _cast(b: GraphBuilder, value: str, of: int, output: str, to: int) -> None:
+    """A value of type `of` under another name in type `to`; without a cast that does nothing, over which ONNX Runtime 1.31 stumbles."""
+    if of == to:
+        b.op("Identity", value, output=output)
+    else:
+        b.op("Cast", value, output=output, to=to)
 
-    def _decoded(self, foreign: ForeignGraph, of: Mapping[str, str], dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
-        """Boxes, scores and labels in descending order of the scores, and their number."""
-        kinds = {SCORES: TensorProto.FLOAT, BOXES: TensorProto.FLOAT, LABELS: TensorProto.INT64}
-        if _is_sorted(self.model, of[SCORES]):
-            nodes = [self._as(of[name], name, kind, dtypes) for name, kind in kinds.items()]
-        else:
-            nodes = [self._as(of[name], f"detrt/{name}", kind, dtypes) for name, kind in kinds.items()]
-            count, order = self.constant([foreign.queries], np.int64), "detrt/order"
-            nodes.append(helper.make_node("TopK", [f"detrt/{SCORES}", count], [SCORES, order], "detrt/TopK", axis=1))
-            nodes.append(self.node("GatherElements", [f"detrt/{LABELS}", order], LABELS, axis=1))
-            # GatherElements takes an index for each side of a box.
-            shape = self.node("Reshape", [order, self.constant([0, foreign.queries, 1], np.int64)])
-            wide = self.node("Concat", [shape.output[0]] * 4, axis=2)
-            nodes += [shape, wide, self.node("GatherElements", [f"detrt/{BOXES}", wide.output[0]], BOXES, axis=1)]
-        sides = self.node("Shape", [TARGET_SIZES])
-        batch = self.node("Gather", [sides.output[0], self.constant([0], np.int64)], axis=0)
-        count = self.constant([foreign.queries], np.int64)
-        return [*nodes, sides, batch, self.node("Expand", [count, batch.output[0]], NUM_DETECTIONS)]
 
-    def _as(self, value: str, name: str, dtype: int, dtypes: Mapping[str, int]) -> onnx.NodeProto:
-        """A value under another name and in a type; without a cast that does nothing, over which ONNX Runtime 1.31 stumbles."""
-        if dtypes[value] == dtype:
-            return self.node("Identity", [value], name)
-        return self.node("Cast", [value], name, to=dtype)
-
-    def _split(self, output: str, classes: int, dtypes: Mapping[str, int]) -> list[onnx.NodeProto]:
-        """Boxes and logits of (batch, queries, 4 + classes): in front of the sigmoid where it is found, else its inverse."""
-        makers = {name: node for node in self.model.graph.node for name in node.output}
-        joined = makers.get(output)
-        while joined is not None and joined.op_type == "Identity":
-            joined = makers.get(joined.input[0])
-        if joined is not None and joined.op_type == "Concat" and len(joined.input) == 2:
-            scores = makers.get(joined.input[1])
-            if scores is not None and scores.op_type == "Sigmoid":
-                kind = dtypes[output]  # both have the type of what they are joined to
-                return self._raw(scores.input[0], joined.input[0], {scores.input[0]: kind, joined.input[0]: kind})
-        nodes = [self.node("Cast", [output], to=TensorProto.FLOAT)]
-        starts = ((0, 4), (4, 4 + classes))
-        whole, axis = nodes[0].output[0], self.constant([2], np.int64)
-        for start, end in starts:
-            nodes.append(self.node("Slice", [whole, *(self.constant([v], np.int64) for v in (start, end)), axis]))
-        boxes, scores_of = (node.output[0] for node in nodes[1:])
-        low, high = self.constant(0.0, np.float32), self.constant(np.nextafter(np.float32(1), np.float32(0)), np.float32)
-        nodes.append(self.node("Clip", [scores_of, low, high]))
-        inside = nodes[-1].output[0]
-        one = self.constant(1.0, np.float32)
-        log = self.node("Log", [inside])
-        rest = self.node("Sub", [one, inside])
-        log_rest = self.node("Log", [rest.output[0]])
-        logits = self.node("Sub", [log.output[0], log_rest.output[0]])
-        return [
-            *nodes,
-            log,
-            rest,
-            log_rest,
-            logits,
-            *self._raw(logits.output[0], boxes, dict.fromkeys((logits.output[0], boxes), TensorProto.FLOAT)),
-        ]
+def _split(
+    b: GraphBuilder, model: onnx.ModelProto, output: str, classes: int, dtypes: Mapping[str, int]
+) -> tuple[str, str, int, int]:
+    """Boxes, logits and their types of (batch, queries, 4 + classes): in front of the sigmoid where it is found, else its inverse."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    joined = makers.get(output)
+    while joined is not None and joined.op_type == "Identity":
+        joined = makers.get(joined.input[0])
+    if joined is not None and joined.op_type == "Concat" and len(joined.input) == 2:
+        scores = makers.get(joined.input[1])
+        if scores is not None and scores.op_type == "Sigmoid":
+            kind = dtypes[output]  # both have the type of what they are joined to
+            return joined.input[0], scores.input[0], kind, kind
+    whole = b.op("Cast", output, to=TensorProto.FLOAT)
+    boxes, scores_of = (b.slice(whole, b.ints(start), b.ints(end), 2) for start, end in ((0, 4), (4, 4 + classes)))
+    low, high, one = (b.const(value, np.float32) for value in (0.0, np.nextafter(np.float32(1), np.float32(0)), 1.0))
+    inside = b.op("Clip", scores_of, low, high)
+    logits = b.op("Sub", b.op("Log", inside), b.op("Log", b.op("Sub", one, inside)))
+    return boxes, logits, TensorProto.FLOAT, TensorProto.FLOAT
 
 
 def _is_sorted(model: onnx.ModelProto, scores: str) -> bool:
@@ -489,9 +458,8 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
             for index, name in enumerate(side):
                 if name in names:
                     side[index] = names[name]
-        for attribute in node.attribute:
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                _rename(inner, names)
+        for inner in subgraphs(node):
+            _rename(inner, names)
     for values in (graph.input, graph.output, graph.initializer):
         for value in values:
             value.name = names.get(value.name, value.name)

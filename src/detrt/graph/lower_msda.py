@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from ..errors import GraphError
-from .clean import drop_dead, replace_nodes
+from .clean import drop_dead
+from .nodes import GraphBuilder, default_opset, drop_domain, replace_nodes
 from .view import element_types
 
 DOMAIN, OP_TYPE = "detrt", "MSDeformAttn"
@@ -38,7 +38,7 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             constants[node.output[0]] = node.attribute[0].t
-    opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    opset = default_opset(model)
     nodes: list[onnx.NodeProto] = []
     prefixes: set[str] = set()
     count = 0
@@ -57,11 +57,8 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
         graph.initializer.extend(call.builder.initializers)
         count += 1
     if count:
-        del graph.node[:]
-        graph.node.extend(nodes)
-        kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
-        del model.opset_import[:]
-        model.opset_import.extend(kept)
+        replace_nodes(model, nodes)
+        drop_domain(model, DOMAIN)
     return count
 
 
@@ -280,52 +277,3 @@ def level_starts(b: GraphBuilder, areas: str, levels: int, dtype: Any) -> str:
     a CUDA graph.
     """
     return b.op("ReduceSum", b.op("Mul", b.const(np.tri(levels, k=-1), dtype), areas), b.ints(1), keepdims=0)
-
-
-class GraphBuilder:
-    """Writer of ONNX nodes for the lowerings. Collects nodes and constants; every method returns the name of its output.
-
-    Names start with `prefix`, so that the nodes keep the module path of the node they replace.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix.rstrip("/")
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-        self._counts: dict[str, int] = {}
-        self._constants: dict[tuple, str] = {}
-
-    def _name(self, kind: str) -> str:
-        count = self._counts.get(kind, 0)
-        self._counts[kind] = count + 1
-        return f"{self.prefix}/{kind}" + (f"_{count}" if count else "")
-
-    def const(self, value: Any, dtype: Any) -> str:
-        """A constant tensor; equal ones are shared within this builder."""
-        array: NDArray = np.asarray(value, dtype)
-        key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._constants:
-            name = self._name("const")
-            self.initializers.append(numpy_helper.from_array(array, name))
-            self._constants[key] = name
-        return self._constants[key]
-
-    def ints(self, *values: int) -> str:
-        return self.const(list(values), np.int64)
-
-    def op(self, kind: str, *inputs: str, outputs: int = 1, output: str | None = None, **attributes: Any) -> Any:
-        """Add a node; returns its output name, or a list of them when outputs > 1."""
-        name = self._name(kind)
-        names = [output] if output else [f"{name}_output_{i}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(kind, list(inputs), names, name=name, **attributes))
-        return names if outputs > 1 else names[0]
-
-    def reshape(self, x: str, *shape: int | str) -> str:
-        """Reshape where a side is a number, 0 (copy), -1, or the name of a (1,) int64 tensor."""
-        if all(isinstance(side, int) for side in shape):
-            return self.op("Reshape", x, self.ints(*shape))  # type: ignore[arg-type]
-        parts = [self.ints(side) if isinstance(side, int) else side for side in shape]
-        return self.op("Reshape", x, self.op("Concat", *parts, axis=0))
-
-    def slice(self, x: str, start: str, end: str, axis: int) -> str:
-        return self.op("Slice", x, start, end, self.ints(axis))

@@ -13,7 +13,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from .lower_msda import DOMAIN, OP_TYPE, GraphBuilder, level_starts, lower_msda
+from .lower_msda import DOMAIN, OP_TYPE, level_starts, lower_msda
+from .nodes import GraphBuilder, drop_domain, import_domain, replace_nodes, subgraphs
 from .view import element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")
@@ -65,10 +66,9 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
         if kind != TensorProto.FLOAT:
             b.nodes[-1].output[0] = f"{b.prefix}_exact"
             b.op("Cast", b.nodes[-1].output[0], output=produced, to=kind)
-        nodes.extend(onnx.NodeProto.FromString(n.SerializeToString()) for n in b.nodes)
+        nodes.extend(b.nodes)
         graph.initializer.extend(b.initializers)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(copy, nodes)
     lower_msda(copy, "gather")
     return copy
 
@@ -131,8 +131,7 @@ def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
             # An Identity, because a tensor may be read by several nodes, or be an initializer.
             ends.append(helper.make_node("Identity", [name], [end], name=end))
             graph.output.append(helper.make_tensor_value_info(end, _INPUT_TYPES[position], None))
-    del graph.node[:]
-    graph.node.extend(remaining + ends)
+    replace_nodes(model, [*remaining, *ends])
     return nodes
 
 
@@ -155,9 +154,8 @@ def rejoin(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
         del node.input[:]
         node.input.extend(source.get(end, end) for end in ends)
     ordered = _topological_order([*others, *nodes], {v.name for v in graph.input} | {t.name for t in graph.initializer})
-    del graph.node[:]
-    graph.node.extend(ordered)
-    _import(model, DOMAIN)
+    replace_nodes(model, ordered)
+    import_domain(model, DOMAIN)
 
 
 def emit(model: onnx.ModelProto, how: str) -> int:
@@ -189,13 +187,10 @@ def emit(model: onnx.ModelProto, how: str) -> int:
             builder = _nvidia(node, constants, f"{node.name or '/' + OP_TYPE}.{count}")
             nodes.extend(builder.nodes)
             graph.initializer.extend(builder.initializers)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(model, nodes)
     if count and how == "nvidia-plugin":
-        remaining = [entry for entry in model.opset_import if entry.domain != DOMAIN]
-        del model.opset_import[:]
-        model.opset_import.extend(remaining)
-        _import(model, NVIDIA_DOMAIN)
+        drop_domain(model, DOMAIN)
+        import_domain(model, NVIDIA_DOMAIN)
     return count
 
 
@@ -257,11 +252,6 @@ def set_plugin_version(model: onnx.ModelProto, version: str) -> int:
     return count
 
 
-def _import(model: onnx.ModelProto, domain: str) -> None:
-    if all(entry.domain != domain for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(domain, 1))
-
-
 def _topological_order(nodes: Sequence[onnx.NodeProto], available: set[str]) -> list[onnx.NodeProto]:
     """Nodes in a stable topological order."""
     produced = {name for node in nodes for name in node.output}
@@ -269,7 +259,7 @@ def _topological_order(nodes: Sequence[onnx.NodeProto], available: set[str]) -> 
     while pending:
         later = []
         for node in pending:
-            inner = {name for a in node.attribute if a.HasField("g") for inside in a.g.node for name in inside.input}
+            inner = {name for graph in subgraphs(node) for inside in graph.node for name in inside.input}
             if all(name in available or name not in produced for name in (*node.input, *inner)):
                 ordered.append(node)
                 available.update(node.output)

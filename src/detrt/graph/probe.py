@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
 from .clean import drop_dead
+from .nodes import replace_nodes
 from .view import FLOATS, GraphView
 
 COMPUTED = "own/"  # prefix of the computed value of a forced tensor
@@ -49,9 +50,7 @@ def probe(
         if forced_outputs:
             replacements = _force(node, forced_outputs[0], forced[forced_outputs[0]], model)
             nodes.extend(replacements)
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+    replace_nodes(model, nodes)
     forced_names = set(forced)
     remaining = [v for v in model.graph.value_info if v.name not in forced_names]
     if len(remaining) != len(model.graph.value_info):

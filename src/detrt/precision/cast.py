@@ -9,7 +9,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from ..graph.clean import drop_dead, replace_nodes, set_opset
+from ..graph.clean import drop_dead, set_opset
+from ..graph.nodes import replace_nodes
 from ..graph.operators import FILL_LIMIT, FILL_VALUE
 from ..graph.view import BF16, ELEMENT_TYPE, FLOAT, HALF, GraphView
 from ..spec import Precision

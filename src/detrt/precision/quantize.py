@@ -14,7 +14,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ..graph.clean import replace_nodes, set_opset
+from ..graph.clean import set_opset
+from ..graph.nodes import replace_nodes
 from ..graph.operators import ELEMENTWISE, MOVEMENT
 from ..graph.view import ELEMENT_TYPE, GraphView, attribute
 from ..spec import Precision
