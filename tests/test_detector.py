@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from runtime_cases import make_session, make_spec, red
 
+from detrt import build, load_source, open_session, verify
 from detrt.backends.base import FakeSession, Session, check_feeds, check_spec
 from detrt.detections import Detections
 from detrt.detector import Detector
@@ -194,6 +195,19 @@ def test_open_is_the_constructor():
 
 def test_keywords_of_loading_are_the_fields():
     assert set(LoadChanges.__annotations__) == {one.name for one in dataclasses.fields(LoadOptions)}
+
+
+@pytest.mark.parametrize("function", [Detector, build, load_source, open_session, verify])
+def test_signatures_name_the_keywords_of_loading(function):
+    """Editors, `help()` and `inspect` see them; a keyword that is not among them gets the closest one."""
+    parameters = inspect.signature(function).parameters
+    assert {one.name for one in dataclasses.fields(LoadOptions)} <= set(parameters)
+    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    name = function.__qualname__
+    with pytest.raises(TypeError, match=rf"^{name} has no keyword 'lables'; did you mean labels\?$"):
+        function("nothing", lables="names.txt")
+    with pytest.raises(TypeError, match=rf"^{name} has no keyword 'zzz'; it takes: .*trust_remote_code"):
+        function("nothing", zzz=1)
 
 
 def test_bad_image_is_named():

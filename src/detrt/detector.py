@@ -22,7 +22,7 @@ from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, prepro
 from .data.raw_image import LoadedImage
 from .detections import Detections
 from .errors import PromptError, SessionError, SpecError
-from .models.load import LoadChanges, LoadOptions
+from .models.load import LoadChanges, LoadOptions, takes_load_options
 from .spec import ModelSpec
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
@@ -117,6 +117,7 @@ class Detector:
         TypeError: options of opening for a session that is open already.
     """
 
+    @takes_load_options
     def __init__(
         self,
         model: Session | str | os.PathLike[str],

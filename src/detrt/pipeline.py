@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import files
 from .backends.base import output_differences
@@ -29,11 +29,14 @@ from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
-from .models.load import RECORDED, LoadOptions, check_unchanged
+from .models.load import RECORDED, LoadChanges, LoadOptions, changed, check_unchanged, takes_load_options
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
 from .spec import ModelSpec, Precision
 from .system import StageProgress
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MODEL, FUSED = "model.onnx", "model.onnxruntime.onnx"
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
@@ -65,6 +68,7 @@ class BuildReport:
         return [preprocessing_words(self.bundle.spec.input), *[compared] * bool(compared)]
 
 
+@takes_load_options
 def build(
     model: str | Path,
     output: Path | str | None = None,
@@ -78,7 +82,7 @@ def build(
     try_devices: Sequence[str] = (),
     load: LoadOptions | None = None,
     progress: StageProgress | None = None,
-    **changes: Any,
+    **changes: Unpack[LoadChanges],
 ) -> BuildReport:
     """Build a bundle in `output`, or add engines and packages to a bundle.
 
@@ -106,7 +110,7 @@ def build(
         SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError: as the stages.
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
-    load = replace(load or LoadOptions(), **changes)
+    load = changed(load, changes)
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     held = Bundle.open(model) if (Path(model) / MANIFEST).is_file() else None
     if output is None:

@@ -40,8 +40,13 @@ def opened() -> Detector:
 
 def made() -> VerifyReport:
     bundle: Bundle = build("embedded:shapes", "bundle", engines=(EngineConfig(sms=(89,)),), export=ExportConfig(opset=18)).bundle
-    source = load_source("embedded:shapes")
+    build("folder", "bundle", labels="names.txt", queries="100")  # type: ignore[arg-type]
+    build("folder", "bundle", engine=())  # type: ignore[call-arg]
+    source = load_source("embedded:shapes", preprocess="family-default")
+    load_source("ckpt:a.pth", famly="deim")  # type: ignore[call-arg]
     print(export_onnx(source, "model.onnx").worst, bundle.spec.labels[0])
     with open_session("bundle", device="cpu") as session:
         print(session.info.name, session.spec.decode.num_queries)
-    return verify(source, "model.onnx", ["street.jpg"], gate=Gate(box_px=1.0))
+    open_session("bundle", devices="cpu")  # type: ignore[call-arg]
+    verify("folder", "bundle", ["street.jpg"], trust_remote_code="yes")  # type: ignore[arg-type]
+    return verify(source, "model.onnx", ["street.jpg"], gate=Gate(box_px=1.0), labels=Path("names.txt"))

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
-from ..models.load import LoadOptions
+from ..models.load import LoadChanges, LoadOptions, changed, takes_load_options
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
@@ -21,12 +21,16 @@ from .onnxruntime.session import NoSpecError, OnnxSession, run_graph
 from .openvino.session import OpenVinoSession
 from .prompted import PromptedSession
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 BACKENDS = ("auto", "onnxruntime", "openvino", "tensorrt", "inductor", "torch")
 # On a CPU a bundle's OpenVINO model comes before its ONNX file.
 PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
 OPENVINO_DEVICES = ("xpu", "npu")  # that no other backend has
 
 
+@takes_load_options
 def open_session(
     ref: str | os.PathLike,
     *,
@@ -36,7 +40,7 @@ def open_session(
     spec: ModelSpec | None = None,
     load: LoadOptions | None = None,
     eager_kernels: bool = False,
-    **changes: Any,
+    **changes: Unpack[LoadChanges],
 ) -> BaseSession:
     """Open a model for running.
 
@@ -69,7 +73,7 @@ def open_session(
         raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
     if spec is not None and backend not in ("auto", "onnxruntime"):
         raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {backend}")
-    load = replace(load or LoadOptions(), **changes)
+    load = changed(load, changes)
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
     if kind == "onnx":
@@ -136,13 +140,13 @@ def _open_checkpoint(ref: str | os.PathLike, load: LoadOptions, device: str | No
     return session
 
 
-def open_prompted(ref: str | os.PathLike, **options: Any) -> PromptedSession:
+def open_prompted(ref: str | os.PathLike, *, backend: str = "auto") -> PromptedSession:
     """As `open_session`, of a model that takes a prompt.
 
     Raises:
         PromptError: the model has fixed classes.
     """
-    session = open_session(ref, **options)
+    session = open_session(ref, backend=backend)
     if not isinstance(session, PromptedSession):
         session.close()
         raise PromptError(f"'{os.fspath(ref)}' has fixed classes and takes no prompt; choose among them with --classes")

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import DetrtError
 from ..models.load import LoadOptions
-from .options import PromptOptions, RunOptions, command, load_arguments, numbers
+from .options import PromptOptions, RunOptions, command, numbers
 
 if TYPE_CHECKING:
     from ..evaluation.report import VerifyReport
@@ -91,7 +91,7 @@ def verify(
             batches=None if batches is None else list(numbers("--batches")(batches)),
             divergence=divergence,
             report_images=(6 if report_images is None else report_images) if report is not None else 0,
-            **load_arguments(load),
+            load=load,
             prompt=prompt.read(),
             task=prompt.task,
             opening=opening,

@@ -15,6 +15,7 @@ from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
 from ..errors import DetrtError, PromptError, SessionError
 from ..models.contract import OPSETS, ExportConfig
+from ..models.load import LoadOptions
 from ..spec import DecodeSpec, ModelSpec, Precision
 from ..system import CPU
 from ..text.prompts import Prompt
@@ -90,22 +91,21 @@ def is_foreign(model: str | Path) -> bool:
 
 def open_side(
     model: Any,
+    load: LoadOptions | None = None,
     *,
-    trust: bool = False,
     like: ModelSpec | None = None,
     opening: Mapping[str, Any] | None = None,
-    **checkpoint: Any,
 ) -> Side:
-    """Open a reference, a Source or a session. checkpoint: how one is read, see `load_source`.
-    opening: how `open_session` opens anything else: backend, device.
+    """Open a reference, a Source or a session.
 
-    like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
+    load: how a checkpoint, or an ONNX file of another exporter, is read. opening: how `open_session` opens anything else: backend,
+    device. like: the contract of inputs and outputs that a checkpoint is to have; without it, its own default.
     """
     if isinstance(model, Session):
         return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
-        reading = checkpoint if is_foreign(model) else {}
-        session = emulate_low_precision(open_session(model, eager_kernels=True, **(opening or {}), **reading))
+        reading = load if is_foreign(model) else None
+        session = emulate_low_precision(open_session(model, eager_kernels=True, load=reading, **(opening or {})))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch
@@ -118,7 +118,7 @@ def open_side(
         )
     source = model
     if isinstance(model, (str, Path)):
-        source = load_source(str(model), trust_remote_code=trust, **checkpoint)
+        source = load_source(str(model), load)
     contract = same_contract(source.spec, like) if like else None
     session = open_torch(source, spec=contract, device=chosen.get("device") or "cpu")
     return Side(session, source.provenance.source, source=source, owned=True)

@@ -18,6 +18,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
+from ..models.load import RECORDED, LoadChanges, LoadOptions, changed, takes_load_options
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
@@ -29,12 +30,15 @@ from .report import Example, VerifyReport
 from .tensors import can_force, forced_rows, one_decodes_in_graph
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..models.source import Source
 
 Pair = tuple[Detections, Detections]  # of the reference and the candidate in one image
 DIVERGENCE = ("auto", "always", "never")
 
 
+@takes_load_options
 def verify(
     reference: str | Path | Session | Source | None,
     candidate: str | Path | Session,
@@ -43,28 +47,18 @@ def verify(
     gate: Gate | None = None,
     gate_changes: Mapping[str, Any] | None = None,
     batch_size: int = 2,
-    trust_remote_code: bool = False,
     progress: CountProgress | None = None,
     ground_truth: Path | str | None = None,
     slots: bool = True,
     batches: Sequence[int] | None = None,
     divergence: str = "never",
     report_images: int = 0,
-    labels: Path | str | None = None,
-    family: str | None = None,
-    tokenizer: Path | str | None = None,
-    resize: str | None = None,
-    preprocess: str | None = None,
-    queries: int | None = None,
-    decoder_layers: int | None = None,
-    layout: str | None = None,
-    allow_untested_transformers: bool = False,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
     prompt: str | Sequence[str] | Prompt | None = None,
     task: str = "",
     opening: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
+    load: LoadOptions | None = None,
+    **changes: Unpack[LoadChanges],
 ) -> VerifyReport:
     """Compare two models on images: facts, detections, tensors, batch slots, padding, AP.
 
@@ -80,14 +74,13 @@ def verify(
         slots: check batch invariance: every slot of a batch, and the padding.
         batches: batch sizes of that check, instead of the profile's.
         divergence: search the first diverging node: "always", "never" or "auto" (on a failure, and for a report below FP32).
-        images: number of the worst images in the HTML report.
-        labels: class names of a checkpoint whose bundle was built with names of its own.
-        family, tokenizer, queries, decoder_layers, resize, preprocess, layout, mean, std, trust_remote_code,
-            allow_untested_transformers: how a checkpoint, or an ONNX file of another exporter, is read, see `LoadOptions`. By
-            default all that a bundle records of what it was made from.
+        report_images: number of the worst images in the HTML report.
         prompt, task: for models that take a prompt: a text, or a list of class names.
         opening: of a bundle or file as the candidate: backend and device, as `open_session` takes them.
         say: called with the name of each step.
+        load: how a checkpoint, or an ONNX file of another exporter, is read. What it leaves open is as a bundle records it of what
+            it was made from.
+        changes: fields of `LoadOptions` by name, e.g. `labels="names.txt"`.
 
     Raises:
         PromptError: no prompt for a model that takes one, the reverse, or a bad prompt.
@@ -100,12 +93,7 @@ def verify(
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
     say = say or (lambda text: None)
     with ExitStack() as stack:
-        checkpoint = {
-            **{"labels": labels, "family": family, "tokenizer": tokenizer},
-            **{"resize": resize, "preprocess": preprocess, "queries": queries, "decoder_layers": decoder_layers},
-            **{"layout": layout, "mean": mean, "std": std, "allow_untested_transformers": allow_untested_transformers},
-        }
-        ref, cand = _open_sides(reference, candidate, stack, checkpoint, trust_remote_code, opening, (prompt, task))
+        ref, cand = _open_sides(reference, candidate, stack, changed(load, changes), opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})
         report, found = _with_detections(report, ref.session, cand.session, images, batch_size, progress)
         first = [load_image(image) for image in images[:batch_size]]
@@ -152,28 +140,28 @@ def _open_sides(
     reference: Any,
     candidate: Any,
     stack: ExitStack,
-    checkpoint: dict[str, Any],
-    trust: bool,
+    load: LoadOptions,
     opening: Mapping[str, Any] | None,
     prompt: tuple[Any, str],
 ) -> tuple[Side, Side]:
     """(reference, candidate), opened and bound to the prompt; `stack` closes them.
 
-    checkpoint: how the reference is read; of a candidate that is a ckpt:FILE the family holds too.
+    load: how the reference is read, where nothing of the candidate says it. Of a candidate that is a ckpt:FILE the family holds too.
     """
-    stated: dict[str, Any] = {}
+    theirs = LoadOptions(trust_remote_code=load.trust_remote_code, allow_untested_transformers=load.allow_untested_transformers)
     if isinstance(candidate, (str, Path)):
         is_file = str(candidate).startswith("ckpt:")
-        stated = {"family": checkpoint["family"]} if is_file else checkpoint if is_foreign(candidate) else {}
-    cand = open_side(candidate, trust=trust, opening=opening, **stated)
+        theirs = replace(theirs, family=load.family) if is_file else load if is_foreign(candidate) else theirs
+    cand = open_side(candidate, theirs, opening=opening)
     stack.callback(cand.close)
     ask(cand, *prompt)
     if reference is None:
         if isinstance(candidate, Session):
             raise SessionError("an open session does not say what it was made from; give a reference")
         reference = default_reference(candidate)
-        checkpoint = {name: cand.options.get(name) if value is None else value for name, value in checkpoint.items()}
-    ref = open_side(reference, trust=trust, like=model_spec(cand.session), **checkpoint)
+        recorded = {name: cand.options[name] for name in RECORDED if getattr(load, name) is None and name in cand.options}
+        load = replace(load, **recorded)
+    ref = open_side(reference, load, like=model_spec(cand.session))
     stack.callback(ref.close)
     ask(ref, *prompt)
     return ref, cand

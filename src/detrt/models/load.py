@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import re
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from .. import files
 from ..bundle import Provenance
@@ -19,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
+    from typing_extensions import Unpack
 
 __all__ = ["BY_MODEL_TYPE", "BY_NAME", "FAMILIES", "Family", "LoadOptions", "Source", "is_checkpoint_reference", "load_source"]
+Function = TypeVar("Function", bound="Callable[..., Any]")
 _EMBEDDED = Path(__file__).with_name("embedded")
 EMBEDDED = {"embedded:shapes": _EMBEDDED / "shapes", "embedded:phrases": _EMBEDDED / "phrases"}
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -178,7 +183,37 @@ class LoadChanges(TypedDict, total=False):
     revision: str | None
 
 
-def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) -> Source:
+def changed(options: LoadOptions | None, changes: LoadChanges) -> LoadOptions:
+    """Options, or the default ones, with some fields replaced."""
+    return replace(options or LoadOptions(), **changes)  # type: ignore[arg-type]  # __post_init__ makes paths of texts
+
+
+def takes_load_options(function: Function) -> Function:
+    """A function that takes `**changes`, fields of `LoadOptions`: its signature names them, and other keywords raise TypeError with
+    the closest name that it takes."""
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    loading = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in fields(LoadOptions)
+    ]
+    allowed = [one.name for one in (*own, *loading) if one.name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in allowed:
+                close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+                hint = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(allowed)}"
+                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")
+        return function(*args, **keywords)
+
+    checked.__signature__ = signature.replace(parameters=[*own, *loading])  # type: ignore[attr-defined]
+    return checked  # type: ignore[return-value]
+
+
+@takes_load_options
+def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[LoadChanges]) -> Source:
     """Load a checkpoint.
 
     Args:
@@ -193,7 +228,7 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Any) ->
         SourceError: unknown reference or family, missing or damaged files, NaN weights, code that is
             not trusted. SpecError: labels that do not fit the head.
     """
-    options = replace(options or LoadOptions(), **changes)
+    options = changed(options, changes)
     for name in ONNX_ONLY:
         if getattr(options, name) is not None:
             raise SourceError(f"--{name} is for ONNX files of other exporters, and '{ref}' is a checkpoint; leave it out")
