@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.postprocess import Candidates, DetectionFilter, checked_raw
+from ..data.postprocess import Candidates, DetectionFilter, checked_output
 from ..data.preprocess import BatchPlan, SizeHW
 from ..data.raw_image import LoadedImage
 from ..detections import Detections, box_iou, cxcywh_to_xyxy
@@ -440,9 +440,9 @@ class BoundSession(BaseSession):
         logits = np.full((count, queries * len(runs), classes), -np.inf, np.float32)
         boxes = np.zeros((count, queries * len(runs), 4), np.float32)
         for number, outputs in enumerate(runs):
-            raw, raw_boxes = checked_raw(outputs, count, queries, columns=None)
+            raw = checked_output(outputs, LOGITS, (count, queries, -1))
             rows = slice(number * queries, (number + 1) * queries)
-            boxes[:, rows] = raw_boxes
+            boxes[:, rows] = checked_output(outputs, PRED_BOXES, (count, queries, 4))
             for image, chunk in enumerate(self._chunks_of(count, number)):
                 found = _by_phrase(raw[image], chunk)
                 logits[image, rows, list(chunk.prompt.class_ids)] = found.T

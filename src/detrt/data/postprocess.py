@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,26 +92,33 @@ def decode(
         raise ValueError(f"max_detections must be at least 1; got {max_detections}")
     own = class_thresholds or {}
     lowest = min([threshold, *own.values()])
+    scales = [np.array([width, height, width, height], np.float32) for height, width in original_sizes_hw]
     if isinstance(outputs, Candidates):
-        rows, maps = _read_candidates(outputs, spec, original_sizes_hw, lowest), outputs.mask_logits
+        rows, maps = _read_candidates(outputs, spec, scales, lowest), outputs.mask_logits
     else:
         read = _read_decoded if spec.decode.in_graph else _read_raw
-        rows = read(outputs, spec, original_sizes_hw, lowest)
-        maps = _read_maps(outputs, spec, len(original_sizes_hw)) if spec.has_masks else None
+        rows = read(outputs, spec, scales, lowest)
+        maps = _read_maps(outputs, spec, len(scales)) if spec.has_masks else None
     results = []
-    for image, (row, (height, width)) in enumerate(zip(rows, original_sizes_hw, strict=True)):
-        row = replace(row, boxes=np.clip(row.boxes, 0, np.array([width, height, width, height], np.float32)))
+    for image, (row, scale) in enumerate(zip(rows, scales, strict=True)):
+        boxes, scores, ids, queries = np.clip(row.boxes, 0, scale), row.scores, row.ids, row.maps
         if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
-            stay, scores = suppress(row.boxes, row.scores, row.ids, spec.decode)
-            row = replace(row.take(stay), scores=scores).take(slice(spec.decode.max_detections))
-        keep = row.scores > np.array([own.get(i, threshold) for i in row.ids.tolist()], np.float32)
+            stay, scores = (found[: spec.decode.max_detections] for found in suppress(boxes, scores, ids, spec.decode))
+            boxes, ids, queries = boxes[stay], ids[stay], queries[stay]
+        wanted = scores > np.array([own.get(i, threshold) for i in ids.tolist()], np.float32)
         if class_ids is not None:
-            keep &= np.isin(row.ids, np.array(sorted(class_ids), np.int64))
-        row = row.take(keep).take(slice(max_detections))
-        labels = tuple(spec.label(i) for i in row.ids)
+            wanted &= np.isin(ids, np.array(sorted(class_ids), np.int64))
+        keep = np.flatnonzero(wanted)[:max_detections]
+        height, width = original_sizes_hw[image]
         size = (int(height), int(width))
-        masks = None if maps is None else encode_masks(_finite(maps[image][row.maps], MASK_LOGITS), size)
-        results.append(Detections(row.boxes, row.scores, row.ids, labels, size, masks=masks))
+        masks = None
+        if maps is not None:
+            chosen = maps[image][queries[keep]]
+            if not np.isfinite(chosen).all():
+                raise SessionError(f"the model returned NaN or infinite values in '{MASK_LOGITS}': {_OVERFLOW}")
+            masks = encode_masks(chosen, size)
+        labels = tuple(spec.label(i) for i in ids[keep])
+        results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, masks=masks))
     return results
 
 
@@ -144,9 +151,6 @@ class _Row:
     ids: NDArray[np.int64]
     maps: NDArray[np.int64]
 
-    def take(self, index: NDArray | slice) -> _Row:
-        return _Row(self.boxes[index], self.scores[index], self.ids[index], self.maps[index])
-
 
 def count_candidates(spec: ModelSpec) -> int:
     """Number of (query, class) pairs of an image that are considered."""
@@ -155,34 +159,29 @@ def count_candidates(spec: ModelSpec) -> int:
     return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
 
 
-def _read_candidates(found: Candidates, spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float) -> list[_Row]:
+def _read_candidates(found: Candidates, spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
+    """scales: (width, height, width, height) of each image, float32; also below."""
     if found.overflow:
         raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
     rows = []
-    for image_scores, flat, boxes, size in zip(scores, found.flat, found.boxes, sizes_hw, strict=True):
+    for image_scores, flat, boxes, scale in zip(scores, found.flat, found.boxes, scales, strict=True):
         above = np.flatnonzero(image_scores > np.float32(threshold))  # before sorting, as for raw outputs
         order = above[np.lexsort((flat[above], -image_scores[above]))]
         query, ids = np.divmod(flat[order], spec.decode.num_classes)
-        rows.append(_Row(_pixels(boxes[order], size), image_scores[order], ids, query))
+        rows.append(_Row(cxcywh_to_xyxy(boxes[order].astype(np.float32)) * scale, image_scores[order], ids, query))
     return rows
 
 
-def _pixels(boxes: NDArray, size_hw: tuple[int, int]) -> NDArray[np.float32]:
-    height, width = size_hw
-    return cxcywh_to_xyxy(boxes.astype(np.float32)) * np.array([width, height, width, height], np.float32)
-
-
-def _read_raw(
-    outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
-) -> list[_Row]:
+def _read_raw(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
     rule = spec.decode
     candidates = count_candidates(spec)
     background = rule.activation == "softmax"
-    logits, boxes = checked_raw(outputs, len(sizes_hw), rule.num_queries, columns=rule.num_classes + background)
+    logits = checked_output(outputs, LOGITS, (len(scales), rule.num_queries, rule.num_classes + background))
+    boxes = checked_output(outputs, PRED_BOXES, (len(scales), rule.num_queries, 4))
     scores = softmax(logits)[..., :-1] if background else sigmoid(logits)
     rows = []
-    for image_scores, image_boxes, size in zip(scores, boxes, sizes_hw, strict=True):
+    for image_scores, image_boxes, scale in zip(scores, boxes, scales, strict=True):
         if rule.select == "query":
             best = image_scores.argmax(-1)
             flat = np.arange(rule.num_queries) * rule.num_classes + best
@@ -193,29 +192,39 @@ def _read_raw(
         order = np.argsort(-image_scores.reshape(-1)[flat], kind="stable")[:candidates]
         flat = flat[order]
         query, ids = np.divmod(flat, rule.num_classes)
-        rows.append(_Row(_pixels(image_boxes[query], size), image_scores.reshape(-1)[flat], ids.astype(np.int64), query))
+        corners = cxcywh_to_xyxy(image_boxes[query].astype(np.float32)) * scale
+        rows.append(_Row(corners, image_scores.reshape(-1)[flat], ids.astype(np.int64), query))
     return rows
 
 
-def checked_raw(outputs: Mapping[str, NDArray], images: int, queries: int, *, columns: int | None) -> tuple[NDArray, NDArray]:
-    """`logits` (images, queries, columns) and `pred_boxes` (images, queries, 4); columns None: any number.
+def checked_output(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, ...], *, finite: bool = True) -> NDArray:
+    """An output of a model.
+
+    shape: what its spec promises; a last side of -1 is any. finite: refuse NaN and infinity; logits may be minus infinity.
 
     Raises:
-        SessionError: one is missing, has another shape, or holds NaN or infinity.
+        SessionError: it is missing, has another shape, or values that it must not have.
     """
-    if columns is None:
-        columns = next(reversed(np.shape(outputs.get(LOGITS, ()))), 0)
-    logits = _take(outputs, LOGITS, (images, queries, columns))
-    boxes = _take(outputs, PRED_BOXES, (images, queries, 4))
-    if np.isnan(logits).any() or np.isposinf(logits).any():
-        raise SessionError(f"the model returned NaN or infinite values in '{LOGITS}': {_OVERFLOW}")
-    return logits, _finite(boxes, PRED_BOXES)
-
-
-def _finite(values: NDArray, name: str) -> NDArray:
-    if not np.isfinite(values).all():
+    if name not in outputs:
+        raise SessionError(
+            f"the model returned {sorted(outputs)}, but its spec promises '{name}'; "
+            "the spec does not belong to this file: export it again"
+        )
+    array = np.asarray(outputs[name])
+    if shape[-1] < 0:
+        shape = (*shape[:-1], *array.shape[-1:])
+    if array.shape != shape:
+        raise SessionError(
+            f"the model returned '{name}' with shape {array.shape}; its spec promises {shape}; "
+            "the spec does not belong to this file: export it again"
+        )
+    if finite and name == LOGITS:
+        bad = np.isnan(array).any() or np.isposinf(array).any()
+    else:
+        bad = finite and not np.isfinite(array).all()
+    if bad:
         raise SessionError(f"the model returned NaN or infinite values in '{name}': {_OVERFLOW}")
-    return values
+    return array
 
 
 def _read_maps(outputs: Mapping[str, NDArray], spec: ModelSpec, images: int) -> NDArray:
@@ -225,17 +234,16 @@ def _read_maps(outputs: Mapping[str, NDArray], spec: ModelSpec, images: int) -> 
     sides = np.shape(outputs.get(MASK_LOGITS, ()))[2:]
     if len(sides) != 2 or 0 in sides:
         sides = tuple(side // spec.decode.mask_stride for side in spec.input.size_hw)
-    return _take(outputs, MASK_LOGITS, (images, count, *sides))
+    return checked_output(outputs, MASK_LOGITS, (images, count, *sides), finite=False)
 
 
-def _read_decoded(
-    outputs: Mapping[str, NDArray], spec: ModelSpec, sizes_hw: Sequence[tuple[int, int]], threshold: float
-) -> list[_Row]:
-    n, k = len(sizes_hw), spec.decode.max_detections
-    boxes = _take(outputs, BOXES, (n, k, 4))
-    scores = _take(outputs, SCORES, (n, k))
-    labels = _take(outputs, LABELS, (n, k))
-    counts = _take(outputs, NUM_DETECTIONS, (n,))
+def _read_decoded(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
+    n, k = len(scales), spec.decode.max_detections
+    # Not finite: rows after the number of detections may hold anything.
+    boxes = checked_output(outputs, BOXES, (n, k, 4), finite=False)
+    scores = checked_output(outputs, SCORES, (n, k), finite=False)
+    labels = checked_output(outputs, LABELS, (n, k), finite=False)
+    counts = checked_output(outputs, NUM_DETECTIONS, (n,), finite=False)
     rows = []
     for image_boxes, image_scores, ids, count in zip(boxes, scores, labels, counts, strict=True):
         if not 0 <= count <= k:
@@ -245,21 +253,6 @@ def _read_decoded(
             raise SessionError(f"the model returned NaN or infinite values in '{BOXES}' or '{SCORES}': {_OVERFLOW}")
         rows.append(row)
     return rows
-
-
-def _take(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, ...]) -> NDArray:
-    if name not in outputs:
-        raise SessionError(
-            f"the model returned {sorted(outputs)}, but its spec promises '{name}'; "
-            "the spec does not belong to this file: export it again"
-        )
-    array = np.asarray(outputs[name])
-    if array.shape != shape:
-        raise SessionError(
-            f"the model returned '{name}' with shape {array.shape}; its spec promises {shape}; "
-            "the spec does not belong to this file: export it again"
-        )
-    return array
 
 
 def suppress(

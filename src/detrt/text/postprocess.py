@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.postprocess import checked_raw, sigmoid
+from ..data.postprocess import checked_output, sigmoid
 from ..detections import Detections, cxcywh_to_xyxy
-from ..spec import ModelSpec
+from ..spec import LOGITS, PRED_BOXES, ModelSpec
 
 PHRASES = ("best", "tokens", "tokens-of-best")
 TEXT_THRESHOLD = 0.25  # of both published processors
@@ -83,7 +83,8 @@ def decode_tokens(
         SessionError: outputs that are missing, of a wrong shape, or NaN or infinite.
     """
     assert spec.text is not None
-    logits, boxes = checked_raw(outputs, len(original_sizes_hw), spec.decode.num_queries, columns=None)
+    logits = checked_output(outputs, LOGITS, (len(original_sizes_hw), spec.decode.num_queries, -1))
+    boxes = checked_output(outputs, PRED_BOXES, (len(original_sizes_hw), spec.decode.num_queries, 4))
     results = []
     for image, (height, width) in enumerate(original_sizes_hw):
         length = len(ids[image])
