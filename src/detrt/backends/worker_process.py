@@ -94,20 +94,19 @@ def after_death(held: Iterable[Work]) -> tuple[list[Work], list[Work]]:
     return again, given_up
 
 
-def packed(message: Any) -> bytes:
-    """A message as it is sent: its length and its pickle."""
-    body = pickle.dumps(message, protocol=5)
-    return _LENGTH.pack(len(body)) + body
-
-
 class Channel:
-    """One end of the socket pair, with messages that block."""
+    """One end of the socket pair, with messages that block.
+
+    write: takes the bytes of a message; another than the socket's does not block.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self.write: Callable[[bytes], Any] = sock.sendall
 
     def send(self, message: Any) -> None:
-        self.socket.sendall(packed(message))
+        body = pickle.dumps(message, protocol=5)
+        self.write(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> Any:
         """The next message.
@@ -226,7 +225,7 @@ class Worker:
 
 
 class AsyncWorker(Worker):
-    """A worker process whose messages an event loop reads."""
+    """A worker process whose messages an event loop reads and writes; the caller limits what is on its way."""
 
     _writer: asyncio.StreamWriter | None = None
     _reading: asyncio.Task[None] | None = None
@@ -237,14 +236,8 @@ class AsyncWorker(Worker):
         on_exit: called when the socket is closed: the process has ended, or is about to.
         """
         reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
+        self.channel.write = self._writer.write
         self._reading = asyncio.create_task(self._read(reader, on_message, on_exit))
-
-    def send(self, message: Any) -> None:
-        """Hand a message to the loop without waiting. The caller limits what is on its way."""
-        if self._writer is None:
-            super().send(message)
-        elif not self._writer.is_closing():
-            self._writer.write(packed(message))
 
     async def disconnect(self) -> None:
         """`stop` for the event loop; `on_exit` is not called."""

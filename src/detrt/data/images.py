@@ -11,6 +11,7 @@ An image is converted by `PIL.Image.convert("RGB")`, as in training code, with t
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -66,20 +67,19 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[
     if isinstance(source, np.ndarray):
         return _from_array(source)
     if isinstance(source, Image.Image):
-        return _from_pil(source, "the PIL image", max_pixels)
+        return OpenedImage(source, "the PIL image", max_pixels).load()
     if isinstance(source, (bytes, bytearray, memoryview)):
-        data = bytes(source)
-        if not data:
-            raise ImageError("the image is empty (0 bytes); give the content of an image file")
-        return _open(io.BytesIO(data), f"the image ({len(data)} bytes)", max_pixels)
+        return open_image(bytes(source), max_pixels=max_pixels).load()
     if not isinstance(source, (str, os.PathLike)):
         raise ImageError(f"an image must be a path, bytes, a PIL image or a NumPy array; got {type(source).__name__}")
-    path = _existing_file(source)
+    path = Path(source)
     try:
-        with open(path, "rb") as file:
-            return _open(file, f"'{path}'", max_pixels)
-    except OSError as error:
-        raise ImageError(f"'{path}' cannot be read: {error.strerror or error}") from error
+        with open(source, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0 and path.is_file():
+                raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
+            return _opened(file, f"'{path}'", max_pixels).load()
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise ImageError(_why_not_opened(source, error)) from error
 
 
 def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedImage:
@@ -104,7 +104,7 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
         return load_image(source, max_pixels=max_pixels)
 
     def decode() -> NDArray[np.uint8]:
-        return _open(io.BytesIO(data), name, max_pixels) if data else load_image(data)
+        return _opened(io.BytesIO(data), name, max_pixels).load() if data else load_image(data)
 
     header = common_jpeg(data)
     if header is None or header[0] * header[1] > max_pixels:
@@ -115,20 +115,14 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
     return EncodedImage(data, height, width, orientation, decode)
 
 
-def _existing_file(source: str | os.PathLike) -> Path:
-    path = Path(source)
-    try:
-        if not os.fspath(source):
-            raise ImageError("the image path is '' (empty); give the path of an image file")
-        if path.is_dir():
-            raise ImageError(f"'{path}' is a folder, not an image; use expand_inputs to list the images in it")
-        if not path.exists():
-            raise ImageError(_missing(str(source)))
-        if path.stat().st_size == 0 and path.is_file():
-            raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
-    except (OSError, ValueError) as error:  # a name too long, or with a NUL byte
-        raise ImageError(f"'{path}' cannot be read: {error}") from None
-    return path
+def _why_not_opened(source: str | os.PathLike, error: OSError | ValueError) -> str:
+    if not os.fspath(source):
+        return "the image path is '' (empty); give the path of an image file"
+    if os.path.isdir(source):
+        return f"'{Path(source)}' is a folder, not an image; use expand_inputs to list the images in it"
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, ValueError)):
+        return _missing(str(source))
+    return f"'{Path(source)}' cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def _missing(name: str) -> str:
@@ -137,38 +131,58 @@ def _missing(name: str) -> str:
     return f"there is no file '{name}'; check the path"
 
 
+@dataclass(frozen=True, slots=True)
 class OpenedImage:
-    """An image file with its header read; `load` decodes the pixels.
+    """An image whose header is read, and the name that messages give it.
 
-    height, width: of the stored image, before its EXIF orientation is applied.
-
-    Raises:
-        ImageError: empty, not an image, or a damaged header.
+    `image.width` and `image.height` are those of the stored image, before its EXIF orientation is applied.
     """
 
-    def __init__(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> None:
-        if not data:
-            raise ImageError("the image is empty (0 bytes); give the content of an image file")
-        self._name, self._max_pixels = f"the image ({len(data)} bytes)", max_pixels
-        self._image = _header(io.BytesIO(data), self._name, max_pixels)
-        self.width, self.height = self._image.size
+    image: Image.Image
+    name: str
+    max_pixels: int
 
     def load(self) -> NDArray[np.uint8]:
-        """The image, as `load_image`; only once. Raises ImageError."""
-        with self._image:
-            return _from_pil(self._image, self._name, self._max_pixels)
+        """Decode the pixels: (H, W, 3) uint8 RGB, as `load_image`.
+
+        Raises:
+            ImageError: no pixels, too many, or a damaged image.
+        """
+        image, name, orientation = self.image, self.name, 1
+        width, height = image.size
+        if width < 1 or height < 1:
+            raise ImageError(f"{name} has no pixels: {width}x{height}")
+        if width * height > self.max_pixels:
+            raise ImageError(
+                f"{name} is too large: {width}x{height} = {width * height} pixels; allowed are {self.max_pixels}. Make it smaller"
+            )
+        try:
+            with warnings.catch_warnings():
+                _ignore_warnings()
+                image.load()
+                rgb = image if image.mode == "RGB" else _to_rgb(image, name)
+                with contextlib.suppress(Exception):  # a damaged EXIF block is ignored
+                    orientation = int(image.getexif().get(_ORIENTATION_TAG, 1))
+                turn = _TRANSPOSE.get(orientation)
+                return np.array(rgb.transpose(turn) if turn is not None else rgb)
+        except ImageError:
+            raise
+        except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
+            raise ImageError(f"{name} is damaged or truncated: {error}; copy it again") from error
 
 
-def _open(file: object, name: str, max_pixels: int) -> NDArray[np.uint8]:
-    with _header(file, name, max_pixels) as image:
-        return _from_pil(image, name, max_pixels)
+def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> OpenedImage:
+    """Read the header of an image file. Raises ImageError: empty, not an image, or a damaged header."""
+    if not data:
+        raise ImageError("the image is empty (0 bytes); give the content of an image file")
+    return _opened(io.BytesIO(data), f"the image ({len(data)} bytes)", max_pixels)
 
 
-def _header(file: object, name: str, max_pixels: int) -> Image.Image:
+def _opened(file: object, name: str, max_pixels: int) -> OpenedImage:
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            return Image.open(file)
+            return OpenedImage(Image.open(file), name, max_pixels)
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
     except Image.DecompressionBombError as error:
@@ -183,28 +197,8 @@ def _ignore_warnings() -> None:
         warnings.simplefilter("ignore", category)
 
 
-def _from_pil(image: Image.Image, name: str, max_pixels: int) -> NDArray[np.uint8]:
-    width, height = image.size
-    if width < 1 or height < 1:
-        raise ImageError(f"{name} has no pixels: {width}x{height}")
-    if width * height > max_pixels:
-        raise ImageError(
-            f"{name} is too large: {width}x{height} = {width * height} pixels; allowed are {max_pixels}. Make it smaller"
-        )
-    try:
-        with warnings.catch_warnings():
-            _ignore_warnings()
-            image.load()
-            rgb = _to_rgb(image, name)
-            turn = _TRANSPOSE.get(_orientation(image))
-            return np.array(rgb.transpose(turn) if turn is not None else rgb)
-    except ImageError:
-        raise
-    except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ...
-        raise ImageError(f"{name} is damaged or truncated: {error}; copy it again") from error
-
-
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """An image of another mode in RGB. Raises ImageError: pixels without an agreed range."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
@@ -216,14 +210,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA").convert("RGB")  # direct P to RGB warns and may change a colour
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # a damaged EXIF block is ignored
-        return 1
+    return image.convert("RGB")
 
 
 def _from_array(array: NDArray) -> NDArray[np.uint8]:

@@ -68,10 +68,6 @@ class Prefetcher:
         self._decoder = decoder
         self._pool = ThreadPoolExecutor(threads, "detrt-decode")
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call something in one of the threads."""
-        return self._pool.submit(work, *arguments)
-
     def begin(self, source: MediaInput) -> Begun:
         """Start to decode an image file."""
         return Begun(source, self._pool.submit(self._load, source.path))

@@ -40,6 +40,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_size += len(data)
             if self._head_size > HEAD_LIMIT:
                 self._end(431, "the address and the headers are too long")
+        elif not self._in_head and self.cycle is not None and self.cycle.response_complete:  # the rest of a refused body
+            self._discarded += len(data)
+            if self._discarded > DISCARD_LIMIT:
+                self.transport.close()
         if self._head_timer is None and self._between():
             self._wait_for_head()
 
@@ -51,14 +55,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        if self.cycle.response_complete:
-            self._discarded += len(body)
-            if self._discarded > DISCARD_LIMIT:
-                self.transport.close()
-            return
-        super().on_body(body)
 
     def _between(self) -> bool:
         """Whether no request is being processed: bytes belong to the next head, or to the rest of a refused body."""

@@ -125,8 +125,7 @@ class Pool:
         """Cancel items; results of running ones are dropped."""
         for item in items:
             self._batcher.leave(item)
-            if not item.future.cancel() and not item.future.cancelled():
-                item.future.exception()  # of one of several images; the first error is reported
+            item.future.cancel()
 
     def retry_after(self) -> int:
         """Estimated seconds until the queue is empty, from recent throughput; 1 to 60."""
@@ -214,7 +213,7 @@ class Pool:
             metrics.queue_seconds.labels(model).observe(sent - item.since)
             if isinstance(item.task, ImageTask):
                 metrics.decode_seconds.labels(model).observe(result.decode_ms / 1e3)
-            item.started, item.state = sent, "left"
+            item.started, item.state, item.task = sent, "left", None  # without its image
             if not item.future.done():
                 item.future.set_result(result)
         if slowest:
@@ -346,7 +345,11 @@ class Calls:
         """
         own = timeout_ms is not None and timeout_ms / 1e3 < self.config.timeout_s
         limit = timeout_ms / 1e3 if own and timeout_ms is not None else self.config.timeout_s
-        items = self.pool.submit(model.name, tasks, [self._lane(model, task) for task in tasks])
+        if isinstance(tasks[0], ImageTask) and not needs_equal_sizes(model.spec.input):
+            lanes: list[Hashable] = ["images"] * len(tasks)
+        else:
+            lanes = [self._lane(model, task) for task in tasks]
+        items = self.pool.submit(model.name, tasks, lanes)
         # Ends with the last result, or with the first refused task.
         answers = asyncio.gather(*(item.future for item in items))
         gone = asyncio.ensure_future(_disconnected(request))
@@ -369,18 +372,18 @@ class Calls:
             message = f"image {number}: {refusal.message}"
             raise Refused(refusal.status, refusal.code, message, retry_after=refusal.retry_after) from None
         finally:
+            unfinished = [item for item in items if not item.future.done()]
             gone.cancel()
             answers.cancel()
-            self.pool.leave(items)
+            if unfinished:
+                self.pool.leave(unfinished)
 
     def _lane(self, model: ModelFacts, task: ImageTask | TensorTask) -> Hashable:
-        """Lane of a task: all images, or images of one size after resizing, may share a batch."""
+        """Lane of a task: tensors of the same shapes, or images of one size after resizing, may share a batch."""
         if isinstance(task, TensorTask):
             return ("tensors", *((name, array.shape[1:]) for name, array in task.feeds.items()))
-        facts = model.spec.input
-        if not needs_equal_sizes(facts) or (size_hw := header_size_hw(task.data)) is None:
-            return "images"
-        return ("images", resized_size(size_hw, facts, self.config.size_hw))
+        size_hw = header_size_hw(task.data)
+        return "images" if size_hw is None else ("images", resized_size(size_hw, model.spec.input, self.config.size_hw))
 
 
 async def _disconnected(request: Request) -> None:

@@ -16,8 +16,9 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ from PIL import Image
 from ..backends.base import Outputs
 from ..backends.open import open_session
 from ..backends.worker_process import Channel, receive_ahead, work_for_parent
-from ..data.images import OpenedImage, load_encoded
-from ..data.prefetch import Prefetcher
+from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
 from ..detector import Detector
@@ -37,6 +37,9 @@ from .config import ServedModel
 from .errors import Refused
 from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
 
+if TYPE_CHECKING:
+    from ..backends.gpu.decoder import GpuDecoder
+
 # Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
 # images of 50 million pixels would take 1.2 GB at once.
 PIXELS_AT_ONCE = 16_000_000
@@ -44,6 +47,8 @@ Result = Answer | Refused
 
 # The image, which is still encoded where the GPU decodes it, and milliseconds.
 Decoded = tuple[LoadedImage | Refused, float]
+# A task, and its image with its header read.
+OpenedTask = tuple[ImageTask, OpenedImage | Refused]
 
 
 def main(descriptor: int) -> None:
@@ -63,9 +68,10 @@ def serve_parent(channel: Channel, setup: Setup) -> None:
         models[served.name] = Model(served, setup)
         models[served.name].warm_up()
     channel.send(Ready(tuple(model.facts for model in models.values())))
-    with Prefetcher(setup.threads) as prefetcher:
+    with ThreadPoolExecutor(setup.threads, "detrt-decode") as threads:
+        prepare = partial(BatchImages, threads=threads, setup=setup)
         # Where the server process has ended, the model may be running, and nobody waits for it.
-        for batch, images in receive_ahead(channel, lambda batch: BatchImages(batch, prefetcher, setup), lambda: os._exit(0)):
+        for batch, images in receive_ahead(channel, prepare, lambda: os._exit(0)):
             channel.send(run_batch(models[batch.model], batch, images))
 
 
@@ -77,7 +83,10 @@ def run_batch(model: Model, batch: Batch, images: BatchImages) -> Done:
         if tensors:
             return Done(batch.number, tuple(model.infer(tensors, runs.append)), tuple(runs))
         results: list[Result] = []
-        for tasks, decoded in images:
+        while images.parts:
+            decoded = list(images.ahead or images.decode(images.parts[0]))
+            images.ahead = None
+            tasks = [task for task, _ in images.parts.popleft()]
             results += model.detect(tasks, decoded, runs.append)
         return Done(batch.number, tuple(results), tuple(runs))
     except Exception:  # a bug: the request is refused, and the worker stays
@@ -87,65 +96,57 @@ def run_batch(model: Model, batch: Batch, images: BatchImages) -> Done:
 
 
 class BatchImages:
-    """The images of a batch, decoded in threads, a limited number of pixels at a time.
+    """The images of a batch, in parts of a limited number of pixels, which are decoded together.
 
     The first part is begun at once, so that it is decoded while an earlier batch runs, unless it is one very large image.
+
+    Attributes:
+        parts: (task, its opened file or why it cannot be opened) of the parts that have not run.
+        decode: begins to decode a part in threads; gives its images in order.
+        ahead: the images of the first part, or None where it is not begun.
     """
 
-    def __init__(self, batch: Batch, prefetcher: Prefetcher, setup: Setup) -> None:
-        self._prefetcher, self._setup = prefetcher, setup
-        # (task, its opened file or why it cannot be opened), in parts
-        self._parts: deque[list[tuple[ImageTask, OpenedImage | Refused]]] = deque()
-        self._begun: list[Future[Decoded]] | None = None
+    def __init__(self, batch: Batch, threads: Executor, setup: Setup) -> None:
+        self.parts: deque[list[OpenedTask]] = deque()
+        self.decode = partial(threads.map, partial(decode_image, setup))
+        self.ahead: Iterator[Decoded] | None = None
         total = first = 0
         for task in batch.tasks:
             if not isinstance(task, ImageTask):
                 return
             opened: OpenedImage | Refused
             try:
-                opened = OpenedImage(task.data, max_pixels=setup.max_pixels)
-                pixels = opened.width * opened.height
+                opened = open_image(task.data, max_pixels=setup.max_pixels)
+                pixels = opened.image.width * opened.image.height
             except DetrtError as error:
                 opened, pixels = Refused(400, "bad_image", str(error)), 0
-            if not self._parts or total + pixels > PIXELS_AT_ONCE:
-                self._parts.append([])
+            if not self.parts or total + pixels > PIXELS_AT_ONCE:
+                self.parts.append([])
                 total = 0
-            self._parts[-1].append((task, opened))
+            self.parts[-1].append((task, opened))
             total += pixels
-            first = total if len(self._parts) == 1 else first
-        if first <= PIXELS_AT_ONCE:
-            self._begun = self._begin()
-
-    def __iter__(self) -> Iterator[tuple[list[ImageTask], list[Decoded]]]:
-        while self._parts:
-            begun = self._begin() if self._begun is None else self._begun
-            self._begun = None
-            yield [task for task, _ in self._parts.popleft()], [future.result() for future in begun]
-
-    def _begin(self) -> list[Future[Decoded]]:
-        setup = self._setup
-        return [
-            self._prefetcher.submit(decode_image, task, opened, setup.max_pixels, setup.image_decoder)
-            for task, opened in self._parts[0]
-        ]
+            first = total if len(self.parts) == 1 else first
+        if self.parts and first <= PIXELS_AT_ONCE:
+            self.ahead = self.decode(self.parts[0])
 
 
-def decode_image(task: ImageTask, opened: OpenedImage | Refused, max_pixels: int, image_decoder: str = "cpu") -> Decoded:
+def decode_image(setup: Setup, opened_task: OpenedTask) -> Decoded:
     """Decode an image; one that a GPU can decode stays encoded for it."""
+    task, image = opened_task
     start = time.perf_counter()
-    image: LoadedImage | Refused
+    decoded: LoadedImage | Refused
     try:
-        if isinstance(opened, Refused):
-            image = opened
-        elif image_decoder == "gpu":
-            image = load_encoded(task.data, max_pixels=max_pixels)
+        if isinstance(image, Refused):
+            decoded = image
+        elif setup.image_decoder == "gpu":
+            decoded = load_encoded(task.data, max_pixels=setup.max_pixels)
         else:
-            image = opened.load()
+            decoded = image.load()
     except DetrtError as error:
-        image = Refused(400, "bad_image", str(error))
+        decoded = Refused(400, "bad_image", str(error))
     except MemoryError:
-        image = Refused(413, "too_large", "there is not enough memory to decode this image; send a smaller one")
-    return image, (time.perf_counter() - start) * 1e3
+        decoded = Refused(413, "too_large", "there is not enough memory to decode this image; send a smaller one")
+    return decoded, (time.perf_counter() - start) * 1e3
 
 
 class Model:
@@ -206,14 +207,15 @@ class Model:
 
     def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
         """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
-        images = self._decoded(images)
+        if self.detector.decoder is not None:
+            images = self._decoded_on_gpu(self.detector.decoder, images)
         results: list[Result | None] = [image if isinstance(image, Refused) else None for image, _ in images]
         classes: dict[int, frozenset[int] | None] = {}
         prompts: dict[int, Prompt | None] = {}
         for index, task in enumerate(tasks):
             if results[index] is None:
                 try:
-                    classes[index], prompts[index] = self._wanted(task)
+                    classes[index], prompts[index] = self._wanted(task.classes, task.prompt, task.task)
                 except DetrtError as error:
                     code = "bad_prompt" if isinstance(error, PromptError) else "bad_request"
                     results[index] = Refused(400, code, str(error))
@@ -221,11 +223,12 @@ class Model:
 
         def run(indices: list[int]) -> None:
             start = time.perf_counter()
-            found = self.detector(
+            pending = self.detector.submit(
                 [images[i][0] for i in indices],  # type: ignore[misc]  # a refusal is not ready
                 [prompts[i] for i in indices] if self.takes_prompt else None,  # type: ignore[misc]
                 threshold=min(tasks[i].threshold for i in indices),
             )
+            found = pending.result()
             took = (time.perf_counter() - start) * 1e3
             ran(len(indices))
             for i, detections in zip(indices, found, strict=True):
@@ -234,11 +237,11 @@ class Model:
         _isolating(run, ready, results)
         return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
 
-    def _decoded(self, images: Sequence[Decoded]) -> Sequence[Decoded]:
-        """Decode the files on the GPU as one batch; the time is divided among them."""
-        decoder = self.detector.decoder
+    @staticmethod
+    def _decoded_on_gpu(decoder: GpuDecoder, images: Sequence[Decoded]) -> Sequence[Decoded]:
+        """Decode the files as one batch; the time is divided among them."""
         files = [i for i, (image, _) in enumerate(images) if isinstance(image, EncodedImage)]
-        if decoder is None or not files:
+        if not files:
             return images
         start = time.perf_counter()
         decoded = decoder.decode([images[i][0] for i in files])  # type: ignore[misc]  # not refusals
@@ -283,19 +286,22 @@ class Model:
                 )
         return outputs
 
-    def _wanted(self, task: ImageTask) -> tuple[frozenset[int] | None, Prompt | None]:
+    def _wanted(
+        self, classes: Sequence[str] | None, prompt: str | Sequence[str] | None, task: str
+    ) -> tuple[frozenset[int] | None, Prompt | None]:
+        """The class ids to keep, or the prompt. Raises PromptError, SpecError."""
         if not self.takes_prompt:
-            if task.prompt is not None or task.task:
+            if prompt is not None or task:
                 raise PromptError("this model has fixed classes and takes no prompt; choose among them with 'classes'")
-            return None if task.classes is None else frozenset(self.spec.class_ids(list(task.classes))), None
-        if task.classes is not None:
+            return None if classes is None else frozenset(self.spec.class_ids(list(classes))), None
+        if classes is not None:
             raise PromptError(
                 "this model has no classes of its own to choose from with 'classes'; say what to find with 'prompt'"
             )
-        if task.prompt is None:
+        if prompt is None:
             raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
         # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
-        bound = self.session.bind(task.prompt if isinstance(task.prompt, str) else list(task.prompt), task=task.task)
+        bound = self.session.bind(prompt if isinstance(prompt, str) else list(prompt), task=task)
         return None, bound.prompts[0].prompt
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from detrt.backends.gpu.decoder import GpuDecoder, upright
 from detrt.backends.gpu.yuv import GpuImage
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input, common_jpeg, load_encoded, load_image
-from detrt.data.prefetch import Prefetcher
 from detrt.data.raw_image import EncodedImage, as_array
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
@@ -211,7 +211,7 @@ def test_a_server_decodes_there(exported, monkeypatch):
     broken[table : table + 16] = b"\xff" * 16  # the header is fine, a Huffman table is not
     tasks = [ImageTask(data, 0.0) for data in (jpeg(), bytes(broken), png.getvalue(), jpeg(40, 48))]
     batch = Batch(1, "detr", tuple(tasks))
-    with Prefetcher(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         answers = runner.run_batch(model, batch, runner.BatchImages(batch, pool, setup)).results
     assert isinstance(answers[1], Refused) and (answers[1].status, answers[1].code) == (400, "bad_image")
     sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refused)]
