@@ -15,7 +15,9 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 from fake_tensorrt import FakeCuda, fake_trt
 
 from detrt.backends.tensorrt import EngineConfig, build_engine
+from detrt.backends.tensorrt.rewrite import rewrite
 from detrt.backends.tensorrt.session import plugins_of
+from detrt.backends.tensorrt.versions import row_of
 from detrt.bundle import EngineFacts
 from detrt.cli import main
 from detrt.errors import EngineError, ExportError, GraphError
@@ -116,6 +118,18 @@ def test_nvidia_plugin_node_equals_the_standard_graph(exported):
     for starts, shapes in zip(list(found.values())[2::2], list(found.values())[3::2], strict=True):
         assert starts.dtype == shapes.dtype == np.int32
         assert starts.tolist() == [0, *np.cumsum(shapes.prod(1))[:-1]]
+
+
+def test_nvidia_plugin_survives_the_dialect_of_tensorrt_8_5(exported, tmp_path):
+    """ONNX Runtime, which folds the shapes of that dialect, does not have the plugin's node."""
+    config = EngineConfig(target="tensorrt", batch=(2, 2, 2), height=(96, 96, 96), width=(128, 128, 128))
+    original = onnx.load(exported["nvidia-plugin"])
+    source = rewrite(exported["nvidia-plugin"], row_of("tensorrt", "8.5.3"), config, read_spec(exported["plugin"]), tmp_path)
+    rewritten = onnx.load(source.path)
+    assert plugin_nodes(rewritten) == plugin_nodes(original) == {"MultiscaleDeformableAttnPlugin_TRT": 3}
+    assert not [node for node in rewritten.graph.node if node.op_type == "Shape"], "shapes that are fixed were not folded"
+    for mine, want in zip(run(runnable(rewritten)), run(runnable(original)), strict=True):
+        np.testing.assert_allclose(mine, want, rtol=1e-4, atol=1e-4)
 
 
 FLOAT, HALF, BF16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16

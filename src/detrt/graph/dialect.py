@@ -24,6 +24,7 @@ from .clean import (
     drop_unused_domains,
     merge_equal_tensors,
 )
+from .msda_plugin import cut, rejoin
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, replace_nodes
 from .view import attribute, element_types
 
@@ -229,9 +230,11 @@ def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimi
         for dim, length in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dim.dim_value = length
     del model.graph.value_info[:]
+    plugins = cut(model)
     aside = detach_weights(model)
     folded = onnx.load_from_string(optimize(model.SerializeToString()))
     attach_weights(folded, aside)
+    rejoin(folded, plugins)
     drop_dead(folded)
     drop_unused_domains(folded)
     model.CopyFrom(folded)

@@ -19,7 +19,16 @@ from .view import element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")
 NVIDIA_DOMAIN, NVIDIA_OP_TYPE = "trt.plugins", "MultiscaleDeformableAttnPlugin_TRT"
-_INPUT_TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT)
+_INPUT_TYPES = {
+    (DOMAIN, OP_TYPE): (TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT),
+    (NVIDIA_DOMAIN, NVIDIA_OP_TYPE): (
+        TensorProto.FLOAT,
+        TensorProto.INT32,
+        TensorProto.INT32,
+        TensorProto.FLOAT,
+        TensorProto.FLOAT,
+    ),
+}
 _CUT = "/detrt_cut"
 
 
@@ -113,24 +122,34 @@ def _from_nvidia(
 
 
 def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Detach the MSDeformAttn nodes from a graph, in place: their inputs become outputs of it, their outputs become inputs."""
+    """Detach the nodes of deformable attention from a graph, in place, those of NVIDIA's plugin as well.
+
+    Returns:
+        The nodes. Their inputs are outputs of the graph now, and their outputs are inputs of it.
+    """
     graph, nodes, remaining = model.graph, [], []
     for node in graph.node:
-        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
+        if (node.domain, node.op_type) in _INPUT_TYPES:
             nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
         else:
             remaining.append(node)
+    prefix = _CUT
+    while any(name.startswith(prefix) for node in graph.node for name in node.output):  # a graph that was cut before
+        prefix += "_"
     ends = []
     for index, node in enumerate(nodes):
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        channels = int(attributes["heads"]) * int(attributes["head_dim"])
-        axes = [f"msda_{index}_batch", f"msda_{index}_queries", channels]
+        axes: list[int | str] = [f"msda_{index}_batch", f"msda_{index}_queries"]
+        if node.op_type == NVIDIA_OP_TYPE:
+            axes += [f"msda_{index}_heads", f"msda_{index}_channels"]
+        else:
+            axes.append(_size(node, "heads") * _size(node, "head_dim"))
         graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, axes))
-        for position, name in enumerate(node.input):
-            end = f"{_CUT}_{index}_{position}"
+        for position, kind in enumerate(_INPUT_TYPES[node.domain, node.op_type]):
+            end = f"{prefix}_{index}_{position}"
             # An Identity, because a tensor may be read by several nodes, or be an initializer.
-            ends.append(helper.make_node("Identity", [name], [end], name=end))
-            graph.output.append(helper.make_tensor_value_info(end, _INPUT_TYPES[position], None))
+            ends.append(helper.make_node("Identity", [node.input[position]], [end], name=end))
+            graph.output.append(helper.make_tensor_value_info(end, kind, None))
+            node.input[position] = end
     replace_nodes(model, [*remaining, *ends])
     return nodes
 
@@ -140,22 +159,20 @@ def rejoin(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
     if not nodes:
         return
     graph = model.graph
-    produced = {node.output[0] for node in nodes}
-    for values, is_detached in ((graph.input, lambda name: name in produced), (graph.output, lambda name: name.startswith(_CUT))):
-        remaining = [value for value in values if not is_detached(value.name)]
+    ends, produced = {name for node in nodes for name in node.input}, {node.output[0] for node in nodes}
+    for values, detached in ((graph.input, produced), (graph.output, ends)):
+        remaining = [value for value in values if value.name not in detached]
         del values[:]
         values.extend(remaining)
-    source = {
-        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.output[0].startswith(_CUT)
-    }
-    others = [node for node in graph.node if not (node.op_type == "Identity" and node.output[0] in source)]
-    for index, node in enumerate(nodes):
-        ends = [f"{_CUT}_{index}_{position}" for position in range(len(node.input))]
+    source = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.output[0] in ends}
+    others = [node for node in graph.node if node.output[0] not in source]
+    for node in nodes:
+        inputs = [source.get(end, end) for end in node.input]
         del node.input[:]
-        node.input.extend(source.get(end, end) for end in ends)
+        node.input.extend(inputs)
+        import_domain(model, node.domain)
     ordered = _topological_order([*others, *nodes], {v.name for v in graph.input} | {t.name for t in graph.initializer})
     replace_nodes(model, ordered)
-    import_domain(model, DOMAIN)
 
 
 def emit(model: onnx.ModelProto, how: str) -> int:
