@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,18 +81,23 @@ def require_family(family: Family, ref: str) -> None:
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that shape a result."""
+    found = ((package, installed_version(package)) for package in VERSIONED)
+    return {package: version for package, version in found if version is not None}
+
+
+def installed_version(package: str) -> str | None:
+    """Installed version of a package; None without it."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load, which help need not wait for
 
-    found = {}
-    for package in VERSIONED:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def transformers_version() -> str | None:
     """Installed version of transformers; None without it."""
-    return versions().get("transformers")
+    return installed_version("transformers")
 
 
 def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:

@@ -91,10 +91,6 @@ class Pool:
         workers = [worker for worker in self._workers if worker is not None]
         return sum(item.rows for worker in workers for items, _ in worker.running.values() for item in items)
 
-    @property
-    def process_ids(self) -> list[int]:
-        return [w.process.pid for w in self._workers if w is not None and w.state == "ready"]
-
     def submit(self, model: str, tasks: Sequence[ImageTask | TensorTask], lanes: Sequence[Hashable]) -> list[Item]:
         """Queue the tasks of a request; the future of each item has its result, or a Refused.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ...models.ops.msda import sample_level
 from ...models.source import Source
 from ...spec import ModelSpec, Precision
 from .capture import CapturedGraph, Range, capture, capture_text
@@ -50,17 +50,7 @@ def sample_levels(
     samples = []
     for (height, width), level, location in zip(shapes, values, locations_by_level, strict=True):
         grid = level.permute(0, 2, 3, 1).reshape(batch * heads, dim, height, width)
-        if discrete:
-            size = torch.tensor([width, height], dtype=location.dtype, device=location.device)
-            pixel = (location * size + 0.5).to(torch.int64)
-            index = pixel[..., 1].clamp(0, height - 1) * width + pixel[..., 0].clamp(0, width - 1)
-            flat = index.reshape(batch * heads, 1, -1).expand(-1, dim, -1)
-            sample = grid.flatten(2).gather(2, flat).reshape(batch * heads, dim, queries, -1)
-        else:
-            # 16-bit coordinates are off by percents of a pixel, and the 16-bit CPU kernel returns NaN far outside.
-            normalized = (2 * location - 1).to(torch.float32)
-            sample = F.grid_sample(grid.to(torch.float32), normalized, mode="bilinear", padding_mode="zeros", align_corners=False)
-        samples.append(sample)
+        samples.append(sample_level(grid, location, discrete))
     scale = weights.permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, -1)
     out = (torch.cat(samples, dim=-1) * scale).sum(-1).to(value.dtype)
     return out.reshape(batch, heads * dim, queries).transpose(1, 2)

@@ -93,11 +93,19 @@ class PublishedDeimv2(Deimv2ForObjectDetection):
         return super().train(mode)
 
 
-class SiluHead(stock_dfine.DFineMLPPredictionHead):
+class _SiluLayers:
+    """The forward pass of a box head with SiLU."""
+
+    layers: nn.ModuleList
+
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
             x = nn.functional.silu(layer(x))
         return self.layers[-1](x)
+
+
+class SiluHead(_SiluLayers, stock_dfine.DFineMLPPredictionHead):
+    pass
 
 
 class DeimDFine(DFineForObjectDetection):
@@ -117,11 +125,8 @@ class DeimDFine(DFineForObjectDetection):
                     module.act = nn.SiLU()
 
 
-class SiluHeadV2(stock_v2.RTDetrV2MLPPredictionHead):
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = nn.functional.silu(layer(x))
-        return self.layers[-1](x)
+class SiluHeadV2(_SiluLayers, stock_v2.RTDetrV2MLPPredictionHead):
+    pass
 
 
 class DeimRtDetrV2(RTDetrV2ForObjectDetection):

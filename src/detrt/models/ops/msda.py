@@ -240,20 +240,29 @@ def reference(
     samples = []
     for (height, width), level, location, valid in zip(shapes, values, locations, valid_by_level, strict=True):
         grid_value = level.permute(0, 2, 3, 1).reshape(batch * heads, dim, height, width)
-        if discrete:
-            size = torch.tensor([width, height], dtype=dtype, device=location.device)
-            pixel = (location * size + 0.5).to(torch.int64)
-            index = pixel[..., 1].clamp(0, height - 1) * width + pixel[..., 0].clamp(0, width - 1)
-            flat = index.reshape(batch * heads, 1, -1).expand(-1, dim, -1)
-            sample = grid_value.flatten(2).gather(2, flat).reshape(batch * heads, dim, queries, -1)
-            sample = sample.where(valid.unsqueeze(1), 0.0)
-        else:
-            grid = 2 * location - 1
-            sample = F.grid_sample(grid_value, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-        samples.append(sample)  # (batch * heads, head_dim, queries, points of the level)
+        sample = sample_level(grid_value, location, discrete)
+        samples.append(sample.where(valid.unsqueeze(1), 0.0) if discrete else sample)
     weights = attention_weights.to(dtype).permute(0, 2, 1, 3).reshape(batch * heads, 1, queries, points)
     out = (torch.cat(samples, dim=-1) * weights).sum(-1)
     return out.reshape(batch, heads * dim, queries).transpose(1, 2).to(value.dtype).contiguous()
+
+
+def sample_level(grid: Tensor, locations: Tensor, discrete: bool) -> Tensor:
+    """Samples of one level: (rows, head_dim, queries, points), from (rows, head_dim, height, width) values.
+
+    locations: (rows, queries, points, 2), x and y in 0..1. Bilinear samples are in the accumulation type: 16-bit coordinates are
+    off by percents of a pixel, and PyTorch's 16-bit CPU kernel returns NaN far outside.
+    """
+    rows, dim, height, width = grid.shape
+    if not discrete:
+        dtype = accumulation_type(grid)
+        normalized = (2 * locations - 1).to(dtype)
+        return F.grid_sample(grid.to(dtype), normalized, mode="bilinear", padding_mode="zeros", align_corners=False)
+    size = torch.tensor([width, height], dtype=locations.dtype, device=locations.device)
+    pixel = (locations * size + 0.5).to(torch.int64)
+    index = pixel[..., 1].clamp(0, height - 1) * width + pixel[..., 0].clamp(0, width - 1)
+    flat = index.reshape(rows, 1, -1).expand(-1, dim, -1)
+    return grid.flatten(2).gather(2, flat).reshape(rows, dim, locations.shape[1], -1)
 
 
 def traceable_reference(
