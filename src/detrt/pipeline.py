@@ -29,7 +29,7 @@ from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
-from .models.load import RECORDED, LoadChanges, LoadOptions, changed, check_unchanged, takes_load_options
+from .models.load import FLAGS, RECORDED, LoadChanges, LoadOptions, changed, check_unchanged, takes_load_options
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
 from .spec import ModelSpec, Precision
@@ -555,7 +555,7 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
             f"--{name.replace('_', '-')} {shown} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt "
             "export"
         )
-    for name in ("trust_remote_code", "allow_untested_transformers"):
+    for name in FLAGS:
         if getattr(load, name) and not checkpoint:
             raise SpecError(f"--{name.replace('_', '-')} has no effect on '{model}', which is exported already; leave it out")
     if export.height is not None and not builds:

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
+from checkpoint_folders import save_folder
+
 from detrt.bench.bundles import targets_of
 from detrt.bench.config import BUNDLES, CHECKPOINTS, BenchConfig
 from detrt.bench.plot import pareto, write_plot
@@ -189,7 +191,6 @@ GIVEN = {
     "torch": ["--no-torch"],
     "msda": ["--msda", "auto"],
     "fixed": ["--symbolic"],
-    "trust_remote_code": ["--trust-remote-code"],
     "scopes": ["--scopes", "forward"],
     "backends": ["--backends", "onnxruntime"],
     "providers": ["--provider", "cpu"],
@@ -223,7 +224,20 @@ def test_untested_versions_of_transformers(bundle, monkeypatch):
     assert "transformers 5.999.0, which detrt was not tested with" in str(refused.exception)
     done = CliRunner().invoke(app, [*arguments, *against, allow])
     assert done.exit_code == 0 and "transformers-cpu" in {row["backend"] for row in json.loads(done.stdout)["rows"]}
-    assert f"{allow} is for checkpoints and has no effect" in str(CliRunner().invoke(app, [*arguments, allow]).exception)
+    said = str(CliRunner().invoke(app, [*arguments, allow]).exception)
+    assert said == f"{allow} says how a checkpoint is loaded, and '{bundle}' is a bundle; leave it out"
+
+
+def test_against_takes_how_a_checkpoint_is_read(bundle, tiny, tmp_path):
+    """A folder without the file of its image processor, which is refused until the preprocessing is stated."""
+    folder = save_folder(tiny("lw_detr"), tmp_path / "folder")
+    (folder / "preprocessor_config.json").unlink()
+    arguments = ["bench", str(bundle), "--repeats", "1", "--warmup", "0", "--json", "-", "--against", str(folder)]
+    assert "--preprocess family-default" in str(CliRunner().invoke(app, arguments).exception)
+    done = CliRunner().invoke(app, [*arguments, "--preprocess", "family-default"])
+    report = json.loads(done.stdout)
+    assert report["config"]["preprocess"] == "family-default" and not report["config"]["trust_remote_code"]
+    assert "transformers-cpu" in {row["backend"] for row in report["rows"]}
 
 
 def test_checkpoints_take_one_batch_size():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import numpy as np
@@ -125,14 +126,21 @@ def test_facts_of_the_graph(name, choices, exported, tiny):
     assert all(n.name.count("/") >= 3 for n in layer_norms)
 
 
-def forced_pair(session, module, feeds):
-    """(expected, actual) outputs of the plain transformers model and of a graph with its selections shared."""
+def forced_pair(session, module, feeds, exact=False):
+    """(expected, actual) outputs of the plain transformers model and of a graph with its selections shared.
+
+    exact: also those of the model in float64, as a third.
+    """
     model = graph.load(session.path)
     selections = topk_outputs(model)
     probe = OnnxSession(with_outputs(model, selections).SerializeToString(), session.spec)
     got = probe.run(feeds)
-    with torch.no_grad(), forced_topk([torch.from_numpy(got[name]) for name in selections]):
-        return plain(module, session.spec, feeds), got
+    modules = [module, copy.deepcopy(module).double()] if exact else [module]
+    expected = []
+    for one in modules:
+        with torch.no_grad(), forced_topk([torch.from_numpy(got[name]) for name in selections]):
+            expected.append(plain(one, session.spec, feeds))
+    return expected[0], got, *expected[1:]
 
 
 def plain(module, spec, feeds):
@@ -141,7 +149,7 @@ def plain(module, spec, feeds):
     if spec.input.normalize_in_graph:
         mean, std = (np.array(v).reshape(1, 3, 1, 1) for v in (spec.input.mean, spec.input.std))
         pixels = (pixels * spec.input.rescale - mean) / std
-    arguments = {"pixel_values": torch.from_numpy(pixels.astype(np.float32))}
+    arguments = {"pixel_values": torch.from_numpy(pixels).to(next(module.parameters()).dtype)}
     if PIXEL_MASK in feeds:
         arguments["pixel_values"] *= torch.from_numpy(feeds[PIXEL_MASK])[:, None]
         arguments["pixel_mask"] = torch.from_numpy(feeds[PIXEL_MASK])
@@ -165,9 +173,14 @@ def third_size(spec):
 def test_third_size_equals_the_transformers_model(name, exported, tiny):
     report = exported(name)
     feeds = example_feeds(report.spec, 4, third_size(report.spec), seed=9)
-    want, got = forced_pair(OnnxSession(report.path), tiny(name).module, feeds)
-    for output in want:
-        assert relative_error(want[output], got[output]) <= 1e-4, output
+    session, module = OnnxSession(report.path), tiny(name).module
+    want, got = forced_pair(session, module, feeds)
+    errors = {output: relative_error(want[output], got[output]) for output in want}
+    if max(errors.values()) > 1e-4:
+        # Random weights can give boxes so small that the library's own FP32 differs from its float64 by more than that.
+        want, got, exact = forced_pair(session, module, feeds, exact=True)
+        rounding = {output: relative_error(exact[output], want[output]) for output in want}
+        assert all(error <= max(1e-4, rounding[output]) for output, error in errors.items()), (errors, rounding)
 
 
 @pytest.mark.parametrize("name", NAMES)

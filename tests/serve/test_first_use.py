@@ -101,3 +101,15 @@ def test_the_guide_lists_every_status(server):
         code for path in source.glob("*.py") for code in re.findall(r"(?:Refused|status=)\(?(\d{3})\b", path.read_text("utf-8"))
     }
     assert {"404", "405", "415"} <= listed and sent - listed == set()
+
+
+def test_a_checkpoint_is_served_as_it_is_said_to_be_read(tmp_path):
+    """`--labels` reaches the checkpoint, and not the bundle beside it."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    (tmp_path / "names.txt").write_text("".join(f"thing {index}\n" for index in range(12)))
+    write_onnx(tmp_path / "toy.onnx", dynamic=True, multiple_of=4)
+    ours = ("shapes=embedded:shapes", "--labels", tmp_path / "names.txt")
+    write_text_bundle(tmp_path / "prompted")
+    with Server(f"prompted={tmp_path / 'prompted'}", *ours, "--workers", 1) as running:
+        models = {model["name"]: model for model in json.loads(get(f"{running.address}/v1/models")[1])["models"]}
+    assert models["shapes"]["classes"] == [f"thing {index}" for index in range(12)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
-from ..models.load import LoadChanges, LoadOptions, changed, takes_load_options
+from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, takes_load_options
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
@@ -79,7 +79,7 @@ def open_session(
     if kind == "onnx":
         onnx = _open_onnx(Path(ref), spec, load, device or CPU, threads)
         return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
-    _refuse_load_options(ref, kind, load)
+    refuse_load_options(ref, kind, load)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec, eager_kernels)
     if kind == "inductor":
@@ -95,13 +95,29 @@ def open_session(
     return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
 
 
-def _refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
-    """Raise SpecError where it is said how a model is read that says it itself."""
+def refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
+    """Raise SpecError where it is said how a model is read that says it itself. kind: see `kind_of`."""
+    what = f"'{os.fspath(ref)}' is {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
     for name, value in load.choices().items():
         raise SpecError(
-            f"--{name.replace('_', '-')} '{value}' says how a checkpoint is read; '{os.fspath(ref)}' is "
-            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} and has its own; leave it out"
+            f"--{name.replace('_', '-')} '{value}' says how a checkpoint is read; {what} and has its own; leave it out"
         )
+    for name in FLAGS:
+        if getattr(load, name):
+            raise SpecError(f"--{name.replace('_', '-')} says how a checkpoint is loaded, and {what}; leave it out")
+
+
+def load_options_for(refs: Sequence[str], load: LoadOptions) -> list[LoadOptions]:
+    """How each model is read: `load` for checkpoints and ONNX files, nothing for those that say it themselves.
+
+    Raises:
+        SpecError: all say it themselves, and `load` is given. SessionError: nothing there.
+    """
+    kinds = [kind_of(ref) for ref in refs]
+    reads = [kind in ("checkpoint", "onnx") for kind in kinds]
+    if not any(reads):
+        refuse_load_options(refs[0], kinds[0], load)
+    return [load if one else LoadOptions() for one in reads]
 
 
 def _open_onnx(path: Path, spec: ModelSpec | None, load: LoadOptions, provider: str, threads: int | None) -> OnnxSession:
@@ -117,7 +133,7 @@ def _open_onnx(path: Path, spec: ModelSpec | None, load: LoadOptions, provider: 
         session.add_note("a graph of another exporter: " + "; ".join(foreign.notes))
         return session
     try:
-        _refuse_load_options(path, "onnx", load)
+        refuse_load_options(path, "onnx", load)
     except SpecError:
         session.close()
         raise

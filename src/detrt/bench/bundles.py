@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Session
-from ..backends.open import kind_of, open_session
+from ..backends.open import kind_of, load_options_for, open_session
 from ..backends.prompted import unbound
 from ..bundle import Bundle, EngineFacts
 from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ..models.load import LoadOptions
 from ..system import StageProgress
 from .config import BenchConfig
 from .measure import Meter, Row, drawn_images, gpu_memory_mib, jpeg_of, time_call
@@ -48,11 +49,12 @@ def measure_bundles(refs: Sequence[str], meter: Meter, progress: StageProgress) 
         from ..evaluation.coco import read_dataset
 
         read_dataset(config.ground_truth, config.images)
-    for index, ref in enumerate(refs):
+    read = load_options_for(refs, LoadOptions() if config.against else config.load)
+    for index, (ref, load) in enumerate(zip(refs, read, strict=True)):
         start = len(meter.rows)
         for target in targets_of(ref, config):
             progress("bench", index / len(refs), f"{ref} {target}")
-            _measure_target(ref, target, meter, lambda text, i=index: progress("bench", i / len(refs), text))
+            _measure_target(ref, load, target, meter, lambda text, i=index: progress("bench", i / len(refs), text))
         if len(meter.rows) == start:
             reasons = dict.fromkeys(skip["why"] for skip in meter.skipped if skip["model"] == ref)
             raise SessionError(f"nothing of '{ref}' can be measured here: {'; '.join(reasons)}")
@@ -111,11 +113,13 @@ def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float
     return round(sum(stages), 3) if stages else None
 
 
-def _measure_target(ref: str, target: RunTarget, meter: Meter, say: Callable[[str], None]) -> None:
+def _measure_target(ref: str, load: LoadOptions, target: RunTarget, meter: Meter, say: Callable[[str], None]) -> None:
     """All that is measured of one model with one backend."""
     config, gpu_before, start = meter.config, gpu_memory_mib(), time.perf_counter()
     try:
-        opened = open_session(ref, backend=target.backend, threads=config.threads, device=target.device, eager_kernels=True)
+        opened = open_session(
+            ref, backend=target.backend, threads=config.threads, device=target.device, load=load, eager_kernels=True
+        )
     except (EngineError, MissingPackageError, SessionError) as error:
         meter.skip(ref, str(target), error)
         return
@@ -195,7 +199,7 @@ def _measure_reference(checkpoint: str, ref: str, meter: Meter, rows: list[Row])
         devices = ("cpu",)
     for device in devices:
         gpu_before = gpu_memory_mib()
-        source = load_reference(checkpoint, config.prompt, allow_untested_transformers=config.allow_untested_transformers)
+        source = load_reference(checkpoint, config.prompt, config.load)
         calls = library_calls(
             source, threads=config.threads, compiled=config.compile, device=device, precision=precision, prompt=config.prompt
         )

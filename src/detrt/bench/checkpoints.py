@@ -39,11 +39,7 @@ def measure_checkpoint(model: str, config: BenchConfig, folder: Path) -> Row:
     from ..models.load import load_source
 
     start = time.perf_counter()
-    source = load_source(
-        model,
-        trust_remote_code=config.trust_remote_code,
-        allow_untested_transformers=config.allow_untested_transformers,
-    )
+    source = load_source(model, config.load)
     load_seconds = time.perf_counter() - start
     if source.spec.text is not None:
         raise SessionError(f"'{model}' takes a prompt; build a bundle, and measure that with --prompt: detrt build {model}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DetrtError
+from ..models.load import FLAGS, LoadOptions
 
 SCOPES = ("kernel", "forward", "end_to_end")
 BACKENDS = ("onnxruntime", "openvino", "inductor", "tensorrt")
@@ -27,13 +28,12 @@ class BenchConfig:
         size_hw: (height, width) of the input in pixels; None: the model's own.
         repeats, warmup: timed runs, and runs before them.
         threads: of PyTorch, ONNX Runtime and OpenVINO; None: all cores.
-        allow_untested_transformers: of checkpoints, also those of `against`: see `LoadOptions`.
+        load: how checkpoints are read, also those of `against`; without them, ONNX files of other exporters.
 
         engine: with checkpoints: also build a TensorRT-RTX engine; None: yes.
         torch: with checkpoints: also time the plain transformers model; None: yes.
         msda: with checkpoints: lowering of deformable attention, as in `ExportConfig`; None: "auto".
         fixed: with checkpoints: fix the size in the graph; None: no.
-        trust_remote_code: with checkpoints: run code that comes with one.
 
         scopes: with bundles: of SCOPES; empty: all that exist.
         backends: with bundles: of BACKENDS; empty: all that run here.
@@ -56,13 +56,12 @@ class BenchConfig:
     repeats: int = 7
     warmup: int = 2
     threads: int | None = None
-    allow_untested_transformers: bool = False
+    load: LoadOptions = field(default_factory=LoadOptions)
 
     engine: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--engine/--no-engine"))
     torch: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--torch/--no-torch"))
     msda: str | None = field(default=None, metadata=_only(CHECKPOINTS, "--msda"))
     fixed: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--fixed/--symbolic"))
-    trust_remote_code: bool = field(default=False, metadata=_only(CHECKPOINTS, "--trust-remote-code"))
 
     scopes: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--scopes"))
     backends: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--backends"))
@@ -130,14 +129,12 @@ class BenchConfig:
             only = entry.metadata.get("only", models)
             if only != models and getattr(self, entry.name) != entry.default:
                 raise DetrtError(f"{entry.metadata['flag']} is for {only} and has no effect on {models}; leave it out")
-        if models == BUNDLES and self.allow_untested_transformers and not self.against:
-            raise DetrtError(
-                f"--allow-untested-transformers is for checkpoints and has no effect on {models} without --against; leave it out"
-            )
         if models == CHECKPOINTS and len(self.batches) > 1:
             raise DetrtError("--batch: checkpoints are measured at one batch size; give one number, or build bundles first")
 
     def to_dict(self, models: str) -> dict[str, Any]:
         """The settings that have an effect on CHECKPOINTS or BUNDLES, as JSON takes them."""
         values = {e.name: getattr(self, e.name) for e in fields(self) if e.metadata.get("only", models) == models}
+        load = values.pop("load")
+        values |= load.choices() | {name: getattr(load, name) for name in FLAGS}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

@@ -15,10 +15,11 @@ from ..system import usable_cores
 from .measure import Calls
 
 if TYPE_CHECKING:
+    from ..models.load import LoadOptions
     from ..models.source import Source
 
 
-def load_reference(checkpoint: str, prompt: str | None, *, allow_untested_transformers: bool = False) -> Source:
+def load_reference(checkpoint: str, prompt: str | None, load: LoadOptions | None = None) -> Source:
     """The checkpoint of --against.
 
     Raises:
@@ -26,7 +27,7 @@ def load_reference(checkpoint: str, prompt: str | None, *, allow_untested_transf
     """
     from ..models.load import load_source
 
-    source = load_source(checkpoint, allow_untested_transformers=allow_untested_transformers)
+    source = load_source(checkpoint, load)
     if not type(source.module).__module__.startswith("transformers."):
         raise SessionError(f"--against '{checkpoint}': transformers has no {source.family.title}; leave it out")
     if source.spec.text is not None and not prompt:

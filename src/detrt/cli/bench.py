@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import numbers
+from ..models.load import LoadOptions
+from .options import command, numbers
 
 Models = Annotated[
     list[str],
@@ -37,18 +38,12 @@ Devices = Annotated[
     str | None,
     typer.Option(help="With bundles: of packages, engines and --against, comma-separated: cpu, cuda:0; default: all."),
 ]
-Trusted = Annotated[bool, typer.Option("--trust-remote-code", help="With checkpoints: run code that comes with one.")]
-Untested = Annotated[
-    bool,
-    typer.Option(
-        "--allow-untested-transformers",
-        help="Of checkpoints and --against: load with a transformers version that detrt was not tested with.",
-    ),
-]
 
 
+@command
 def bench(
     models: Models,
+    load: LoadOptions,
     size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number; default: the model's.")] = None,
     batch: Annotated[
         str, typer.Option("--batch", "--batches", help="Batch size; with bundles several, comma-separated: 1,4,16.")
@@ -83,8 +78,6 @@ def bench(
     torch: Annotated[
         bool | None, typer.Option("--torch/--no-torch", help="With checkpoints: time the plain transformers model (default).")
     ] = None,
-    trust_remote_code: Trusted = False,
-    allow_untested_transformers: Untested = False,
     json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout.")] = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
@@ -104,8 +97,7 @@ def bench(
         torch=torch,
         msda=msda,
         fixed=fixed,
-        trust_remote_code=trust_remote_code,
-        allow_untested_transformers=allow_untested_transformers,
+        load=load,
         scopes=tuple(name.replace("-", "_") for name in _names(scopes)),
         backends=_names(backends),
         providers=_names(provider),

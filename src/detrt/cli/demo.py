@@ -10,18 +10,24 @@ import typer
 from .. import files
 from ..backends.tensorrt.config import parse_sms
 from ..errors import OutputError
+from ..models.load import LoadOptions
+from .options import option_of
+
+Untested = option_of(LoadOptions, "allow_untested_transformers")
 
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Output folder.")] = Path("demo"),
     sm: Annotated[str | None, typer.Option(help="Comma-separated compute capabilities of the engine: 86,89.")] = None,
+    allow_untested_transformers: Untested = False,
 ) -> None:
     """Take the embedded detector from checkpoint to engine, check it, and detect in an image."""
     from . import show
     from .run_demo import run_demo
 
     with show.progress() as step:
-        report = run_demo(output, sms=parse_sms(sm) if sm else (), progress=step)
+        load = LoadOptions(allow_untested_transformers=allow_untested_transformers)
+        report = run_demo(output, sms=parse_sms(sm) if sm else (), load=load, progress=step)
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
     show.table(f"embedded:shapes -> {output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     print(f"look at {report.image}; the same in JSON: {output / 'detections.jsonl'}")

@@ -27,7 +27,7 @@ import typer
 
 from ..backends.tensorrt.config import Triple, parse_triple
 from ..errors import DetrtError
-from ..models.load import LoadOptions
+from ..models.load import FLAGS, LoadOptions
 from ..spec import parse_size
 
 Config = TypeVar("Config")
@@ -101,6 +101,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
     return run
+
+
+def option_of(config: type, name: str) -> Any:
+    """The annotation of a command's parameter that is one field of a config class."""
+    (one,) = (one for one in fields(config) if one.name == name)
+    return _parameter(one, get_type_hints(config)[name]).annotation
 
 
 def flag_of(option: Field[Any]) -> str:
@@ -237,11 +243,7 @@ class SizeOptions:
 
 def load_arguments(load: LoadOptions) -> dict[str, Any]:
     """How a checkpoint is read, as keywords of `open_session`."""
-    return {
-        **load.choices(),
-        "trust_remote_code": load.trust_remote_code,
-        "allow_untested_transformers": load.allow_untested_transformers,
-    }
+    return {**load.choices(), **{name: getattr(load, name) for name in FLAGS}}
 
 
 def parse_device(text: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ..evaluation.matching import Gate
 from ..evaluation.parity import require, verify
 from ..evaluation.report import VerifyReport
 from ..models.contract import ExportConfig
+from ..models.load import LoadOptions
 from ..pipeline import Stage, build
 from ..system import StageProgress
 
@@ -58,10 +59,11 @@ def run_demo(
     *,
     sms: tuple[int, ...] = (),
     scenes: int = 8,
+    load: LoadOptions | None = None,
     progress: StageProgress | None = None,
 ) -> DemoReport:
     """Build the embedded detector into `output`, check it against PyTorch on drawn scenes, detect and draw; then ask
-    the embedded prompted detector, in `output/phrases`, for things that were never named together in its training.
+    the embedded prompted detector, in `output/phrases`, for things that were never named together in its training. load: how both are read.
 
     Raises:
         GateError: the exported graph does not detect what PyTorch detects. DetrtError: see `build`.
@@ -72,6 +74,7 @@ def run_demo(
         output,
         export=ExportConfig(),
         engines=(EngineConfig(sms=sms),),
+        load=load,
         progress=progress,
     )
     stages = list(report.stages)
@@ -82,6 +85,7 @@ def run_demo(
         output / "model.onnx",
         images,
         gate=Gate(),
+        load=load,
         progress=lambda done, total: say("verify", done / total, f"{done} of {total} scenes"),
     )
     require(parity)
@@ -102,13 +106,15 @@ def run_demo(
         write(outputs.Record("image.png", found))
     best = ", ".join(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
     stages.append(Stage("detect", time.perf_counter() - start, annotated.stat().st_size, f"{len(found)} objects: {best}"))
-    drawn, phrases, more = _prompted(output, progress)
+    drawn, phrases, more = _prompted(output, load, progress)
     return DemoReport((*stages, *more), report.bundle, parity, annotated, len(found), drawn, phrases)
 
 
-def _prompted(output: Path, progress: StageProgress | None) -> tuple[Path, tuple[str, ...], list[Stage]]:
+def _prompted(
+    output: Path, load: LoadOptions | None, progress: StageProgress | None
+) -> tuple[Path, tuple[str, ...], list[Stage]]:
     """The second half: the annotated image, the phrases that were found, and the stages."""
-    report = build(PROMPTED, output / "phrases", engines=(), progress=progress)
+    report = build(PROMPTED, output / "phrases", engines=(), load=load, progress=progress)
     stages = [replace(stage, name=f"prompted: {stage.name}") for stage in report.stages if stage.name != "load"]
     start = time.perf_counter()
     image = draw_scene(PROMPT_SEED, size_hw=IMAGE_SIZE_HW).image

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import SessionError
+from ..models.load import LoadOptions
 from ..serve.config import ServeConfig, named_models
 from .options import Given, command
 
@@ -20,6 +22,7 @@ def serve(
         list[str], typer.Argument(metavar="BUNDLE...", help="Bundle folders (or other models); NAME=BUNDLE gives another name.")
     ],
     options: Given[ServeConfig],
+    load: LoadOptions,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the key that requests must show; or the variable DETRT_API_KEY.")
     ] = None,
@@ -31,18 +34,23 @@ def serve(
 
     Exit code 0: stopped after all requests were answered; 2: a model cannot be opened, or the port is taken.
     """
-    config = options.make(models=named_models(models), api_key=_api_key(api_key_file))
+    from ..backends.open import load_options_for
+
+    named = named_models(models)
+    read = load_options_for([model.ref for model in named], load)
+    served = tuple(replace(model, load=own) for model, own in zip(named, read, strict=True))
+    config = options.make(models=served, api_key=_api_key(api_key_file))
 
     begun = time.monotonic()
 
     def loaded(count: int, total: int) -> None:
         print(f"  {count} of {_count(total)} ready after {time.monotonic() - begun:.0f} s", flush=True)
 
-    def ready(address: str, served: dict[str, Any]) -> None:
+    def ready(address: str, facts_of: dict[str, Any]) -> None:
         if quiet:
             return
         print(f"ready at {address}", flush=True)
-        for facts in served.values():
+        for facts in facts_of.values():
             classes = "takes a prompt" if facts.takes_prompt else f"{len(facts.spec.labels)} classes"
             size_text = f"{facts.size_hw[0]}x{facts.size_hw[1]}"
             print(f"  {facts.name}: {classes}, {size_text}, {facts.backend}, batches to {facts.max_batch}", flush=True)
@@ -51,11 +59,8 @@ def serve(
         counts = {device: config.worker_devices.count(device) for device in dict.fromkeys(config.worker_devices)}
         print("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()), flush=True)
 
-    from ..backends.open import kind_of
     from ..serve.server import serve as run
 
-    for model in config.models:  # before a word about loading
-        kind_of(model.ref)
     if not quiet:
         names = ", ".join(model.name for model in config.models)
         print(f"loading {names} in {_count(len(config.worker_devices))}; this can take a minute", flush=True)

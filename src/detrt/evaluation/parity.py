@@ -146,12 +146,14 @@ def _open_sides(
 ) -> tuple[Side, Side]:
     """(reference, candidate), opened and bound to the prompt; `stack` closes them.
 
-    load: how the reference is read, where nothing of the candidate says it. Of a candidate that is a ckpt:FILE the family holds too.
+    load: how the reference is read, before what the candidate records of it; of a candidate that is a ckpt:FILE the family holds too.
     """
     theirs = LoadOptions(trust_remote_code=load.trust_remote_code, allow_untested_transformers=load.allow_untested_transformers)
     if isinstance(candidate, (str, Path)):
-        is_file = str(candidate).startswith("ckpt:")
-        theirs = replace(theirs, family=load.family) if is_file else load if is_foreign(candidate) else theirs
+        if str(candidate).startswith("ckpt:"):
+            theirs = replace(theirs, family=load.family)
+        elif is_foreign(candidate):
+            theirs = replace(load, trust_remote_code=False)  # there is no code in an ONNX file
     cand = open_side(candidate, theirs, opening=opening)
     stack.callback(cand.close)
     ask(cand, *prompt)

@@ -32,6 +32,7 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 ONNX_ONLY = ("layout", "mean", "std")  # fields of LoadOptions that no checkpoint takes
+FLAGS = ("trust_remote_code", "allow_untested_transformers")  # fields of LoadOptions that are off or on
 # Fields of LoadOptions that the provenance records; paths are absolute.
 RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", "queries", "decoder_layers", *ONNX_ONLY)
 

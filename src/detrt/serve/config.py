@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import SessionError
+from ..models.load import LoadOptions
 from ..spec import parse_size
 from ..system import CPU, IMAGE_DECODERS, parse_devices, usable_cores
 
@@ -19,10 +20,12 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model and its name in requests. ref: as for `detrt.open_session`."""
+    """A model and its name in requests. ref: as for `detrt.open_session`. load: how a checkpoint is read, or an ONNX file of another
+    exporter."""
 
     name: str
     ref: str
+    load: LoadOptions = field(default_factory=LoadOptions)
 
 
 @dataclass(frozen=True, slots=True)

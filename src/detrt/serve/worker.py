@@ -158,7 +158,7 @@ class Model:
 
     def __init__(self, served: ServedModel, setup: Setup) -> None:
         threads = setup.threads if setup.device == "cpu" else None
-        session = open_session(served.ref, device=setup.device, backend=setup.backend, threads=threads)
+        session = open_session(served.ref, device=setup.device, backend=setup.backend, threads=threads, load=served.load)
         try:
             limit = min(setup.max_batch, session.info.max_batch or setup.max_batch)
             resizers = 1 if setup.device == "cpu" else setup.threads
