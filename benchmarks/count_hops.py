@@ -12,17 +12,22 @@ of the checkpoint, the text of the prompt. It becomes, on its way,
 
 * what a hop returns or yields, if that is data of the journey's kind (below), or a container or an object of detrt that
   holds the thing;
-* an object of detrt whose constructor takes the thing, unless it can be closed (sessions, detectors and pools keep the
-  thing for others);
+* an object of detrt whose constructor takes the thing, unless it can be closed or stopped (sessions, detectors, pools and
+  processes keep the thing for others);
 * image and request: image data that a hop passes on to another function of detrt, since it was made there from the thing by
   a library (`np.asarray(image)`).
 
 Data of a journey's kind: *image*, *request*: bytes, arrays, tensors, Pillow images, `Detections`; *checkpoint*: the root
 module, the ONNX model, a path of a graph or an engine; *prompt*: arrays, until the first `Detections` are made.
 Not the thing: objects that were there before it came (the session, the spec, tables), numbers, names and flags taken from
-it, so functions that see nothing but such values are no hops. Code that dataclasses generate, comprehensions, and special
+it, so functions that see nothing but such values are no hops. Such a name is the reference of the checkpoint in records and
+messages, once the module is loaded, and the name of a graph or an engine without its folder. Code that dataclasses generate, comprehensions, and special
 methods such as `__len__` and `__post_init__` are not counted. Opening is left out: a JPEG counts from the moment that the Detector is there, a request
 from the first bytes of its body. A checkpoint and a prompt are read in order to open, so they count from the command line.
+
+Three mistakes of the script against this rule were mended later, and the figures of "before" were counted again with it:
+an argument that keeps the thing (a detector, a session, a process) counted as the thing itself; fonts and pens of Pillow
+counted as images; the reference of a loaded checkpoint in a record, and a bare file name, counted as the checkpoint.
 """
 
 from __future__ import annotations
@@ -61,6 +66,7 @@ class Recorder:
         self.value = Path(value).read_bytes() if journey == "request" else value
         self.recording = journey != "image"
         self.before: set[int] = set()
+        self.loaded = False  # whether the module of the checkpoint is there
         self.alive: list[Any] = []  # keeps what is followed, so that no id is used again
         self.followed: set[int] = set()
         self.holders: dict[int, FrameType] = {}
@@ -79,12 +85,20 @@ class Recorder:
     def equals(self, x: object) -> bool:
         if isinstance(x, (bytes, bytearray, memoryview)):
             return isinstance(self.value, bytes) and len(x) == len(self.value) and bytes(x) == self.value
-        if isinstance(x, str):
-            file = self.journey == "checkpoint" and x.endswith((".onnx", ".engine")) and " " not in x
-            return file or x == self.value
-        if isinstance(x, Path):
-            return str(x) == self.value or (self.journey == "checkpoint" and x.suffix in (".onnx", ".engine"))
-        return False
+        if not isinstance(x, (str, Path)):
+            return False
+        text = str(x)
+        if self.journey != "checkpoint":
+            return text == self.value
+        file = text.endswith((".onnx", ".engine")) and " " not in text and os.sep in text
+        return file or (text == self.value and not self.loaded)
+
+    @staticmethod
+    def keeps(x: object) -> bool:
+        """Whether an object keeps the thing for others: a session, a detector, a pool, a process."""
+        if hasattr(x, "gi_frame") or type(x).__module__.startswith("PIL."):
+            return False
+        return any(hasattr(type(x), name) for name in ("close", "stop"))
 
     def data(self, x: object) -> bool:
         """Whether it is data of the journey's kind."""
@@ -97,7 +111,7 @@ class Recorder:
         return (
             (isinstance(x, (bytes, bytearray, memoryview)) and len(x) > 64)
             or name == "numpy.ndarray"
-            or kind.__module__.startswith("PIL.")
+            or any((c.__module__, c.__qualname__) == ("PIL.Image", "Image") for c in kind.__mro__)
             or name in ("torch.Tensor", "detrt.detections.Detections")
         )
 
@@ -118,7 +132,7 @@ class Recorder:
             return True
         if made and self.data(x):
             return True
-        if deep == 0 or id(x) in self.before:
+        if deep == 0 or id(x) in self.before or self.keeps(x):
             return False
         if isinstance(x, dict):
             return any(self.holds(v, made, deep - 1) for v in list(x.values())[:_MANY])
@@ -131,8 +145,8 @@ class Recorder:
         return False
 
     def follow(self, x: object) -> None:
-        if hasattr(type(x), "close") and not hasattr(x, "gi_frame") and not type(x).__module__.startswith("PIL."):
-            return  # a session, detector or pool keeps the thing and is not the thing
+        if self.keeps(x):
+            return
         if id(x) not in self.before and id(x) not in self.followed and not isinstance(x, (bool, int, float, type(None))):
             self.followed.add(id(x))
             self.alive.append(x)
@@ -224,6 +238,7 @@ class Recorder:
             return
         if id(result) in self.before:
             return
+        self.loaded |= self.module(result)
         self.follow(result)
         if not holder:
             self.hold(frame, generated)
