@@ -420,7 +420,8 @@ class Detector:
             if prompts is not None:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
-            begun.append((plan, session, session.start(feeds)))
+            run = session.start if session.info.parallel > 1 else session.run
+            begun.append((plan, session, run(feeds)))
         return PendingDetections(begun, DetectionFilter(threshold, class_ids, self.max_detections, self.class_thresholds))
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:

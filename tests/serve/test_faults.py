@@ -202,23 +202,25 @@ def test_killed_workers_lose_nothing(model):
 
 def test_what_kills_two_workers_is_refused_and_others_are_answered(model, monkeypatch):
     """Real worker processes, of which each is killed as soon as it is given the poisoned image."""
+    from detrt.backends.worker_process import Channel
     from detrt.serve import ServeConfig, named_models
     from detrt.serve import messages as wire
     from detrt.serve.errors import Refused
     from detrt.serve.metrics import Metrics
-    from detrt.serve.scheduler import Pool, ServerWorker
+    from detrt.serve.scheduler import Pool
 
-    send = ServerWorker.send
+    send, pools = Channel.send, []
 
     def sending(self, message):
         if isinstance(message, wire.Batch) and any(task.data == b"poison" for task in message.tasks):
-            self.kill()
+            next(worker for worker in pools[0]._workers if worker is not None and worker.channel is self).kill()
         send(self, message)
 
-    monkeypatch.setattr(ServerWorker, "send", sending)
+    monkeypatch.setattr(Channel, "send", sending)
 
     async def run():
         pool = Pool(ServeConfig(named_models([str(model)]), workers=2), Metrics())
+        pools.append(pool)
         pool.start()
         await asyncio.wait_for(pool.all_ready.wait(), 60)
         tasks = [wire.ImageTask(FILES["red"], 0.5), wire.ImageTask(b"poison", 0.5), wire.ImageTask(FILES["blue"], 0.5)]

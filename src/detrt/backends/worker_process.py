@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -279,14 +279,16 @@ def work_for_parent(descriptor: int, work: Callable[[Channel, Any], None], *, ig
             channel.send(Failed.of(error))
 
 
-def receive_ahead(channel: Channel, prepare: Callable[[Any], Any], parent_gone: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
-    """In the worker: tasks and what `prepare(task)` returned, called in a thread as soon as each task arrives.
+def answer_ahead(
+    channel: Channel, prepare: Callable[[Any], Any], answer: Callable[[Any, Any], Any], parent_gone: Callable[[], None]
+) -> None:
+    """In the worker: send `answer(task, prepare(task))` for each task, `prepare` being called in a thread as soon as it arrives.
 
     So images of a task are decoded while an earlier one runs. The parent limits how many tasks it sends ahead; a task None is
     the last one. `parent_gone` is called in that thread when the parent's socket closes.
 
     Raises:
-        ParentGone: after that call. Exception: what `prepare` raised.
+        ParentGone: after that call. Exception: what `prepare` or `answer` raised.
     """
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -305,7 +307,7 @@ def receive_ahead(channel: Channel, prepare: Callable[[Any], Any], parent_gone: 
     while (item := waiting.get()) is not None:
         if isinstance(item, Exception):
             raise item
-        yield item
+        channel.send(answer(*item))
 
 
 def how_ended(code: int) -> str:

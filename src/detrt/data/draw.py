@@ -61,7 +61,10 @@ def draw_detections(
     line = max(1, round(scale / 280))
     letters = _font(max(10, round(scale / 40)), None if font is None else os.fspath(font))
     order = range(len(detections) - 1, -1, -1)
-    boxes = [_pixel_box(box, canvas.size) for box in detections.boxes_xyxy]
+    # In pixels, at least one each, inside the image.
+    first, last = np.split(np.floor(detections.boxes_xyxy.astype(np.float64) + 0.5).astype(int), 2, axis=1)
+    first = np.clip(first, 0, np.array(canvas.size) - 1)
+    boxes: list[Box] = [tuple(box) for box in np.hstack([first, np.clip(last - 1, first, np.array(canvas.size) - 1)]).tolist()]
     for i in order:
         colour = class_colour(detections.class_ids[i])
         if line > 1:  # a dark rim keeps the line visible on objects of its colour
@@ -154,14 +157,6 @@ def _font(size: int, path: str | None) -> ImageFont.FreeTypeFont | ImageFont.Ima
 def _to_ascii(text: str) -> str:
     plain = (c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return "".join(plain).encode("ascii", "replace").decode("ascii")
-
-
-def _pixel_box(box: NDArray, size_wh: tuple[int, int]) -> Box:
-    """Pixels of a box, at least one, inside the image."""
-    width, height = size_wh
-    x0, y0, x1, y1 = (math.floor(v + 0.5) for v in box.tolist())
-    x0, y0 = min(max(x0, 0), width - 1), min(max(y0, 0), height - 1)
-    return x0, y0, min(max(x1 - 1, x0), width - 1), min(max(y1 - 1, y0), height - 1)
 
 
 def _grow(box: Box, by: int) -> Box:

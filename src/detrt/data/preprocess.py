@@ -95,7 +95,18 @@ def preprocess(
     """
     given = spec.input
     count = len(images) if plan is None else plan.count
-    arrays = [_checked_array(index, image) for index, image in enumerate(images[:count])]
+    arrays: list[NDArray[np.uint8]] = []
+    for index, given_image in enumerate(images[:count]):
+        image: object = given_image.rgb() if isinstance(given_image, RawImage) else given_image
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise ImageError(
+                f"image {index} of the batch must be an array (height, width, 3) of uint8 RGB; got {got}; "
+                "detrt.data.images.load_image makes one from files, bytes, PIL images and other arrays"
+            )
+        if 0 in image.shape:
+            raise ImageError(f"image {index} of the batch has no pixels: shape {image.shape}")
+        arrays.append(image)
     if plan is None:
         plan = plan_batch([(array.shape[0], array.shape[1]) for array in arrays], given, size_hw)
     arrays += arrays[-1:] * (len(images) - count)
@@ -357,17 +368,3 @@ def _canvas(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None)
     multiple = given.multiple_of
     height, width = (-(-max(size[axis] for size in resized) // multiple) * multiple for axis in (0, 1))
     return height, width
-
-
-def _checked_array(index: int, image: object) -> NDArray[np.uint8]:
-    if isinstance(image, RawImage):
-        image = image.rgb()
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise ImageError(
-            f"image {index} of the batch must be an array (height, width, 3) of uint8 RGB; got {got}; "
-            "detrt.data.images.load_image makes one from files, bytes, PIL images and other arrays"
-        )
-    if 0 in image.shape:
-        raise ImageError(f"image {index} of the batch has no pixels: shape {image.shape}")
-    return image

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ..data.draw import draw_detections
 from ..data.images import Input
@@ -58,7 +57,8 @@ class AnnotatedCopies:
 
     def save(self, found: ImageResult) -> None:
         """Draw and save one image, or the next frame of a video."""
-        image = _drawn(found, self.font)
+        assert found.image is not None  # not an image of another process
+        image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:
@@ -117,7 +117,9 @@ class StreamCopies:
             file.number, file.size_hw = file.number + 1, size_hw
             path = self._path(found.input, file.number)
             file.write = file.stack.enter_context(video_writer(path, fps=None, size_hw=size_hw))
-        file.write(np.asarray(_drawn(found, self.font)), found.record.time_s)
+        assert found.image is not None
+        image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
+        file.write(np.asarray(image), found.record.time_s)
 
     def _path(self, source: LiveSource, number: int) -> Path:
         """Of the video of a source. number: from 1."""
@@ -141,11 +143,6 @@ class _StreamFile:
     number: int = 0
     size_hw: tuple[int, int] | None = None
     write: Any = None
-
-
-def _drawn(found: ImageResult, font: str | os.PathLike | None) -> Image.Image:
-    assert found.image is not None  # not an image of another process
-    return draw_detections(as_array(found.image), found.record.detections, font=font)
 
 
 def _stream_name(path: str) -> str:

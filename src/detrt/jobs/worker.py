@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.open import open_session
-from ..backends.worker_process import Channel, ParentGone, receive_ahead, work_for_parent
+from ..backends.worker_process import Channel, ParentGone, answer_ahead, work_for_parent
 from ..data.images import Input
 from ..data.prefetch import Begun, Prefetcher
 from ..data.sinks import Record
@@ -64,17 +64,19 @@ def detect_for_parent(channel: Channel, opening: Opening) -> None:
         def begin(inputs: list[Input]) -> list[Input | Begun]:
             return [prefetcher.begin(source) if source.kind == "image" else source for source in inputs]
 
-        channel.send({"batch_size": detector.batch_size, "spec": detector.spec, "info": detector.session.info})
-        gone = threading.Event()
-        for _, inputs in receive_ahead(channel, begin, gone.set):
+        def answer(_: object, inputs: list[Input | Begun]) -> list[Answer]:
             answers = []
-            for answer in _answers(detector, prefetcher, inputs, copies, opening.every):
+            for found in _answers(detector, prefetcher, inputs, copies, opening.every):
                 if gone.is_set():
                     raise ParentGone
-                answers.append(answer)
+                answers.append(found)
             if copies is not None:
                 copies.finish_video()  # before the result, so that a full disk is reported
-            channel.send(answers)
+            return answers
+
+        channel.send({"batch_size": detector.batch_size, "spec": detector.spec, "info": detector.session.info})
+        gone = threading.Event()
+        answer_ahead(channel, begin, answer, gone.set)
 
 
 def _answers(

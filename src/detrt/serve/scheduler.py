@@ -168,19 +168,42 @@ class Pool:
             self._restart(index)
 
     def _on_message(self, worker: ServerWorker, message: Ready | Failed | Done) -> None:
-        if isinstance(message, Done):
-            self._set_results(*worker.running.pop(message.number), message)
-        elif isinstance(message, Failed):
+        if isinstance(message, Failed):
             self._cannot_start(worker, message)
+        elif isinstance(message, Ready):
+            self._is_ready(worker, message)
         else:
-            self.models = {facts.name: facts for facts in message.models}
-            worker.state = "ready"
-            self._pauses[worker.index] = _FIRST_PAUSE_S
-            if self._on_worker is not None and not self.all_ready.is_set():
-                self._on_worker(self.ready_workers, len(self._workers))
-            if self.ready_workers == len(self._workers):
-                self.all_ready.set()
+            items, sent = worker.running.pop(message.number)
+            metrics, model = self.metrics, items[0].model
+            self._finished.append((asyncio.get_running_loop().time(), sum(item.rows for item in items)))
+            for rows in message.runs:
+                metrics.batch_size.labels(model).observe(rows)
+            slowest = 0.0
+            for item, result in zip(items, message.results, strict=True):
+                if isinstance(result, Refused):
+                    self._refuse(item, result)
+                    continue
+                slowest = max(slowest, result.model_ms)
+                metrics.images.labels(model).inc(item.rows)
+                metrics.detections.labels(model).inc(result.found)
+                metrics.queue_seconds.labels(model).observe(sent - item.since)
+                if isinstance(item.task, ImageTask):
+                    metrics.decode_seconds.labels(model).observe(result.decode_ms / 1e3)
+                item.started, item.state, item.task = sent, "left", None  # without its image
+                if not item.future.done():
+                    item.future.set_result(result)
+            if slowest:
+                metrics.model_seconds.labels(model).observe(slowest / 1e3)
         self._pump()
+
+    def _is_ready(self, worker: ServerWorker, message: Ready) -> None:
+        self.models = {facts.name: facts for facts in message.models}
+        worker.state = "ready"
+        self._pauses[worker.index] = _FIRST_PAUSE_S
+        if self._on_worker is not None and not self.all_ready.is_set():
+            self._on_worker(self.ready_workers, len(self._workers))
+        if self.ready_workers == len(self._workers):
+            self.all_ready.set()
 
     def _cannot_start(self, worker: ServerWorker, message: Failed) -> None:
         if self.all_ready.is_set():  # it started before, so that the cause may be transient: a file being replaced, a full GPU
@@ -191,29 +214,6 @@ class Pool:
             log.error("worker %d has a bug:\n%s", worker.index, message.trace)
             self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
         self.failed.set()
-
-    def _set_results(self, items: list[Item], sent: float, done: Done) -> None:
-        """Set the results of the items of a batch, and count them."""
-        metrics, model = self.metrics, items[0].model
-        self._finished.append((asyncio.get_running_loop().time(), sum(item.rows for item in items)))
-        for rows in done.runs:
-            metrics.batch_size.labels(model).observe(rows)
-        slowest = 0.0
-        for item, result in zip(items, done.results, strict=True):
-            if isinstance(result, Refused):
-                self._refuse(item, result)
-                continue
-            slowest = max(slowest, result.model_ms)
-            metrics.images.labels(model).inc(item.rows)
-            metrics.detections.labels(model).inc(result.found)
-            metrics.queue_seconds.labels(model).observe(sent - item.since)
-            if isinstance(item.task, ImageTask):
-                metrics.decode_seconds.labels(model).observe(result.decode_ms / 1e3)
-            item.started, item.state, item.task = sent, "left", None  # without its image
-            if not item.future.done():
-                item.future.set_result(result)
-        if slowest:
-            metrics.model_seconds.labels(model).observe(slowest / 1e3)
 
     def _refuse(self, item: Item, refusal: Refused) -> None:
         self._batcher.leave(item)
@@ -273,7 +273,7 @@ class Pool:
                 worker.retrying = items[0].lane[0] == ALONE
                 worker.running[self._batches] = (items, now)
                 tasks = tuple(item.task for item in items if item.task is not None)
-                worker.send(Batch(self._batches, items[0].model, tasks))
+                worker.channel.send(Batch(self._batches, items[0].model, tasks))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_session
-from ..backends.worker_process import Channel, receive_ahead, work_for_parent
+from ..backends.worker_process import Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
@@ -71,12 +71,12 @@ def serve_parent(channel: Channel, setup: Setup) -> None:
     with ThreadPoolExecutor(setup.threads, "detrt-decode") as threads:
         prepare = partial(BatchImages, threads=threads, setup=setup)
         # Where the server process has ended, the model may be running, and nobody waits for it.
-        for batch, images in receive_ahead(channel, prepare, lambda: os._exit(0)):
-            channel.send(run_batch(models[batch.model], batch, images))
+        answer_ahead(channel, prepare, partial(run_batch, models), lambda: os._exit(0))
 
 
-def run_batch(model: Model, batch: Batch, images: BatchImages) -> Done:
+def run_batch(models: Mapping[str, Model], batch: Batch, images: BatchImages) -> Done:
     """The results of a batch, in the order of its tasks."""
+    model = models[batch.model]
     runs: list[int] = []
     try:
         tensors = [task for task in batch.tasks if isinstance(task, TensorTask)]
