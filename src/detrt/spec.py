@@ -501,6 +501,23 @@ def parse_size(text: str, flag: str = "--size") -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
+def parse_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
+    """ "person=0.6,car=0.4" -> (("person", 0.6), ("car", 0.4)). Raises SpecError."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, number = part.rpartition("=")
+        try:
+            threshold = float(number)
+        except ValueError:
+            threshold = math.nan
+        if not (name and 0 <= threshold <= 1):
+            raise SpecError(f"--class-thresholds takes CLASS=SCORE with scores from 0 to 1, comma-separated; got {part!r}")
+        found.append((name.strip(), threshold))
+    if len(dict(found)) < len(found):
+        raise SpecError(f"--class-thresholds names a class twice; got {text!r}")
+    return tuple(found)
+
+
 class Precision(str, Enum):
     """What a model computes in. JSON, file names and the command line spell it as its value.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -66,6 +67,23 @@ def test_what_is_live(tmp_path):
 )
 def test_passwords_are_not_shown(address, shown):
     assert without_secrets(address) == shown == live_source(address).path
+
+
+@pytest.mark.parametrize("secret", ["pa/ss", "pa?ss", "pa#ss", "1/pa2", "pa/s:s@x"])
+def test_a_password_that_ends_the_host_is_refused(secret):
+    """It would be shown, and FFmpeg would look for another host. Percent-encoded it is a password."""
+    address = f"rtsp://admin:{secret}@10.0.0.5:554/live"
+    with pytest.raises(ImageError, match="write them as %2F, %3F and %23") as error:
+        live_source(address)
+    assert "10.0.0.5:554/live" in str(error.value) and "pa" not in str(error.value).replace("password", "")
+    assert live_source(f"rtsp://admin:{quote(secret, safe='')}@cam/live").path == "rtsp://cam/live"
+
+
+@pytest.mark.parametrize(
+    "address", ["rtsp://[::1]:554/live@2", "rtsp://cam:554/a:b@2", "rtsp://cam:/live@2", "rtsp://me:pw@cam/live@2"]
+)
+def test_addresses_with_an_at_sign_in_the_path(address):
+    assert live_source(address).kind == "network"
 
 
 def test_lag_of_packets():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load import LoadOptions
-from ..spec import parse_size
+from ..spec import parse_class_thresholds, parse_size
 from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
@@ -24,23 +23,6 @@ from .outputs import OutputOptions
 
 if TYPE_CHECKING:
     from ..detector import Detector
-
-
-def parse_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
-    """ "person=0.6,car=0.4" -> (("person", 0.6), ("car", 0.4)). Raises DetrtError."""
-    found = []
-    for part in comma_separated(text):
-        name, _, number = part.rpartition("=")
-        try:
-            threshold = float(number)
-        except ValueError:
-            threshold = math.nan
-        if not (name and 0 <= threshold <= 1):
-            raise DetrtError(f"--class-thresholds takes CLASS=SCORE with scores from 0 to 1, comma-separated; got {part!r}")
-        found.append((name.strip(), threshold))
-    if len(dict(found)) < len(found):
-        raise DetrtError(f"--class-thresholds names a class twice; got {text!r}")
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ _DEVICE = re.compile(r"/dev/video\d+")
 _SECRET = re.compile(
     r"(?i)([?&/_][^=&/]*(?:pass|pwd|user|token|secret|auth|key)[^=&/]*?=).*?(?=_(?:password|channel|stream)=|[&#]|$)"
 )
+# USER:PA/SS@HOST and USER:1/2@HOST:PORT: what is before the first slash is neither a host and port nor all of a password
+_SPLIT_PASSWORD = re.compile(r"(?!\[)[^/?#@]*:(?:(?!\d*[/?#])[^/?#@]*[/?#].*@|\d*[/?#].*@[^/@]+:\d+(?:/|$))")
 # A clock that a camera runs faster or slower by, and a jump of its time stamps that is no delay.
 _CLOCK_DRIFT, _JUMP_S = 1e-3, 10.0
 _MOST_REORDERED = 64  # packets whose frames are still to come; more have none
@@ -66,10 +68,15 @@ def live_source(name: str, *, files: bool = False) -> LiveSource | None:
     files: whether a file is.
 
     Raises:
-        ImageError: files, and there is no such file.
+        ImageError: files, and there is no such file; a password that ends the host of an address.
     """
     scheme, colon, rest = name.partition("://")
     if colon and scheme.lower() in _SCHEMES:
+        if _SPLIT_PASSWORD.match(rest):
+            raise ImageError(
+                f"the user name or password in {scheme}://...@{rest.rpartition('@')[2]} has '/', '?' or '#', which end the host of an "
+                "address; write them as %2F, %3F and %23"
+            )
         suffix = Path(re.split(r"[?#]", rest)[0]).suffix.lower()
         is_file = scheme.lower() in ("http", "https") and suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES
         return None if is_file else LiveSource(name, "network")

@@ -7,8 +7,7 @@ Keys, the formula of the pixels and the scaling filters are those of NVIDIA's ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import numpy as np
 from .. import files
 from ..backends.tensorrt.build import plugin_operators
 from ..bundle import Bundle
-from ..data.images import MAX_PIXELS
 from ..data.postprocess import count_candidates
 from ..data.preprocess import BatchPlan, SizeHW, check_size, interpolate, plan_batch, preprocessing_words
 from ..data.resample import BITS, axis_table, down_first
@@ -24,46 +22,12 @@ from ..errors import SpecError
 from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream
 from ..spec import InputSpec, ModelSpec
+from .deepstream_config import DeepStreamConfig
 
 MODEL, LABELS_FILE, CONFIG, APP_CONFIG = "model.onnx", "labels.txt", "config_infer_primary.txt", "deepstream_app_config.txt"
-RESIZERS = ("nvinfer", "graph")
 _FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # NvBufSurfTransform_Inter on a GPU
 _FULL_HD = (1080, 1920)
 _SCALE_TOLERANCE = 0.03  # by which nvinfer's letterbox may be larger or smaller than the model's own
-
-
-@dataclass(frozen=True, slots=True)
-class DeepStreamConfig:
-    """Choices for nvinfer.
-
-    frame_hw: of the frames that reach nvinfer, which are those of nvstreammux. size_hw: input size of the detector; None: its own.
-    resize: "nvinfer" resizes, or the "graph", exactly as detrt does.
-
-    Raises:
-        SpecError: out of range.
-    """
-
-    frame_hw: SizeHW | None = None
-    size_hw: SizeHW | None = None
-    resize: str = "nvinfer"
-    batch: int = 1
-    threshold: float = 0.5
-    class_thresholds: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.resize not in RESIZERS:
-            raise SpecError(f"--resize must be {' or '.join(RESIZERS)}; got {self.resize!r}")
-        if self.resize == "graph" and (self.frame_hw is None or any(side % 2 for side in self.frame_hw)):
-            raise SpecError(
-                "--resize graph needs the size of the frames, in even numbers: give --frame HEIGHTxWIDTH, the height and width of "
-                "nvstreammux, e.g. --frame 1080x1920"
-            )
-        if self.batch < 1:
-            raise SpecError(f"--batch must be at least 1; got {self.batch}")
-        if not 0 <= self.threshold <= 1:
-            raise SpecError(f"--threshold must be from 0 to 1; got {self.threshold}")
-        if self.frame_hw is not None and (min(self.frame_hw) < 2 or self.frame_hw[0] * self.frame_hw[1] > MAX_PIXELS):
-            raise SpecError(f"--frame must be from 2x2 to {MAX_PIXELS} pixels; got {self.frame_hw[0]}x{self.frame_hw[1]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +195,7 @@ def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fix
     if nms:
         lines.append(f"nms-iou-threshold={rule.nms_iou:g}")
     lines += [f"pre-cluster-threshold={config.threshold:g}", f"topk={rule.max_detections}"]
-    own = {i: score for name, score in config.class_thresholds.items() for i in spec.class_ids([name])}
+    own = {i: score for name, score in config.class_thresholds for i in spec.class_ids([name])}
     for class_id, score in sorted(own.items()):
         lines += ["", f"[class-attrs-{class_id}]", *([f"nms-iou-threshold={rule.nms_iou:g}"] if nms else [])]
         lines += [f"pre-cluster-threshold={score:g}", f"topk={rule.max_detections}"]
