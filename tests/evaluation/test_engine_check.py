@@ -11,8 +11,12 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 from onnx import helper, numpy_helper
 
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.open import open_session
 from detrt.evaluation import engine_check
 from detrt.evaluation.engine_check import check_engine
+from detrt.export import export_onnx
+from detrt.models.contract import ExportConfig
+from detrt.models.load import load_source
 from detrt.spec import MASK_LOGITS, PIXEL_VALUES, PRED_BOXES
 
 PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
@@ -72,3 +76,14 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
     found = check_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)
     assert not found.passed
     assert found.to_dict()["passed"] is False
+
+
+@pytest.mark.parametrize("how", ["plugin", "nvidia-plugin"])
+def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph, tmp_path, how):
+    """ONNX Runtime has no plugins; the graph beside such an engine is its reference all the same."""
+    export_onnx(load_source("embedded:shapes"), path := tmp_path / "plugin.onnx", ExportConfig(msda=how))
+    found = check_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
+    assert found.passed, found.verdict
+    assert not check_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.02), "fp32").passed
+    with open_session(path) as session:
+        assert any("standard operators" in note for note in session.info.notes)

@@ -473,12 +473,13 @@ def emulate_low_precision(session: Session) -> Session:
         return session
     from .. import graph
     from ..graph.emulate_low_precision import emulate, has_16_bit
+    from ..graph.msda_plugin import runnable
     from ..graph.view import GraphView
 
     view = GraphView(graph.load(path))
     if not has_16_bit(view.types):
         return session
-    emulated = OnnxSession(emulate(view.model, view.types).SerializeToString(), session.spec)
+    emulated = OnnxSession(runnable(emulate(view.model, view.types)).SerializeToString(), session.spec)
     note = "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
     emulated._info = replace(session.info, notes=(*session.info.notes, note))
     emulated.path = path

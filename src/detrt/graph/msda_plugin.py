@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ..errors import GraphError
 from .lower_msda import DOMAIN, OP_TYPE, level_starts, lower_msda
 from .nodes import GraphBuilder, drop_domain, import_domain, replace_nodes, subgraphs
-from .view import element_types
+from .view import attribute, element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")
 NVIDIA_DOMAIN, NVIDIA_OP_TYPE = "trt.plugins", "MultiscaleDeformableAttnPlugin_TRT"
@@ -47,7 +47,7 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     16-bit values are sampled and summed in FP32 and the result is rounded, as in detrt's plugin.
 
     Raises:
-        GraphError: a node of NVIDIA's plugin that `emit` did not write.
+        GraphError: a node without the inputs or attributes that detrt writes.
     """
     if not plugin_nodes(model):
         return model
@@ -62,6 +62,8 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
         if (node.domain, node.op_type) != (DOMAIN, OP_TYPE) and node.op_type != NVIDIA_OP_TYPE:
             nodes.append(node)
             continue
+        if len(node.input) != (5 if node.op_type == NVIDIA_OP_TYPE else 4):
+            raise GraphError(f"node '{node.name}' ({node.op_type}) has {len(node.input)} inputs; detrt did not write it")
         b = GraphBuilder(f"{node.name or '/' + OP_TYPE}/plugin")
         produced, kind = node.output[0], types[node.input[0]]
         msda = node if node.op_type == OP_TYPE else _from_nvidia(node, b, producer, constants, types)
@@ -83,7 +85,10 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _size(node: onnx.NodeProto, name: str) -> int:
-    return next(int(a.i) for a in node.attribute if a.name == name)
+    value = attribute(node, name)
+    if value is None:
+        raise GraphError(f"node '{node.name}' ({node.op_type}) has no attribute '{name}'; detrt did not write it")
+    return int(value)
 
 
 def _from_nvidia(

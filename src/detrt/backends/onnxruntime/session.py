@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bundle import MANIFEST, Bundle
-from ...errors import MissingPackageError, SessionError, SpecError
+from ...errors import GraphError, MissingPackageError, SessionError, SpecError
 from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
 from ...system import usable_cores
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
@@ -88,6 +88,7 @@ class OnnxSession(BaseSession):
         providers, backend = _providers(provider, onnxruntime.get_available_providers())
         on_cuda = backend == "onnxruntime-cuda"
         self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(on_cuda)
+        self._notes: tuple[str, ...] = ()
         if self._graphs.enabled:
             self._stream = _shared_stream(onnxruntime, providers)
         options = _options(onnxruntime, _threads(threads))
@@ -108,6 +109,7 @@ class OnnxSession(BaseSession):
             tuple(map(_tensor_info, session.get_inputs())),
             tuple(map(_tensor_info, session.get_outputs())),
             path=self.path,
+            notes=self._notes,
         )
         self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))
         check_spec(self.name, self.spec, self.inputs, self.outputs)
@@ -138,7 +140,11 @@ class OnnxSession(BaseSession):
         try:
             return self._ort.InferenceSession(source, options, providers=providers)
         except Exception as error:  # as above
-            raise _load_error(self.name, error) from None
+            lowered = _without_plugins(source)
+            if lowered is None:
+                raise _load_error(self.name, error) from None
+        self._notes = ("deformable attention runs as standard operators here: its nodes are those of a TensorRT plugin",)
+        return self._open(lowered, options, providers)
 
     @property
     def info(self) -> SessionInfo:
@@ -383,6 +389,19 @@ def _tensor_info(node: Any) -> TensorInfo:
         raise SessionError(f"tensor '{node.name}' has the type {node.type}, which no detector uses")
     shape = tuple(axis if isinstance(axis, (int, str)) else f"{node.name}_{index}" for index, axis in enumerate(node.shape))
     return TensorInfo(node.name, dtype, shape)
+
+
+def _without_plugins(source: str | bytes) -> bytes | None:
+    """The graph of a file with the nodes of TensorRT plugins lowered; None if it has none, or cannot be read here."""
+    try:
+        from ... import graph
+        from ...graph.msda_plugin import plugin_nodes, runnable
+
+        if isinstance(source, bytes) or not plugin_nodes(model := graph.load(Path(source))):
+            return None
+        return runnable(model).SerializeToString()
+    except (ImportError, GraphError):
+        return None
 
 
 def _load_error(name: str, error: Exception) -> SessionError:
