@@ -6,9 +6,12 @@ families: transformers does not read back the box head that it writes (`test_loa
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 
 import numpy as np
+import onnxruntime
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
@@ -19,6 +22,7 @@ from checkpoint_folders import image_processor, save_folder
 from detrt import Detector, graph
 from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.torch import open_torch
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.phrases import parity_set
@@ -234,3 +238,61 @@ def test_trained_phrases_saved_again(tmp_path):
         height, width = scene.image.shape[:2]
         apart = np.abs(ours.boxes_xyxy - np.clip(box, 0, [width, height, width, height])).max(-1)
         assert apart.min() < 0.1 and abs(ours.scores[apart.argmin()] - score) < 1e-4
+
+
+def batched_nms(boxes, scores, labels, iou):
+    """torchvision's function of this name, by ONNX Runtime's NonMaxSuppression: indices of what stays, best score first."""
+    from onnx import TensorProto, helper
+
+    def kept(mine):
+        feeds = {"boxes": boxes[mine][None].numpy(), "scores": scores[mine][None, None].numpy()}
+        feeds |= {"most": np.array([len(mine)]), "iou": np.array([iou], np.float32)}
+        kinds = {"boxes": TensorProto.FLOAT, "scores": TensorProto.FLOAT, "most": TensorProto.INT64, "iou": TensorProto.FLOAT}
+        inputs = [helper.make_tensor_value_info(name, kinds[name], feeds[name].shape) for name in kinds]
+        node = helper.make_node("NonMaxSuppression", list(kinds), ["selected"])
+        output = helper.make_tensor_value_info("selected", TensorProto.INT64, ["count", 3])
+        opsets = [helper.make_opsetid("", 17)]
+        model = helper.make_model(helper.make_graph([node], "nms", inputs, [output]), opset_imports=opsets, ir_version=8)
+        (selected,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+        return mine[torch.from_numpy(selected[:, 2])]
+
+    stays = torch.cat([kept(torch.nonzero(labels == label)[:, 0]) for label in labels.unique()])
+    return stays[scores[stays].argsort(descending=True, stable=True)]
+
+
+def test_omdet_turbo_ends_as_in_transformers(tiny, exported, tmp_path, monkeypatch):
+    """Its own processor from names and pixels to boxes. The NMS is torchvision's there, which is not needed: see `batched_nms`."""
+    # The package itself hands out a stand-in without torchvision.
+    processing_omdet_turbo = importlib.import_module("transformers.models.omdet_turbo.processing_omdet_turbo")
+    source = tiny("omdet_turbo")
+    folder = save_folder(source, tmp_path, SQUARE)
+    calls = []
+    monkeypatch.setattr(
+        processing_omdet_turbo,
+        "batched_nms",
+        lambda *a: calls.append((len(a[0]), batched_nms(*a))) or calls[-1][1],
+        raising=False,
+    )
+    images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    words = published._tokenizer(source.tokenizer, source.spec.text.pad_id)
+    processor = processing_omdet_turbo.OmDetTurboProcessor(images, words)
+    model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(folder, dtype=torch.float32).eval()
+    names, loaded = ["red circle", "striped star", "cat"], load_source(str(folder))
+    usual = inspect.signature(processor.post_process_grounded_object_detection).parameters["nms_threshold"].default
+    assert loaded.spec.decode.nms_iou == usual
+    spec = loaded.spec.with_decode(nms_iou=0.05)  # so that random boxes overlap
+    graphed = Detector(exported("omdet_turbo").path, prompt=names, threshold=0.2, spec=spec)
+    with Detector(open_torch(loaded, spec=spec), prompt=names, threshold=0.2) as plain, graphed:
+        for image in IMAGES:
+            inputs = processor(images=image, text=names, return_tensors="pt")
+            with torch.no_grad():
+                outputs = model(**inputs)
+            (found,) = processor.post_process_grounded_object_detection(
+                outputs, [names], threshold=0.2, nms_threshold=0.05, target_sizes=[image.shape[:2]]
+            )
+            theirs = published._as_detections(found, (), image.shape[:2])
+            for detector in (plain, graphed):
+                same = match(theirs, detector(image), Gate(threshold=0.2, at_least=5, box_px=0.1, score=1e-4))
+                assert same.compared == len(theirs) >= 5 and (same.missing, same.extra) == (0, 0)
+                assert same.box_px < 0.1 and same.score < 1e-4
+    assert any(before > len(after) for before, after in calls), "NMS had nothing to do"
