@@ -39,7 +39,7 @@ test-transformers: setup
 	$(TRANSFORMERS)/bin/python -m pytest -n 2 --dist worksteal -rs tests/export/test_families.py tests/export/test_prompted.py \
 	  tests/export/test_dino.py tests/models/test_rewrites.py
 
-CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev doctest-dev
+CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev libcli11-dev doctest-dev
 CPP_BUILD := build/cpp
 
 cpp-setup:

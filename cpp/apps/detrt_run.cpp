@@ -239,11 +239,10 @@ int benchmark(const Options& options, const detrt::Detector& detector, const std
 
 int run(int count, char** arguments) {
   const auto start = std::chrono::steady_clock::now();
-  const Options options = parse_options(count, arguments);
-  if (options.help || options.version) {
-    std::fputs(options.help ? help_text : (std::string("detrt-run ") + detrt_version() + "\n").c_str(), stdout);
+  const std::optional<Options> given = parse_options(count, arguments);
+  if (!given)
     return 0;
-  }
+  const Options& options = *given;
   const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs);
   const detrt::Detector detector = detrt::Detector::open(options.bundle, options.detector);
   const double startup_ms = ms_since(start);

@@ -1,6 +1,7 @@
 // The command line of detrt-run.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,7 @@ struct Options {
   int benchmark = 0;   // timed runs; 0: none
   bool strict = false; // stop at an unreadable image
   bool quiet = false;
-  bool help = false, version = false;
 };
 
-// Throws detrt::Error (usage).
-Options parse_options(int count, char** arguments);
-extern const char* const help_text;
+// Nothing after --help and --version, which are answered here. Throws detrt::Error (usage).
+std::optional<Options> parse_options(int count, char** arguments);

@@ -139,14 +139,14 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([tmp_path / "broken"], "cannot be read as JSON"),
         ([edit("schema", lambda d: d["spec"].update(schema=9))], "spec has schema 9"),
         ([edit("outside", lambda d: d["files"][0].update(path="../x"))], "outside its own folder; refused"),
-        ([bundle, "--batch", "0"], "--batch must be an integer"),
-        ([bundle, "--threshold", "2"], "--threshold must be a number from 0 to 1; got '2'"),
+        ([bundle, "--batch", "0"], "--batch: Value 0 not in range 1 to 1000000"),
+        ([bundle, "--threshold", "2"], "--threshold: Value 2 not in range 0.0"),
         ([bundle, "--prompt", "p.json"], "there is no prompt file 'p.json'"),
-        ([bundle, "--what"], "there is no option '--what'"),
-        ([bundle, "--json"], "--json needs a value"),
+        ([bundle, "--what"], "The following argument was not expected: --what"),
+        ([bundle, "--json"], "--json: 1 required"),
     ]
     refused(sanitized / "detrt-run", photos, before_the_model)
-    for inputs, message in (([], "give a bundle and at least one image"), (["none.jpg"], "there is no file 'none.jpg'")):
+    for inputs, message in (([], "IMAGE is required"), (["none.jpg"], "there is no file 'none.jpg'")):
         done = run(sanitized / "detrt-run", bundle, *inputs)
         assert done.returncode == 2 and message in done.stderr
 
