@@ -122,6 +122,14 @@ def build(
         _check_addition(held, precision, adds=bool(engines or packages or openvino or try_devices))
     is_onnx = held is not None or str(model).lower().endswith(".onnx")
     _check_engines(engines, export, precision)
+    if precision.target == Precision.INT8 and precision.qdq_placement is None:
+        precision = replace(precision, qdq_placement="cpu" if openvino and not engines else "tensorrt")
+    recorded = held.provenance.options.get("precision") if held is not None else None
+    if engines and "cpu" in (precision.qdq_placement, (recorded or {}).get("qdq_placement")):
+        raise ExportError(
+            "INT8 with --qdq-placement cpu, the default where OpenVINO is the only target, quantizes projections of attentions, which "
+            "TensorRT computes wrongly or slowly; build the graph for it with --qdq-placement tensorrt"
+        )
     _check_installed(engines, checkpoint=not is_onnx)
     source = str(model) if held is None else held.provenance.source
     check_packages(packages, source, export, precision.precision)

@@ -90,6 +90,14 @@ def test_a_bundle_grows(cli, place):
     assert [bundle.checked_path(entry) for entry in bundle.files] and not left_over(place)
     before = snapshot(place)
     cli.refused("build", "bundle", "--sm", 89, "--size", 64, names="64", advice="Leave --height out")
+    manifest = json.loads((place / "bundle/detrt.json").read_text("utf-8"))
+    manifest["provenance"]["options"]["precision"] = {"precision": "int8", "qdq_placement": "cpu"}
+    (place / "for-cpu").mkdir()
+    for path in (place / "bundle").iterdir():
+        (place / "for-cpu" / path.name).write_bytes(path.read_bytes())
+    (place / "for-cpu/detrt.json").write_text(json.dumps(manifest))
+    cli.refused("build", "for-cpu", "--sm", 80, names="--qdq-placement cpu", advice="--qdq-placement tensorrt")
+    before = snapshot(place)
     (place / "bundle/model.onnx").write_bytes(b"other")
     cli.refused("build", "bundle", "--sm", 80, names="bundle/model.onnx", advice="build it again")
     write_onnx(place / "bundle/model.onnx")

@@ -29,7 +29,8 @@ from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import find_images, threshold
 from detrt.precision.capability import check_capability, check_engine
-from detrt.precision.quantize import fp8_bits, round_to_precision, weight_scales
+from detrt.precision.quantize import fp8_bits, mlp_partners, plan_quantization, round_to_precision, weight_scales
+from detrt.precision.rules import Rules
 from detrt.precision.search import Search, blocks_of, plot
 from detrt.precision.stage import convert_file, export_converted
 from detrt.spec import Precision
@@ -155,6 +156,44 @@ def test_heads_and_deformable_attention_are_not_quantised(name, low_file):
         offsets = [n for n in reasons if "sampling_offsets" in n]
         assert offsets and all("output, an order or a position" in reasons[n] for n in offsets)
         assert any("value_proj" in n for n in reasons)
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "output_proj", "qkv")
+
+
+@pytest.mark.parametrize("name", ("detr", "rt_detr_v2", "deformable_detr"))
+def test_int8_for_tensorrt_leaves_attentions_whole(name, low_file, exported):
+    """TensorRT 11 computes an INT8 output projection behind an FP16 attention wrongly; the names are those of transformers."""
+
+    def projections(names):
+        return [n for n in names if any(f"/{part}/" in n for part in PROJECTIONS)]
+
+    model = graph.load(low_file(name, "int8")[0])
+    made = {output: n for n in model.graph.node for output in n.output}
+    quantised = {n.name for n in model.graph.node if any(i in made and made[i].op_type == "DequantizeLinear" for i in n.input)}
+    assert quantised and not projections(quantised)
+    view = GraphView.typed(graph.load(exported(name).path))
+    rules = Rules(view, Precision.FP16)
+    assert projections(plan_quantization(view, rules, Precision.INT8, fuses_attention=False).activations)
+    for precision in ("fp8", "int8"):
+        config = PrecisionConfig(precision, calibration="x", qdq_placement="cpu" if precision == "int8" else None)
+        assert not config.fuses_attention
+
+
+def test_the_layers_of_an_mlp_are_quantised_together(exported):
+    """An INT8 matmul with a GELU before an FP16 layer gives NaN in TensorRT 10.16 and 11.3."""
+    view = GraphView.typed(graph.load(exported("yolos").path))
+    plan = plan_quantization(view, Rules(view, Precision.FP16), Precision.INT8, fuses_attention=True)
+    firsts = [n for n in plan.activations if "/intermediate/dense/" in n]
+    seconds = {n: n.replace("/intermediate/dense/", "/output/dense/") for n in firsts}
+    assert firsts and mlp_partners(view, Rules(view, Precision.FP16), plan) == {
+        second: [first] for first, second in seconds.items()
+    }
+    rules = Rules(view, Precision.FP16, ("vit.encoder.layer.0.output",))
+    kept = plan_quantization(view, rules, Precision.INT8, fuses_attention=True)
+    mlp_partners(view, rules, kept)
+    assert set(plan.activations) - set(kept.activations) == {firsts[0], seconds[firsts[0]]}
+    assert "MLP" in kept.excluded[firsts[0]]
 
 
 @pytest.mark.parametrize("precision", ("int8", "fp8"))

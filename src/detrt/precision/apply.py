@@ -27,7 +27,7 @@ from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, exclude_noisy, measure
 from .proof import MacFractions, check_fraction, count_macs, mac_fractions
-from .quantize import QuantPlan, channel_axis, insert_qdq, output_layers, plan_quantization
+from .quantize import QuantPlan, channel_axis, insert_qdq, mlp_partners, output_layers, plan_quantization
 from .rules import Rules
 
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
@@ -113,9 +113,10 @@ def apply_precision(
     else:
         keep_fp32 = output_layers(view, Rules(view, config.target.base), counts, MAX_EXACT_FRACTION)
     rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
-    plan = plan_quantization(view, rules, target) if target.quantized else QuantPlan()
+    plan = plan_quantization(view, rules, target, fuses_attention=config.fuses_attention) if target.quantized else QuantPlan()
     if plan.activations:
-        exclude_noisy(plan, calibration.noise, counts, config.quantize_fraction)
+        partners = mlp_partners(view, rules, plan) if config.fuses_attention else {}
+        exclude_noisy(plan, calibration.noise, counts, config.quantize_fraction, partners)
         if correct_biases(copy, plan, calibration.noise):  # the view must include the new constants
             view = GraphView.typed(copy)
             rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
@@ -171,7 +172,7 @@ def calibrate(
     calibration_result = Calibration(len(images), ranges, fp16_failures(view, ranges, config.margin))
     if config.target.quantized:
         rules = Rules(view, config.target.base, (), calibration_result.fp16_failures)
-        plan = plan_quantization(view, rules, config.target)
+        plan = plan_quantization(view, rules, config.target, fuses_attention=config.fuses_attention)
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.activations.values()}
         axes = {}
         if config.target == Precision.FP8:

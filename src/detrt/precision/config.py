@@ -14,6 +14,7 @@ from ..spec import Precision
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
 BUDGETS = ("ap", "drift")
+PLACEMENTS = ("tensorrt", "cpu")
 EIGHT_BITS = tuple(kind for kind in Precision if kind.quantized)
 BELOW_FP32 = (*(kind for kind in Precision if kind.bits < 32), "auto")
 
@@ -57,6 +58,8 @@ class PrecisionConfig:
     low: the type that "auto" prefers.
     quantize_fraction: with int8 and fp8, smallest fraction of the MatMul and Conv MACs to quantize; the most sensitive
         remaining layers stay in 16 bits. 1 quantizes every layer that the rules allow.
+    qdq_placement: one of PLACEMENTS, for INT8: see `quantize.plan_quantization`. None: "tensorrt", and in `build` "cpu" where
+        OpenVINO is the only target.
     min_fraction: smallest fraction of the MatMul and Conv MACs in the low type; below it is a GateError.
         None: `Precision.min_fraction`.
 
@@ -130,6 +133,15 @@ class PrecisionConfig:
             "needs": {"precision": EIGHT_BITS, "low": EIGHT_BITS},
         },
     )
+    qdq_placement: str | None = field(
+        default=None,
+        metadata={
+            "help": "Layers that INT8 takes: tensorrt (what TensorRT fuses right) or cpu (also projections of attentions, for "
+            "OpenVINO and ONNX Runtime); default: cpu if OpenVINO is the only target.",
+            "panel": "Precision",
+            "needs": {"precision": (Precision.INT8,), "low": (Precision.INT8,)},
+        },
+    )
     min_fraction: float | None = field(
         default=None,
         metadata={
@@ -147,6 +159,8 @@ class PrecisionConfig:
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--calibration-method", self.method, METHODS)
         _one_of("--low", self.low, [kind for kind in Precision if kind.bits < 32])
+        if self.qdq_placement is not None:
+            _one_of("--qdq-placement", self.qdq_placement, PLACEMENTS)
         if self.low != Precision.FP16 and self.precision != "auto":
             raise GraphError(f"--low {self.low} has no effect without --precision auto; add that, or leave it out")
         for name in ("calibration", "state"):
@@ -190,6 +204,11 @@ class PrecisionConfig:
         """The precision of the graph; FP32 if the graph is not converted."""
         precision = Precision(self.low if self.precision == "auto" else self.precision)
         return Precision.FP32 if precision == Precision.TF32 else precision
+
+    @property
+    def fuses_attention(self) -> bool:
+        """Whether Q/DQ pairs are placed for a runtime that fuses attentions and MLPs: INT8 for TensorRT."""
+        return self.target == Precision.INT8 and self.qdq_placement != "cpu"
 
     @property
     def required_fraction(self) -> float:

@@ -142,20 +142,31 @@ def _result(layer: _Layer) -> LayerNoise:
     return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
 
 
-def exclude_noisy(plan: QuantPlan, noise: Mapping[str, LayerNoise], counts: Mapping[str, int], fraction: float) -> None:
+def exclude_noisy(
+    plan: QuantPlan,
+    noise: Mapping[str, LayerNoise],
+    counts: Mapping[str, int],
+    fraction: float,
+    partners: Mapping[str, Sequence[str]],
+) -> None:
     """Exclude the noisiest layers, relative to their work, from a plan, in place, down to `fraction` of all work.
 
-    counts: node -> MACs of every matmul and convolution of the graph. fraction: 0..1; 1 excludes nothing.
+    counts: node -> MACs of every matmul and convolution of the graph. fraction: 0..1; 1 excludes nothing. partners: layer -> layers
+    that are excluded with it.
     """
     total = sum(counts.values())
     work = {name: counts.get(name, 0) / total for name in plan.activations} if total else {}
     left = sum(work.values())
     # 1e-4 prevents that layers with hardly any work are ranked first.
     for name in sorted(work, key=lambda n: -noise[n].noise / (work[n] + 1e-4) if n in noise else 0.0):
-        if left - work[name] >= fraction and name in noise:
-            left -= work[name]
-            del plan.activations[name]
-            plan.excluded[name] = NOISY_REASON
+        group = [name] if name in plan.activations else []
+        for one in group:  # it grows
+            group += [first for first in partners.get(one, ()) if first in plan.activations and first not in group]
+        if group and name in noise and left - sum(work[one] for one in group) >= fraction:
+            left -= sum(work[one] for one in group)
+            for one in group:
+                del plan.activations[one]
+                plan.excluded[one] = NOISY_REASON
 
 
 def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, LayerNoise]) -> int:

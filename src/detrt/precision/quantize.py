@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..graph.clean import set_opset
 from ..graph.nodes import replace_nodes
-from ..graph.operators import ELEMENTWISE, MOVEMENT
+from ..graph.operators import ELEMENTWISE, MOVEMENT, PLUGIN_NODES
 from ..graph.view import ELEMENT_TYPE, GraphView, attribute
 from ..spec import Precision
 from .calibrate import round_fp8
@@ -37,12 +37,16 @@ class QuantPlan:
     excluded: dict[str, str] = field(default_factory=dict)
 
 
-def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPlan:
+def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses_attention: bool) -> QuantPlan:
     """Choose the layers. Matmuls of two computed tensors (both of an attention) are never quantized.
 
     Excluded are: nodes that `rules` keep in FP32; layers whose result is an output, an order, an angle or a position (class and box
     heads, query selection, sampling offsets), with the layers that lead only to them; values and weights of deformable attention;
     first convolutions of 3 channels, and layers with a number of channels that the kernels do not support.
+
+    fuses_attention: for TensorRT, also the projections into and out of an attention are excluded. TensorRT 11 computes an INT8 output
+    projection behind an FP16 attention wrongly, and INT8 projections around one are slower than FP16 (rf-detr 1.12,
+    `_tensorrt/quantize.py`, measured with TensorRT 10.16 and 11.3).
     """
     plan = QuantPlan()
     layers = [i for i, node in enumerate(view.nodes) if _is_layer(view, node)]
@@ -67,11 +71,35 @@ def plan_quantization(view: GraphView, rules: Rules, low: Precision) -> QuantPla
             reason = "deformable attention samples from it"
         elif "softmax" in consumers[i]:
             reason = "weights of deformable attention"
+        elif fuses_attention and ("attention" in consumers[i] or _is_attention(view, node.input[0])):
+            reason = "a projection of an attention, whose matmuls stay in 16 bits"
         if reason:
             plan.excluded[node.name] = reason
         else:
             plan.activations[node.name] = node.input[0]
     return plan
+
+
+def mlp_partners(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, list[str]]:
+    """Second layer of an MLP -> its first layers, which are quantized only with it.
+
+    An INT8 matmul with bias and GELU in front of an FP16 layer gives NaN in TensorRT 10.16 and 11.3 (rf-detr 1.12, as above).
+    First layers whose second one is excluded already are excluded here, in place.
+    """
+    partners: dict[str, list[str]] = {}
+    matmuls = [i for i, node in enumerate(view.nodes) if node.op_type in ("MatMul", "Gemm") and _is_layer(view, node)]
+    for i in reversed(matmuls):  # the last layer of several decides
+        name = view.nodes[i].name
+        if name not in plan.activations:
+            continue
+        seconds = [view.nodes[int(c)].name for c in _consumers(view, rules, i) if c.isdecimal() and int(c) in matmuls]
+        if any(second not in plan.activations for second in seconds):
+            del plan.activations[name]
+            plan.excluded[name] = "the next layer of its MLP stays in 16 bits"
+        else:
+            for second in seconds:
+                partners.setdefault(second, []).append(name)
+    return partners
 
 
 def output_layers(view: GraphView, rules: Rules, counts: Mapping[str, int], fraction: float) -> dict[str, str]:
@@ -100,6 +128,23 @@ def _is_layer(view: GraphView, node: onnx.NodeProto) -> bool:
     )
 
 
+def _is_matmul_of_two(view: GraphView, node: onnx.NodeProto) -> bool:
+    """Whether a matmul multiplies two computed tensors, as both of an attention do."""
+    return node.op_type == "MatMul" and not any(name in view.constants for name in node.input)
+
+
+def _is_attention(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is the result of an attention, which the output projection reads."""
+    producer = view.producer.get(tensor)
+    while producer is not None and producer.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"):
+        producer = view.producer.get(producer.input[0])
+    if producer is None:
+        return False
+    if producer.op_type == "Add":  # the corners or levels of deformable attention
+        return all(_is_attention(view, name) for name in producer.input)
+    return _is_matmul_of_two(view, producer) or producer.op_type == "ReduceSum" or producer.op_type in PLUGIN_NODES
+
+
 def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
     dims = list(view.constants[node.input[1]].dims)
     step = CHANNEL_MULTIPLE[low]
@@ -119,8 +164,8 @@ def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
 
 
 def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
-    """The consumers of a layer's result, through activations and movement: "exact", "sampled", "softmax", "sum", "norm", or the
-    index of the next layer."""
+    """The consumers of a layer's result, through activations and movement: "exact", "sampled", "softmax", "attention", "sum",
+    "norm", or the index of the next layer."""
     result: set[str] = set()
     todo, seen = list(view.nodes[start].output), set()
     while todo:
@@ -142,6 +187,8 @@ def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
                 result.add("sampled")
             elif _is_layer(view, node):
                 result.add(str(index))
+            elif _is_matmul_of_two(view, node):
+                result.add("attention")
             elif node.op_type in ("Add", "Sub") and not any(n in view.constants or n in seen for n in node.input if n != name):
                 result.add("sum")
             elif node.op_type in ELEMENTWISE or node.op_type in MOVEMENT or node.op_type in ("Erf", "Gelu", "HardSigmoid"):

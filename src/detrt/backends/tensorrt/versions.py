@@ -154,12 +154,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("batches above 1", (11, 1), (11, 2), "warn", "--batch 1", "NVIDIA/TensorRT#4853", sms=(89, 120), batch=True),
     Fault(
-        "INT8 output projection behind FP16 attention", (11, 0), None, "warn", "--keep-fp32 for the attention's output projections",
+        "INT8 output projection behind FP16 attention", (11, 0), None, "warn", "--qdq-placement tensorrt, the default for engines",
         "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("SOFTMAX",),
     ),
     Fault(
         "INT8 MatMul, bias and GELU before an FP16 layer gives NaN", (10, 16), (11, 4), "warn",
-        "quantize both layers of an MLP or neither", "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("UNARY",),
+        "--qdq-placement tensorrt, which quantizes both layers of an MLP or neither", "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("UNARY",),
     ),
     Fault(
         "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (8, 5), None, "warn", "--keep-fp32 decoder",
