@@ -72,11 +72,13 @@ cpp-test-slow: cpp-setup cpp-check
 
 setup: $(VENV)/.installed
 
+# pip compiles 20000 files to bytecode one by one; compileall uses every core. Some packages hold templates that are no Python.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("detrt needs Python 3.10 or newer; got " + sys.version.split()[0] + "; run: make PYTHON=python3.11") if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 lint: setup

@@ -127,6 +127,8 @@ CASES = {
 }
 # What no folder in transformers' format leads to, so no other test exports it.
 WITHOUT_FOLDERS = ("rt_detr_v2-hgnet", "deim-rt_detr_v2", "deimv2-plain-vit", "deimv2-dinov3")
+# Exported from their files in slow tests: test_families exports the same classes, and here their outputs are compared.
+SLOW_EXPORTS = ("deformable-two-stage", "rt_detr", "d_fine", "deim", "rf_detr", "deimv2-lite", *WITHOUT_FOLDERS[:3])
 FIXED_QUERIES = ("rt_detr", "d_fine", "deimv2", "deim")
 
 
@@ -253,13 +255,8 @@ def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
     "case",
     (
         "detr",
-        "deformable-two-stage",
-        "rt_detr",
-        "d_fine",
-        "deim",
-        "rf_detr",
         "deimv2-dinov3",
-        *(pytest.param(c, marks=pytest.mark.slow) for c in ("deimv2-lite", *WITHOUT_FOLDERS[:3])),
+        *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW_EXPORTS),
     ),
 )
 def test_a_loaded_file_exports(case, loaded, tmp_path):
