@@ -10,6 +10,7 @@ os.environ["DETRT_RUNTIME_CACHE"] = "off"  # nothing is left in the home folder
 import ast
 import fcntl
 import functools
+import gc
 import hashlib
 import importlib.util
 import pickle
@@ -60,6 +61,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("--fast") and collection_path.name.startswith("test_"):
         return True if _is_slow(ast.parse(collection_path.read_text("utf-8"))) else None
     return None
+
+
+def pytest_collection_finish() -> None:
+    """Spare a tenth of an export: modules stay for the whole run, so the collector need not look at their objects again."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _is_slow(module: ast.Module) -> bool:
@@ -149,7 +156,7 @@ def exported(tiny, shared):
 
 @pytest.fixture(autouse=True, scope="session")
 def _equal_graphs_are_simplified_once(request: pytest.FixtureRequest, shared) -> Iterator[None]:
-    """onnxslim takes half the time of an export, and many tests export the same model with the same choices."""
+    """onnxslim and ONNX Runtime's optimizer take half the time of an export, and many tests export equal models equally."""
     if request.config.getoption("--fast") or importlib.util.find_spec("onnxslim") is None:
         yield
         return
@@ -159,13 +166,21 @@ def _equal_graphs_are_simplified_once(request: pytest.FixtureRequest, shared) ->
     slim = onnxslim.slim
 
     @functools.wraps(slim)
-    def once(model: Any, **choices: Any) -> Any:
+    def slim_once(model: Any, **choices: Any) -> Any:
         content = model.SerializeToString(deterministic=True) + repr(sorted(choices.items())).encode()
         name = f"slim-{hashlib.sha256(content).hexdigest()}"
         return onnx.load_from_string(shared(name, lambda folder: slim(model, **choices).SerializeToString()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnxslim, "slim", once)
+        patch.setattr(onnxslim, "slim", slim_once)
+        # Where no test module has loaded it, it is not loaded for this: it takes torch.
+        if tracer := sys.modules.get("detrt.export.trace"):
+            optimize = tracer.optimize_basic
+            patch.setattr(
+                tracer,
+                "optimize_basic",
+                lambda model: shared(f"basic-{hashlib.sha256(model).hexdigest()}", lambda folder: optimize(model)),
+            )
         yield
 
 
