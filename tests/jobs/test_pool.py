@@ -10,10 +10,9 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
-from cli_support import cli, place, run_process, snapshot, write_onnx  # noqa: F401 - fixtures
+from cli_support import cli, place, run_process, shades, snapshot, write_onnx  # noqa: F401 - fixtures
 
 from detrt.backends.open import open_session
 from detrt.data.images import expand_inputs
@@ -66,17 +65,6 @@ def test_a_gpu_is_never_replaced_by_the_cpu(place):
     for ref in ("model.onnx", "bundle"):
         with pytest.raises(SessionError, match="cuda"):
             open_session(ref, device="cuda:0")
-
-
-def shades(folder, count, bad=()):
-    """Images whose amount of blue is their number, so that every answer belongs to one of them."""
-    folder.mkdir()
-    for index in range(count):
-        path = folder / f"{index:03d}.png"
-        Image.new("RGB", (24 + index % 5, 16), (0, 0, 140 + index)).save(path)
-        if index in bad:
-            path.write_bytes(path.read_bytes()[:40])
-    return folder
 
 
 def test_the_same_in_the_same_order(cli, place):

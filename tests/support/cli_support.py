@@ -23,6 +23,17 @@ from detrt.spec import ModelSpec
 COMMAND = (sys.executable, "-c", "import sys; from detrt.cli import main; sys.exit(main())")
 
 
+def shades(folder, count, bad=()):
+    """Images whose amount of blue is their number, so that every answer belongs to one of them."""
+    folder.mkdir(parents=True)
+    for index in range(count):
+        path = folder / f"{index:03d}.png"
+        Image.new("RGB", (24 + index % 5, 16), (0, 0, 140 + index)).save(path)
+        if index in bad:
+            path.write_bytes(path.read_bytes()[:40])
+    return folder
+
+
 @dataclass(frozen=True)
 class Result:
     code: int

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as parquet
-from PIL import Image
 
 from detrt.jobs.ray.job import ClusterConfig, run_job
 from detrt.jobs.ray.worker import ShardDetector
@@ -35,16 +34,6 @@ class Here:
                 raise KeyboardInterrupt
             self.ran.append(shard.number)
             yield self.detector(shard)
-
-
-def shades(folder, count, bad=()):
-    folder.mkdir(parents=True)
-    for index in range(count):
-        path = folder / f"{index:03d}.png"
-        Image.new("RGB", (24 + index % 5, 16), (0, 0, 140 + index)).save(path)
-        if index in bad:
-            path.write_bytes(path.read_bytes()[:40])
-    return folder
 
 
 def start(names, output="out", runner=None, **config):

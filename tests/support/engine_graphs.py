@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from engine_specs import EDGE, FIXED  # noqa: F401 - for the tests that import them with the graphs
 
 onnx = pytest.importorskip("onnx", reason="needs detrt[export]: the tests write small ONNX files")
 from onnx import TensorProto, helper, numpy_helper
@@ -16,13 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="needs detrt[rtx]: builds real engines"
 )
-EDGE = ModelSpec(
-    "detr",
-    InputSpec("shortest_edge", 64, 96, shortest_edge=64, longest_edge=120, mask=True, dynamic=True, multiple_of=16),
-    DecodeSpec("softmax", "query", 2, 2, 2),
-    {0: "a"},
-)
-FIXED = ModelSpec("rt_detr", InputSpec("stretch", 64, 64), DecodeSpec("sigmoid", "topk", 2, 2, 2), {0: "a"})
 
 
 def save(path: Path, nodes, inputs, outputs, initialisers=(), opset=17, **options) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from engine_specs import EDGE, FIXED
 
 from detrt.backends.tensorrt import EngineConfig
 from detrt.backends.tensorrt import diagnose as explain
@@ -12,16 +13,6 @@ from detrt.backends.tensorrt.config import DEFAULT_RTX_SMS, parse_sms, parse_tri
 from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
 from detrt.backends.tensorrt.worker import precision_of
 from detrt.errors import EngineError
-from detrt.spec import DecodeSpec, InputSpec, ModelSpec
-
-EDGE = ModelSpec(
-    "detr",
-    InputSpec("shortest_edge", 64, 96, shortest_edge=64, longest_edge=120, mask=True, dynamic=True, multiple_of=16),
-    DecodeSpec("softmax", "query", 2, 2, 2),
-    {0: "a"},
-)
-FIXED = ModelSpec("rt_detr", InputSpec("stretch", 64, 64), DecodeSpec("sigmoid", "topk", 2, 2, 2), {0: "a"})
-
 
 # ---- choices
 

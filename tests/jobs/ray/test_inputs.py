@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'ray' extra")
 fsspec = pytest.importorskip("fsspec", reason="needs the 'ray' extra")
-from cli_support import place  # noqa: F401 - a fixture
-from cluster_support import Here, rows_of, shades, start
+from cli_support import place, shades  # noqa: F401 - fixtures
+from cluster_support import Here, rows_of, start
 
 from detrt.errors import DetrtError, ImageError
 from detrt.jobs.ray.inputs import image_refs

@@ -12,8 +12,8 @@ from PIL import Image
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'ray' extra")
 pytest.importorskip("fsspec", reason="needs the 'ray' extra")
-from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
-from cluster_support import Here, rows_of, shades, start
+from cli_support import cli, place, shades, snapshot, write_onnx  # noqa: F401 - fixtures
+from cluster_support import Here, rows_of, start
 from onnx_models import make_spec
 
 from detrt.data.coco import load_coco

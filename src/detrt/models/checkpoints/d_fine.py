@@ -11,7 +11,7 @@ from ..families import BY_NAME
 from ..preprocessor import read_input_spec
 from ..source import MASK_CLASS
 from .key_map import LoadReport, Table
-from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, hgnet_table, hybrid, prepare
+from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, TABLES_OF_SIZE, hgnet_table, hybrid, prepare
 from .shapes import Shapes, hgnet, levels_of, points_of
 
 __all__ = ["SKIPPED", "TABLE", "input_spec", "prepare", "recognise", "settings", "table"]
@@ -60,14 +60,16 @@ TABLE = (
     ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
-# Of RT-DETRv4, in its training only.
-_DISTILLED = "encoder.feature_projector"
-SKIPPED = {
-    "decoder.anchors": "a table for one input size, computed by the module",
-    "decoder.valid_mask": "a table for one input size, computed by the module",
+COMPUTED = {
+    **TABLES_OF_SIZE,
     "decoder.up": "the same number as decoder.decoder.up",
     "decoder.reg_scale": "the same number as decoder.decoder.reg_scale",
     "decoder.decoder.project": "computed from up and reg_scale",
+}
+# Of RT-DETRv4, in its training only.
+_DISTILLED = "encoder.feature_projector"
+SKIPPED = {
+    **COMPUTED,
     f"{_DISTILLED}.#.@": "for the distillation of a teacher's features",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from .d_fine import DECODER, ENCODER, block_table, refinement
+from .d_fine import COMPUTED, DECODER, ENCODER, block_table, refinement
 from .key_map import LoadReport
 from .rt_detr import hgnet_table, hybrid, leave_out
 from .shapes import Shapes, hgnet, levels_of
@@ -85,11 +85,7 @@ def dinov3_table(prefix: str) -> tuple[tuple[str, str], ...]:
 
 
 SKIPPED = {
-    "decoder.anchors": "a table for one input size, computed by the module",
-    "decoder.valid_mask": "a table for one input size, computed by the module",
-    "decoder.up": "the same number as decoder.decoder.up",
-    "decoder.reg_scale": "the same number as decoder.decoder.reg_scale",
-    "decoder.decoder.project": "computed from up and reg_scale",
+    **COMPUTED,
     "backbone.dinov3.mask_token": "for pre-training",
     "backbone.dinov3.blocks.#.attn.qkv.bias_mask": "multiplied into the bias",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .key_map import LoadReport
+from .key_map import LoadReport, Table
 from .shapes import Shapes, resnet
 
 RESNET = (
@@ -34,6 +34,21 @@ RESNET = (
     ),
 )
 
+
+def decoder_layer(cross_norm: str, final_norm: str) -> Table:
+    """The layers of DETR's decoder but for the cross-attention, with the names of its last two norms in transformers."""
+    old, new = "transformer.decoder.layers.#", "model.decoder.layers.#"
+    return (
+        (f"{old}.self_attn.in_proj_@", f"{new}.self_attn.{{q,k,v}}_proj.@"),
+        (f"{old}.self_attn.out_proj.@", f"{new}.self_attn.o_proj.@"),
+        (f"{old}.linear1.@", f"{new}.mlp.fc1.@"),
+        (f"{old}.linear2.@", f"{new}.mlp.fc2.@"),
+        (f"{old}.norm1.@", f"{new}.self_attn_layer_norm.@"),
+        (f"{old}.norm2.@", f"{new}.{cross_norm}.@"),
+        (f"{old}.norm3.@", f"{new}.{final_norm}.@"),
+    )
+
+
 TABLE = (
     *RESNET,
     ("input_proj.@", "model.input_projection.@"),
@@ -44,8 +59,7 @@ TABLE = (
     ("transformer.encoder.layers.#.linear2.@", "model.encoder.layers.#.mlp.fc2.@"),
     ("transformer.encoder.layers.#.norm1.@", "model.encoder.layers.#.self_attn_layer_norm.@"),
     ("transformer.encoder.layers.#.norm2.@", "model.encoder.layers.#.final_layer_norm.@"),
-    ("transformer.decoder.layers.#.self_attn.in_proj_@", "model.decoder.layers.#.self_attn.{q,k,v}_proj.@"),
-    ("transformer.decoder.layers.#.self_attn.out_proj.@", "model.decoder.layers.#.self_attn.o_proj.@"),
+    *decoder_layer("encoder_attn_layer_norm", "final_layer_norm"),
     (
         "transformer.decoder.layers.#.multihead_attn.in_proj_@",
         "model.decoder.layers.#.encoder_attn.{q,k,v}_proj.@",
@@ -54,11 +68,6 @@ TABLE = (
         "transformer.decoder.layers.#.multihead_attn.out_proj.@",
         "model.decoder.layers.#.encoder_attn.o_proj.@",
     ),
-    ("transformer.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.fc1.@"),
-    ("transformer.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.fc2.@"),
-    ("transformer.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
-    ("transformer.decoder.layers.#.norm2.@", "model.decoder.layers.#.encoder_attn_layer_norm.@"),
-    ("transformer.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
     ("transformer.decoder.norm.@", "model.decoder.layernorm.@"),
     ("class_embed.@", "class_labels_classifier.@"),
     ("bbox_embed.layers.#.@", "bbox_predictor.layers.#.@"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from ..source import MASK_CLASS
+from .detr import decoder_layer
 from .key_map import LoadReport, Table
 from .shapes import Shapes
 
@@ -35,14 +36,8 @@ TABLE = (
         for old, new in (("conv", "conv"), ("bn", "norm"))
     ),
     (f"{_PROJECTOR}.1.@", f"{_SCALE}.layer_norm.@"),
-    ("transformer.decoder.layers.#.self_attn.in_proj_@", "model.decoder.layers.#.self_attn.{q,k,v}_proj.@"),
-    ("transformer.decoder.layers.#.self_attn.out_proj.@", "model.decoder.layers.#.self_attn.o_proj.@"),
+    *decoder_layer("cross_attn_layer_norm", "layer_norm"),
     ("transformer.decoder.layers.#.cross_attn.@.@", "model.decoder.layers.#.cross_attn.@.@"),
-    ("transformer.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.fc1.@"),
-    ("transformer.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.fc2.@"),
-    ("transformer.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
-    ("transformer.decoder.layers.#.norm2.@", "model.decoder.layers.#.cross_attn_layer_norm.@"),
-    ("transformer.decoder.layers.#.norm3.@", "model.decoder.layers.#.layer_norm.@"),
     ("transformer.decoder.norm.@", "model.decoder.layernorm.@"),
     ("transformer.decoder.ref_point_head.**", "model.decoder.ref_point_head.**"),
     ("transformer.enc_output.#.@", "model.enc_output.#.@"),

@@ -135,7 +135,8 @@ TABLE = (
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
 _TABLE_OF_SIZE = "a table for one input size, computed by the module"
-SKIPPED = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
+TABLES_OF_SIZE = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
+SKIPPED = TABLES_OF_SIZE
 
 
 def recognise(keys: set[str]) -> str | None:
