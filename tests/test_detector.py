@@ -204,10 +204,11 @@ def test_signatures_name_the_keywords_of_loading(function):
     assert {one.name for one in dataclasses.fields(LoadOptions)} <= set(parameters)
     assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     name = function.__qualname__
+    required = ["nothing" for one in parameters.values() if one.default is inspect.Parameter.empty]
     with pytest.raises(TypeError, match=rf"^{name} has no keyword 'lables'; did you mean labels\?$"):
-        function("nothing", lables="names.txt")
+        function(*required, lables="names.txt")
     with pytest.raises(TypeError, match=rf"^{name} has no keyword 'zzz'; it takes: .*trust_remote_code"):
-        function("nothing", zzz=1)
+        function(*required, zzz=1)
 
 
 def test_bad_image_is_named():

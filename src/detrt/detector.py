@@ -22,7 +22,7 @@ from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, prepro
 from .data.raw_image import LoadedImage
 from .detections import Detections
 from .errors import PromptError, SessionError, SpecError
-from .models.load import LoadChanges, LoadOptions, takes_load_options
+from .models.load import LoadChanges, LoadOptions, check_changes, takes_load_options
 from .spec import ModelSpec
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
@@ -143,6 +143,7 @@ class Detector:
         load: LoadOptions | None = None,
         **changes: Unpack[LoadChanges],
     ) -> None:
+        check_changes(Detector.__init__, changes)
         check_threshold(threshold)
         check_threshold(text_threshold, "text_threshold")
         for name, value in (("batch_size", batch_size), ("max_detections", max_detections), ("resize_threads", resize_threads)):
@@ -161,7 +162,15 @@ class Detector:
             if given := [name for name, value in opening.items() if value is not None] + ["backend"] * (backend != "auto"):
                 raise TypeError(f"{', '.join(given)}: options of opening, but this session is open already; leave them out")
         try:
-            self._prepare(session, prompt, {"task": task, "phrases": phrases, "text_threshold": text_threshold}, classes)
+            takes_prompt = session.info.text is not None
+            if not takes_prompt and (prompt is not None or task or phrases != "best"):
+                raise PromptError(NO_PROMPT)
+            if takes_prompt and classes is not None:
+                raise PromptError(_NO_CLASSES.format("--classes", "classes"))
+            self._prompt_options = {"task": task, "phrases": phrases, "text_threshold": text_threshold}
+            self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
+            self.spec: ModelSpec = self.session.spec
+            self.class_ids = self._ids_of(classes)
             self.class_thresholds = self._thresholds_of(class_thresholds or {})
             self._choose_batches(size_hw, batch_size, on_device, image_decoder)
         except BaseException:
@@ -172,19 +181,6 @@ class Detector:
         self.max_detections = max_detections
         self._color = color
         self._resizers = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
-
-    def _prepare(
-        self, session: Session, prompt: Prompts | None, options: dict[str, Any], classes: Sequence[str | int] | None
-    ) -> None:
-        """The session, with the prompt that all images share, and the classes that are reported."""
-        self._prompt_options = options
-        if session.info.text is None and (prompt is not None or options["task"] or options["phrases"] != "best"):
-            raise PromptError(NO_PROMPT)
-        if session.info.text is not None and classes is not None:
-            raise PromptError(_NO_CLASSES.format("--classes", "classes"))
-        self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
-        self.spec: ModelSpec = self.session.spec
-        self.class_ids = self._ids_of(classes)
 
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""

@@ -29,7 +29,7 @@ from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
 from .models.contract import ExportConfig
 from .models.families import Family
-from .models.load import FLAGS, RECORDED, LoadChanges, LoadOptions, changed, check_unchanged, takes_load_options
+from .models.load import FLAGS, RECORDED, LoadChanges, LoadOptions, changed, check_changes, check_unchanged, takes_load_options
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
 from .spec import ModelSpec, Precision
@@ -110,6 +110,7 @@ def build(
         SourceError, SpecError, ExportError, GraphError, EngineError, MissingPackageError, OutputError: as the stages.
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
+    check_changes(build, changes)
     load = changed(load, changes)
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     held = Bundle.open(model) if (Path(model) / MANIFEST).is_file() else None

@@ -14,8 +14,8 @@ from cli_support import cli, place, snapshot  # noqa: F401 - fixtures
 from detrt.backends.inductor.config import InductorConfig
 from detrt.backends.tensorrt import EngineConfig
 from detrt.cli import app, load_command
-from detrt.cli.options import PANELS, Given, command, flag_of
-from detrt.errors import GraphError
+from detrt.cli.options import PANELS, Given, PromptOptions, command, flag_of
+from detrt.errors import GraphError, PromptError
 from detrt.models.contract import ExportConfig
 from detrt.models.load import LoadOptions
 from detrt.precision import PrecisionConfig
@@ -179,3 +179,12 @@ def test_python_refuses_the_same():
 )
 def test_old_spellings_name_the_new_one(cli, place, arguments, names, advice):
     cli.refused(*arguments, names=names, advice=advice)
+
+
+def test_prompts_and_files_of_class_names_exclude_each_other(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_text("person\n\ncar\n\n")
+    assert PromptOptions(classes_from=path).read() == ["person", "", "car", ""]
+    assert PromptOptions("x.").read() == "x." and PromptOptions().read() is None
+    with pytest.raises(PromptError, match=r"--prompt and --classes-from"):
+        PromptOptions("x.", classes_from=path).read()

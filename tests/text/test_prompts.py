@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detrt.errors import PromptError
-from detrt.text.prompts import chosen_prompt, chunks, class_list, parse_prompt, read_class_file, read_prompt_file
+from detrt.text.prompts import chunks, class_list, parse_prompt, read_class_file, read_prompt_file
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_not_text(text):
 def test_class_list():
     prompt = class_list(["cat", "", "Remote  control", "CAT ", "dog.", "t.v."])
     assert prompt.names == {0: "cat", 2: "Remote control", 4: "dog", 5: "t.v"}
-    assert prompt.listed and prompt.num_classes == 6
+    assert prompt.listed and max(prompt.class_ids) == 5
     assert prompt.text == "cat. Remote control. dog. t.v."
     assert [prompt.text[p.start : p.end] for p in prompt.phrases] == [p.text for p in prompt.phrases]
     part = prompt.part([1, 3])
@@ -83,10 +83,7 @@ def test_files(tmp_path):
     assert read_class_file(path) == ["a cat.", "a dog"]
     path.write_text("person\n\ncar\n\n")
     assert class_list(read_class_file(path)).names == {0: "person", 2: "car"}
-    assert chosen_prompt(None, None, path) == ["person", "", "car", ""]
-    assert chosen_prompt("x.", None, None) == "x." and chosen_prompt(None, None, None) is None
-    with pytest.raises(PromptError, match=r"--prompt and --classes-from"):
-        chosen_prompt("x.", None, path)
+    assert read_class_file(path) == ["person", "", "car", ""]
 
 
 @pytest.mark.parametrize("read", [read_prompt_file, read_class_file])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
-from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, takes_load_options
+from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
@@ -65,6 +65,7 @@ def open_session(
         SessionError: nothing there, or a backend or device that cannot run it.
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
     """
+    check_changes(open_session, changes)
     if backend not in BACKENDS:
         raise SessionError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
     kind = kind_of(ref)

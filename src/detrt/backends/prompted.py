@@ -14,6 +14,7 @@ better one of another chunk (`CROSS_CHUNK_IOU`). No class is in two chunks, so t
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -116,7 +117,6 @@ class PromptedSession(BaseSession):
         self.text: TextSpec = text
         self._info = replace(detector.info, text=text)
         self._lock = threading.RLock()
-        self._encoded = _Cache(cache_size)
         self._features, self._names = _Cache(cache_size), _Cache(NAMES_SIZE)
         # Both graphs must take a length.
         both = [detector] if text_encoder is None else [detector, text_encoder]
@@ -124,6 +124,9 @@ class PromptedSession(BaseSession):
         most = self.spec.decode.num_classes if text.kind == "classes" else None
         self._classes = _Lengths([detector], _CLASS_AXES, limit=most)
         self._phrases = _Lengths([detector], _PHRASE_AXES)
+        most = self._classes.high if text.kind == "classes" else self._phrases.high
+        tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=most)
+        self._tokenized = functools.lru_cache(cache_size)(tokenize)
 
     def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
         """Parse and tokenize a prompt, in chunks if a list is longer than the model takes.
@@ -131,13 +134,7 @@ class PromptedSession(BaseSession):
         Raises:
             PromptError: an empty prompt, too many tokens, or a task for a model without one.
         """
-        parsed = self.tokenizer.parse(prompt, task)
-        with self._lock:
-            if (encoded := self._encoded.get(parsed)) is None:
-                most = self._classes.high if self.text.kind == "classes" else self._phrases.high
-                fresh = self.tokenizer.encode(parsed, max_tokens=self._tokens.high, max_phrases=most)
-                encoded = self._encoded.put(parsed, fresh)
-        return encoded
+        return self._tokenized(self.tokenizer.parse(prompt, task))
 
     def bind(
         self,
@@ -170,14 +167,31 @@ class PromptedSession(BaseSession):
 
     def with_sessions(self, detector: Session, text_encoder: Session | None) -> PromptedSession:
         """The same model with other sessions, e.g. ones that emulate low precision."""
-        other = PromptedSession(detector, self.tokenizer, text_encoder, cache_size=self._encoded.size)
+        other = PromptedSession(detector, self.tokenizer, text_encoder, cache_size=self._features.size)
         other._info = replace(other.info, notes=tuple(dict.fromkeys((*self.info.notes, *other.info.notes))))
         return other
 
     def text_feeds(self, chunks: Sequence[Chunk]) -> Feeds:
         """The text inputs of the detector for a batch, one chunk of a prompt for each image."""
         names = {info.name for info in self.inputs}
-        feeds = self._class_feeds(chunks) if self.text.kind == "classes" else self._token_feeds(chunks)
+        if self.text.kind == "classes":
+            return {name: array for name, array in self._class_feeds(chunks).items() if name in names}
+        given = [chunk for chunk in chunks if isinstance(chunk, TokenChunk)]
+        count, length = len(given), self._tokens.fit(max(len(chunk.ids) for chunk in given))
+        ids = np.full((count, length), self.text.pad_id, np.int64)
+        mask = np.zeros((count, length), np.int64)
+        for row, chunk in enumerate(given):
+            ids[row, : len(chunk.ids)] = chunk.ids
+            mask[row, : len(chunk.ids)] = 1
+        feeds = {INPUT_IDS: ids, ATTENTION_MASK: mask}
+        if self.spec.decode.in_graph:
+            most = self._phrases.fit(max(len(chunk.phrase_mask) for chunk in given))
+            phrases = np.zeros((count, most, length), np.int64)
+            for row, chunk in enumerate(given):
+                phrases[row, : len(chunk.phrase_mask), : len(chunk.ids)] = chunk.phrase_mask
+            feeds[PHRASE_MASK] = phrases
+        if self.text_encoder is not None:
+            feeds |= self._encoded_tokens([chunk.ids for chunk in given], length)
         return {name: array for name, array in feeds.items() if name in names}
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -195,35 +209,20 @@ class PromptedSession(BaseSession):
         if self.text_encoder is not None:
             self.text_encoder.close()
 
-    def _token_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
-        given = [chunk for chunk in chunks if isinstance(chunk, TokenChunk)]
-        count, length = len(given), self._tokens.fit(max(chunk.length for chunk in given))
-        ids = np.full((count, length), self.text.pad_id, np.int64)
-        mask = np.zeros((count, length), np.int64)
-        for row, chunk in enumerate(given):
-            ids[row, : chunk.length] = chunk.ids
-            mask[row, : chunk.length] = 1
-        feeds = {INPUT_IDS: ids, ATTENTION_MASK: mask}
-        if self.spec.decode.in_graph:
-            most = self._phrases.fit(max(len(chunk.phrase_mask) for chunk in given))
-            phrases = np.zeros((count, most, length), np.int64)
-            for row, chunk in enumerate(given):
-                phrases[row, : len(chunk.phrase_mask), : chunk.length] = chunk.phrase_mask
-            feeds[PHRASE_MASK] = phrases
-        if self.text_encoder is None:
-            return feeds
-        rows = [self._encoder_row(chunk.ids) for chunk in given]
-        width = rows[0][TEXT_FEATURES].shape[-1]
+    def _encoded_tokens(self, ids: Sequence[NDArray], length: int) -> dict[str, NDArray]:
+        """Outputs of the text encoder for each row of token ids, padded to `length` tokens."""
+        rows = [self._encoder_row(one) for one in ids]
+        count, width = len(rows), rows[0][TEXT_FEATURES].shape[-1]
         features = np.zeros((count, length, width), np.float32)
         # Padding attends to itself only: a softmax over nothing is NaN.
         self_mask = np.tile(np.eye(length, dtype=np.int64), (count, 1, 1))
         positions = np.zeros((count, length), np.int64)
-        for row, (chunk, encoded) in enumerate(zip(given, rows, strict=True)):
-            n = chunk.length
+        for row, (one, encoded) in enumerate(zip(ids, rows, strict=True)):
+            n = len(one)
             features[row, :n] = encoded[TEXT_FEATURES]
             self_mask[row, :n, :n] = encoded[TEXT_SELF_MASK]
             positions[row, :n] = encoded[TEXT_POSITION_IDS]
-        return {**feeds, TEXT_FEATURES: features, TEXT_SELF_MASK: self_mask, TEXT_POSITION_IDS: positions}
+        return {TEXT_FEATURES: features, TEXT_SELF_MASK: self_mask, TEXT_POSITION_IDS: positions}
 
     def _class_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
         given = [chunk for chunk in chunks if isinstance(chunk, ClassChunk)]
@@ -361,7 +360,15 @@ class BoundSession(BaseSession):
             raise PromptError("lists of class names that run in chunks cannot share a batch with other prompts")
         self.model = model
         self._texts: dict[int, list[Feeds]] = {}
-        self.spec = _bound_spec(model.spec, prompts, every_class)
+        rule, chunks = model.spec.decode, len(prompts[0].chunks)
+        rule = replace(rule, num_classes=1 + max(max(one.prompt.class_ids) for one in prompts))
+        if chunks > 1 and not rule.in_graph:
+            rule = replace(rule, num_queries=rule.num_queries * chunks)
+        if every_class and not rule.in_graph:
+            rule = replace(rule, select="topk")
+        # Labels belong to one prompt; with several, `postprocess` gives them.
+        labels = prompts[0].prompt.names if len(prompts) == 1 else {}
+        self.spec = replace(model.spec, decode=rule, labels=labels, text=None)
         texts = text_inputs(model.spec)
         self._info = replace(
             model.info,
@@ -383,10 +390,9 @@ class BoundSession(BaseSession):
         """Runs of the detector for one batch."""
         return len(self.prompts[0].chunks)
 
-    def with_text(self, feeds: Feeds, chunk: int = 0) -> Feeds:
-        """Feeds of the model itself: images and text. chunk: of a list that runs in chunks."""
-        count = len(feeds[PIXEL_VALUES])
-        return {**feeds, **self.model.text_feeds(self._chunks_of(count, chunk))}
+    def with_text(self, feeds: Feeds) -> Feeds:
+        """Feeds of the model itself: images and text; of a list that runs in chunks, that of the first."""
+        return {**feeds, **self.texts(len(feeds[PIXEL_VALUES]))[0]}
 
     @property
     def image_runner(self) -> ImageRunner | None:
@@ -399,17 +405,28 @@ class BoundSession(BaseSession):
         Raises:
             SessionError: as `run` of the model; another number of images than of prompts.
         """
-        runs = [self.model.run(self.with_text(feeds, chunk)) for chunk in range(self.chunks)]
-        return self.merge(runs, len(feeds[PIXEL_VALUES]))
+        count = len(feeds[PIXEL_VALUES])
+        runs = [self.model.run({**feeds, **text}) for text in self.texts(count)]
+        return self.merge(runs, count)
 
     def merge(self, runs: Sequence[Outputs], count: int) -> Outputs:
         """Merge the outputs for each chunk of the list into those of one model; of the first `count` images."""
         return self._merge_decoded(runs, count) if self.spec.decode.in_graph else self._merge_raw(runs, count)
 
     def texts(self, count: int) -> list[Feeds]:
-        """The text inputs for `count` images with one prompt, one entry for each chunk; the same objects every time."""
+        """The text inputs for `count` images, one entry for each chunk; the same objects every time.
+
+        Raises:
+            SessionError: another number of images than of prompts.
+        """
+        prompts = self.prompts
+        if len(prompts) not in (1, count):
+            raise SessionError(f"there are {len(prompts)} prompts for a batch of {count} images; give one for each image")
         if count not in self._texts:
-            self._texts[count] = [self.model.text_feeds(self._chunks_of(count, chunk)) for chunk in range(self.chunks)]
+            self._texts[count] = [
+                self.model.text_feeds([prompts[image % len(prompts)].chunks[chunk] for image in range(count)])
+                for chunk in range(self.chunks)
+            ]
         return self._texts[count]
 
     def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
@@ -421,18 +438,9 @@ class BoundSession(BaseSession):
         self.model.close()
 
     def _with_labels(self, index: int, detections: Detections) -> Detections:
-        prompt = self._prompt_of(index).prompt
+        prompt = self.prompts[index % len(self.prompts)].prompt
         names = prompt.names
         return _with_spans(prompt, replace(detections, labels=tuple(names[int(i)] for i in detections.class_ids)))
-
-    def _prompt_of(self, index: int) -> EncodedPrompt:
-        prompts = self.prompts
-        return prompts[index if len(prompts) > 1 else 0]
-
-    def _chunks_of(self, count: int, chunk: int) -> list[Chunk]:
-        if len(self.prompts) not in (1, count):
-            raise SessionError(f"there are {len(self.prompts)} prompts for a batch of {count} images; give one for each image")
-        return [self._prompt_of(image).chunks[chunk] for image in range(count)]
 
     def _merge_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
         """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity."""
@@ -443,8 +451,17 @@ class BoundSession(BaseSession):
             raw = checked_output(outputs, LOGITS, (count, queries, -1))
             rows = slice(number * queries, (number + 1) * queries)
             boxes[:, rows] = checked_output(outputs, PRED_BOXES, (count, queries, 4))
-            for image, chunk in enumerate(self._chunks_of(count, number)):
-                found = _by_phrase(raw[image], chunk)
+            for image in range(count):
+                chunk = self.prompts[image % len(self.prompts)].chunks[number]
+                columns = len(chunk.ids) if isinstance(chunk, TokenChunk) else len(chunk.names)
+                if columns > raw.shape[-1]:
+                    raise SessionError(
+                        f"the model returned {raw.shape[-1]} columns of '{LOGITS}' for {columns} tokens or classes; "
+                        "the spec does not belong to this file: export it again"
+                    )
+                found = raw[image, :, :columns]  # without padding
+                if isinstance(chunk, TokenChunk):
+                    found = phrase_logits(found, chunk.phrase_mask)
                 logits[image, rows, list(chunk.prompt.class_ids)] = found.T
         if len(runs) > 1 and self.spec.decode.select == "query":
             chunk_of = np.repeat(np.arange(len(runs)), queries)
@@ -481,7 +498,7 @@ class BoundSession(BaseSession):
         """(boxes, scores, class ids) of one image in each run."""
         rows = []
         for number, outputs in enumerate(runs):
-            class_ids = np.array(self._chunks_of(count, number)[image].prompt.class_ids, np.int64)
+            class_ids = np.array(self.prompts[image % len(self.prompts)].chunks[number].prompt.class_ids, np.int64)
             count_valid = int(outputs[NUM_DETECTIONS][image])
             labels = np.asarray(outputs[LABELS][image][:count_valid], np.int64)
             real = (labels >= 0) & (labels < len(class_ids))  # labels of padded phrases
@@ -527,7 +544,8 @@ class TokenLabelSession(BoundSession):
 
     def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         assert isinstance(outputs, dict)  # there is no image runner
-        chunks = [chunk for chunk in self._chunks_of(len(sizes_hw), 0) if isinstance(chunk, TokenChunk)]
+        prompts = [self.prompts[index % len(self.prompts)] for index in range(len(sizes_hw))]
+        chunks = [chunk for one in prompts for chunk in one.chunks if isinstance(chunk, TokenChunk)]  # one each
         tokenizer = self.model.tokenizer
         found = decode_tokens(
             outputs,
@@ -541,7 +559,7 @@ class TokenLabelSession(BoundSession):
             frame_ids=tokenizer.frame_ids if self._of_best else (),
             max_detections=keep.max_detections,
         )
-        return [_with_spans(self._prompt_of(index).prompt, detections) for index, detections in enumerate(found)]
+        return [_with_spans(one.prompt, detections) for one, detections in zip(prompts, found, strict=True)]
 
 
 class BoundImageRunner:
@@ -622,19 +640,6 @@ def _with_spans(prompt: Prompt, detections: Detections) -> Detections:
     return replace(detections, phrase_spans=spans, prompt=prompt.text)
 
 
-def _bound_spec(spec: ModelSpec, prompts: Sequence[EncodedPrompt], every_class: bool) -> ModelSpec:
-    rule, chunks = spec.decode, len(prompts[0].chunks)
-    classes = max(one.prompt.num_classes for one in prompts)
-    rule = replace(rule, num_classes=classes)
-    if chunks > 1 and not rule.in_graph:
-        rule = replace(rule, num_queries=rule.num_queries * chunks)
-    if every_class and not rule.in_graph:
-        rule = replace(rule, select="topk")
-    # Labels belong to one prompt; with several, `postprocess` gives them.
-    labels = prompts[0].prompt.names if len(prompts) == 1 else {}
-    return replace(spec, decode=rule, labels=labels, text=None)
-
-
 def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[TensorInfo, ...]:
     rule = spec.decode
     shapes = {LOGITS: (rule.num_queries, rule.num_classes), PRED_BOXES: (rule.num_queries, 4)}
@@ -656,15 +661,3 @@ def _cross_chunk_nms(boxes: NDArray, chunk_of: NDArray, limit: int) -> list[int]
             if len(kept) == limit:
                 break
     return kept
-
-
-def _by_phrase(logits: NDArray, chunk: Chunk) -> NDArray[np.float32]:
-    """(queries, columns) -> (queries, phrases), without padding."""
-    if chunk.length > logits.shape[-1]:
-        raise SessionError(
-            f"the model returned {logits.shape[-1]} columns of '{LOGITS}' for {chunk.length} tokens or classes; "
-            "the spec does not belong to this file: export it again"
-        )
-    if isinstance(chunk, TokenChunk):
-        return phrase_logits(logits[:, : chunk.length], chunk.phrase_mask)
-    return np.asarray(logits[:, : chunk.length], np.float32)

@@ -165,7 +165,7 @@ def detect(
         _detect_here(model, inputs, options, run.make(), session, arguments, track, quiet)
         return
     check_live(output, run.device)
-    with _open_detector(model, run.make(), session, arguments, cameras=len(sources)) as opened:
+    with _open_for_cameras(model, run.make(), session, arguments, len(sources)) as opened:
         detect_live(opened, sources, stream.make(), live.make(), options, track.make(), quiet)
 
 
@@ -185,6 +185,7 @@ def _detect_here(
     from ..data.coco import load_coco
     from ..data.images import expand_inputs
     from ..data.sinks import TRACK_COLUMNS
+    from ..detector import Detector
     from ..jobs.annotate import AnnotatedCopies
     from ..jobs.pool import DevicePool
     from ..jobs.run import detect_inputs, exclude_outputs
@@ -210,7 +211,7 @@ def _detect_here(
             runner: Any = stack.enter_context(pool)
             found = pool.detect_inputs(inputs)
         else:
-            detector = stack.enter_context(_open_detector(model, run, session, arguments))
+            detector = stack.enter_context(Detector(model, device=run.one_device(), **session, **arguments))
             detector.check_prompt()
             runner = detector.session
             found = detect_inputs(detector, inputs, every=output.every)
@@ -231,14 +232,12 @@ def _detect_here(
     tally.check(len(inputs))
 
 
-def _open_detector(
-    model: str, run: RunOptions, session: dict[str, Any], arguments: dict[str, Any], *, cameras: int = 0
-) -> Detector:
-    """The detector of a model. cameras: how many share it; a batch is faster than its images one by one on a GPU only."""
+def _open_for_cameras(model: str, run: RunOptions, session: dict[str, Any], arguments: dict[str, Any], cameras: int) -> Detector:
+    """The detector that cameras share; a batch of their frames is faster than one by one on a GPU only."""
     from ..detector import Detector
 
     opened = open_model(model, run, **session)
-    if cameras and arguments["batch_size"] is None:
+    if arguments["batch_size"] is None:
         arguments = {**arguments, "batch_size": 1 if opened.info.device == CPU else cameras}
     try:
         return Detector(opened, **arguments)

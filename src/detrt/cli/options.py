@@ -26,7 +26,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 import typer
 
 from ..backends.tensorrt.config import Triple, parse_triple
-from ..errors import DetrtError
+from ..errors import DetrtError, PromptError
 from ..models.load import FLAGS, LoadOptions
 from ..spec import parse_size
 
@@ -88,13 +88,23 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
         named = frozenset(name for name in values if _is_named(context, name))
-        parsed = {name: _value(options[name], value) for name, value in values.items() if name in options}
-        _refuse_idle(options, values, named)
+        parsed = {name: values[name] for name in options}
+        for name, option in options.items():
+            value, parse = values[name], option.metadata.get("parse")
+            if value is None:
+                parsed[name] = option.default if option.default is not MISSING else option.default_factory()  # type: ignore[misc]
+            elif isinstance(value, list):
+                parsed[name] = tuple(value) if parse is None else tuple(part for text in value for part in parse(text))
+            elif parse is not None and isinstance(value, str):
+                parsed[name] = parse(value)
+        for name in values:
+            if name in named and name in options and (needs := options[name].metadata.get("needs")):
+                _refuse_idle(options, name, values[name], {other: values.get(other) for other in needs})
         arguments = {name: value for name, value in values.items() if name not in options}
         for name, config in groups.items():
-            own = {o.name for o in fields(config) if o.name in options}
-            given = Given(config, {key: parsed[key] for key in own}, named & own)
-            arguments[name] = given if get_origin(hints[name]) is Given else given.make()
+            own = {o.name: parsed[o.name] for o in fields(config) if o.name in options}
+            wanted = get_origin(hints[name]) is Given
+            arguments[name] = Given(config, own, named.intersection(own)) if wanted else config(**own)
         function(**arguments)
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -134,33 +144,22 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _value(option: Field[Any], value: Any) -> Any:
-    """A value of the command line as the config takes it."""
-    parse = option.metadata.get("parse")
-    if isinstance(value, list):
-        return tuple(value) if parse is None else tuple(part for text in value for part in parse(text))
-    if value is None:
-        return option.default if option.default is not MISSING else option.default_factory()  # type: ignore[misc]
-    return value if parse is None or not isinstance(value, str) else parse(value)
-
-
 def _is_named(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _refuse_idle(options: Mapping[str, Field[Any]], values: Mapping[str, Any], named: frozenset[str]) -> None:
-    """Raise DetrtError where an option is given that would have no effect."""
-    for name in values:
-        needs = options[name].metadata.get("needs", {}) if name in named and name in options else {}
-        if not needs or any(_fits(values.get(other), allowed) for other, allowed in needs.items()):
-            continue
-        shown = "" if isinstance(values[name], (bool, list)) else f" {values[name]}"
-        wanted = [f"{_flag(options, other)} {' or '.join(allowed)}".strip() for other, allowed in needs.items()]
-        flag = flag_of(options[name])
-        if values[name] is False:
-            flag = options[name].metadata["flag"].partition("/")[2]
-        raise DetrtError(f"{flag}{shown} has no effect without {' or '.join(wanted)}; add that, or leave it out")
+def _refuse_idle(options: Mapping[str, Field[Any]], name: str, value: Any, others: Mapping[str, Any]) -> None:
+    """Raise DetrtError where an option that is given would have no effect with the values of `others`, which it needs."""
+    needs = options[name].metadata["needs"]
+    if any(_fits(others[other], allowed) for other, allowed in needs.items()):
+        return
+    shown = "" if isinstance(value, (bool, list)) else f" {value}"
+    wanted = [f"{_flag(options, other)} {' or '.join(allowed)}".strip() for other, allowed in needs.items()]
+    flag = flag_of(options[name])
+    if value is False:
+        flag = options[name].metadata["flag"].partition("/")[2]
+    raise DetrtError(f"{flag}{shown} has no effect without {' or '.join(wanted)}; add that, or leave it out")
 
 
 def _fits(value: Any, allowed: tuple[str, ...]) -> bool:
@@ -290,7 +289,17 @@ class PromptOptions:
     )
 
     def read(self) -> str | list[str] | None:
-        """The prompt; None where none is given. Raises PromptError."""
-        from ..text.prompts import chosen_prompt
+        """The prompt; None where none is given.
 
-        return chosen_prompt(self.prompt, self.prompt_file, self.classes_from)
+        Raises:
+            PromptError: more than one is given, or a file that cannot be used.
+        """
+        from ..text.prompts import read_class_file, read_prompt_file
+
+        given = {"--prompt": self.prompt, "--prompt-file": self.prompt_file, "--classes-from": self.classes_from}
+        named = [option for option, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise PromptError(f"{' and '.join(named)} say what to find more than once; give one of them")
+        if self.prompt_file is not None:
+            return read_prompt_file(self.prompt_file)
+        return self.prompt if self.classes_from is None else read_class_file(self.classes_from)

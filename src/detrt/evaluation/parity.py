@@ -18,7 +18,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
-from ..models.load import RECORDED, LoadChanges, LoadOptions, changed, takes_load_options
+from ..models.load import RECORDED, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
@@ -87,6 +87,7 @@ def verify(
         SessionError: no images, or heads of different sizes.
         DetrtError: no reference, or a model that does not open. A failure is not raised: see `report.passed` and `require`.
     """
+    check_changes(verify, changes)
     if not len(images):
         raise SessionError("verify needs at least one image; give --images DIR")
     if divergence not in DIVERGENCE:

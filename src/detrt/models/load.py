@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import re
 from dataclasses import dataclass, field, fields, replace
@@ -190,27 +189,25 @@ def changed(options: LoadOptions | None, changes: LoadChanges) -> LoadOptions:
 
 
 def takes_load_options(function: Function) -> Function:
-    """A function that takes `**changes`, fields of `LoadOptions`: its signature names them, and other keywords raise TypeError with
-    the closest name that it takes."""
+    """A function that takes `**changes`, fields of `LoadOptions`: its signature names them; see `check_changes`."""
     signature = inspect.signature(function)
     own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     loading = [
         inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
         for one in fields(LoadOptions)
     ]
-    allowed = [one.name for one in (*own, *loading) if one.name != "self"]
+    function.__signature__ = signature.replace(parameters=[*own, *loading])  # type: ignore[attr-defined]
+    return function
 
-    @functools.wraps(function)
-    def checked(*args: Any, **keywords: Any) -> Any:
-        for name in keywords:
-            if name not in allowed:
-                close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-                hint = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(allowed)}"
-                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")
-        return function(*args, **keywords)
 
-    checked.__signature__ = signature.replace(parameters=[*own, *loading])  # type: ignore[attr-defined]
-    return checked  # type: ignore[return-value]
+def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
+    """Raise TypeError for a keyword that a function of `takes_load_options` does not take, with the closest name that it takes."""
+    allowed = [name for name in inspect.signature(function).parameters if name != "self"]
+    for name in changes:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(allowed)}"
+            raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")
 
 
 @takes_load_options
@@ -229,6 +226,7 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
         SourceError: unknown reference or family, missing or damaged files, NaN weights, code that is
             not trusted. SpecError: labels that do not fit the head.
     """
+    check_changes(load_source, changes)
     options = changed(options, changes)
     for name in ONNX_ONLY:
         if getattr(options, name) is not None:

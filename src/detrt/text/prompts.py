@@ -47,10 +47,6 @@ class Prompt:
         """Class id -> phrase."""
         return {i: phrase.text for i, phrase in zip(self.class_ids, self.phrases, strict=True)}
 
-    @property
-    def num_classes(self) -> int:
-        return max(self.class_ids) + 1
-
     def part(self, indices: Sequence[int]) -> Prompt:
         """A prompt of some of the phrases of a list, with their class ids."""
         names = [self.phrases[i].text for i in indices]
@@ -130,23 +126,6 @@ def chunks(lengths: Sequence[int], limit: int, most: int | None = None) -> list[
         found[-1].append(index)
         total += length
     return found
-
-
-def chosen_prompt(
-    prompt: str | None, prompt_file: str | os.PathLike | None, class_file: str | os.PathLike | None
-) -> str | list[str] | None:
-    """What --prompt, --prompt-file and --classes-from ask for; None where none is given.
-
-    Raises:
-        PromptError: more than one is given, or a file that cannot be used.
-    """
-    given = {"--prompt": prompt, "--prompt-file": prompt_file, "--classes-from": class_file}
-    named = [option for option, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise PromptError(f"{' and '.join(named)} say what to find more than once; give one of them")
-    if prompt_file is not None:
-        return read_prompt_file(prompt_file)
-    return prompt if class_file is None else read_class_file(class_file)
 
 
 def read_prompt_file(path: str | os.PathLike) -> str:

@@ -135,12 +135,12 @@ class PromptTokenizer:
         unknown = self._check_words(prompt, encodings)
         if not prompt.listed:
             chunk = self._token_chunk(prompt)
-            if chunk.length > limit:
+            if len(chunk.ids) > limit:
                 raise PromptError(
-                    f"the prompt has {chunk.length} tokens ({frame} of them frame it), this model takes at most {limit}; make "
+                    f"the prompt has {len(chunk.ids)} tokens ({frame} of them frame it), this model takes at most {limit}; make "
                     "it shorter, or give class names one per line with --classes-from FILE, which run in chunks"
                 )
-            self._check_count(prompt, max_phrases)
+            self._check_count(len(prompt.phrases), max_phrases)
             return EncodedPrompt(prompt, (chunk,), unknown)
         lengths = [len(encoding.ids) + 1 for encoding in encodings]  # and the dot after it
         room = limit - frame
@@ -190,7 +190,7 @@ class PromptTokenizer:
             task = np.concatenate([task[: limit - 1], task[-1:]])
         names = tuple(np.array(encoding.ids, np.int64) for encoding in encodings)
         if not prompt.listed:
-            self._check_count(prompt, max_phrases)
+            self._check_count(len(prompt.phrases), max_phrases)
         split = chunks([0] * len(names), 0, max_phrases)
         if len(split) == 1:
             return EncodedPrompt(prompt, (ClassChunk(prompt, names, task),), unknown)
@@ -198,10 +198,10 @@ class PromptTokenizer:
         return EncodedPrompt(prompt, tuple(several), unknown)
 
     @staticmethod
-    def _check_count(prompt: Prompt, most: int | None) -> None:
-        if most is not None and len(prompt.phrases) > most:
+    def _check_count(count: int, most: int | None) -> None:
+        if most is not None and count > most:
             raise PromptError(
-                f"the prompt has {len(prompt.phrases)} phrases, this model takes at most {most} in a run; make it shorter, or "
+                f"the prompt has {count} phrases, this model takes at most {most} in a run; make it shorter, or "
                 "give class names one per line with --classes-from FILE, which run in chunks"
             )
 
