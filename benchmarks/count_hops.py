@@ -128,6 +128,8 @@ class Recorder:
         """Whether x is or holds the thing. made: data of the journey's kind counts, because a hop made it."""
         if x is None or isinstance(x, (bool, int, float, complex)):
             return False
+        if isinstance(x, (str, Path)) and self.journey == "checkpoint":
+            return self.equals(x)
         if id(x) in self.followed or self.equals(x):
             return True
         if made and self.data(x):

@@ -133,7 +133,8 @@ def build(
         )
     _check_installed(engines, checkpoint=not is_onnx)
     source = str(model) if held is None else held.provenance.source
-    check_packages(packages, source, export, precision.precision)
+    if packages:
+        check_packages(packages, source, export, precision.precision)
     _check_openvino(openvino, export)
     warnings = check_before(precision, engines)
     if is_onnx:

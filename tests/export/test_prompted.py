@@ -70,7 +70,7 @@ class Pair:
         return image_feeds(self.spec, batch, size, seed) | text_feeds(self.source, self.spec, self.ids, self.encode)
 
     def expected(self, feeds, got):
-        plain = {**feeds, **token_feeds(self.ids, self.spec)} if PIXEL_MASK in self.stock.names else feeds
+        plain = {**feeds, **token_feeds(self.ids, self.spec)} if PIXEL_MASK in self.stock.input_names else feeds
         return _stock(self.stock, self.module, plain, [got[name] for name in self.selections])
 
 

@@ -108,7 +108,8 @@ def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None
     `progress` may be called at any rate; ten calls per second are forwarded.
     """
 
-    def answer(channel: Channel, request: Any) -> None:
+    def answer(channel: Channel) -> None:
+        request = channel.receive()
         threading.Thread(target=_end_with_parent, args=(channel,), daemon=True).start()
         next_s = 0.0
 

@@ -260,8 +260,8 @@ class AsyncWorker(Worker):
             on_exit()
 
 
-def work_for_parent(descriptor: int, work: Callable[[Channel, Any], None], *, ignored: Sequence[int] = (signal.SIGINT,)) -> None:
-    """In the worker: call `work(channel, request)`, and tell the parent what it raises.
+def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored: Sequence[int] = (signal.SIGINT,)) -> None:
+    """In the worker: call `work(channel)`, which receives the request first, and tell the parent what it raises.
 
     ignored: signals that reach the whole process group and that the parent deals with, by closing the socket.
     """
@@ -271,7 +271,7 @@ def work_for_parent(descriptor: int, work: Callable[[Channel, Any], None], *, ig
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
     try:
-        work(channel, channel.receive())
+        work(channel)
     except (EOFError, BrokenPipeError, ConnectionResetError, ParentGone):
         return
     except Exception as error:

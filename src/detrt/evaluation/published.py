@@ -34,7 +34,7 @@ def with_published(
         return report
     from ..models.published import PIXEL_TOLERANCE, PublishedDetector, open_processor, pixel_error
 
-    processor, why_not = open_processor(source)
+    processor, why_not = open_processor(source.processor)
     if processor is None:
         return replace(report, notes=(*report.notes, why_not))
     done = PublishedMatch(type(processor).__name__, PIXEL_TOLERANCE)

@@ -123,7 +123,7 @@ def check_text_export(
 
             feeds = image_feeds(spec, batch, size, seed=batch) | text_feeds(source, spec, ids, encode)
             got = session.run(feeds)
-            plain = {**feeds, **token_feeds(ids, spec)} if PIXEL_MASK in stock.names else feeds
+            plain = {**feeds, **token_feeds(ids, spec)} if PIXEL_MASK in stock.input_names else feeds
             want = _stock(stock, module, plain, [got[name] for name in selections])
             for name, expected in zip(module.output_names, want, strict=True):
                 if expected.shape != got[name].shape:

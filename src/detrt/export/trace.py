@@ -19,7 +19,7 @@ from ..backends.onnxruntime.session import optimize_basic
 from ..bundle import PROVENANCE_KEY
 from ..errors import ExportError, GateError
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify
-from ..graph.io import GraphSummary
+from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
 from ..graph.msda_plugin import cut, rejoin
 from ..models import nms_op as nms
@@ -73,15 +73,15 @@ def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, ou
     if source.family.deformable and not lowered and PIXEL_VALUES in {value.name for value in model.graph.input}:
         raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
     model = simplify(model, optimize_basic)
-    rejoin(model, kept)
+    if kept:
+        rejoin(model, kept)
     readable_names(model)
     declare_outputs(model, outputs)
     model.producer_name, model.producer_version = "detrt", package_version()
     model.graph.name = spec.name or spec.family
     options = {**source.provenance.options, "export": options_of(config)}
     provenance = replace(source.provenance, options=options, created="")  # equal exports are equal files
-    graph.with_metadata(model, PROVENANCE_KEY, provenance.to_json())
-    return graph.with_spec(model, spec)
+    return graph.with_metadata(model, {PROVENANCE_KEY: provenance.to_json(), SPEC_KEY: spec.to_json()})
 
 
 def _runnable(model: Any) -> Any:

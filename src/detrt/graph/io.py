@@ -103,14 +103,14 @@ def data_files(path: Path | str) -> list[str]:
 
 def with_spec(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto:
     """Write the spec into the metadata of a model, in place."""
-    return with_metadata(model, SPEC_KEY, spec.to_json())
+    return with_metadata(model, {SPEC_KEY: spec.to_json()})
 
 
-def with_metadata(model: onnx.ModelProto, key: str, value: str) -> onnx.ModelProto:
-    """Write an entry into the metadata of a model, in place; replaces one of the same key."""
-    entries = [(p.key, p.value) for p in model.metadata_props if p.key != key]
+def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.ModelProto:
+    """Write entries into the metadata of a model, in place; they replace those of the same keys."""
+    others = [(p.key, p.value) for p in model.metadata_props if p.key not in entries]
     del model.metadata_props[:]
-    for name, text in [*entries, (key, value)]:
+    for name, text in [*others, *entries.items()]:
         model.metadata_props.add(key=name, value=text)
     return model
 

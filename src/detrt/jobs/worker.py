@@ -44,12 +44,13 @@ class Opening:
     every: int = 1
 
 
-def detect_for_parent(channel: Channel, opening: Opening) -> None:
+def detect_for_parent(channel: Channel) -> None:
     """Open the model, send its facts, and run tasks until the connection closes.
 
     Raises:
         ParentGone: the parent has exited. DetrtError: errors of opening or running the model.
     """
+    opening: Opening = channel.receive()
     session = open_session(opening.ref, device=opening.device, **opening.session)
     with contextlib.ExitStack() as stack:
         if opening.categories is not None:

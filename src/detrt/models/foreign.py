@@ -95,7 +95,7 @@ class ForeignModel:
         from ..graph.layouts import in_contract
 
         model = in_contract(self.graph, self.spec, batch=batch)
-        graph.with_metadata(model, PROVENANCE_KEY, replace(self.provenance(), created="").to_json())
+        graph.with_metadata(model, {PROVENANCE_KEY: replace(self.provenance(), created="").to_json()})
         return graph.with_spec(model, self.spec)
 
     def provenance(self) -> Provenance:

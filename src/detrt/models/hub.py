@@ -19,7 +19,7 @@ from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
-from .source import auto_class, check_finite, make_spec, require_family, versions
+from .source import auto_class, check_finite, make_spec, versions, why_unsupported
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -93,7 +93,17 @@ def load_folder(
             "Read that code, and if you trust it add --trust-remote-code"
             + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
         )
-    row = family_of(config, ref)
+    model_type = config["model_type"]
+    if model_type in NOT_EXPORTED:
+        raise SourceError(f"'{ref}' has model_type {model_type!r}, which detrt does not export: {NOT_EXPORTED[model_type]}")
+    if model_type not in BY_MODEL_TYPE:
+        known = ", ".join(f.model_type for f in FAMILIES)
+        raise SourceError(
+            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
+        )
+    row = BY_MODEL_TYPE[model_type]
+    if why := why_unsupported(row):
+        raise SourceError(f"'{ref}' {why}")
     refuse_text_choices(row, labels, tokenizer)
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
     module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
@@ -167,19 +177,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise SourceError(f"'{path}' has no model_type; it is not a transformers checkpoint")
     return config
-
-
-def family_of(config: dict[str, Any], ref: str) -> Family:
-    model_type = config["model_type"]
-    if model_type in NOT_EXPORTED:
-        raise SourceError(f"'{ref}' has model_type {model_type!r}, which detrt does not export: {NOT_EXPORTED[model_type]}")
-    if model_type not in BY_MODEL_TYPE:
-        known = ", ".join(f.model_type for f in FAMILIES)
-        raise SourceError(
-            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
-        )
-    require_family(BY_MODEL_TYPE[model_type], ref)
-    return BY_MODEL_TYPE[model_type]
 
 
 def require_transformers() -> Any:

@@ -15,7 +15,7 @@ from ..bundle import Provenance
 from ..errors import SourceError
 from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from .reduce import reduced
-from .source import Source, require_tested
+from .source import Source, why_untested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -231,21 +231,6 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
     for name in ONNX_ONLY:
         if getattr(options, name) is not None:
             raise SourceError(f"--{name} is for ONNX files of other exporters, and '{ref}' is a checkpoint; leave it out")
-    source = reduced(_load(ref, options), options.queries, options.decoder_layers)
-    chosen: dict[str, Any] = {"loading": list(source.notes)}
-    for name in RECORDED:
-        value = getattr(options, name)
-        chosen[name] = str(value.absolute()) if isinstance(value, Path) else value
-    recorded = {key: value for key, value in chosen.items() if value}
-    return replace(source, provenance=replace(source.provenance, options=recorded))
-
-
-def _load(ref: str, options: LoadOptions) -> Source:
-    from .hub import load_folder
-
-    trust_remote_code, labels, family, tokenizer = (
-        options.trust_remote_code, options.labels, options.family, options.tokenizer
-    )  # fmt: skip
     if ref.startswith(("random:", "ckpt:")):
         for name in ("resize", "preprocess"):
             if (value := getattr(options, name)) is not None:
@@ -253,25 +238,37 @@ def _load(ref: str, options: LoadOptions) -> Source:
                     f"--{name} {value} is for a folder in transformers format, with a file of its image processor; '{ref}' has the "
                     "authors' preprocessing; leave it out, or give --size for another input size"
                 )
-    require_tested(ref, options.allow_untested_transformers)
+    if not options.allow_untested_transformers and (why := why_untested()):
+        raise SourceError(f"'{ref}' {why}")
     if ref.startswith("random:"):
         from .random import load_random
 
-        return load_random(ref, labels=labels, tokenizer=tokenizer)
-    if ref.startswith("ckpt:"):
-        return load_checkpoint(ref, family=family, labels=labels, tokenizer=tokenizer)
-    folder, origin = _folder_of(ref, options)
-    source = load_folder(
-        folder,
-        ref,
-        trust_remote_code=trust_remote_code,
-        labels=labels,
-        family=family,
-        tokenizer=tokenizer,
-        resize=options.resize,
-        preprocess=options.preprocess,
-    )
-    return replace(source, provenance=replace(source.provenance, source=origin))
+        source = load_random(ref, labels=options.labels, tokenizer=options.tokenizer)
+    elif ref.startswith("ckpt:"):
+        source = load_checkpoint(ref, family=options.family, labels=options.labels, tokenizer=options.tokenizer)
+    else:
+        from .hub import load_folder
+
+        folder, origin = _folder_of(ref, options)
+        source = load_folder(
+            folder,
+            ref,
+            trust_remote_code=options.trust_remote_code,
+            labels=options.labels,
+            family=options.family,
+            tokenizer=options.tokenizer,
+            resize=options.resize,
+            preprocess=options.preprocess,
+        )
+        source = replace(source, provenance=replace(source.provenance, source=origin))
+    if options.queries is not None or options.decoder_layers is not None:
+        source = reduced(source, options.queries, options.decoder_layers)
+    chosen: dict[str, Any] = {"loading": list(source.notes)}
+    for name in RECORDED:
+        value = getattr(options, name)
+        chosen[name] = str(value.absolute()) if isinstance(value, Path) else value
+    recorded = {key: value for key, value in chosen.items() if value}
+    return replace(source, provenance=replace(source.provenance, options=recorded))
 
 
 def _folder_of(ref: str, options: LoadOptions) -> tuple[Path, str]:
@@ -364,7 +361,7 @@ def load_checkpoint(
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
-    from .source import check_finite, require_family, versions
+    from .source import check_finite, versions, why_unsupported
     from .text import read_tokenizer, text_spec, with_boolean_masks
 
     require_transformers()
@@ -373,7 +370,8 @@ def load_checkpoint(
         raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(FORMATS)}")
     file = read_state(path, ref)
     variant = family or _recognise(file.tensors, ref)
-    require_family(BY_NAME[FORMATS[variant].family], ref)
+    if why := why_unsupported(BY_NAME[FORMATS[variant].family]):
+        raise SourceError(f"'{ref}' {why}")
     # Before seconds of building a model, not after them.
     refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer)
     words = read_tokenizer(tokenizer, None, ref) if BY_NAME[FORMATS[variant].family].text else None

@@ -56,12 +56,12 @@ class ProcessingCheck:
         return f"pixels{compared} equal to transformers' {self.oracle}: {self.pixels:.1e} relative"
 
 
-def open_processor(source: Source) -> tuple[Any, str]:
-    """(transformers' image processor of a checkpoint, "") or (None, why there is none)."""
-    if source.processor is None:
+def open_processor(file: Path | None) -> tuple[Any, str]:
+    """(transformers' image processor, "") or (None, why there is none). file: of the processor of a checkpoint; None: none."""
+    if file is None:
         return None, ""
     transformers = require_transformers()
-    folder = source.processor.parent
+    folder = file.parent
     try:
         with quiet(transformers):
             return transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True), ""
@@ -143,7 +143,7 @@ def check_processing(source: Source, say: Callable[[str], None] = lambda text: N
     Raises:
         GateError: they differ.
     """
-    processor, why_not = open_processor(source)
+    processor, why_not = open_processor(source.processor)
     if processor is None:
         return ProcessingCheck(note=why_not)
     say("comparing with transformers' processor")

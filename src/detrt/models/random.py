@@ -29,7 +29,7 @@ from .families import BY_NAME, Family
 from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
 from .preprocessor import read_input_spec
-from .source import Source, auto_class, make_spec, require_family, versions
+from .source import Source, auto_class, make_spec, versions, why_unsupported
 from .text import bert_tokenizer, library, read_tokenizer, text_spec, with_boolean_masks
 
 _STAGES = ["stage1", "stage2", "stage3", "stage4"]
@@ -261,8 +261,8 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
             f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}"
         )
     found = {**MODELS, **RF_DETR_SEG, **TEXT_MODELS}.get(name)
-    if found is not None:  # the others are detrt's own
-        require_family(BY_NAME[found[0]], ref)
+    if found is not None and (why := why_unsupported(BY_NAME[found[0]])):  # the others are detrt's own
+        raise SourceError(f"'{ref}' {why}")
     if name in TEXT_MODELS:
         return load_random_text(ref, labels=labels, tokenizer=tokenizer)
     if tokenizer is not None:

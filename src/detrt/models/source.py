@@ -46,37 +46,31 @@ def auto_class(family: Family, architectures: Sequence[str] | None, ref: str) ->
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection
 
 
-def require_tested(ref: str, allow: bool) -> None:
-    """Refuse versions of transformers that detrt was not tested with, unless `allow`.
-
-    Raises:
-        SourceError: such a version is installed.
-    """
+def why_untested() -> str:
+    """Why a checkpoint is not loaded by the installed version of transformers, or "" for a version that detrt was tested with."""
     version = transformers_version()
-    if version is not None and version not in TESTED and not allow:
-        raise SourceError(
-            f"'{ref}' would be loaded by transformers {version}, which detrt was not tested with; tested: {', '.join(TESTED)}. "
-            f"Install one of them (pip install transformers=={TESTED[-1]}), or add --allow-untested-transformers: the export is then "
-            "compared with PyTorch, and fails where they differ"
-        )
+    if version is None or version in TESTED:
+        return ""
+    return (
+        f"would be loaded by transformers {version}, which detrt was not tested with; tested: {', '.join(TESTED)}. "
+        f"Install one of them (pip install transformers=={TESTED[-1]}), or add --allow-untested-transformers: the export is then "
+        "compared with PyTorch, and fails where they differ"
+    )
 
 
-def require_family(family: Family, ref: str) -> None:
-    """Refuse a family that the installed transformers lacks, or has in another form than detrt exports.
-
-    Raises:
-        SourceError: it is not in this version.
-    """
+def why_unsupported(family: Family) -> str:
+    """Why a family is not read with the installed transformers, which lacks it or has it in another form than detrt exports, or ""."""
     version = transformers_version()
     package = f"transformers.models.{family.model_type.replace('-', '_')}"
     if version is None or not family.model_type:
-        return
-    if family.name in LACKING.get(version, ()) or importlib.util.find_spec(package) is None:
-        having = [tested for tested, lacking in LACKING.items() if family.name not in lacking]
-        raise SourceError(
-            f"'{ref}' is {family.title}, which detrt does not read with transformers {version}, but with {', '.join(having)}: "
-            f"pip install transformers=={having[-1]}"
-        )
+        return ""
+    if family.name not in LACKING.get(version, ()) and importlib.util.find_spec(package) is not None:
+        return ""
+    having = [tested for tested, lacking in LACKING.items() if family.name not in lacking]
+    return (
+        f"is {family.title}, which detrt does not read with transformers {version}, but with {', '.join(having)}: "
+        f"pip install transformers=={having[-1]}"
+    )
 
 
 def versions() -> dict[str, str]:

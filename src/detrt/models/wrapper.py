@@ -41,24 +41,13 @@ class ExportModule(nn.Module):
         self.model = model
         self.spec = spec
         entry = spec.input
+        self.input_names = [PIXEL_VALUES] + [PIXEL_MASK] * entry.mask + [TARGET_SIZES] * spec.decode.in_graph
+        self.output_names = output_names(spec)
         # (pixels * rescale - mean) / std as one multiply and one add.
         scale = [entry.rescale / s for s in entry.std]
         shift = [-m / s for m, s in zip(entry.mean, entry.std, strict=True)]
         self.register_buffer("pixel_scale", torch.tensor(scale, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", torch.tensor(shift, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
-
-    @property
-    def input_names(self) -> list[str]:
-        names = [PIXEL_VALUES]
-        if self.spec.input.mask:
-            names.append(PIXEL_MASK)
-        if self.spec.decode.in_graph:
-            names.append(TARGET_SIZES)
-        return names
-
-    @property
-    def output_names(self) -> list[str]:
-        return output_names(self.spec)
 
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         feeds = dict(zip(self.input_names[1:], rest, strict=True))
@@ -148,10 +137,7 @@ class TextExportModule(ExportModule):
         tokens = spec.text.kind == "tokens"
         super().__init__(GroundingDetector(source.module) if tokens else OmDetDetector(source.module), spec)
         self.text_encoder = None if spec.text.encoder else text_encoder_of(source, spec)
-
-    @property
-    def input_names(self) -> list[str]:
-        return [info.name for info in contract(self.spec)[0]]
+        self.input_names = [info.name for info in contract(spec)[0]]
 
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         feeds = dict(zip(self.input_names[1:], rest, strict=True))
@@ -222,12 +208,8 @@ class StockTextModule(ExportModule):
         assert spec.text is not None
         super().__init__(source.module, spec)
         self.kind = spec.text.kind
-        self.names = [info.name for info in contract(spec)[0][: 1 + spec.input.mask]]
-        self.names += [INPUT_IDS, ATTENTION_MASK] if self.kind == "tokens" else text_inputs(spec)
-
-    @property
-    def input_names(self) -> list[str]:
-        return self.names
+        self.input_names = [info.name for info in contract(spec)[0][: 1 + spec.input.mask]]
+        self.input_names += [INPUT_IDS, ATTENTION_MASK] if self.kind == "tokens" else text_inputs(spec)
 
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         feeds = dict(zip(self.input_names[1:], rest, strict=True))

@@ -113,7 +113,7 @@ def convert_file(
     if origin := graph.read_metadata(typed, PROVENANCE_KEY):
         provenance = Provenance.from_json(origin)
         provenance = replace(provenance, options={**provenance.options, "precision": facts_of(config, report)})
-        graph.with_metadata(typed, PROVENANCE_KEY, provenance.to_json())
+        graph.with_metadata(typed, {PROVENANCE_KEY: provenance.to_json()})
     graph.save(graph.with_spec(typed, spec), path)
     if extras is not None and report.ranges:
         write_ranges(report, extras / RANGES)

@@ -57,12 +57,13 @@ def main(descriptor: int) -> None:
     work_for_parent(descriptor, serve_parent, ignored=(signal.SIGINT, signal.SIGTERM))
 
 
-def serve_parent(channel: Channel, setup: Setup) -> None:
-    """Open the models, send `Ready`, and answer batches until the server process ends.
+def serve_parent(channel: Channel) -> None:
+    """Open the models of a `Setup`, send `Ready`, and answer batches until the server process ends.
 
     Raises:
         DetrtError: a model that cannot be opened or run.
     """
+    setup: Setup = channel.receive()
     models: dict[str, Model] = {}
     for served in setup.models:
         models[served.name] = Model(served, setup)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -167,8 +166,8 @@ def test_nvidia_plugin_has_the_version_that_the_library_ships(tmp_path, version,
 
 def test_a_gpu_without_the_type_of_the_graph_is_refused_before_the_build():
     with pytest.raises(EngineError, match=r"bf16, which compute capability 75 does not have .*80"):
-        worker._check_capability((75,), {"BF16": 4, "FLOAT": 2}, Rewritten(Path("m.onnx")))
+        worker._check_capability((75,), {"BF16": 4, "FLOAT": 2})
     with pytest.raises(EngineError, match="fp8"):
-        worker._check_capability((86,), {"FP8": 4}, Rewritten(Path("m.onnx")))
-    worker._check_capability((90,), {"FP8": 4, "HALF": 3}, Rewritten(Path("m.onnx")))
-    worker._check_capability((75,), {"FLOAT": 3}, Rewritten(Path("m.onnx"), low=True, quantized=True))
+        worker._check_capability((86,), {"FP8": 4})
+    worker._check_capability((90,), {"FP8": 4, "HALF": 3})
+    worker._check_capability((75,), {"FLOAT": 3}, low=True, quantized=True)

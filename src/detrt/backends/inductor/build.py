@@ -220,8 +220,6 @@ def check_packages(packages: Sequence[InductorConfig], model: str, export: Expor
     Raises:
         EngineError, ExportError: choices that do not go together. MissingPackageError: torch is not installed.
     """
-    if not packages:
-        return
     if model.lower().endswith(".onnx"):
         raise EngineError(f"--target inductor compiles a checkpoint, and '{model}' is an ONNX file; give the checkpoint itself")
     if export.nms.startswith("graph"):

@@ -6,7 +6,6 @@ import mmap
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ... import bundle, files
 from ...bundle import EngineFacts
@@ -68,7 +67,8 @@ def build_engine(
         from ...graph import read_spec
 
         spec = read_spec(model_onnx)
-    _check_plugin_nodes(model_onnx, config)
+    if held := plugin_operators(model_onnx):
+        _check_plugin_nodes(held, model_onnx, config)
     if output.is_dir():
         raise OutputError(f"cannot write '{output}': a folder has that name; give a file, such as model.engine")
     if output.resolve() == model_onnx.resolve():
@@ -79,7 +79,19 @@ def build_engine(
         # once, so that a caller who is killed during the build leaves nothing behind.
         temporary.touch()
         temporary.unlink()
-        answer = _run_worker(model_onnx, temporary, config, spec, progress)
+        answer = run_child(
+            WORKER_COMMAND,
+            {
+                "onnx": str(model_onnx.resolve()),
+                "engine": str(temporary.resolve()),
+                "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
+                "spec": spec.to_dict(),
+            },
+            what="builder",
+            timeout_seconds=config.timeout_seconds,
+            progress=progress,
+            died=diagnose.ended,
+        )
         if not temporary.is_file() or temporary.stat().st_size != answer["size"]:
             raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
     facts = EngineFacts(
@@ -109,15 +121,12 @@ def build_engine(
     return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]))
 
 
-def _check_plugin_nodes(model_onnx: Path, config: EngineConfig) -> None:
-    """Refuse a graph whose plugin the choices do not bring, before a build.
+def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig) -> None:
+    """Refuse a graph whose plugin nodes `held` the choices do not bring, before a build.
 
     Raises:
         EngineError: plugin nodes for TensorRT-RTX, or detrt's own without a library.
     """
-    held = plugin_operators(model_onnx)
-    if not held:
-        return
     if config.target == "tensorrt-rtx":
         raise EngineError(
             f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with --msda "
@@ -158,27 +167,6 @@ def check_model_file(path: Path) -> None:
         raise EngineError(f"'{path}' is a Git LFS pointer, not the model itself; run: git lfs pull")
     if start[0] not in _FIRST_BYTES:
         raise EngineError(f"'{path}' is not an ONNX model (it begins with {start[:8]!r}); give an .onnx file")
-
-
-def _run_worker(
-    model_onnx: Path, temporary: Path, config: EngineConfig, spec: ModelSpec, progress: Progress | None
-) -> dict[str, Any]:
-    """The answer of the builder process."""
-    request = {
-        "onnx": str(model_onnx.resolve()),
-        "engine": str(temporary.resolve()),
-        "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
-        "spec": spec.to_dict(),
-    }
-    answer: dict[str, Any] = run_child(
-        WORKER_COMMAND,
-        request,
-        what="builder",
-        timeout_seconds=config.timeout_seconds,
-        progress=progress,
-        died=diagnose.ended,
-    )
-    return answer
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -65,8 +65,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         inputs, outputs = _tensors(network)
         profile = plan_profile(inputs, config, spec)
         layer_types = _layer_types(network)
-        _check_capability(sms, layer_types, source)
-        warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source)
+        _check_capability(sms, layer_types, source.low, source.quantized)
+        warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source.low, source.quantized)
         builder_config = _builder_config(trt, builder, config, profile, sms)
         if not row.strongly_typed:
             weak.configure(trt, builder_config, network, source)
@@ -201,16 +201,17 @@ def _known_faults(
     profile: Profile,
     sms: tuple[int, ...],
     layer_types: dict[str, int],
-    source: Rewritten,
+    low: bool,
+    quantized: bool,
 ) -> list[str]:
-    """Warnings about results of this version that are known to be wrong.
+    """Warnings about results of this version that are known to be wrong. low, quantized: see `Rewritten`.
 
     Raises:
         EngineError: a fault that makes the engine useless.
     """
     precisions = {_FLOATS[kind] for kind in layer_types if kind in _FLOATS}
-    precisions |= {"fp16"} if source.low else set()
-    precisions |= {"int8"} if source.quantized else set()
+    precisions |= {"fp16"} if low else set()
+    precisions |= {"int8"} if quantized else set()
     layers = {network.get_layer(index).type.name for index in range(network.num_layers)}
     largest = max((shapes["max"][0] for shapes in profile.values() if shapes["max"]), default=1)
     found = [
@@ -229,10 +230,13 @@ def _known_faults(
     return check_faults(list(dict.fromkeys(found)), trt.version)
 
 
-def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], source: Rewritten) -> None:
-    """Raises EngineError where the GPU does not compute in a type of the graph, before minutes of building."""
+def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], low: bool = False, quantized: bool = False) -> None:
+    """Raises EngineError where the GPU does not compute in a type of the graph, before minutes of building.
+
+    low, quantized: see `Rewritten`.
+    """
     kinds = [kind for kind in Precision if kind.tensorrt in layer_types and kind.bits < 32]
-    kinds += [kind for kind, used in ((Precision.FP16, source.low), (Precision.INT8, source.quantized)) if used]
+    kinds += [kind for kind, used in ((Precision.FP16, low), (Precision.INT8, quantized)) if used]
     for kind in dict.fromkeys(kinds):
         if lacking := [sm for sm in sms if sm < kind.min_compute_capability]:
             raise EngineError(
