@@ -111,7 +111,14 @@ def test_four_versions_spread_over_the_year():
 def installed(monkeypatch):
     """Pretend that another version of transformers is installed."""
 
-    return lambda version: monkeypatch.setattr(source_module, "versions", lambda: {"transformers": version})
+    original = source_module.installed_version
+
+    def pretend(version):
+        monkeypatch.setattr(
+            source_module, "installed_version", lambda name: version if name == "transformers" else original(name)
+        )
+
+    return pretend
 
 
 def test_an_untested_version_is_refused_by_name(installed):

@@ -77,7 +77,6 @@ def run_child(
         with open(log, "wb") as log_file:
             worker = Worker(
                 command,
-                dict(request),
                 environment=environment(folder) if environment else None,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
@@ -86,6 +85,7 @@ def run_child(
                 start_new_session=True,
             )
         try:
+            worker.send(request)
             answer = _answer(worker, timeout_seconds, progress)
         except WorkerBug as bug:
             raise error(f"the {what} process failed: {bug.summary}") from bug

@@ -139,7 +139,6 @@ class Worker:
 
     Args:
         command: program and arguments, e.g. (sys.executable, "-m", "detrt.jobs.worker"); the descriptor is appended.
-        request: the first message.
         environment: variables to add.
         popen: further arguments of `subprocess.Popen`.
 
@@ -147,9 +146,7 @@ class Worker:
         OSError: the process cannot be started.
     """
 
-    def __init__(
-        self, command: Sequence[str], request: Any, *, environment: Mapping[str, str] | None = None, **popen: Any
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, **popen: Any) -> None:
         if sys.platform == "win32":
             raise SessionError(
                 "this needs a worker process with an inherited socket, which Windows does not have; run it in WSL 2, or detect in this "
@@ -169,7 +166,6 @@ class Worker:
             ours.close()
             raise
         self.channel = Channel(ours)
-        self.send(request)
 
     def send(self, message: Any) -> None:
         """Send a message; one to a process that has ended is lost, which `receive` then says."""

@@ -42,7 +42,8 @@ class _DeviceWorker(Worker):
     def __init__(self, opening: Opening) -> None:
         # OpenMP reads it when a library is loaded; a value set by the user is kept.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(opening.threads))}
-        super().__init__((sys.executable, "-m", "detrt.jobs.worker"), opening, environment=threads)
+        super().__init__((sys.executable, "-m", "detrt.jobs.worker"), environment=threads)
+        self.send(opening)
         self.opening = opening
         self.tasks: deque[_Task] = deque()
         self.facts: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
-from .source import auto_class, check_finite, make_spec, versions, why_unsupported
+from .source import MASK_CLASS, auto_class, check_finite, make_spec, versions, why_unsupported
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -101,7 +101,11 @@ def load_folder(
         raise SourceError(
             f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
         )
-    row = BY_MODEL_TYPE[model_type]
+    row, name = BY_MODEL_TYPE[model_type], next(iter(config.get("architectures") or ()), "")
+    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
+        raise SourceError(
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg and D-FINE-seg"
+        )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")
     refuse_text_choices(row, labels, tokenizer)
@@ -217,7 +221,7 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             swin = timm.timm_name(raw) is not None
             config = timm.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
-            loader = auto_class(BY_MODEL_TYPE[raw["model_type"]], raw.get("architectures"), ref)
+            loader = auto_class(BY_MODEL_TYPE[raw["model_type"]], raw.get("architectures"))
             if published:
                 from .arch.deimv2 import PublishedDeimv2 as loader
             state = None

@@ -307,7 +307,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
     config = _config(family, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        auto = auto_class(family, config.architectures, f"random:{family.name}")
+        auto = auto_class(family, config.architectures)
         module = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
         keep_variance(module, generator)

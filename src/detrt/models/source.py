@@ -24,19 +24,11 @@ VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino"
 MASK_CLASS = "ForInstanceSegmentation"  # end of the name of a transformers class with boxes and masks
 
 
-def auto_class(family: Family, architectures: Sequence[str] | None, ref: str) -> Any:
-    """transformers' Auto class that loads a checkpoint. architectures: of its config; None for a detector.
-
-    Raises:
-        SourceError: an architecture that is no detector and has no instance masks.
-    """
+def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
+    """transformers' Auto class that loads a checkpoint. architectures: of its config; None for a detector."""
     import transformers
 
     name = next(iter(architectures or ()), "")
-    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
-        raise SourceError(
-            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg and D-FINE-seg"
-        )
     if name == f"DFine{MASK_CLASS}":  # not in transformers
         from .arch.d_fine_seg import DFineForInstanceSegmentation
 

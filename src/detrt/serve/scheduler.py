@@ -43,7 +43,8 @@ class ServerWorker(AsyncWorker):
     """
 
     def __init__(self, index: int, setup: Setup) -> None:
-        super().__init__((sys.executable, "-m", "detrt.serve.worker"), setup, environment=_ENVIRONMENT)
+        super().__init__((sys.executable, "-m", "detrt.serve.worker"), environment=_ENVIRONMENT)
+        self.send(setup)
         self.index = index
         self.state, self.retrying = "starting", False
         self.running: dict[int, tuple[list[Item], float]] = {}

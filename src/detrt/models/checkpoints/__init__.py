@@ -221,7 +221,7 @@ def _build(family: Family, variant: str, settings: dict[str, Any], ref: str) -> 
                 own = {"deimv2": arch.PublishedDeimv2, "deim-rt_detr_v2": arch.DeimRtDetrV2}
                 own |= dict.fromkeys(("deim", "rt_detr_v4"), arch.DeimDFine)
                 return own[variant](config)
-            auto = auto_class(family, config.architectures, ref)
+            auto = auto_class(family, config.architectures)
             return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except (
         StrictDataclassError,
