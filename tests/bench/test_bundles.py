@@ -217,7 +217,7 @@ def test_an_option_without_effect_is_refused(bundle, entry):
 
 def test_untested_versions_of_transformers(bundle, monkeypatch):
     """Refused until the option is given, which bundles alone do not take."""
-    monkeypatch.setattr(source, "versions", lambda: {"transformers": "5.999.0"})
+    monkeypatch.setattr(source, "installed_version", lambda package: "5.999.0" if package == "transformers" else None)
     arguments = ["bench", str(bundle), "--repeats", "1", "--warmup", "0", "--json", "-"]
     against, allow = ["--against", "random:lw_detr/tiny"], "--allow-untested-transformers"
     refused = CliRunner().invoke(app, arguments + against)

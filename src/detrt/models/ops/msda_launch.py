@@ -66,7 +66,7 @@ def launch_msda(
     if _is_traced(value):
         kernel = torch.library.wrap_triton(kernel)
     if tile.heads_per_program:
-        kernel_options = {"BESIDE": tile.heads_per_program, "BLOCK_P": tile.points}
+        kernel_options = {"HEADS_PER_PROGRAM": tile.heads_per_program, "BLOCK_P": tile.points}
     else:
         kernel_options = {
             "BLOCK_D": power_of_two(dim),
