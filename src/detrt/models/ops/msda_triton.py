@@ -29,6 +29,80 @@ def _pair(locations, index, mask):
 
 
 @triton.jit
+def _samples(
+    locations, weights, q, q_ok, p, p_ok, max_logit, locations_q, weights_q, SOFTMAX: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """x and y of the points p of the queries q, as they are given, and their weights, before the softmax's division."""
+    ok = q_ok[:, None] & p_ok[None, :]
+    if PAIRS:
+        x, y = _pair(locations, q[:, None] * (locations_q // 2) + p[None, :], ok)
+    else:
+        pointers = locations + q[:, None] * locations_q + p[None, :] * 2
+        x = tl.load(pointers, mask=ok, other=0.0).to(tl.float32)
+        y = tl.load(pointers + 1, mask=ok, other=0.0).to(tl.float32)
+    missing: tl.constexpr = float("-inf") if SOFTMAX else 0.0
+    weight = tl.load(weights + q[:, None] * weights_q + p[None, :], mask=ok, other=missing).to(tl.float32)
+    if SOFTMAX:
+        weight = tl.exp(weight - max_logit[:, None])
+    return x, y, weight
+
+
+@triton.jit
+def _nearest(
+    total, channels, weight, x, y, w, h, start, height, width,
+    VALUE_T: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add the nearest pixels of samples at (x, y) pixels to total (BLOCK_Q, BLOCK_P, BLOCK_D). channels: of the first token."""
+    wide: tl.constexpr = tl.int64 if WIDE else tl.int32
+    columns, rows = width.to(tl.uint32), height.to(tl.uint32)
+    column = tl.minimum(tl.maximum(x + 0.5, 0.0), w).to(tl.int32)
+    row = tl.minimum(tl.maximum(y + 0.5, 0.0), h).to(tl.int32)
+    column, row = tl.minimum(column, width - 1), tl.minimum(row, height - 1)
+    token = (start + row * width + column).to(wide)
+    # -1 in an empty level
+    inside = ((x == x) & (y == y) & (column.to(tl.uint32) < columns) & (row.to(tl.uint32) < rows))[:, :, None]
+    if BLOCK_D != D:
+        inside = inside & (tl.arange(0, BLOCK_D)[None, None, :] < D)
+    pixel = tl.load(channels + (token * VALUE_T)[:, :, None], mask=inside, other=0.0)
+    return total + pixel.to(tl.float32) * weight[:, :, None]
+
+
+@triton.jit
+def _bilinear(
+    total, channels, weight, column, row, right_fraction, lower_fraction, start, height, width,
+    VALUE_T: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add the four pixels around samples to total (BLOCK_Q, BLOCK_P, BLOCK_D). column, row: of the upper left ones;
+    right_fraction, lower_fraction: of the pixels to the right and below."""
+    wide: tl.constexpr = tl.int64 if WIDE else tl.int32
+    columns, rows = width.to(tl.uint32), height.to(tl.uint32)
+    in_left, in_right = column.to(tl.uint32) < columns, (column + 1).to(tl.uint32) < columns
+    in_upper, in_lower = row.to(tl.uint32) < rows, (row + 1).to(tl.uint32) < rows
+    lower = weight * lower_fraction
+    upper = weight - lower
+    w11, w01 = lower * right_fraction, upper * right_fraction
+    w10, w00 = lower - w11, upper - w01
+    upper_left = (start + row * width + column).to(wide) * VALUE_T
+    lower_left = upper_left + width.to(wide) * VALUE_T
+
+    m00, m01 = (in_left & in_upper)[:, :, None], (in_right & in_upper)[:, :, None]
+    m10, m11 = (in_left & in_lower)[:, :, None], (in_right & in_lower)[:, :, None]
+    if BLOCK_D != D:
+        d = tl.arange(0, BLOCK_D)[None, None, :]
+        m00, m01, m10, m11 = m00 & (d < D), m01 & (d < D), m10 & (d < D), m11 & (d < D)
+    upper_pixels, lower_pixels = channels + upper_left[:, :, None], channels + lower_left[:, :, None]
+    v00 = tl.load(upper_pixels, mask=m00, other=0.0)
+    v01 = tl.load(upper_pixels + VALUE_T, mask=m01, other=0.0)
+    v10 = tl.load(lower_pixels, mask=m10, other=0.0)
+    v11 = tl.load(lower_pixels + VALUE_T, mask=m11, other=0.0)
+    total += v00.to(tl.float32) * w00[:, :, None]
+    total += v01.to(tl.float32) * w01[:, :, None]
+    total += v10.to(tl.float32) * w10[:, :, None]
+    total += v11.to(tl.float32) * w11[:, :, None]
+    return total
+
+
+@triton.jit
 def _add(
     total,
     norm,
@@ -60,17 +134,10 @@ def _add(
 ):
     """Add the points p of the queries q to total (BLOCK_Q, BLOCK_P, BLOCK_D), and their weights to norm (BLOCK_Q, BLOCK_P).
     cx, cy, cw, ch: (BLOCK_Q, 1) or (BLOCK_Q, BLOCK_P); height, width, start: numbers or (1, BLOCK_P)."""
-    ok = q_ok[:, None] & p_ok[None, :]
-    if PAIRS:
-        x, y = _pair(locations, q[:, None] * (locations_q // 2) + p[None, :], ok)
-    else:
-        pointers = locations + q[:, None] * locations_q + p[None, :] * 2
-        x = tl.load(pointers, mask=ok, other=0.0).to(tl.float32)
-        y = tl.load(pointers + 1, mask=ok, other=0.0).to(tl.float32)
-    missing: tl.constexpr = float("-inf") if SOFTMAX else 0.0
-    weight = tl.load(weights + q[:, None] * weights_q + p[None, :], mask=ok, other=missing).to(tl.float32)
+    x, y, weight = _samples(
+        locations, weights, q, q_ok, p, p_ok, max_logit, locations_q, weights_q, SOFTMAX, PAIRS
+    )  # fmt: skip
     if SOFTMAX:
-        weight = tl.exp(weight - max_logit[:, None])
         norm += weight
     w, h = width.to(tl.float32), height.to(tl.float32)
     delta_x, delta_y = x, y  # from the reference to the sample, in pixels; without a reference, the location
@@ -81,22 +148,9 @@ def _add(
         x, y = cx * w + x, cy * h + y  # (cx + x / w) * w
     else:
         x, y = x * w, y * h
-
-    d = tl.arange(0, BLOCK_D)[None, None, :]
-    channels = value + d
-    wide: tl.constexpr = tl.int64 if WIDE else tl.int32
-    columns, rows = width.to(tl.uint32), height.to(tl.uint32)
+    channels = value + tl.arange(0, BLOCK_D)[None, None, :]
     if DISCRETE:
-        column = tl.minimum(tl.maximum(x + 0.5, 0.0), w).to(tl.int32)
-        row = tl.minimum(tl.maximum(y + 0.5, 0.0), h).to(tl.int32)
-        column, row = tl.minimum(column, width - 1), tl.minimum(row, height - 1)
-        token = (start + row * width + column).to(wide)
-        # -1 in an empty level
-        inside = ((x == x) & (y == y) & (column.to(tl.uint32) < columns) & (row.to(tl.uint32) < rows))[:, :, None]
-        if BLOCK_D != D:
-            inside = inside & (d < D)
-        pixel = tl.load(channels + (token * VALUE_T)[:, :, None], mask=inside, other=0.0)
-        return total + pixel.to(tl.float32) * weight[:, :, None], norm
+        return _nearest(total, channels, weight, x, y, w, h, start, height, width, VALUE_T, D, BLOCK_D, WIDE), norm
 
     # Clamp to one pixel outside of the level. NaN is moved there too, because the maximum of NaN and a number is the number.
     x = tl.minimum(tl.maximum(x - 0.5, -2.0), w + 1.0)
@@ -120,28 +174,9 @@ def _add(
         right_fraction, lower_fraction = x - (column - ROUND), y - (row - ROUND)
     column = column.to(tl.int32, bitcast=True) - ROUND_BITS
     row = row.to(tl.int32, bitcast=True) - ROUND_BITS
-    in_left, in_right = column.to(tl.uint32) < columns, (column + 1).to(tl.uint32) < columns
-    in_upper, in_lower = row.to(tl.uint32) < rows, (row + 1).to(tl.uint32) < rows
-    lower = weight * lower_fraction
-    upper = weight - lower
-    w11, w01 = lower * right_fraction, upper * right_fraction
-    w10, w00 = lower - w11, upper - w01
-    upper_left = (start + row * width + column).to(wide) * VALUE_T
-    lower_left = upper_left + width.to(wide) * VALUE_T
-
-    m00, m01 = (in_left & in_upper)[:, :, None], (in_right & in_upper)[:, :, None]
-    m10, m11 = (in_left & in_lower)[:, :, None], (in_right & in_lower)[:, :, None]
-    if BLOCK_D != D:
-        m00, m01, m10, m11 = m00 & (d < D), m01 & (d < D), m10 & (d < D), m11 & (d < D)
-    upper_pixels, lower_pixels = channels + upper_left[:, :, None], channels + lower_left[:, :, None]
-    v00 = tl.load(upper_pixels, mask=m00, other=0.0)
-    v01 = tl.load(upper_pixels + VALUE_T, mask=m01, other=0.0)
-    v10 = tl.load(lower_pixels, mask=m10, other=0.0)
-    v11 = tl.load(lower_pixels + VALUE_T, mask=m11, other=0.0)
-    total += v00.to(tl.float32) * w00[:, :, None]
-    total += v01.to(tl.float32) * w01[:, :, None]
-    total += v10.to(tl.float32) * w10[:, :, None]
-    total += v11.to(tl.float32) * w11[:, :, None]
+    total = _bilinear(
+        total, channels, weight, column, row, right_fraction, lower_fraction, start, height, width, VALUE_T, D, BLOCK_D, WIDE
+    )  # fmt: skip
     return total, norm
 
 
@@ -213,6 +248,39 @@ def _level(shapes, index, start, tokens):
 
 
 @triton.jit
+def _levels_of_points(
+    shapes, all_points, start, tokens, LEVELS: tl.constexpr, BOUNDS: tl.constexpr, BLOCK_ALL: tl.constexpr
+):  # fmt: skip
+    """Of the level of each point, (1, BLOCK_ALL): its index, height, width, first token and number of points; and the number of
+    tokens of all levels."""
+    level = tl.zeros((1, BLOCK_ALL), tl.int32)
+    height = tl.zeros((1, BLOCK_ALL), tl.int32)
+    width = tl.zeros((1, BLOCK_ALL), tl.int32)
+    level_start = tl.zeros((1, BLOCK_ALL), tl.int32)
+    count = tl.full((1, BLOCK_ALL), 1, tl.int32)
+    for index in tl.static_range(LEVELS):
+        h, w, size = _level(shapes, index, start, tokens)
+        own = ((all_points >= ((BOUNDS << 12 >> 12 * index) & 4095)) & (all_points < ((BOUNDS >> 12 * index) & 4095)))[None, :]
+        level = tl.where(own, index, level)
+        height = tl.where(own, h, height)
+        width = tl.where(own, w, width)
+        level_start = tl.where(own, start, level_start)
+        count = tl.where(own, ((BOUNDS >> 12 * index) & 4095) - ((BOUNDS << 12 >> 12 * index) & 4095), count)
+        start += size
+    return level, height, width, level_start, count, start
+
+
+@triton.jit
+def _max_logit(weights, q, q_ok, all_points, weights_q, POINTS: tl.constexpr, SOFTMAX: tl.constexpr):
+    """The largest logit of each query, (BLOCK_Q,); 0 after the last query, and without a softmax."""
+    if not SOFTMAX:
+        return tl.zeros(q.shape, tl.float32)
+    mask = q_ok[:, None] & (all_points < POINTS)[None, :]
+    logits = tl.load(weights + q[:, None] * weights_q + all_points[None, :], mask=mask, other=float("-inf")).to(tl.float32)
+    return tl.where(q_ok, tl.max(logits, 1), 0.0)
+
+
+@triton.jit
 def msda_kernel(
     value,
     shapes,
@@ -274,33 +342,16 @@ def msda_kernel(
     references += batch * references_b
 
     all_points = tl.arange(0, BLOCK_ALL)
-    max_logit = tl.zeros((BLOCK_Q,), tl.float32)
-    if SOFTMAX:
-        mask = q_ok[:, None] & (all_points < POINTS)[None, :]
-        logits = tl.load(weights + q[:, None] * weights_q + all_points[None, :], mask=mask, other=float("-inf")).to(tl.float32)
-        max_logit = tl.where(q_ok, tl.max(logits, 1), 0.0)
+    max_logit = _max_logit(weights, q, q_ok, all_points, weights_q, POINTS, SOFTMAX)
 
     start = tl.zeros((), tl.int32)
     block_p: tl.constexpr = BLOCK_ALL if AT_ONCE else BLOCK_P
     total3 = tl.zeros((BLOCK_Q, block_p, BLOCK_D), tl.float32)
     norm2 = tl.zeros((BLOCK_Q, block_p), tl.float32)
     if AT_ONCE:
-        level = tl.zeros((1, BLOCK_ALL), tl.int32)
-        height = tl.zeros((1, BLOCK_ALL), tl.int32)
-        width = tl.zeros((1, BLOCK_ALL), tl.int32)
-        level_start = tl.zeros((1, BLOCK_ALL), tl.int32)
-        count = tl.full((1, BLOCK_ALL), 1, tl.int32)
-        for index in tl.static_range(LEVELS):
-            h, w, size = _level(shapes, index, start, tokens)
-            upper_left = ((all_points >= ((BOUNDS << 12 >> 12 * index) & 4095)) & (all_points < ((BOUNDS >> 12 * index) & 4095)))[
-                None, :
-            ]
-            level = tl.where(upper_left, index, level)
-            height = tl.where(upper_left, h, height)
-            width = tl.where(upper_left, w, width)
-            level_start = tl.where(upper_left, start, level_start)
-            count = tl.where(upper_left, ((BOUNDS >> 12 * index) & 4095) - ((BOUNDS << 12 >> 12 * index) & 4095), count)
-            start += size
+        level, height, width, level_start, count, start = _levels_of_points(
+            shapes, all_points, start, tokens, LEVELS, BOUNDS, BLOCK_ALL
+        )
         inside = q_ok[:, None] & (all_points < POINTS)[None, :]
         cx, cy, cw, ch = _centres(
             references, q, inside, level, scale / count.to(tl.float32), references_q, references_l, REFERENCE
