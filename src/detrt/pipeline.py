@@ -386,7 +386,7 @@ class _Builder:
             self._compare_engine(name, config, precision or Precision.FP32)
 
     def _compare_engine(self, name: str, config: EngineConfig, precision: Precision) -> None:
-        from .evaluation.engine_check import check_engine as compare_engine
+        from .evaluation.engine_check import compare_engine
 
         start = time.perf_counter()
         found = compare_engine(

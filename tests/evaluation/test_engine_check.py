@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.evaluation import engine_check
-from detrt.evaluation.engine_check import check_engine
+from detrt.evaluation.engine_check import compare_engine
 from detrt.export import export_onnx
 from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
@@ -24,7 +24,7 @@ PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 
 @pytest.fixture
 def engine(monkeypatch):
-    """Makes `check_engine` open `path.engine` as the ONNX file `path` with a profile."""
+    """Makes `compare_engine` open `path.engine` as the ONNX file `path` with a profile."""
 
     def open_engine_beside(reference, path, text_engine=None):
         session = OnnxSession(path.with_suffix(".onnx"))
@@ -54,7 +54,7 @@ def with_boxes(path, target, change, output=PRED_BOXES):
 
 
 def test_a_right_engine_passes(engine, graph, tmp_path):
-    found = check_engine(graph, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
+    found = compare_engine(graph, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
     assert found.passed, found.verdict
     assert [(row.batch, row.height, row.width) for row in found.rows] == [
         (1, 320, 320), (2, 320, 320), (3, 320, 320), (1, 192, 192), (1, 320, 384),
@@ -66,14 +66,14 @@ def test_a_right_engine_passes(engine, graph, tmp_path):
 def test_an_engine_with_wrong_masks_is_found(engine, exported, tmp_path, monkeypatch, change, passed):
     monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 112, 112),) * 3)
     path = exported("rf_detr-seg").path
-    found = check_engine(path, with_boxes(path, tmp_path / "model.onnx", change, MASK_LOGITS), "fp32")
+    found = compare_engine(path, with_boxes(path, tmp_path / "model.onnx", change, MASK_LOGITS), "fp32")
     assert found.passed is passed
     assert found.rows[0].box_px == 0 and (found.rows[0].mask_iou >= 0.99) is passed
 
 
 @pytest.mark.parametrize(("change", "precision"), [(1.02, "fp32"), (1.1, "fp16"), (1.5, "int8"), (np.nan, "fp16")])
 def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
-    found = check_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)
+    found = compare_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)
     assert not found.passed
     assert found.to_dict()["passed"] is False
 
@@ -82,8 +82,8 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
 def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph, tmp_path, how):
     """ONNX Runtime has no plugins; the graph beside such an engine is its reference all the same."""
     export_onnx(load_source("embedded:shapes"), path := tmp_path / "plugin.onnx", ExportConfig(msda=how))
-    found = check_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
+    found = compare_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
     assert found.passed, found.verdict
-    assert not check_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.02), "fp32").passed
+    assert not compare_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.02), "fp32").passed
     with open_session(path) as session:
         assert any("standard operators" in note for note in session.info.notes)

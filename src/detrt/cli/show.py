@@ -79,12 +79,12 @@ def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, 
     return parts
 
 
-def paragraph(text: str, *, indent: str = "  ", file: TextIO | None = None) -> None:
+def paragraph(text: str, *, file: TextIO | None = None) -> None:
     """Print a text; on a terminal its lines break between words, and those after the first are indented."""
     out = sys.stdout if file is None else file
     if out.isatty():
         width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print(text, file=out)
 
 

@@ -70,15 +70,15 @@ def jsonl_writer(path: str | os.PathLike) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def text_writer(path: str | os.PathLike = STDOUT) -> Iterator[Write]:
-    """One line per image for people: "street.jpg: 2 person, 1 dog". Raises OutputError."""
-    with _text_target(path) as file:
+def text_writer() -> Iterator[Write]:
+    """One line per image for people, on stdout: "street.jpg: 2 person, 1 dog". Raises OutputError."""
+    with _text_target(STDOUT) as file:
 
         def write(record: Record) -> None:
             counts = Counter(record.detections.labels)
             found = ", ".join(f"{number} {label}" for label, number in counts.most_common()) or "nothing"
             frame = "" if record.frame is None else f" frame {record.frame}"
-            with _blaming(path):
+            with _blaming(STDOUT):
                 file.write(f"{record.image}{frame}: {found}\n")
                 file.flush()
 

@@ -86,15 +86,13 @@ def slot_rows(
             yield {**where, "slot": slot, "error": error, "passed": same, "text": ""}
 
 
-def padding_rows(
-    session: Session, images: Sequence[NDArray[np.uint8]], gate: Gate, size_hw: SizeHW | None = None
-) -> Iterator[dict[str, Any]]:
+def padding_rows(session: Session, images: Sequence[NDArray[np.uint8]], gate: Gate) -> Iterator[dict[str, Any]]:
     """Rows of height, width, slot, error, passed: the result must not depend on the content of the padding."""
     if not session.spec.input.mask:
         return
     count = session.info.fixed_batch or 1
     distinct = different_images(images, count, session)
-    batch_inputs = preprocess(distinct, session.spec, size_hw=_size(session, size_hw or _square(session)))
+    batch_inputs = preprocess(distinct, session.spec, size_hw=_size(session, _square(session)))
     mask = batch_inputs.feeds[PIXEL_MASK]
     if mask.all():
         return

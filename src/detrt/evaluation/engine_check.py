@@ -88,7 +88,7 @@ class EngineCheck:
         return {"passed": self.passed, "rows": [asdict(row) for row in self.rows]}
 
 
-def check_engine(
+def compare_engine(
     graph: Path,
     engine: Path,
     precision: str,

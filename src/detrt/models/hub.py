@@ -302,9 +302,9 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _first_lines(error: BaseException, count: int = 3) -> str:
+def _first_lines(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:count])[:600] or type(error).__name__
+    return " ".join(lines[:3])[:600] or type(error).__name__
 
 
 def has_shared_weights(module: nn.Module) -> bool:
