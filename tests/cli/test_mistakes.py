@@ -93,6 +93,8 @@ MISTAKES = {
     # Wrong files.
     "detect bundel in": "'bundel'",
     "detect bundle photos": "photos",
+    "build run -o new --target onnx": "the latest checkpoint of the training run in it is 'run/checkpoint-1000'",
+    "detect run in": "the latest checkpoint of the training run in it is 'run/checkpoint-1000'",
     "detect in bundle": "'bundle' has no images",
     "detect best.pt in": "best.pt",
     "detect bundle/detrt.json in": "detrt.json",
@@ -128,6 +130,9 @@ def folder(tmp_path_factory):
         write_onnx(path / "model.onnx")
         write_images(path / "in")
         (path / "truth.json").write_text(json.dumps(TRUTH))
+        for name in ("checkpoint-500", "checkpoint-1000"):
+            (path / "run" / name).mkdir(parents=True)
+            (path / "run" / name / "config.json").write_text("{}")
         assert main(["build", "model.onnx", "-o", "bundle", "--target", "onnx"]) == 0
         yield path
     finally:

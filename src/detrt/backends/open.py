@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
+from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
@@ -184,7 +185,8 @@ def kind_of(ref: str | os.PathLike) -> str:
             return "bundle"
         if (path / "config.json").is_file():
             return "checkpoint"
-        raise SessionError(f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint)")
+        inside = checkpoint_inside(path)
+        raise SessionError(f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint){inside}")
     if suffix == ".onnx":
         return "onnx"
     if suffix in (".engine", ".plan", ".trt"):

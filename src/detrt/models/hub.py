@@ -19,7 +19,7 @@ from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
-from .source import MASK_CLASS, auto_class, check_finite, make_spec, versions, why_unsupported
+from .source import MASK_CLASS, auto_class, check_finite, checkpoint_inside, make_spec, versions, why_unsupported
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise SourceError(f"'{folder}' has no config.json; give a transformers checkpoint folder")
+        raise SourceError(f"'{folder}' has no config.json; give a transformers checkpoint folder{checkpoint_inside(folder)}")
     try:
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -65,6 +65,13 @@ def why_unsupported(family: Family) -> str:
     )
 
 
+def checkpoint_inside(folder: Path) -> str:
+    """The end of a message on a folder without a checkpoint: the latest one that a training run left in it; "" for none."""
+    found = [path.parent for path in folder.glob("checkpoint-*/config.json")]
+    numbered = [(int(number), path) for path in found if (number := path.name.rpartition("-")[2]).isdecimal()]
+    return f"; the latest checkpoint of the training run in it is '{max(numbered)[1]}'" if numbered else ""
+
+
 def versions() -> dict[str, str]:
     """Installed versions of the packages that shape a result."""
     found = ((package, installed_version(package)) for package in VERSIONED)
