@@ -21,13 +21,10 @@ Data of a journey's kind: *image*, *request*: bytes, arrays, tensors, Pillow ima
 module, the ONNX model, a path of a graph or an engine; *prompt*: arrays, until the first `Detections` are made.
 Not the thing: objects that were there before it came (the session, the spec, tables), numbers, names and flags taken from
 it, so functions that see nothing but such values are no hops. Such a name is the reference of the checkpoint in records and
-messages, once the module is loaded, and the name of a graph or an engine without its folder. Code that dataclasses generate, comprehensions, and special
-methods such as `__len__` and `__post_init__` are not counted. Opening is left out: a JPEG counts from the moment that the Detector is there, a request
-from the first bytes of its body. A checkpoint and a prompt are read in order to open, so they count from the command line.
-
-Three mistakes of the script against this rule were mended later, and the figures of "before" were counted again with it:
-an argument that keeps the thing (a detector, a session, a process) counted as the thing itself; fonts and pens of Pillow
-counted as images; the reference of a loaded checkpoint in a record, and a bare file name, counted as the checkpoint.
+messages, once the module is loaded, and the name of a graph or an engine without its folder. Code that dataclasses generate,
+comprehensions, and special methods such as `__len__` and `__post_init__` are not counted. Opening is left out: a JPEG counts from
+the moment that the Detector is there, a request from the first bytes of its body. A checkpoint and a prompt are read in order to
+open, so they count from the command line.
 """
 
 from __future__ import annotations
