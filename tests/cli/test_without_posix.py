@@ -67,4 +67,4 @@ def test_worker_processes_say_that_they_need_posix(monkeypatch):
 
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SessionError, match=r"WSL 2.*docs/guide/windows\.md"):
-        Worker([sys.executable, "-c", "pass"], {})
+        Worker([sys.executable, "-c", "pass"])
