@@ -15,6 +15,7 @@ from detrt.backends.open import open_session
 from detrt.evaluation import engine_check
 from detrt.evaluation.engine_check import compare_engine
 from detrt.export import export_onnx
+from detrt.graph.msda_plugin import emit
 from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
 from detrt.spec import MASK_LOGITS, PIXEL_VALUES, PRED_BOXES
@@ -78,10 +79,22 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
     assert found.to_dict()["passed"] is False
 
 
+@pytest.fixture(scope="module")
+def plugin_graphs(tmp_path_factory):
+    """The embedded detector with the nodes of detrt's plugin and of NVIDIA's."""
+    folder = tmp_path_factory.mktemp("plugins")
+    export_onnx(load_source("embedded:shapes"), folder / "plugin.onnx", ExportConfig(msda="plugin", check=False))
+    model = onnx.load(folder / "plugin.onnx")
+    emit(model, "nvidia-plugin")
+    onnx.save(model, folder / "nvidia-plugin.onnx")
+    return folder
+
+
 @pytest.mark.parametrize("how", ["plugin", "nvidia-plugin"])
-def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph, tmp_path, how):
+def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph, plugin_graphs, tmp_path, monkeypatch, how):
     """ONNX Runtime has no plugins; the graph beside such an engine is its reference all the same."""
-    export_onnx(load_source("embedded:shapes"), path := tmp_path / "plugin.onnx", ExportConfig(msda=how))
+    monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 192, 192),) * 3)
+    path = plugin_graphs / f"{how}.onnx"
     found = compare_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")
     assert found.passed, found.verdict
     assert not compare_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.02), "fp32").passed

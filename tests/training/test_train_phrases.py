@@ -170,6 +170,7 @@ def test_matching_is_one_to_one_and_seldom_dearer_than_the_best(model, batch):
     assert best <= ours + 1e-4 and ours <= best + 0.05 * abs(best)
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss_of_one_batch(batch):
     from phrases_loss import AttributeHeads, detection_loss, noised_boxes
     from phrases_model import build_model, forward

@@ -255,7 +255,7 @@ def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
     "case",
     (
         "detr",
-        "deimv2-dinov3",
+        pytest.param("deimv2-dinov3", marks=pytest.mark.slow),
         *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW_EXPORTS),
     ),
 )
