@@ -125,12 +125,8 @@ def build(
     _check_engines(engines, export, precision)
     if precision.target == Precision.INT8 and precision.qdq_placement is None:
         precision = replace(precision, qdq_placement="cpu" if openvino and not engines else "tensorrt")
-    recorded = held.provenance.options.get("precision") if held is not None else None
-    if engines and "cpu" in (precision.qdq_placement, (recorded or {}).get("qdq_placement")):
-        raise ExportError(
-            "INT8 with --qdq-placement cpu, the default where OpenVINO is the only target, quantizes projections of attentions, which "
-            "TensorRT computes wrongly or slowly; build the graph for it with --qdq-placement tensorrt"
-        )
+    if engines:
+        _check_placement(precision.qdq_placement)
     _check_installed(engines, checkpoint=not is_onnx)
     source = str(model) if held is None else held.provenance.source
     if packages:
@@ -193,6 +189,15 @@ def _graph_of(bundle: Bundle) -> Path:
     if not found:
         raise SpecError(f"the bundle '{bundle.folder}' has no ONNX file to build from; build it again from its checkpoint")
     return bundle.checked_path(found[0])
+
+
+def _check_placement(qdq_placement: str | None) -> None:
+    """Raises ExportError where INT8 is placed for OpenVINO and ONNX Runtime, and an engine is wanted of it."""
+    if qdq_placement == "cpu":
+        raise ExportError(
+            "INT8 with --qdq-placement cpu, the default where OpenVINO is the only target, quantizes projections of attentions, which "
+            "TensorRT computes wrongly or slowly; build the graph for it with --qdq-placement tensorrt"
+        )
 
 
 def _check_engines(engines: Sequence[EngineConfig], export: ExportConfig, precision: PrecisionConfig) -> None:
@@ -265,10 +270,15 @@ class _Builder:
         """Precision of the graph; None where nothing says it."""
         if self._precision.target != Precision.FP32:
             return self._precision.target
-        recorded = self.provenance.options.get("precision")
-        if isinstance(recorded, Mapping):
+        if recorded := self._recorded_precision:
             return Precision(recorded["precision"])
         return Precision.FP32 if "export" in self.provenance.options else None
+
+    @property
+    def _recorded_precision(self) -> Mapping[str, Any]:
+        """Choices and outcome of the precision stage that wrote the graph; empty where nothing says them."""
+        recorded = self.provenance.options.get("precision")
+        return recorded if isinstance(recorded, Mapping) else {}
 
     @property
     def _judged(self) -> bool:
@@ -372,8 +382,10 @@ class _Builder:
         """The engine of the detector, and the one of its text encoder. compare: run it beside its graph, where this machine can.
 
         Raises:
+            ExportError: the graph's INT8 is placed for another runtime.
             GateError: the engine has another precision than its graph, or detects something else.
         """
+        _check_placement(self._recorded_precision.get("qdq_placement"))
         precision = self._graph_precision
         name = engine_name(config, precision or Precision.FP32)
         facts = self._engine(MODEL, name, config, "engine")

@@ -96,7 +96,8 @@ def test_a_bundle_grows(cli, place):
     for path in (place / "bundle").iterdir():
         (place / "for-cpu" / path.name).write_bytes(path.read_bytes())
     (place / "for-cpu/detrt.json").write_text(json.dumps(manifest))
-    cli.refused("build", "for-cpu", "--sm", 80, names="--qdq-placement cpu", advice="--qdq-placement tensorrt")
+    for model in (("for-cpu",), ("for-cpu/model.onnx", "-o", "other")):
+        cli.refused("build", *model, "--sm", 80, names="--qdq-placement cpu", advice="--qdq-placement tensorrt")
     before = snapshot(place)
     (place / "bundle/model.onnx").write_bytes(b"other")
     cli.refused("build", "bundle", "--sm", 80, names="bundle/model.onnx", advice="build it again")
