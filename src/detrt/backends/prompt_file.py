@@ -78,7 +78,7 @@ def to_json(session: PromptedSession, encoded: EncodedPrompt, bundle: Bundle) ->
         "tower_sha256": _digest(bundle, "text", bundle.spec.text.encoder),
         "prompt": encoded.prompt.text,
         "listed": encoded.prompt.listed,
-        "num_classes": max(encoded.prompt.class_ids) + 1,
+        "num_classes": encoded.prompt.num_classes,
         "parts": [_chunk(session, chunk) for chunk in encoded.chunks],
     }
 

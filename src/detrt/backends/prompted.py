@@ -361,7 +361,7 @@ class BoundSession(BaseSession):
         self.model = model
         self._texts: dict[int, list[Feeds]] = {}
         rule, chunks = model.spec.decode, len(prompts[0].chunks)
-        rule = replace(rule, num_classes=1 + max(max(one.prompt.class_ids) for one in prompts))
+        rule = replace(rule, num_classes=max(one.prompt.num_classes for one in prompts))
         if chunks > 1 and not rule.in_graph:
             rule = replace(rule, num_queries=rule.num_queries * chunks)
         if every_class and not rule.in_graph:

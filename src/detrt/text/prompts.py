@@ -47,6 +47,10 @@ class Prompt:
         """Class id -> phrase."""
         return {i: phrase.text for i, phrase in zip(self.class_ids, self.phrases, strict=True)}
 
+    @property
+    def num_classes(self) -> int:
+        return max(self.class_ids) + 1
+
     def part(self, indices: Sequence[int]) -> Prompt:
         """A prompt of some of the phrases of a list, with their class ids."""
         names = [self.phrases[i].text for i in indices]
