@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DetrtError
-from ..models.load import FLAGS, LoadOptions
+from ..models.load import LoadOptions
 
 SCOPES = ("kernel", "forward", "end_to_end")
 BACKENDS = ("onnxruntime", "openvino", "inductor", "tensorrt")
@@ -136,5 +136,5 @@ class BenchConfig:
         """The settings that have an effect on CHECKPOINTS or BUNDLES, as JSON takes them."""
         values = {e.name: getattr(self, e.name) for e in fields(self) if e.metadata.get("only", models) == models}
         load = values.pop("load")
-        values |= load.choices() | {name: getattr(load, name) for name in FLAGS}
+        values |= load.arguments()
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

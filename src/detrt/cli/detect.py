@@ -18,7 +18,7 @@ from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
 from .live import LiveOptions, TrackOptions, check_live, detect_live, find_sources
-from .options import Given, PromptOptions, RunOptions, comma_separated, command, load_arguments
+from .options import Given, PromptOptions, RunOptions, comma_separated, command
 from .outputs import OutputOptions
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def detect(
         "backend": run.backend,
         "threads": opening.threads,
         "spec": None if opening.spec is None else read_spec_file(opening.spec),
-        **load_arguments(load),
+        **load.arguments(),
     }
     sources = find_sources(inputs, live, stream)
     if cluster.cluster is not None:

@@ -12,7 +12,7 @@ import typer
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..system import IMAGE_DECODERS
-from .options import Given, RunOptions, command, load_arguments
+from .options import Given, RunOptions, command
 
 if TYPE_CHECKING:
     from ..evaluation.coco import EvalReport
@@ -108,12 +108,12 @@ def _run(
     more: dict[str, Any] = {}
     if len(run.device) > 1:
         detector = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
-        opening = {"backend": run.backend, **load_arguments(load)}
+        opening = {"backend": run.backend, **load.arguments()}
         categories = load_coco(ground_truth).categories
         session: Any = DevicePool(model, run.device, session=opening, detector=detector, categories=categories)
         more = {"detect_batches": session.detect_batches}
     else:
-        session = open_model(model, run, **load_arguments(load))
+        session = open_model(model, run, **load.arguments())
     with contextlib.closing(session), show.progress() as step:
         return evaluate_coco(
             session,

@@ -27,7 +27,7 @@ import typer
 
 from ..backends.tensorrt.config import Triple, parse_triple
 from ..errors import DetrtError, PromptError
-from ..models.load import FLAGS, LoadOptions
+from ..models.load import LoadOptions
 from ..spec import parse_size
 
 Config = TypeVar("Config")
@@ -238,11 +238,6 @@ class SizeOptions:
         if height is None or width is None or height[0] != height[2] or width[0] != width[2]:
             return None
         return height[0], width[0]
-
-
-def load_arguments(load: LoadOptions) -> dict[str, Any]:
-    """How a checkpoint is read, as keywords of `open_session`."""
-    return {**load.choices(), **{name: getattr(load, name) for name in FLAGS}}
 
 
 def parse_device(text: str) -> tuple[str, ...]:

@@ -160,6 +160,10 @@ class LoadOptions:
         stated = {name: value for name in RECORDED if (value := getattr(self, name)) is not None}
         return {name: value if isinstance(value, (tuple, int)) else str(value) for name, value in stated.items()}
 
+    def arguments(self) -> dict[str, Any]:
+        """The choices and the flags, as keywords of `open_session`."""
+        return {**self.choices(), **{name: getattr(self, name) for name in FLAGS}}
+
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds, for another process; `LoadOptions(**data)` reads them."""
         return {one.name: str(value) if isinstance(value := getattr(self, one.name), Path) else value for one in fields(self)}
