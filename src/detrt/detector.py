@@ -102,7 +102,9 @@ class Detector:
         text_threshold: lowest score of a token, 0 to 1.
         device: "cpu" or "cuda:N"; None: the backend's own. This and all that follow are for a model that is opened here.
         backend: "auto", "onnxruntime", "tensorrt", "inductor", "openvino" or "torch".
-        threads: of ONNX Runtime on the CPU.
+        threads: of ONNX Runtime and OpenVINO on the CPU.
+        performance: of OpenVINO: "latency", all threads work on one batch, or "throughput", several batches at a time.
+        streams: batches at a time with "throughput".
         spec: replaces the spec of an ONNX file.
         load: how a checkpoint is read.
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
@@ -139,6 +141,8 @@ class Detector:
         device: str | None = None,
         backend: str = "auto",
         threads: int | None = None,
+        performance: str | None = None,
+        streams: int | None = None,
         spec: ModelSpec | None = None,
         load: LoadOptions | None = None,
         **changes: Unpack[LoadChanges],
@@ -152,7 +156,15 @@ class Detector:
         check_image_decoder(image_decoder)
         if color not in COLORS:
             raise ValueError(f"color must be one of {', '.join(COLORS)}; got {color!r}")
-        opening = {"device": device, "threads": threads, "spec": spec, "load": load, **changes}
+        opening = {
+            "device": device,
+            "threads": threads,
+            "performance": performance,
+            "streams": streams,
+            "spec": spec,
+            "load": load,
+            **changes,
+        }
         if isinstance(model, (str, os.PathLike)):
             from .backends.open import open_session
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
@@ -16,7 +16,7 @@ from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
-from .base import BaseSession, Session
+from .base import Backend, BaseSession, Session
 from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.session import NoSpecError, OnnxSession, run_graph
 from .openvino.session import OpenVinoSession
@@ -38,6 +38,8 @@ def open_session(
     backend: str = "auto",
     device: str | None = None,
     threads: int | None = None,
+    performance: str | None = None,
+    streams: int | None = None,
     spec: ModelSpec | None = None,
     load: LoadOptions | None = None,
     eager_kernels: bool = False,
@@ -56,6 +58,8 @@ def open_session(
         device: "cpu" or "cuda:N", never the CPU where a GPU is named; with OpenVINO also "xpu:N" (an Intel GPU) and "npu". None:
             the backend's own default. With "cpu" the OpenVINO model or the ONNX file of a bundle runs, unless `backend` says otherwise.
         threads: of ONNX Runtime and OpenVINO on the CPU.
+        performance: of OpenVINO: "latency" or "throughput", as `OpenVinoRun`; None: as the model was built.
+        streams: batches at a time with "throughput"; None: as the model was built.
         spec: replaces the spec of an ONNX file.
         load: how a checkpoint, or an ONNX file of another exporter, is read.
         eager_kernels: TensorRT-RTX compiles the kernels of a shape before its first run, not beside its first runs, which take
@@ -63,10 +67,33 @@ def open_session(
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
 
     Raises:
-        SessionError: nothing there, or a backend or device that cannot run it.
+        SessionError: nothing there, a backend or device that cannot run it, or `performance` for another backend than OpenVINO.
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
     """
     check_changes(open_session, changes)
+    tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
+    session = _open(ref, backend, device, threads, tuning, spec, changed(load, changes), eager_kernels)
+    if tuning and session.info.backend != Backend.OPENVINO:
+        name, why = session.info.name, f" ({session.info.note})" if session.info.note else ""
+        session.close()
+        raise SessionError(
+            f"--{next(iter(tuning))} is for OpenVINO, and '{os.fspath(ref)}' runs with {name}{why}; leave it out, or build the "
+            "model with --target openvino"
+        )
+    return session
+
+
+def _open(
+    ref: str | os.PathLike,
+    backend: str,
+    device: str | None,
+    threads: int | None,
+    tuning: Mapping[str, Any],
+    spec: ModelSpec | None,
+    load: LoadOptions,
+    eager_kernels: bool,
+) -> BaseSession:
+    """As `open_session`. tuning: its `performance` and `streams`, where they are given."""
     if backend not in BACKENDS:
         raise SessionError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
     kind = kind_of(ref)
@@ -75,7 +102,6 @@ def open_session(
         raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
     if spec is not None and backend not in ("auto", "onnxruntime"):
         raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {backend}")
-    load = changed(load, changes)
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
     if kind == "onnx":
@@ -83,11 +109,11 @@ def open_session(
         return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
-        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, spec, eager_kernels)
+        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, tuning, spec, eager_kernels)
     if kind == "inductor":
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
-        session = OpenVinoSession(Path(ref), device=device, threads=threads)
+        session = OpenVinoSession(Path(ref), device=device, threads=threads, **tuning)
         return _with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
@@ -235,6 +261,7 @@ def _open_bundle(
     backend: str,
     device: str | None,
     threads: int | None,
+    tuning: Mapping[str, Any],
     spec: ModelSpec | None,
     eager_kernels: bool,
 ) -> BaseSession:
@@ -269,7 +296,7 @@ def _open_bundle(
     if backend == "tensorrt":
         why = "; ".join(reasons) or "it holds no engine"
         raise EngineError(f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build")
-    found = _open_openvino(bundle, models, backend, device, threads, reasons)
+    found = _open_openvino(bundle, models, backend, device, threads, tuning, reasons)
     if found is not None:
         return found
     if backend == "openvino" or (device is not None and device.partition(":")[0] in OPENVINO_DEVICES):
@@ -317,13 +344,19 @@ def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None
 
 
 def _open_openvino(
-    bundle: Bundle, models: list[BundleFile], backend: str, device: str | None, threads: int | None, reasons: list[str]
+    bundle: Bundle,
+    models: list[BundleFile],
+    backend: str,
+    device: str | None,
+    threads: int | None,
+    tuning: Mapping[str, Any],
+    reasons: list[str],
 ) -> BaseSession | None:
     """The first OpenVINO model that runs here, with its text encoder; why the others do not is added to `reasons`."""
     for entry in models:
         path = bundle.checked_path(entry)
         try:
-            session = OpenVinoSession(path, bundle.spec, entry.engine, device=device, threads=threads)
+            session = OpenVinoSession(path, bundle.spec, entry.engine, device=device, threads=threads, **tuning)
         except (MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
             continue

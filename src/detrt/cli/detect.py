@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..backends.openvino.config import OpenVinoRun
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load import LoadOptions
@@ -104,7 +105,7 @@ class DetectorOptions:
 class OpenOptions:
     """How a model is opened, beside its backend and device."""
 
-    threads: int | None = field(default=None, metadata={"help": "Threads of ONNX Runtime.", "panel": "Advanced"})
+    threads: int | None = field(default=None, metadata={"help": "Threads of ONNX Runtime and OpenVINO.", "panel": "Advanced"})
     spec: Path | None = field(default=None, metadata={"help": "Spec of an ONNX file that has none.", "panel": "Advanced"})
 
 
@@ -123,6 +124,7 @@ def detect(
     output: Given[OutputOptions],
     run: Given[RunOptions],
     opening: OpenOptions,
+    openvino: OpenVinoRun,
     load: LoadOptions,
     cluster: ClusterOptions,
     live: Given[LiveOptions],
@@ -144,6 +146,7 @@ def detect(
         "backend": run.backend,
         "threads": opening.threads,
         "spec": None if opening.spec is None else read_spec_file(opening.spec),
+        **openvino.arguments(),
         **load.arguments(),
     }
     sources = find_sources(inputs, live, stream)

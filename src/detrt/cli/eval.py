@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..backends.openvino.config import OpenVinoRun
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..system import IMAGE_DECODERS
@@ -52,6 +53,7 @@ def evaluate(
     *,
     options: Given[EvalOptions],
     run: Given[RunOptions],
+    openvino: Given[OpenVinoRun],
     load: Given[LoadOptions],
 ) -> None:
     """COCO average precision: all twelve metrics and one for each class."""
@@ -62,14 +64,15 @@ def evaluate(
     if ground_truth is None:
         raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")
     if results is not None:
-        given = ["MODEL"] * (model is not None) + [flag for group in (options, run, load) for flag, _ in group.flags()]
+        given = ["MODEL"] * (model is not None) + [flag for group in (options, run, openvino, load) for flag, _ in group.flags()]
         if given:
             raise DetrtError(f"--results evaluates what was saved, without a model; leave out {' and '.join(given)}")
         report, name = evaluate_results(results, ground_truth, limit=limit, iou_type=iou_type), str(results)
     else:
         if model is None or options.images is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        report, name = _run(model, ground_truth, options.make(), run.make(), load.make(), limit, iou_type), model
+        opening = {**openvino.make().arguments(), **load.make().arguments()}
+        report, name = _run(model, ground_truth, options.make(), run.make(), opening, limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)
     data = {"model": name, **report.to_dict()}
@@ -93,7 +96,7 @@ def _run(
     ground_truth: Path,
     options: EvalOptions,
     run: RunOptions,
-    load: LoadOptions,
+    opening: dict[str, Any],
     limit: int | None,
     iou_type: str | None,
 ) -> EvalReport:
@@ -108,12 +111,12 @@ def _run(
     more: dict[str, Any] = {}
     if len(run.device) > 1:
         detector = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
-        opening = {"backend": run.backend, **load.arguments()}
+        opening = {"backend": run.backend, **opening}
         categories = load_coco(ground_truth).categories
         session: Any = DevicePool(model, run.device, session=opening, detector=detector, categories=categories)
         more = {"detect_batches": session.detect_batches}
     else:
-        session = open_model(model, run, **load.arguments())
+        session = open_model(model, run, **opening)
     with contextlib.closing(session), show.progress() as step:
         return evaluate_coco(
             session,

@@ -9,7 +9,7 @@ A field becomes an option through its metadata, a dictionary that the dataclass 
     many: whether the option may be repeated; the field is a tuple, and `parse` gives a tuple for each.
     min: smallest number.
     needs: {field: values}; the option is refused unless one of these fields has one of the values, or is given where there
-        are no values. A comma-separated field has several.
+        are no values. A comma-separated field has several. Fields that a command has no option for are not needed there.
 
 A command takes a config class, or `Given[config class]` where it makes the config itself, and `command` replaces both.
 """
@@ -27,7 +27,6 @@ import typer
 
 from ..backends.tensorrt.config import Triple, parse_triple
 from ..errors import DetrtError, PromptError
-from ..models.load import LoadOptions
 from ..spec import parse_size
 
 Config = TypeVar("Config")
@@ -99,7 +98,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 parsed[name] = parse(value)
         for name in values:
             if name in named and name in options and (needs := options[name].metadata.get("needs")):
-                _refuse_idle(options, name, values[name], {other: values.get(other) for other in needs})
+                _refuse_idle(options, name, values[name], {other: values[other] for other in needs if other in values})
         arguments = {name: value for name, value in values.items() if name not in options}
         for name, config in groups.items():
             own = {o.name: parsed[o.name] for o in fields(config) if o.name in options}
@@ -152,10 +151,10 @@ def _is_named(context: typer.Context, name: str) -> bool:
 def _refuse_idle(options: Mapping[str, Field[Any]], name: str, value: Any, others: Mapping[str, Any]) -> None:
     """Raise DetrtError where an option that is given would have no effect with the values of `others`, which it needs."""
     needs = options[name].metadata["needs"]
-    if any(_fits(others[other], allowed) for other, allowed in needs.items()):
+    if not others or any(_fits(value, needs[other]) for other, value in others.items()):
         return
     shown = "" if isinstance(value, (bool, list)) else f" {value}"
-    wanted = [f"{_flag(options, other)} {' or '.join(allowed)}".strip() for other, allowed in needs.items()]
+    wanted = [f"{_flag(options, other)} {' or '.join(needs[other])}".strip() for other in others]
     flag = flag_of(options[name])
     if value is False:
         flag = options[name].metadata["flag"].partition("/")[2]

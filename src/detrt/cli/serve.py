@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..backends.openvino.config import OpenVinoRun
 from ..errors import SessionError
 from ..models.load import LoadOptions
 from ..serve.config import ServeConfig, named_models
@@ -22,6 +23,7 @@ def serve(
         list[str], typer.Argument(metavar="BUNDLE...", help="Bundle folders (or other models); NAME=BUNDLE gives another name.")
     ],
     options: Given[ServeConfig],
+    openvino: OpenVinoRun,
     load: LoadOptions,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the key that requests must show; or the variable DETRT_API_KEY.")
@@ -39,7 +41,7 @@ def serve(
     named = named_models(models)
     read = load_options_for([model.ref for model in named], load)
     served = tuple(replace(model, load=own) for model, own in zip(named, read, strict=True))
-    config = options.make(models=served, api_key=_api_key(api_key_file))
+    config = options.make(models=served, openvino=openvino, api_key=_api_key(api_key_file))
 
     begun = time.monotonic()
 

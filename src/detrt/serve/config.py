@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..backends.openvino.config import OpenVinoRun
 from ..errors import SessionError
 from ..models.load import LoadOptions
 from ..spec import parse_size
@@ -35,7 +36,8 @@ class ServeConfig:
     max_batch: largest batch. max_delay_ms: longest time that an image waits for others while a worker is idle.
     workers: processes per device; None: two that share the cores of a CPU, one per GPU.
     devices: as `detrt.system.parse_devices` returns them; empty: the CPU, or the first GPU with the backend "tensorrt".
-    threads: per CPU worker; None: cores divided by workers.
+    threads: per CPU worker; None: cores divided by workers. openvino: how OpenVINO models run; with "throughput" a worker divides
+        a batch among its streams.
     size_hw: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
     queue: largest number of waiting images; None: 32 batches per worker, at least 256. Further requests are refused (429).
     timeout_s: longest time from a request to its response. body_timeout_s: longest time for a body to arrive.
@@ -85,6 +87,7 @@ class ServeConfig:
         default="auto",
         metadata={"help": "auto, onnxruntime, openvino, tensorrt, inductor or torch."},
     )
+    openvino: OpenVinoRun = field(default_factory=OpenVinoRun)
     size_hw: tuple[int, int] | None = field(
         default=None,
         metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "panel": "Size", "parse": parse_size},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from numpy.typing import NDArray
 
+from ..backends.openvino.config import OpenVinoRun
 from ..spec import ModelSpec, TensorInfo
 from .config import ServedModel
 from .errors import Refused
@@ -20,6 +21,7 @@ class Setup:
     device: str
     threads: int
     backend: str
+    openvino: OpenVinoRun
     size_hw: tuple[int, int] | None
     max_batch: int
     max_pixels: int

@@ -150,7 +150,17 @@ class Pool:
 
     def _setup(self, device: str) -> Setup:
         c = self.config
-        return Setup(c.models, device, c.threads_on(device), c.backend, c.size_hw, c.max_batch, c.max_pixels, c.image_decoder)
+        return Setup(
+            models=c.models,
+            device=device,
+            threads=c.threads_on(device),
+            backend=c.backend,
+            openvino=c.openvino,
+            size_hw=c.size_hw,
+            max_batch=c.max_batch,
+            max_pixels=c.max_pixels,
+            image_decoder=c.image_decoder,
+        )
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -17,19 +17,24 @@ if find_spec("openvino") is None:  # not importorskip, whose import would send t
     pytest.skip("needs the 'openvino' extra", allow_module_level=True)
 from cli_support import cli  # noqa: F401 - a fixture
 from onnx_models import make_model, make_spec
+from serve_support import png
 
 from detrt.backends.base import output_differences
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import PREFERRED_ON_CPU, open_session
 from detrt.backends.openvino import build as builder
 from detrt.backends.openvino import runtime
-from detrt.backends.openvino.config import OpenVinoConfig, model_name
+from detrt.backends.openvino.config import OpenVinoConfig, OpenVinoRun, model_name
 from detrt.backends.openvino.session import OpenVinoSession
 from detrt.backends.prompted import PromptedSession
 from detrt.bundle import Bundle
+from detrt.data.images import open_image
 from detrt.detector import Detector
 from detrt.errors import EngineError, ExportError, MissingPackageError, SessionError, SpecError
 from detrt.pipeline import build
+from detrt.serve.config import ServedModel
+from detrt.serve.messages import ImageTask, Setup
+from detrt.serve.worker import Model, decode_image
 
 SPEC = make_spec(dynamic=True)
 RED = np.zeros((16, 24, 3), np.uint8)
@@ -94,6 +99,40 @@ def test_detector_keeps_several_batches_on_their_way(folder):
         == found["throughput"]
         == [(name,) * len(found["latency"][0]) for name in ("red", "green", "blue", "red", "green")]
     )
+
+
+def test_throughput_is_chosen_when_a_model_is_opened(folder, monkeypatch):
+    with open_session(folder, threads=2, performance="throughput", streams=2) as session:
+        assert session.compiled.get_property("PERFORMANCE_HINT") == "THROUGHPUT"
+        assert session.info.parallel == session.compiled.get_property("NUM_STREAMS")
+    with Detector(folder / "model.openvino.xml", threads=2, performance="throughput") as detector:
+        assert detector.session.compiled.get_property("PERFORMANCE_HINT") == "THROUGHPUT"
+    with pytest.raises(SessionError, match=r"--performance is for OpenVINO.*onnxruntime-cpu"):
+        open_session(folder, backend="onnxruntime", performance="latency")
+    with pytest.raises(EngineError, match="latency or throughput"):
+        open_session(folder, performance="fast")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(SessionError, match=r"--performance is for OpenVINO.*\[openvino\]"):
+        open_session(folder, performance="throughput")
+
+
+def test_a_worker_of_the_server_divides_a_batch_among_the_streams(folder, monkeypatch):
+    images = [png(np.roll(RED, shift, axis=2)) for shift in range(3)]
+    found = {}
+    for performance, parts in (("latency", [3]), ("throughput", [2, 1])):
+        run = OpenVinoRun(performance, None if performance == "latency" else 2)
+        served = ServedModel("colours", str(folder))
+        setup = Setup((served,), "cpu", 2, "auto", run, None, 4, 10**6)
+        model, ran = Model(served, setup), []
+        # OpenVINO may choose fewer streams than it is asked for, where there are fewer cores.
+        monkeypatch.setattr(model.session, "_info", replace(model.session.info, parallel=len(parts)))
+        tasks = [ImageTask(image, 0.6) for image in images]
+        decoded = [decode_image(setup, (task, open_image(task.data))) for task in tasks]
+        answers = model.detect(tasks, decoded, ran.append)
+        found[performance] = [json.loads(answer.value)["detections"] for answer in answers]
+        model.close()
+        assert ran == parts
+    assert found["latency"] == found["throughput"] and all(found["latency"])
 
 
 def test_a_cpu_takes_the_openvino_model_and_says_so(folder):
@@ -336,5 +375,11 @@ def test_commands(folder, tmp_path, cli):
     for backend in ("openvino", "onnxruntime"):
         lines[backend] = cli("detect", grown, tmp_path / "red.png", "--backend", backend, "--json", "-").out
     assert lines["openvino"] and lines["openvino"] == lines["onnxruntime"]
+    several = ("--performance", "throughput", "--streams", "2")
+    assert cli("detect", grown, tmp_path / "red.png", *several, "--json", "-").out == lines["openvino"]
     refused = cli("build", grown, "--target", "onnx", "--streams", "2", code=2)
     assert refused.code == 2 and "--streams" in refused.err
+    refused = cli("detect", grown, tmp_path / "red.png", "--streams", "2", code=2)
+    assert "--streams 2 has no effect without --performance throughput" in refused.err
+    refused = cli("detect", grown, tmp_path / "red.png", "--backend", "onnxruntime", "--performance", "latency", code=2)
+    assert "--performance is for OpenVINO" in refused.err

@@ -9,18 +9,61 @@ from typing import Any
 from ...errors import EngineError
 
 TARGET = "openvino"
-PERFORMANCE = ("latency", "throughput")
+PERFORMANCE = ("latency", "throughput")  # the first is the default
 LARGEST_STREAMS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class OpenVinoConfig:
+class OpenVinoRun:
+    """How an OpenVINO model is run.
+
+    performance: "latency": all threads work on one batch; "throughput": the threads are divided among several batches, which
+        `Detector.stream` and the server run at the same time. None: as the model was built, "latency" unless it says otherwise.
+    streams: batches at a time with "throughput"; None: what OpenVINO chooses for the processor.
+
+    Raises:
+        EngineError: a value that is not allowed.
+    """
+
+    performance: str | None = field(
+        default=None,
+        metadata={
+            "help": "OpenVINO: latency (one batch at a time, default) or throughput (several).",
+            "panel": "Engine",
+            "needs": {"target": (TARGET,)},
+        },
+    )
+    streams: int | None = field(
+        default=None,
+        metadata={
+            "help": "Batches at a time with --performance throughput; default: OpenVINO's choice.",
+            "panel": "Engine",
+            "needs": {"performance": ("throughput",)},
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.performance not in (None, *PERFORMANCE):
+            raise EngineError(f"--performance must be {' or '.join(PERFORMANCE)}; got {self.performance!r}")
+        if self.streams is not None and not (type(self.streams) is int and 1 <= self.streams <= LARGEST_STREAMS):
+            raise EngineError(f"--streams must be a number from 1 to {LARGEST_STREAMS}; got {self.streams!r}")
+        if self.streams is not None and self.performance != "throughput":
+            raise EngineError(
+                f"--streams {self.streams} has no effect without --performance throughput; add that, or leave it out"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """The values that are given, as keywords of `open_session`."""
+        return {
+            name: value for name, value in (("performance", self.performance), ("streams", self.streams)) if value is not None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVinoConfig(OpenVinoRun):
     """How to write an OpenVINO model, and how it is run unless the caller of the session says otherwise.
 
     compress_weights: store FP32 weights as FP16, half of the file; they are FP32 again when the model is opened.
-    performance: "latency": all threads work on one batch; "throughput": the threads are divided among several batches, which
-        `Detector.stream` keeps on their way.
-    streams: batches at a time with "throughput"; None: what OpenVINO chooses for the processor.
     timeout_seconds: the build is stopped after it. None: no limit.
 
     Raises:
@@ -36,38 +79,15 @@ class OpenVinoConfig:
             "needs": {"target": (TARGET,)},
         },
     )
-    performance: str = field(
-        default="latency",
-        metadata={
-            "help": "OpenVINO: latency (one batch at a time) or throughput (several).",
-            "panel": "Engine",
-            "needs": {"target": (TARGET,)},
-        },
-    )
-    streams: int | None = field(
-        default=None,
-        metadata={
-            "help": "Batches at a time with --performance throughput; default: OpenVINO's choice.",
-            "panel": "Engine",
-            "needs": {"performance": ("throughput",)},
-        },
-    )
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.performance not in PERFORMANCE:
-            raise EngineError(f"--performance must be {' or '.join(PERFORMANCE)}; got {self.performance!r}")
-        if self.streams is not None and not (type(self.streams) is int and 1 <= self.streams <= LARGEST_STREAMS):
-            raise EngineError(f"--streams must be a number from 1 to {LARGEST_STREAMS}; got {self.streams!r}")
-        if self.streams is not None and self.performance != "throughput":
-            raise EngineError(
-                f"--streams {self.streams} has no effect without --performance throughput; add that, or leave it out"
-            )
+        OpenVinoRun.__post_init__(self)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "performance": self.performance or PERFORMANCE[0]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> OpenVinoConfig:

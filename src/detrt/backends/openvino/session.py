@@ -14,7 +14,7 @@ from ...errors import EngineError, SessionError, SpecError
 from ...spec import ModelSpec, TensorInfo
 from ...system import usable_cores
 from ..base import Backend, BaseSession, Feeds, Outputs, PendingOutputs, SessionInfo, check_feeds, check_spec
-from .config import OpenVinoConfig
+from .config import PERFORMANCE, OpenVinoConfig
 from .runtime import cache_folder, core, device_name, inference_type, package, short
 
 
@@ -23,7 +23,7 @@ class OpenVinoSession(BaseSession):
 
     path: the `.xml` file; its weights lie beside it. spec, facts: from the bundle; None: from the sidecar beside the file.
     device: "cpu", or "xpu:N" and "npu" where OpenVINO finds one. threads: of the CPU; default: as many as this process may
-    use. performance, streams: as `OpenVinoConfig`; None: as the model was built. model_cache: folder of compiled models;
+    use. performance, streams: as `OpenVinoRun`; None: as the model was built. model_cache: folder of compiled models;
     None: that of the environment variable DETRT_OPENVINO_CACHE, or none.
 
     Raises:
@@ -58,7 +58,7 @@ class OpenVinoSession(BaseSession):
         _check_weights(path, facts)
         self.path, self.spec = path, spec
         properties: dict[str, Any] = {
-            "PERFORMANCE_HINT": config.performance.upper(),
+            "PERFORMANCE_HINT": (config.performance or PERFORMANCE[0]).upper(),
             "INFERENCE_PRECISION_HINT": kind,
         }
         if name == "CPU":
