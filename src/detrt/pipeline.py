@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -32,7 +33,7 @@ from .models.families import Family
 from .models.load import FLAGS, RECORDED, LoadChanges, LoadOptions, changed, check_changes, check_unchanged, takes_load_options
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
-from .spec import ModelSpec, Precision
+from .spec import PIXEL_VALUES, ModelSpec, Precision
 from .system import StageProgress
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def build(
         precision = replace(precision, qdq_placement="cpu" if openvino and not engines else "tensorrt")
     if engines:
         _check_placement(precision.qdq_placement)
+    if not is_onnx:
+        _check_accept_slower(engines, precision.target)
     _check_installed(engines, checkpoint=not is_onnx)
     source = str(model) if held is None else held.provenance.source
     if packages:
@@ -197,6 +200,15 @@ def _check_placement(qdq_placement: str | None) -> None:
         raise ExportError(
             "INT8 with --qdq-placement cpu, the default where OpenVINO is the only target, quantizes projections of attentions, which "
             "TensorRT computes wrongly or slowly; build the graph for it with --qdq-placement tensorrt"
+        )
+
+
+def _check_accept_slower(engines: Sequence[EngineConfig], precision: Precision | None) -> None:
+    """Raises EngineError where --accept-slower has no effect, because the graph is not INT8."""
+    if precision != Precision.INT8 and any(config.accept_slower for config in engines):
+        raise EngineError(
+            f"--accept-slower has no effect: it concerns INT8 engines, and this graph is {precision or 'of unknown precision'}; leave it "
+            "out, or build with --precision int8"
         )
 
 
@@ -383,10 +395,12 @@ class _Builder:
 
         Raises:
             ExportError: the graph's INT8 is placed for another runtime.
-            GateError: the engine has another precision than its graph, or detects something else.
+            EngineError: a choice that has no effect on this graph.
+            GateError: the engine has another precision than its graph, detects something else, or is INT8 and not faster than FP16.
         """
         _check_placement(self._recorded_precision.get("qdq_placement"))
         precision = self._graph_precision
+        _check_accept_slower([config], precision)
         name = engine_name(config, precision or Precision.FP32)
         facts = self._engine(MODEL, name, config, "engine")
         if precision is not None:
@@ -396,6 +410,8 @@ class _Builder:
         # TensorRT-RTX builds on machines without a GPU, and for other GPUs.
         if compare and config.target == "tensorrt":
             self._compare_engine(name, config, precision or Precision.FP32)
+            if precision == Precision.INT8 and not config.accept_slower:
+                self._compare_speed(name, config)
 
     def _compare_engine(self, name: str, config: EngineConfig, precision: Precision) -> None:
         from .evaluation.engine_check import compare_engine
@@ -422,6 +438,40 @@ class _Builder:
         if self._judged:
             raise GateError(failure)
         self.warnings.append(f"{failure}. Not judged, because the weights are random")
+
+    def _compare_speed(self, name: str, config: EngineConfig) -> None:
+        """Time an INT8 engine beside one of the same graph without its quantization."""
+        from . import graph
+        from .backends.tensorrt.speed import median_times
+        from .graph.dequantize import remove_quantization
+
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / MODEL
+            model = graph.load(self._graphs / MODEL)
+            remove_quantization(model)
+            graph.save(model, path)
+            other = build_engine(
+                path,
+                path.with_suffix(".engine"),
+                config,
+                self.spec,
+                progress=lambda fraction, text: self._say("FP16 engine to compare with", fraction, text),
+            )
+            int8_ms, fp16_ms = median_times([self._folder / name, other.path])
+        batch = other.facts.profile[PIXEL_VALUES]["opt"][0]
+        verdict = f"INT8 {int8_ms:.3g} ms, FP16 {fp16_ms:.3g} ms at batch {batch}: {fp16_ms / int8_ms:.2f} times as fast"
+        self._done(f"speed {config.label}", start, 0, verdict)
+        speeds = {
+            **self.provenance.options.get("engine_speeds", {}),
+            name: {"batch": batch, "int8_ms": int8_ms, "fp16_ms": fp16_ms},
+        }
+        self.provenance = replace(self.provenance, options={**self.provenance.options, "engine_speeds": speeds})
+        if int8_ms >= fp16_ms:
+            raise GateError(
+                f"the INT8 engine '{name}' is not faster than FP16 on this GPU: {verdict}; build with --precision fp16, or keep INT8 with "
+                "--accept-slower"
+            )
 
     def _engine(self, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
         start = time.perf_counter()

@@ -6,14 +6,21 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
 from engine_graphs import rtx
+from precision_graphs import SPEC as PIXELS
+from precision_graphs import pixel_model
 
-from detrt import Bundle, graph
-from detrt.bundle import read_sidecar
+from detrt import Bundle, graph, pipeline
+from detrt.backends.tensorrt import BuiltEngine, speed
+from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
+from detrt.precision import PrecisionConfig
+from detrt.precision.apply import apply_precision
+from detrt.spec import Precision
 
 RTX_NAME = "model.tensorrt-rtx-sm89.engine"
 
@@ -338,3 +345,58 @@ def test_verify_reads_every_image(cli, place):
     shutil.rmtree(place / "in")
     (place / "in").mkdir()
     cli.refused("verify", "bundle", "--against", "model.onnx", "--images", "in", names="'in'", advice="known suffixes")
+
+
+@pytest.fixture
+def int8(place, monkeypatch):
+    """`int8.onnx`, and a TensorRT whose engines take the milliseconds in the list that comes back: INT8's, FP16's."""
+    model, _ = apply_precision(
+        pixel_model(),
+        PIXELS,
+        PrecisionConfig("int8", calibration="x", min_fraction=0.0),
+        [np.full((16, 16, 3), value, np.uint8) for value in (40, 200)],
+    )
+    graph.save(model, place / "int8.onnx")
+    times, quantized = [2.0, 3.0], []
+
+    def write_engine(path, output, config, spec, *, progress):
+        quantized.append(any(node.op_type == "QuantizeLinear" for node in graph.load(path).graph.node))
+        output.write_bytes(b"engine")
+        profile = {"pixel_values": {point: [4, 3, 16, 16] for point in ("min", "opt", "max")}}
+        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "int8", profile, onnx_sha256="")
+        return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
+
+    monkeypatch.setattr(pipeline, "build_engine", write_engine)
+    monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
+    monkeypatch.setattr(pipeline._Builder, "_graph_precision", Precision.INT8)
+    monkeypatch.setattr(pipeline._Builder, "_compare_engine", lambda *_: None)  # needs a GPU
+    monkeypatch.setattr(speed, "median_times", lambda engines: times)
+    return times, quantized
+
+
+def test_an_int8_engine_is_timed_beside_fp16(cli, place, int8):
+    """A slower one is refused with both figures, and nothing is written; --accept-slower keeps it without the second build."""
+    times, quantized = int8
+    build = ["build", "int8.onnx", "-o", "fast", "--target", "tensorrt", "--batch", 4]
+    text = cli(*build).out
+    assert "INT8 2 ms, FP16 3 ms at batch 4: 1.50 times as fast" in text and quantized == [True, False]
+    name = "model.tensorrt.int8.engine"
+    assert Bundle.open("fast").provenance.options["engine_speeds"] == {name: {"batch": 4, "int8_ms": 2.0, "fp16_ms": 3.0}}
+    times[:] = [3.0, 2.5]
+    before = snapshot(place)
+    slow = ["build", "int8.onnx", "-o", "slow", "--target", "tensorrt"]
+    text = cli.refused(*slow, "--batch", 4, names="INT8 3 ms, FP16 2.5 ms", advice="--accept-slower", code=3)
+    assert "--precision fp16" in text
+    assert snapshot(place) == before
+    quantized.clear()
+    cli(*slow, "--accept-slower")
+    assert quantized == [True] and "engine_speeds" not in Bundle.open("slow").provenance.options
+
+
+def test_accept_slower_is_for_int8(cli, place, monkeypatch):
+    monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
+    for model in ("model.onnx", "random:detr/tiny"):
+        cli.refused(
+            "build", model, "-o", "new", "--target", "tensorrt", "--accept-slower", names="--accept-slower", advice="int8"
+        )
+    cli.refused("build", "model.onnx", "-o", "new", "--accept-slower", names="--accept-slower", advice="--target tensorrt")

@@ -24,6 +24,7 @@ from .clean import (
     drop_unused_domains,
     merge_equal_tensors,
 )
+from .dequantize import dequantized_weight
 from .msda_plugin import cut, rejoin
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, replace_nodes
 from .view import attribute, element_types
@@ -253,12 +254,8 @@ def quantize_weights(model: onnx.ModelProto) -> int:
         weight = constants.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
         if weight is not None and weight.data_type == TensorProto.INT8:
             count += 1
-            values, scale = numpy_helper.to_array(weight), numpy_helper.to_array(constants[node.input[1]])
-            axis = int(attribute(node, "axis", 1))
-            if scale.ndim:
-                scale = scale.reshape([-1 if i == axis % values.ndim else 1 for i in range(values.ndim)])
             name = f"{node.output[0]}/float"
-            graph.initializer.append(numpy_helper.from_array(values.astype(np.float32) * scale, name))
+            graph.initializer.append(numpy_helper.from_array(dequantized_weight(node, constants), name))
             quantized = onnx.NodeProto()
             quantized.CopyFrom(node)
             quantized.op_type, quantized.name = "QuantizeLinear", f"{node.name}/quantize"

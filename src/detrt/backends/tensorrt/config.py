@@ -65,6 +65,7 @@ class EngineConfig:
     optimization_level: 0 (fast build) to 5 (long search). workspace_mib: limit of scratch memory, MiB;
         None: the library's own. tf32: let FP32 products use TF32 (19 bits) where the GPU can.
     timing_cache: file of measured tactics, read and updated; "tensorrt" only.
+    accept_slower: keep an INT8 engine without comparing its speed with FP16; "tensorrt" only.
     timeout_seconds: the build is stopped after it. None: no limit.
     version_compatible: the engine also runs on newer TensorRT versions; "tensorrt" only.
     hardware_compatibility: "ampere_plus" or "same_compute_capability" for engines that leave this
@@ -121,6 +122,14 @@ class EngineConfig:
             "panel": "Engine",
             "flag": "--timeout",
             "needs": {"target": (*BUILDERS, "openvino")},
+        },
+    )
+    accept_slower: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep an INT8 engine without building one of FP16 to compare its speed with.",
+            "panel": "Engine",
+            "needs": {"target": ("tensorrt",)},
         },
     )
     version_compatible: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -253,6 +254,26 @@ class TensorRTSession(BaseSession):
             if self._runs == _RUNS_BEFORE_SAVING:
                 self.save_runtime_cache()
             return outputs
+
+    def forward_times(self, repeats: int) -> list[float]:
+        """Milliseconds of `repeats` forward passes at the shapes of the last run, without copies of inputs and outputs.
+
+        Raises:
+            SessionError: nothing was run before, a failure on the GPU, or a closed session.
+        """
+        with self._lock:
+            if not self._open or not self._plans:
+                raise SessionError(f"the session of '{self.path}' is closed, or has run nothing yet; call run first")
+            self._cuda.use_device(self._device)
+            plan = next(reversed(self._plans.values()))
+            times = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                self._execute(plan)
+                self._cuda.synchronize(self._stream)
+                times.append((time.perf_counter() - start) * 1e3)
+                plan.runs += 1
+            return times
 
     def _takes(self) -> tuple[TensorInfo, ...]:
         """Inputs with every profiled axis symbolic: the profile checks lengths, and its errors say more."""
