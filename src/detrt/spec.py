@@ -501,6 +501,14 @@ def parse_size(text: str, flag: str = "--size") -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
+def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Comma-separated integers above 0: "4,8" -> (4, 8). Raises SpecError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise SpecError(f"{flag} must be comma-separated integers above 0, such as 1,4,8; got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
 def parse_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
     """ "person=0.6,car=0.4" -> (("person", 0.6), ("car", 0.4)). Raises SpecError."""
     found = []

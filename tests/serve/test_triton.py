@@ -28,7 +28,8 @@ from detrt.backends.tensorrt.config import EngineConfig
 from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
 from detrt.bundle import Bundle, BundleFile, EngineFacts
 from detrt.errors import EngineError, OutputError, SpecError
-from detrt.serve.triton import Placement, TritonConfig, write_triton_repo
+from detrt.serve.triton import write_triton_repo
+from detrt.serve.triton_config import TritonConfig
 from detrt.spec import TextSpec
 
 NUMPY = {"TYPE_UINT8": "uint8", "TYPE_INT64": "int64", "TYPE_FP32": "float32", "TYPE_STRING": "object"}
@@ -271,7 +272,7 @@ def test_engines(place):
         write_triton_repo("bundle", "other", TritonConfig(max_batch=5))
     write_triton_repo("bundle", "other", TritonConfig(backend="onnxruntime", max_batch=5))
     assert read("other/bundle_model/config.pbtxt").backend == "onnxruntime"
-    write_triton_repo("bundle", "cpu", TritonConfig(placement=Placement(cpu=True)))
+    write_triton_repo("bundle", "cpu", TritonConfig(devices=("cpu",)))
     assert read("cpu/bundle_model/config.pbtxt").backend == "onnxruntime"
 
 
@@ -319,7 +320,10 @@ def test_refusals(cli, place):
         (["--max-delay-ms", -1], "-1", "0 to 10000"),
         (["--preferred-batch", "4,x"], "'4,x'", "4,8"),
         (["--preferred-batch", "32"], "32", "--max-batch"),
-        (["--device", "0,cpu"], "'0,cpu'", "not on both"),
+        (["--device", "0,cpu"], "'cuda:0,cpu'", "not on both"),
+        (["--device", "0,xpu"], "not on xpu", "NVIDIA GPUs or on the CPU"),
+        (["--device", "npu"], "'npu'", "NVIDIA GPUs or on the CPU"),
+        (["--threshold", 0.3, "--model-only"], "--threshold 0.3", "leave it out"),
         (["--threshold", 2], "2", "0 to 1"),
         (["--instances", 0], "0", "at least 1"),
     ):

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ..models.load import LoadOptions
-from .options import command, numbers
+from ..spec import parse_numbers
+from .options import command
 
 Models = Annotated[
     list[str],
@@ -88,7 +89,7 @@ def bench(
 
     show.check_json(json_file)
     config = BenchConfig(
-        batches=numbers("--batch")(batch),
+        batches=parse_numbers(batch, "--batch"),
         size_hw=None if size is None else parse_size(size),
         repeats=repeats,
         warmup=warmup,

@@ -172,18 +172,6 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def numbers(flag: str) -> Callable[[str], tuple[int, ...]]:
-    """A parser of comma-separated positive integers for the option `flag`. It raises DetrtError."""
-
-    def parse(text: str) -> tuple[int, ...]:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise DetrtError(f"{flag} must be comma-separated integers above 0, such as 1,4,8; got {text!r}")
-        return tuple(int(part) for part in parts)
-
-    return parse
-
-
 def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
     """Comma-separated sizes; see `parse_size`."""
     return tuple(parse_size(part) for part in text.split(","))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,9 @@ from ..bench.config import BenchConfig
 from ..errors import DetrtError, OutputError
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
-from ..spec import parse_size
+from ..spec import parse_numbers, parse_size
 from .build import ONNX, OPENVINO
-from .options import Given, comma_separated, command, numbers
+from .options import Given, comma_separated, command
 
 REPORT_TARGETS = (*TARGETS, OPENVINO, ONNX)
 _BACKENDS = {OPENVINO: "openvino", ONNX: "onnxruntime"}  # the others run with TensorRT
@@ -58,7 +59,7 @@ class ReportConfig:
         metadata={
             "help": "Batch sizes; TensorRT gets an engine of each; default: 1,8.",
             "panel": "Size",
-            "parse": numbers("--batches"),
+            "parse": partial(parse_numbers, flag="--batches"),
         },
     )
     size_hw: tuple[int, int] | None = field(

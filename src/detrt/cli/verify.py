@@ -10,7 +10,8 @@ import typer
 
 from ..errors import DetrtError
 from ..models.load import LoadOptions
-from .options import PromptOptions, RunOptions, command, numbers
+from ..spec import parse_numbers
+from .options import PromptOptions, RunOptions, command
 
 if TYPE_CHECKING:
     from ..evaluation.report import VerifyReport
@@ -88,7 +89,7 @@ def verify(
             gate_changes=changes,
             batch_size=batch,
             ground_truth=ground_truth,
-            batches=None if batches is None else list(numbers("--batches")(batches)),
+            batches=None if batches is None else list(parse_numbers(batches, "--batches")),
             divergence=divergence,
             report_images=(6 if report_images is None else report_images) if report is not None else 0,
             load=load,

@@ -20,6 +20,7 @@ from ..backends.tensorrt.build import plugin_operators
 from ..bundle import Bundle, BundleFile, EngineFacts
 from ..errors import EngineError, OutputError, SpecError
 from ..spec import BOXES, LABELS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, SCORES, TARGET_SIZES, ModelSpec, TensorInfo
+from .triton_config import MODEL_NAME, TritonConfig
 
 _DTYPES = {
     "uint8": "TYPE_UINT8",
@@ -83,53 +84,24 @@ def tensor(info: TensorInfo, *, name: str | None = None) -> Message:
     return found if dims else {**found, "reshape": {"shape": []}}
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Instances of a model. count: per GPU, or on the CPU. gpus: None lets Triton choose."""
-
-    count: int = 1
-    cpu: bool = False
-    gpus: tuple[int, ...] | None = None
-
-    def to_message(self) -> Message:
-        if self.cpu:
-            return {"count": self.count, "kind": Word("KIND_CPU")}
-        if self.gpus is None:
-            return {"count": self.count, "kind": Word("KIND_AUTO")}
-        return {"count": self.count, "kind": Word("KIND_GPU"), "gpus": list(self.gpus)}
+def _instances(config: TritonConfig) -> Message:
+    """Where the model runs, and how often."""
+    if config.on_cpu:
+        return {"count": config.instances, "kind": Word("KIND_CPU")}
+    if not config.gpus:
+        return {"count": config.instances, "kind": Word("KIND_AUTO")}
+    return {"count": config.instances, "kind": Word("KIND_GPU"), "gpus": config.gpus}
 
 
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """Dynamic batching. max_batch: largest batch. delay_us: max queue delay, microseconds.
-
-    queue: largest number of waiting requests; 0: no limit.
-    """
-
-    max_batch: int
-    delay_us: int = 2000
-    preferred: tuple[int, ...] = ()
-    queue: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_batch <= 4096:
-            raise SpecError(f"--max-batch must be from 1 to 4096; got {self.max_batch}")
-        if not 0 <= self.delay_us <= 10_000_000:
-            raise SpecError(f"--max-delay-ms must be from 0 to 10000; got {self.delay_us / 1000:g}")
-        if self.queue < 0:
-            raise SpecError(f"--queue must be 0 (any number) or more; got {self.queue}")
-        wrong = [size for size in self.preferred if not 1 <= size <= self.max_batch]
-        if wrong:
-            raise SpecError(f"--preferred-batch must be from 1 to --max-batch {self.max_batch}; got {wrong[0]}")
-
-    def to_message(self) -> Message:
-        message: dict[str, object] = {}
-        if self.preferred:
-            message["preferred_batch_size"] = list(self.preferred)
-        message["max_queue_delay_microseconds"] = self.delay_us
-        if self.queue:
-            message["default_queue_policy"] = {"max_queue_size": self.queue}
-        return message
+def _batching(config: TritonConfig) -> Message:
+    """Triton's dynamic batching."""
+    message: dict[str, object] = {}
+    if config.preferred_batch:
+        message["preferred_batch_size"] = list(config.preferred_batch)
+    message["max_queue_delay_microseconds"] = round(config.max_delay_ms * 1000)
+    if config.queue:
+        message["default_queue_policy"] = {"max_queue_size": config.queue}
+    return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,46 +140,9 @@ def input_name(tensor: str) -> str:
     return f"model_{tensor}"
 
 
-BACKENDS = ("auto", "onnxruntime", "tensorrt")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MODEL, _BEFORE, _AFTER = "_model", "_preprocess", "_postprocess"
 TRITON_PLUGIN = "libdetrt_plugin_triton.so"  # registers detrt's plugin when it is opened
 _SYMBOLIC_MAX = 16  # for a graph with a symbolic batch
-
-
-@dataclass(frozen=True, slots=True)
-class TritonConfig:
-    """Configuration of the repository. name: of the ensemble, and prefix of the other names; default: the folder of the bundle.
-
-    backend: "tensorrt" needs an engine of the target tensorrt; "auto" takes one if there is any, else ONNX Runtime.
-    max_batch: largest batch; None: the largest batch of the engine, else 16. plugin: library with the plugins of the engine.
-    ensemble: also write models that take encoded images and return boxes in pixels.
-    """
-
-    name: str | None = None
-    backend: str = "auto"
-    max_batch: int | None = None
-    delay_us: int = 2000
-    preferred: tuple[int, ...] = ()
-    queue: int = 0
-    placement: Placement = field(default_factory=Placement)
-    threshold: float = 0.5
-    ensemble: bool = True
-    warmup: bool = True
-    plugin: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise SpecError(f"--backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
-        if self.name is not None and not _NAME.fullmatch(self.name):
-            raise SpecError(f"--name must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
-        if not 0 <= self.threshold <= 1:
-            raise SpecError(f"--threshold must be from 0 to 1; got {self.threshold}")
-        if self.placement.count < 1:
-            raise SpecError(f"--instances must be at least 1; got {self.placement.count}")
-        if self.placement.cpu and self.backend == "tensorrt":
-            raise SpecError("--backend tensorrt needs a GPU; leave out --device cpu")
-        Batching(1 if self.max_batch is None else self.max_batch, self.delay_us, (), self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +194,10 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
             f"detrt serve {bundle_folder}"
         )
     name = config.name or re.sub(r"[^A-Za-z0-9_.-]", "_", Path(os.path.abspath(bundle_folder)).name)
-    if not _NAME.fullmatch(name):
+    if not MODEL_NAME.fullmatch(name):
         raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with --name")
     core, notes = _core(bundle, config)
-    batching = _batching(core, config)
+    max_batch = _max_batch(core, config)
     if core.plugins and config.plugin is None:
         raise SpecError(
             f"the engine was built with the plugin library {', '.join(core.plugins)}, which Triton must load as well; give its "
@@ -274,11 +209,11 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
             f"{TRITON_PLUGIN}, which cpp/plugin builds beside it"
         )
     command = _command(Path(output), config.plugin)
-    models = {name + _MODEL: (_core_config(name, core, batching, config, spec, command), core.contents)}
+    models = {name + _MODEL: (_core_config(name, core, max_batch, config, spec, command), core.contents)}
     if config.ensemble:
-        models |= _ensemble_models(name, core, batching, config, spec)
+        models |= _ensemble_models(name, core, max_batch, config, spec)
     _write(Path(output), models, spec)
-    return TritonRepo(Path(output), tuple(models), command, batching.max_batch, core.backend, tuple(notes))
+    return TritonRepo(Path(output), tuple(models), command, max_batch, core.backend, tuple(notes))
 
 
 def _core(bundle: Bundle, config: TritonConfig) -> tuple[_Core, list[str]]:
@@ -288,7 +223,7 @@ def _core(bundle: Bundle, config: TritonConfig) -> tuple[_Core, list[str]]:
     others = sorted({entry.engine.target for entry in engines if entry.engine} - {"tensorrt"})
     if others:
         notes.append(f"engines of the target {', '.join(others)} are left out: Triton's backend is TensorRT")
-    wants_engine = config.backend == "tensorrt" or (config.backend == "auto" and usable and not config.placement.cpu)
+    wants_engine = config.backend == "tensorrt" or (config.backend == "auto" and usable and not config.on_cpu)
     if not wants_engine:
         return _onnx_core(bundle), notes
     if not usable:
@@ -357,23 +292,24 @@ def _engine_tensors(facts: EngineFacts) -> tuple[list[TensorInfo], list[TensorIn
     return sides[0], sides[1]
 
 
-def _batching(core: _Core, config: TritonConfig) -> Batching:
+def _max_batch(core: _Core, config: TritonConfig) -> int:
     limit = core.max_batch
     if config.max_batch is not None and limit is not None and config.max_batch > limit:
         raise SpecError(f"--max-batch {config.max_batch}: the engine takes at most {limit}; build one with a larger --batch")
     largest = limit or _SYMBOLIC_MAX if config.max_batch is None else config.max_batch
-    return Batching(largest, config.delay_us, config.preferred, config.queue)
+    config.check_preferred(largest)
+    return largest
 
 
-def _core_config(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec, command: str) -> ModelConfig:
-    body: dict[str, object] = {"instance_group": [config.placement.to_message()], "dynamic_batching": batching.to_message()}
+def _core_config(name: str, core: _Core, max_batch: int, config: TritonConfig, spec: ModelSpec, command: str) -> ModelConfig:
+    body: dict[str, object] = {"instance_group": [_instances(config)], "dynamic_batching": _batching(config)}
     # With masks of zeros attention would return NaN, so that models with a mask have no warm-up.
     if config.warmup and not spec.input.mask:
-        body["model_warmup"] = [_warmup(core.inputs, spec, batch) for batch in sorted({1, batching.max_batch})]
+        body["model_warmup"] = [_warmup(core.inputs, spec, batch) for batch in sorted({1, max_batch})]
     return ModelConfig(
         name + _MODEL,
         core.head,
-        batching.max_batch,
+        max_batch,
         [tensor(info) for info in core.inputs],
         [tensor(info) for info in core.outputs],
         body,
@@ -393,7 +329,7 @@ def _warmup(inputs: Sequence[TensorInfo], spec: ModelSpec, batch: int) -> Messag
     return {"name": f"batch {batch}", "batch_size": batch, "inputs": values}
 
 
-def _ensemble_models(name: str, core: _Core, batching: Batching, config: TritonConfig, spec: ModelSpec) -> dict[str, tuple]:
+def _ensemble_models(name: str, core: _Core, max_batch: int, config: TritonConfig, spec: ModelSpec) -> dict[str, tuple]:
     """The models before and after the detector, and the ensemble of all three."""
     most = spec.decode.max_detections
     image = {"name": IMAGE, "data_type": Word("TYPE_STRING"), "dims": [1]}
@@ -408,13 +344,13 @@ def _ensemble_models(name: str, core: _Core, batching: Batching, config: TritonC
     images = [info for info in core.inputs if info.name in (PIXEL_VALUES, PIXEL_MASK)]
     wanted = (BOXES, SCORES, LABELS, NUM_DETECTIONS) if spec.decode.in_graph else ("logits", "pred_boxes")
     found = [info for info in core.outputs if info.name in wanted]
-    on_cpu = {"instance_group": [{"count": config.placement.count, "kind": Word("KIND_CPU")}]}
+    on_cpu = {"instance_group": [{"count": config.instances, "kind": Word("KIND_CPU")}]}
     python = {"backend": "python"}
-    before = ModelConfig(name + _BEFORE, python, batching.max_batch, [image], [*(tensor(info) for info in images), size], on_cpu)
+    before = ModelConfig(name + _BEFORE, python, max_batch, [image], [*(tensor(info) for info in images), size], on_cpu)
     after = ModelConfig(
         name + _AFTER,
         python,
-        batching.max_batch,
+        max_batch,
         [*(_python_tensor(info, input_name(info.name)) for info in found), size],
         results,
         {**on_cpu, "parameters": [{"key": "threshold", "value": {"string_value": f"{config.threshold:g}"}}]},
@@ -429,9 +365,7 @@ def _ensemble_models(name: str, core: _Core, batching: Batching, config: TritonC
             {one["name"]: one["name"] for one in results},
         ),
     ]
-    whole = ModelConfig(
-        name, {"platform": "ensemble"}, batching.max_batch, [image], results, {"ensemble_scheduling": {"step": steps}}
-    )
+    whole = ModelConfig(name, {"platform": "ensemble"}, max_batch, [image], results, {"ensemble_scheduling": {"step": steps}})
     scripts = {
         side: f"from detrt.serve.triton_models.{side} import TritonPythonModel  # noqa: F401\n"
         for side in ("preprocess", "postprocess")
