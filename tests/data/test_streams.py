@@ -55,6 +55,10 @@ def test_what_is_live(tmp_path):
     [
         ("rtsp://admin:p@ss@cam:554/live", "rtsp://cam:554/live"),
         ("rtsp://cam/live@2", "rtsp://cam/live@2"),
+        ("rtsp://admin:12/34@cam/live", "rtsp://...@cam/live"),
+        ("rtsp://admin:12/3@4/5@cam", "rtsp://...@cam"),
+        ("rtsp://cam:554/live/2", "rtsp://cam:554/live/2"),
+        ("rtsp://[fe80::1]:554/live@2", "rtsp://[fe80::1]:554/live@2"),
         ("http://cam/v?channel=0&user=admin&password=secret", "http://cam/v?channel=0&user=...&password=..."),
         ("http://cam/v?access_token=a_b=/c==#x", "http://cam/v?access_token=...#x"),
         (

@@ -26,6 +26,8 @@ _SECRET = re.compile(
 )
 # USER:PA/SS@HOST and USER:1/2@HOST:PORT: what is before the first slash is neither a host and port nor all of a password
 _SPLIT_PASSWORD = re.compile(r"(?!\[)[^/?#@]*:(?:(?!\d*[/?#])[^/?#@]*[/?#].*@|\d*[/?#].*@[^/@]+:\d+(?:/|$))")
+# USER:12/34@HOST reads like a host with the port 12, whose path has an "@": what may be a password is not shown.
+_LIKE_A_PORT = re.compile(r"[^/?#@\[\]]*:\d+$")
 # A clock that a camera runs faster or slower by, and a jump of its time stamps that is no delay.
 _CLOCK_DRIFT, _JUMP_S = 1e-3, 10.0
 _MOST_REORDERED = 64  # packets whose frames are still to come; more have none
@@ -95,6 +97,8 @@ def without_secrets(address: str) -> str:
     if not colon:
         return address
     host, slash, path = rest.partition("/")
+    if _LIKE_A_PORT.match(host) and "@" in path:
+        return _SECRET.sub(r"\1...", f"{scheme}://...@{path.rpartition('@')[2]}")
     return _SECRET.sub(r"\1...", f"{scheme}://{host.rpartition('@')[2]}{slash}{path}")
 
 
