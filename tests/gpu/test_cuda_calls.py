@@ -34,7 +34,7 @@ def test_round_trip_and_growth(cuda):
     for shape in ((2, 3), (64, 3, 100), (1, 1)):
         array = np.random.default_rng(0).normal(size=shape).astype(np.float32)[:, ::-1]
         buffer.ensure(array.nbytes)
-        buffer.upload(array, stream)
+        buffer.upload(array, "float32", stream)
         buffer.start_download(array.nbytes, stream)
         cuda.synchronize(stream)
         np.testing.assert_array_equal(buffer.downloaded(array.shape, "float32"), array)

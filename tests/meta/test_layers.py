@@ -42,6 +42,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "backends/inductor/",
         "backends/gpu/",
         "backends/onnxruntime/gpu.py",
+        "backends/tensorrt/gpu.py",
         "bench/",
     ),
     "transformers": ("models/", "export/", "backends/torch.py", "bench/"),

@@ -49,7 +49,7 @@ OWNERS = {
     },
 }
 # Attributes of detrt's own objects that share a variable name with a native one, by file.
-OWN = {"session.py": {"context": {"shapes", "generation", "native"}}}
+OWN = {"session.py": {"context": {"state", "native"}}}
 
 
 @pytest.fixture(scope="module")

@@ -26,18 +26,24 @@ from ..base import Feeds, Outputs
 from .cuda_graph import LayoutGraph, LayoutGraphCache, recordable
 from .decoder import GpuDecoder
 from .resize import resize_batch
-from .staging import BatchLayout, LayoutCache
+from .staging import COPY_THREADS, BatchLayout, LayoutCache
 from .top_k import can_select, select, unpack
 from .yuv import convert_to_rgb, copy_to_block
 
 # Input shapes whose memory and graphs are cached; batches in flight.
 SLOTS = 8
 DEPTH = 3
-COPY_THREADS = 4  # that pack large images and help to decode files on the device
 Tensors = Mapping[str, Tensor]
 # prepare(inputs, finish) -> (run, results): `run` runs the model on these tensors and `finish` on its outputs, and writes
 # `results`, whose memory is fixed.
 Prepare = Callable[[Tensors, Callable[[Tensors], list[Tensor]]], tuple[Callable[[], None], list[Tensor]]]
+
+
+def stream_for(index: int) -> Any:
+    """A CUDA stream for a session on GPU `index`, or None where this PyTorch has no such GPU."""
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        return None
+    return torch.cuda.Stream(torch.device("cuda", index))
 
 
 class Pending:

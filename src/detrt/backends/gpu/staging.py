@@ -26,7 +26,8 @@ FIELDS = (
 )  # fmt: skip
 ROW = 16
 _ALIGN = 16
-COPY_CHUNK_BYTES = 1 << 20  # one thread copies so much at a time; the caller copies smaller images itself
+COPY_CHUNK_BYTES = 1 << 20  # one thread copies so much at a time; the caller copies smaller arrays itself
+COPY_THREADS = 4  # that copy large arrays, and help to decode files on the device
 
 
 @dataclass(slots=True)

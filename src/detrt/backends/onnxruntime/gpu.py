@@ -15,13 +15,6 @@ from ..gpu.runner import Tensors
 from .binding import CAPTURE_AT, NO_GRAPH, Graphs
 
 
-def stream_for(index: int) -> Any:
-    """A CUDA stream for a session on GPU `index`, or None where this PyTorch has no such GPU."""
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        return None
-    return torch.cuda.Stream(torch.device("cuda", index))
-
-
 def prepare(
     session: Any,
     ort: Any,

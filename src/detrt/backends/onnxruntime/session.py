@@ -360,7 +360,7 @@ def _shared_stream(onnxruntime: Any, providers: list[Any]) -> Any:
     """
     onnxruntime.set_default_logger_severity(4)  # what cuDNN refuses goes to standard error otherwise, and another way is taken
     try:
-        from .gpu import stream_for
+        from ..gpu.runner import stream_for
 
         stream = stream_for(int(providers[0][1]["device_id"]))
     except (ImportError, OSError):

@@ -6,17 +6,20 @@ Addresses are plain integers; sizes are bytes. `fake.FakeCuda` has the same meth
 from __future__ import annotations
 
 import importlib
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EngineError, MissingPackageError, SessionError
+from ..gpu.staging import COPY_CHUNK_BYTES
 
 # cudaError_t values that mean "there is nothing to run on": no driver, no device, driver not loaded.
 _NO_DEVICE = (3, 34, 100, 101)
 _OLD_DRIVER = 35
 _OUT_OF_MEMORY = 2
+MOST_PARTS = 16  # of one upload: handing out more of them costs more than it saves
 
 
 class Cuda:
@@ -200,13 +203,27 @@ class IoBuffer:
         self.nbytes = nbytes
         return True
 
-    def upload(self, array: NDArray, stream: int) -> None:
-        """Copy an array of any strides to the device, asynchronously."""
+    def upload(self, array: NDArray, dtype: str, stream: int, pool: Executor | None = None) -> None:
+        """Copy an array of any strides to the device as `dtype`, asynchronously.
+
+        pool: threads that share the copy of a large array to pinned memory; each part goes up while the next ones are copied.
+        """
         assert self._view is not None
-        staging = self._view[: array.nbytes].view(array.dtype).reshape(array.shape)
-        np.copyto(staging, array)
-        if array.nbytes:
-            self._cuda.copy_to_device(self.device, self._host, array.nbytes, stream)
+        nbytes = nbytes_of(array.shape, dtype)
+        staging = self._view[:nbytes].view(dtype)
+        size = max(COPY_CHUNK_BYTES, -(-nbytes // MOST_PARTS))
+        if pool is None or nbytes <= size or not array.flags.c_contiguous:
+            np.copyto(staging.reshape(array.shape), array, casting="unsafe")
+            if nbytes:
+                self._cuda.copy_to_device(self.device, self._host, nbytes, stream)
+            return
+        rows = size // staging.itemsize
+        parts = [slice(start, start + rows) for start in range(0, array.size, rows)]
+        copies = [pool.submit(np.copyto, staging[part], array.reshape(-1)[part], "unsafe") for part in parts]
+        for part, copied in zip(parts, copies, strict=True):
+            copied.result()
+            start = part.start * staging.itemsize
+            self._cuda.copy_to_device(self.device + start, self._host + start, staging[part].nbytes, stream)
 
     def start_download(self, nbytes: int, stream: int) -> None:
         if nbytes:

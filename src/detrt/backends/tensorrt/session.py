@@ -11,15 +11,18 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import files
 from ...bundle import EngineFacts, read_sidecar
 from ...errors import EngineError, OutputError, SessionError
 from ...spec import TensorInfo
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
+from ..gpu.staging import COPY_THREADS
 from . import diagnose as explain
 from .bindings import Trt, load_trt
 from .config import RTX_SMS, TARGETS
@@ -27,22 +30,24 @@ from .cuda import Cuda, IoBuffer, nbytes_of
 from .profile import axis_names, check_shapes
 from .versions import same_version, version_tuple
 
+if TYPE_CHECKING:
+    from ..gpu.runner import GpuRunner
+
 SPECIALIZATIONS = ("lazy", "eager", "none")
 Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
 class _Context:
-    """A native execution context, and what it is set to."""
+    """A native execution context, and the shapes and addresses that it is set to; None while they are incomplete."""
 
     native: Any
-    shapes: Shapes | None = None
-    generation: int = -1
+    state: tuple[Shapes, Hashable] | None = None
 
 
 @dataclass(slots=True)
 class _Plan:
-    """All that belongs to one combination of input shapes."""
+    """All that belongs to one combination of input shapes, in the session's own memory or in a caller's (`bound`)."""
 
     context: _Context
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -126,10 +131,14 @@ class TensorRTSession(BaseSession):
         self._runtime_cache: Any = None
         # Before TensorRT 10 a second context of a symbolic engine cannot share the only profile.
         self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
-        self._plans: OrderedDict[Shapes, _Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
         self._shared: _Context | None = None
         self._generation = 0
         self._scratch = 0
+        self._copiers = ThreadPoolExecutor(COPY_THREADS, "detrt-copy")
+        self._closing.callback(self._copiers.shutdown)
+        self._runner: GpuRunner | None = None
+        self._runner_sought = False
         self._open = False
         try:
             self._start(specialization)
@@ -160,7 +169,7 @@ class TensorRTSession(BaseSession):
         inputs: list[TensorInfo] = []
         outputs: list[TensorInfo] = []
         profile: dict[str, Shapes] = {}
-        self._dtypes: dict[str, str] = {}  # of the engine's own tensors
+        self.tensor_dtypes: dict[str, str] = {}  # of the engine's own tensors; TensorRT 8 has int32 where `inputs` says int64
         declared = {tensor["name"]: tensor["dtype"] for tensor in (*self.facts.inputs, *self.facts.outputs)}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
@@ -169,7 +178,7 @@ class TensorRTSession(BaseSession):
                     f"tensor '{name}' of '{self.path}' lies in host memory (its values are shapes), which "
                     "detrt does not support; export the model with detrt export"
                 )
-            dtype = self._dtypes[name] = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
+            dtype = self.tensor_dtypes[name] = self._trt.numpy_dtype(engine.get_tensor_dtype(name), name)
             if dtype == "int32" and declared.get(name) == "int64":  # TensorRT 8 has no INT64; callers need not know
                 dtype = "int64"
             native = tuple(engine.get_tensor_shape(name))
@@ -236,16 +245,15 @@ class TensorRTSession(BaseSession):
                 failure on the GPU, or a closed session.
         """
         with self._lock:
-            if not self._open:
-                raise SessionError(f"the session of '{self.path}' is closed")
+            self._check_open()
             check_feeds(self._takes(), feeds)
-            check_shapes({info.name: feeds[info.name].shape for info in self.inputs}, self._info.profile)
-            self._cuda.use_device(self._device)
             shapes: Shapes = tuple(tuple(feeds[info.name].shape) for info in self.inputs)
+            self._check_shapes(shapes)
+            self._cuda.use_device(self._device)
             plan = self._plan(shapes)
             self._bind(plan, shapes)
             for info in self.inputs:
-                self._buffers[info.name].upload(feeds[info.name].astype(self._dtypes[info.name], copy=False), self._stream)
+                self._buffers[info.name].upload(feeds[info.name], self.tensor_dtypes[info.name], self._stream, self._copiers)
             self._execute(plan)
             plan.runs += 1
             outputs = self._download(plan)
@@ -262,10 +270,13 @@ class TensorRTSession(BaseSession):
             SessionError: nothing was run before, a failure on the GPU, or a closed session.
         """
         with self._lock:
-            if not self._open or not self._plans:
-                raise SessionError(f"the session of '{self.path}' is closed, or has run nothing yet; call run first")
+            self._check_open()
+            last = next(((shapes, plan) for shapes, plan in reversed(self._plans.items()) if plan.outputs), None)
+            if last is None:
+                raise SessionError(f"the session of '{self.path}' has run nothing yet; call run first")
             self._cuda.use_device(self._device)
-            plan = next(reversed(self._plans.values()))
+            shapes, plan = last
+            self._bind(plan, shapes)  # type: ignore[arg-type]
             times = []
             for _ in range(repeats):
                 start = time.perf_counter()
@@ -275,27 +286,142 @@ class TensorRTSession(BaseSession):
                 plan.runs += 1
             return times
 
+    @property
+    def image_runner(self) -> GpuRunner | None:
+        """None for a model that takes a prompt, and without a PyTorch that has CUDA, which resizes and selects."""
+        with self._lock:
+            if self._open and self.spec.text is None and not self._runner_sought:
+                self._runner_sought = True
+                self._runner = self._open_runner()
+            return self._runner
+
+    def _open_runner(self) -> GpuRunner | None:
+        try:
+            from ..gpu.runner import GpuRunner, stream_for
+            from .gpu import prepare
+
+            stream = stream_for(self._device)
+        except (ImportError, OSError):
+            stream = None
+        if stream is None:
+            self.add_note("images are resized on the CPU: on the GPU, PyTorch resizes them, and there is none with CUDA here")
+            return None
+        shapes = self.output_shapes(tuple(self._info.profile[info.name][1] for info in self.inputs))
+        if any(min(shape, default=0) < 0 for shape in shapes.values()):
+            self.add_note("images are resized on the CPU: the sizes of this engine's outputs are known only after a run")
+            return None
+        # One stream for all work, because all contexts share one scratch memory.
+        self._cuda.synchronize(self._stream)
+        self._stream = stream.cuda_stream
+        return GpuRunner(
+            self.spec,
+            self.inputs,
+            self.outputs,
+            stream.device,
+            lambda tensors, finish: prepare(self, tensors, finish, stream),
+            stream,
+        )
+
+    @property
+    def records(self) -> bool:
+        """Whether its work on a stream may be captured as a CUDA graph; TensorRT-RTX records graphs itself."""
+        return self._records
+
+    def output_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Shapes of the outputs for shapes of the inputs, in the order of `inputs`; -1: known only after a run.
+
+        Raises:
+            SessionError: shapes outside the engine's profile, or a closed session.
+        """
+        with self._lock:
+            self._check_open()
+            self._check_shapes(shapes)
+            self._cuda.use_device(self._device)
+            context = (next(reversed(self._plans.values()), None) or self._plan(shapes)).context
+            context.state = None
+            return self._set_shapes(context.native, shapes)
+
+    @contextlib.contextmanager
+    def bound(self, shapes: Shapes, addresses: Mapping[str, int]) -> Iterator[tuple[Callable[[], None], bool]]:
+        """Hold the session, set to a caller's device memory.
+
+        Args:
+            shapes: of the inputs, in their order.
+            addresses: of the memory of every input and output, in the types of `tensor_dtypes`.
+
+        Yields:
+            (function that enqueues a run on the session's stream; whether shapes and addresses had to be set, so that no CUDA graph of
+            earlier runs may be replayed).
+
+        Raises:
+            SessionError: TensorRT refuses the shapes or the memory, or a closed session.
+        """
+        with self._lock:
+            self._check_open()
+            self._cuda.use_device(self._device)
+            state = shapes, tuple(addresses.items())
+            plan = self._plan(state)
+            rebound = plan.context.state != state
+            if rebound:
+                plan.context.state = None
+                self._set_shapes(plan.context.native, shapes)
+                for name, address in addresses.items():
+                    self._set_address(plan.context.native, name, address)
+                plan.context.state = state
+            yield lambda: self._enqueue(plan), rebound
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SessionError(f"the session of '{self.path}' is closed")
+
+    def _check_shapes(self, shapes: Shapes) -> None:
+        check_shapes({info.name: shape for info, shape in zip(self.inputs, shapes, strict=True)}, self._info.profile)
+
     def _takes(self) -> tuple[TensorInfo, ...]:
         """Inputs with every profiled axis symbolic: the profile checks lengths, and its errors say more."""
         return tuple(TensorInfo(i.name, i.dtype, tuple(axis_names(i.name, len(i.shape)))) for i in self.inputs)
 
-    def _plan(self, shapes: Shapes) -> _Plan:
-        plan = self._plans.get(shapes)
+    def _plan(self, key: Hashable) -> _Plan:
+        """The plan of input shapes, or of the `_Context.state` of memory that a caller gave."""
+        plan = self._plans.get(key)
         if plan is None:
+            context = self._shared
             while len(self._plans) >= self._max_shapes:
-                self._drop_graph(self._plans.popitem(last=False)[1])
-            plan = self._plans[shapes] = _Plan(self._shared or _Context(self._own_context()))
-        self._plans.move_to_end(shapes)
+                oldest = self._plans.popitem(last=False)[1]
+                self._drop_graph(oldest)
+                context = oldest.context
+                context.state = None
+            plan = self._plans[key] = _Plan(context or _Context(self._own_context()))
+        self._plans.move_to_end(key)
         return plan
 
     def _bind(self, plan: _Plan, shapes: Shapes) -> None:
-        """Give the context its shapes and addresses, where they are not already set."""
+        """Give the context its shapes and the addresses of the session's buffers, where they are not already set."""
         context = plan.context
-        if plan.outputs and context.shapes == shapes and context.generation == self._generation:
+        if plan.outputs and context.state == (shapes, self._generation):
             return
         native = context.native
         # Until all is set, the context is in no state that a later run may rely on.
-        context.shapes = None
+        context.state = None
+        self._drop_graph(plan)
+        plan.outputs = self._set_shapes(native, shapes)
+        sizes = {i.name: nbytes_of(shape, self.tensor_dtypes[i.name]) for i, shape in zip(self.inputs, shapes, strict=True)}
+        for info in self.outputs:
+            if min(plan.outputs[info.name], default=0) >= 0:
+                sizes[info.name] = nbytes_of(plan.outputs[info.name], self.tensor_dtypes[info.name])
+        self._make_room(sizes)
+        for name in sizes:
+            self._set_address(native, name, self._buffers[name].device)
+        for info in self.outputs:
+            if info.name not in sizes and info.name not in plan.allocators:
+                plan.allocators[info.name] = self._trt.make_output_allocator(self._reallocator(info.name))
+            if info.name in plan.allocators:
+                native.set_output_allocator(info.name, plan.allocators[info.name])
+        context.state = shapes, self._generation
+        plan.runs = 0  # the next run initialises the context again, which must not be recorded
+
+    def _set_shapes(self, native: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Set the shapes of the inputs; returns those of the outputs."""
         for info, shape in zip(self.inputs, shapes, strict=True):
             if not native.set_input_shape(info.name, shape):
                 raise SessionError(f"TensorRT refused the shape {shape} of input '{info.name}'; build the engine again")
@@ -305,22 +431,11 @@ class TensorRTSession(BaseSession):
             raise SessionError(f"TensorRT cannot tell the output shapes for {shapes}: {error}") from None
         if missing:
             raise SessionError(f"TensorRT cannot tell the output shapes: the inputs {list(missing)} are not set")
-        plan.outputs = {info.name: tuple(native.get_tensor_shape(info.name)) for info in self.outputs}
-        sizes = {i.name: nbytes_of(shape, self._dtypes[i.name]) for i, shape in zip(self.inputs, shapes, strict=True)}
-        for info in self.outputs:
-            if min(plan.outputs[info.name], default=0) >= 0:
-                sizes[info.name] = nbytes_of(plan.outputs[info.name], self._dtypes[info.name])
-        self._make_room(sizes)
-        for name in sizes:
-            if not native.set_tensor_address(name, self._buffers[name].device):
-                raise SessionError(f"TensorRT refused the memory of tensor '{name}'; build the engine again")
-        for info in self.outputs:
-            if info.name not in sizes and info.name not in plan.allocators:
-                plan.allocators[info.name] = self._trt.make_output_allocator(self._reallocator(info.name))
-            if info.name in plan.allocators:
-                native.set_output_allocator(info.name, plan.allocators[info.name])
-        context.shapes, context.generation = shapes, self._generation
-        plan.runs = 0  # the next run initialises the context again, which must not be recorded
+        return {info.name: tuple(native.get_tensor_shape(info.name)) for info in self.outputs}
+
+    def _set_address(self, native: Any, name: str, address: int) -> None:
+        if not native.set_tensor_address(name, address):
+            raise SessionError(f"TensorRT refused the memory of tensor '{name}'; build the engine again")
 
     def _reallocator(self, name: str) -> Any:
         def reallocate(nbytes: int) -> int:
@@ -365,6 +480,11 @@ class TensorRTSession(BaseSession):
             reason = "; ".join(messages.errors[:3]) or "TensorRT gave no reason"
             raise SessionError(f"the engine '{self.path}' could not be run: {reason}")
 
+    def note_no_graph(self, shapes: Shapes, error: Exception) -> None:
+        """Say in `graph_note` that runs of these input shapes cannot be captured."""
+        words = ", ".join("x".join(map(str, shape)) for shape in shapes)
+        self.graph_note = f"this engine cannot be recorded as a CUDA graph at {words}: {error}"
+
     def _record(self, plan: _Plan) -> None:
         """Record one run. Shapes that cannot be recorded run without a graph from then on."""
         cuda, graph = self._cuda, None
@@ -379,8 +499,7 @@ class TensorRTSession(BaseSession):
                 cuda.destroy_graph(graph)
             cuda.clear_error()
             plan.no_graph = True
-            shapes = ", ".join("x".join(map(str, shape)) for shape in plan.context.shapes or ())
-            self.graph_note = f"this engine cannot be recorded as a CUDA graph at {shapes}: {error}"
+            self.note_no_graph(plan.context.state[0] if plan.context.state else (), error)
             return
         plan.graph = graph
 
@@ -390,9 +509,9 @@ class TensorRTSession(BaseSession):
             cuda.synchronize(self._stream)
             shapes |= {name: allocator.shape for name, allocator in plan.allocators.items()}
         for info in self.outputs:
-            self._buffers[info.name].start_download(nbytes_of(shapes[info.name], self._dtypes[info.name]), self._stream)
+            self._buffers[info.name].start_download(nbytes_of(shapes[info.name], self.tensor_dtypes[info.name]), self._stream)
         cuda.synchronize(self._stream)
-        got = {i.name: self._buffers[i.name].downloaded(shapes[i.name], self._dtypes[i.name]) for i in self.outputs}
+        got = {i.name: self._buffers[i.name].downloaded(shapes[i.name], self.tensor_dtypes[i.name]) for i in self.outputs}
         return {info.name: got[info.name].astype(info.dtype, copy=False) for info in self.outputs}
 
     def save_runtime_cache(self) -> None:
@@ -421,6 +540,9 @@ class TensorRTSession(BaseSession):
     def _release(self) -> None:
         self._open = False
         self._cuda.use_device(self._device)
+        if self._runner is not None:  # its last batch may still run
+            self._cuda.synchronize(self._stream)
+            self._runner = None
         for plan in self._plans.values():
             self._drop_graph(plan)
         self._plans.clear()
