@@ -86,10 +86,10 @@ def test_a_stretching_family_on_photographs(cli, real_data, tmp_path):
     exact, plain = [], []
     with Detector(path, threshold=0.4) as detector:
         for image in images:
-            config = DeepStreamConfig(image.shape[:2], resize="graph", threshold=0.35)
+            config = DeepStreamConfig(image.shape[:2], threshold=0.35)
             write_deepstream(path, tmp_path / "app", config)
             exact += [*distances(detector, NvInfer(tmp_path / "app" / CONFIG), [image])]
-        write_deepstream(path, tmp_path / "app", DeepStreamConfig(threshold=0.2))
+        write_deepstream(path, tmp_path / "app", DeepStreamConfig(threshold=0.2, resize="nvinfer"))
         plain = distances(detector, NvInfer(tmp_path / "app" / CONFIG), images)
     assert len(exact) > 15 and np.median(exact) < 0.1 and np.mean(np.array(exact) > 2) < 0.05
     assert np.median(plain) < 4, "nvinfer's scaling does not filter, which costs a small network some pixels"
@@ -103,7 +103,7 @@ def test_a_letterboxing_family_on_photographs(exported, real_data, tmp_path):
             frame = image.shape[:2]
             if frame not in apps:
                 folder = tmp_path / "x".join(map(str, frame))
-                done = write_deepstream(path, folder, DeepStreamConfig(frame, (320, 320), resize="graph", threshold=0.0))
+                done = write_deepstream(path, folder, DeepStreamConfig(frame, (320, 320), threshold=0.0))
                 assert done.box.padded == (frame[0] != frame[1]) and done.box.network_hw == frame
                 apps[frame] = NvInfer(folder / CONFIG)
             found += [*distances(detector, apps[frame], [image])]
@@ -115,7 +115,9 @@ def test_letterboxes_of_nvinfer(tmp_path):
     spec = make_spec(resize="fit", mask=True)
     (tmp_path / "model.onnx").write_bytes(make_model(spec))
     for frame, content in (((16, 12), (8, 6)), ((6, 24), (3, 12)), ((8, 12), (8, 12))):
-        done = write_deepstream(tmp_path / "model.onnx", tmp_path / "app", DeepStreamConfig(frame, threshold=0.0))
+        done = write_deepstream(
+            tmp_path / "model.onnx", tmp_path / "app", DeepStreamConfig(frame, threshold=0.0, resize="nvinfer")
+        )
         assert done.box.content_hw == content
         nvinfer = NvInfer(tmp_path / "app" / CONFIG)
         assert nvinfer.keys.getint("maintain-aspect-ratio") == (content != (8, 12))
@@ -135,7 +137,7 @@ def test_decoding_and_normalisation(tmp_path):
         rescale=1 / 255,
     )
     (tmp_path / "model.onnx").write_bytes(make_model(spec))
-    write_deepstream(tmp_path / "model.onnx", tmp_path / "app", DeepStreamConfig((16, 12), threshold=0.0))
+    write_deepstream(tmp_path / "model.onnx", tmp_path / "app", DeepStreamConfig((16, 12), threshold=0.0, resize="nvinfer"))
     image = np.full((16, 12, 3), (10, 20, 250), np.uint8)
     with Detector(tmp_path / "model.onnx", threshold=0.0) as detector:
         ours = detector(image)
@@ -152,10 +154,13 @@ def test_the_files(cli, place):
     keys.read(place / "app/config_infer_primary.txt")
     app.read(place / "app/deepstream_app_config.txt")
     assert keys["property"]["batch-size"] == app["streammux"]["batch-size"] == "4"
+    frame = onnx.load(place / "app/model.onnx").graph.input[0].type.tensor_type.shape.dim[2:]
+    mux = [int(app["streammux"][side]) for side in ("height", "width")]
+    assert [side.dim_value for side in frame] == mux == [1080, 1920], "the graph takes the frames of the written application"
     assert app["primary-gie"]["config-file"] == "config_infer_primary.txt"
     assert keys["class-attrs-all"]["pre-cluster-threshold"] == "0.4" and keys["class-attrs-2"]["pre-cluster-threshold"] == "0.7"
     labels = [
-        label for label, _, _ in NvInfer(place / "app/config_infer_primary.txt")(np.full((8, 12, 3), (0, 0, 255), np.uint8))
+        label for label, _, _ in NvInfer(place / "app/config_infer_primary.txt")(np.full((1080, 1920, 3), (0, 0, 255), np.uint8))
     ]
     assert labels == ["blue", "blue"], "0.92 and 0.82, and not 0.62"
 
@@ -164,17 +169,16 @@ def test_the_files(cli, place):
     ("spec", "options", "names", "advice"),
     [
         ({"resize": "fit"}, [], "keeps the aspect ratio", "--frame HEIGHTxWIDTH"),
-        ({"resample": "hamming"}, [], "'hamming'", "--resize graph"),
-        ({}, ["--resize", "graph"], "--resize graph", "--frame HEIGHTxWIDTH"),
-        ({}, ["--resize", "graph", "--frame", "9x8"], "even numbers", "--frame"),
-        ({}, ["--resize", "none"], "'none'", "nvinfer or graph"),
+        ({"resample": "hamming"}, ["--resize", "nvinfer"], "'hamming'", "--resize graph"),
+        ({}, ["--frame", "9x8"], "even numbers", "--frame"),
+        ({}, ["--resize", "none"], "'none'", "graph or nvinfer"),
         ({}, ["--frame", "1x1"], "1x1", "from 2x2"),
         ({}, ["--batch", "0"], "got 0", "at least 1"),
         ({}, ["--size", "9x9"], "9x9", "leave --size out"),
         ({}, ["--class-thresholds", "bleu=0.5"], "'bleu'", "did you mean blue"),
         (
             {"resize": "max_size", "max_height": 4, "max_width": 4, "pad": True, "mask": True},
-            ["--frame", "8x8"],
+            ["--frame", "8x8", "--resize", "nvinfer"],
             "pads to 8x12",
             "--resize graph",
         ),

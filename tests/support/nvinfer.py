@@ -2,12 +2,14 @@
 
 NVIDIA's manual of Gst-nvinfer gives the formula of the pixels, y = net-scale-factor * (x - offsets), and the meaning of the keys. The sizes of
 the letterbox are those of `scale_and_fill_data` in NVIDIA's gst-nvdspreprocess, whose transform is that of nvinfer: an even source, truncated
-sides, black padding. `NvDsInferParseYolo` of DeepStream-Yolo (2ccf529) reads rows of x0, y0, x1, y1, score, class.
+sides, black padding. `topk` is applied as in `nvdsinfer_context_impl_output_parsing.cpp`, which DeepStream installs in sources/libs/nvdsinfer.
+`NvDsInferParseYolo` of DeepStream-Yolo (2ccf529) reads rows of x0, y0, x1, y1, score, class.
 """
 
 from __future__ import annotations
 
 import configparser
+from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -52,9 +54,12 @@ class NvInfer:
         found = [one for row in rows[0] if (one := self._parsed(row, net_w, net_h)) is not None]
         found.sort(key=lambda one: -one[1])
         ratio = np.array([dest_w / width, dest_h / height] * 2)
-        return [
-            (label, score, tuple(box / ratio)) for label, score, box in found[: self.groups.getint("class-attrs-all", "topk")]
-        ]
+        kept, counts = [], Counter()
+        for label, score, box in found:  # `fillUnclusteredOutput` applies `filterTopKOutputs` to each class by itself
+            counts[label] += 1
+            if counts[label] <= self.groups.getint("class-attrs-all", "topk"):
+                kept.append((label, score, tuple(box / ratio)))
+        return kept
 
     def _parsed(self, row: np.ndarray, net_w: int, net_h: int) -> tuple[str, float, np.ndarray] | None:
         score, class_id = float(row[4]), int(row[5])

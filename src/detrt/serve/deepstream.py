@@ -22,11 +22,10 @@ from ..errors import SpecError
 from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream
 from ..spec import InputSpec, ModelSpec
-from .deepstream_config import DeepStreamConfig
+from .deepstream_config import FULL_HD, DeepStreamConfig
 
 MODEL, LABELS_FILE, CONFIG, APP_CONFIG = "model.onnx", "labels.txt", "config_infer_primary.txt", "deepstream_app_config.txt"
 _FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # NvBufSurfTransform_Inter on a GPU
-_FULL_HD = (1080, 1920)
 _SCALE_TOLERANCE = 0.03  # by which nvinfer's letterbox may be larger or smaller than the model's own
 
 
@@ -99,27 +98,28 @@ def letterbox(given: InputSpec, config: DeepStreamConfig, notes: list[str]) -> L
         SpecError: a model that keeps the aspect ratio, without the size of the frames, or one that pads as nvinfer does not.
     """
     check_size(given, config.size_hw)
-    if config.resize == "graph":
-        assert config.frame_hw is not None  # DeepStreamConfig holds this
-        plan = plan_batch([config.frame_hw], given, config.size_hw)
-        return Letterbox(config.frame_hw, plan.resized_hw[0], plan.tensor_hw, _resize(config.frame_hw, plan, given))
-    if given.resize == "stretch":
+    stretches = given.resize == "stretch"
+    if stretches and config.resize == "nvinfer":
         size = config.size_hw or given.size_hw
         return Letterbox(size, size, size)
-    if config.frame_hw is None:
+    frame = config.frame_hw or (FULL_HD if stretches else None)
+    if frame is None:
         raise SpecError(
             f"this model keeps the aspect ratio ({preprocessing_words(given)}), so its graph depends on the size of the frames: give "
             "--frame HEIGHTxWIDTH, the height and width of nvstreammux, e.g. --frame 1080x1920"
         )
-    plan = plan_batch([config.frame_hw], given, config.size_hw)
+    plan = plan_batch([frame], given, config.size_hw)
     wanted = plan.resized_hw[0]
+    if config.resize == "graph":
+        resize = None if wanted == frame == plan.tensor_hw else _resize(frame, plan, given)
+        return Letterbox(frame, wanted, plan.tensor_hw, resize)
     if plan.tensor_hw == wanted:
         return Letterbox(wanted, wanted, wanted)
-    content = _content(config.frame_hw, plan.tensor_hw)
+    content = _content(frame, plan.tensor_hw)
     scale = max(abs(ours / theirs - 1) for ours, theirs in zip(content, wanted, strict=True))
     if scale > _SCALE_TOLERANCE:
         raise SpecError(
-            f"this model resizes a frame of {_words(config.frame_hw)} to {_words(wanted)} and pads to {_words(plan.tensor_hw)}; nvinfer "
+            f"this model resizes a frame of {_words(frame)} to {_words(wanted)} and pads to {_words(plan.tensor_hw)}; nvinfer "
             f"(maintain-aspect-ratio) would fill it with {_words(content)}: add --resize graph"
         )
     if content != wanted:
@@ -189,11 +189,12 @@ def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fix
         "engine-create-func-name": "NvDsInferYoloCudaEngineGet",
     }
     lines = [f"# {spec.family}: {_one_line(spec.name) or 'unnamed'}; {preprocessing_words(spec.input)}"]
-    if config.frame_hw is not None and (spec.input.resize != "stretch" or box.resize is not None):
-        lines.append(f"# for frames of {_words(config.frame_hw)} (height x width) only")
+    if spec.input.resize != "stretch" or box.resize is not None:
+        lines.append(f"# for frames of {_words(config.frame_hw or FULL_HD)} (height x width) only")
     lines += ["", "[property]", *(f"{key}={value}" for key, value in keys.items()), "", "[class-attrs-all]"]
     if nms:
         lines.append(f"nms-iou-threshold={rule.nms_iou:g}")
+    # nvinfer takes the best of each class; the graph gives no more than so many rows for all classes together.
     lines += [f"pre-cluster-threshold={config.threshold:g}", f"topk={rule.max_detections}"]
     own = {i: score for name, score in config.class_thresholds for i in spec.class_ids([name])}
     for class_id, score in sorted(own.items()):
@@ -204,7 +205,7 @@ def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fix
 
 def _app_config(config: DeepStreamConfig) -> str:
     """deepstream_app_config.txt: one sample video, and no screen."""
-    height, width = config.frame_hw or _FULL_HD
+    height, width = config.frame_hw or FULL_HD
     groups = {
         "application": {"enable-perf-measurement": 1, "perf-measurement-interval-sec": 5},
         "tiled-display": {"enable": 0},

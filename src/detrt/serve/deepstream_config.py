@@ -8,15 +8,17 @@ from functools import partial
 from ..errors import SpecError
 from ..spec import parse_class_thresholds, parse_size
 
-RESIZERS = ("nvinfer", "graph")
+RESIZERS = ("graph", "nvinfer")
+FULL_HD = (1080, 1920)  # (height, width) of nvstreammux in the written application
 
 
 @dataclass(frozen=True, slots=True)
 class DeepStreamConfig:
     """Choices for nvinfer.
 
-    frame_hw: of the frames that reach nvinfer, which are those of nvstreammux. size_hw: input size of the detector; None: its own.
-    resize: "nvinfer" resizes, or the "graph", exactly as detrt does.
+    frame_hw: of the frames that reach nvinfer, which are those of nvstreammux; None: FULL_HD, for models that stretch.
+    size_hw: input size of the detector; None: its own. resize: the "graph" resizes, exactly as detrt does, or "nvinfer", whose filters
+        are others.
 
     Raises:
         SpecError: out of range.
@@ -25,7 +27,7 @@ class DeepStreamConfig:
     frame_hw: tuple[int, int] | None = field(
         default=None,
         metadata={
-            "help": "HEIGHTxWIDTH of nvstreammux, for models that keep the aspect ratio.",
+            "help": "HEIGHTxWIDTH of nvstreammux; default: 1080x1920, but none for models that keep the aspect ratio.",
             "flag": "--frame",
             "parse": partial(parse_size, flag="--frame"),
         },
@@ -34,8 +36,8 @@ class DeepStreamConfig:
         default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "parse": parse_size}
     )
     resize: str = field(
-        default="nvinfer",
-        metadata={"help": "nvinfer resizes frames, or the graph, exactly as detrt does; that needs --frame."},
+        default="graph",
+        metadata={"help": "The graph resizes frames, exactly as detrt does; or nvinfer, with less memory and other pixels."},
     )
     batch: int = field(default=1, metadata={"help": "Batch size: the number of streams."})
     threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
@@ -48,14 +50,15 @@ class DeepStreamConfig:
 
         if self.resize not in RESIZERS:
             raise SpecError(f"--resize must be {' or '.join(RESIZERS)}; got {self.resize!r}")
-        if self.resize == "graph" and (self.frame_hw is None or any(side % 2 for side in self.frame_hw)):
-            raise SpecError(
-                "--resize graph needs the size of the frames, in even numbers: give --frame HEIGHTxWIDTH, the height and width of "
-                "nvstreammux, e.g. --frame 1080x1920"
-            )
         if self.batch < 1:
             raise SpecError(f"--batch must be at least 1; got {self.batch}")
         if not 0 <= self.threshold <= 1:
             raise SpecError(f"--threshold must be from 0 to 1; got {self.threshold}")
         if self.frame_hw is not None and (min(self.frame_hw) < 2 or self.frame_hw[0] * self.frame_hw[1] > MAX_PIXELS):
             raise SpecError(f"--frame must be from 2x2 to {MAX_PIXELS} pixels; got {self.frame_hw[0]}x{self.frame_hw[1]}")
+        if self.resize == "graph" and self.frame_hw is not None and any(side % 2 for side in self.frame_hw):
+            height, width = self.frame_hw
+            raise SpecError(
+                f"--frame must be even numbers, as frames of video are; got {height}x{width}: give the height and width of nvstreammux, "
+                "e.g. --frame 1080x1920"
+            )
