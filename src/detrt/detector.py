@@ -462,6 +462,6 @@ _NO_CLASSES = (
 )
 _NO_GPU_DECODING = (
     "--image-decoder gpu (Python: image_decoder='gpu') is for models whose images a GPU resizes: a package of an NVIDIA GPU "
-    "(--backend inductor), or ONNX Runtime with --device cuda:0 and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
+    "(--backend inductor), or an engine or ONNX Runtime with --device cuda:0, and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
     "choose such a backend"
 )

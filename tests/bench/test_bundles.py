@@ -90,6 +90,8 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
         )
     assert any(name.startswith("model.") for name in part["modules"]) and "Conv" in part["kinds"]
     assert 0 < part["roofline"]["share"] < 1 and part["roofline"]["gflop"] > 0
+    assert list(part["stages"]) == ["decode", "resize", "forward", "post-process"] and min(part["stages"].values()) > 0
+    assert "post-process" in done.output
     panels = [e for e in ET.parse(plot).iter() if str(e.get("id", "")).startswith("axes_")]
     assert len(panels) == 7, "latency of two scopes, throughput, AP, modules, kinds, roofline"
 

@@ -224,9 +224,13 @@ def _average_precision(session: Session, config: BenchConfig) -> float | None:
 def _parts(ref: str, session: Session, row: Row, feeds: Any, config: BenchConfig) -> Row:
     from ..backends.prompted import detector_of, with_text
     from .profile import measure_parts
+    from .stages import stage_times
 
+    size = row["height"], row["width"]
+    files = [jpeg_of(image) for image in drawn_images(size, row["batch"])]
+    stages = stage_times(session, files, size if session.spec.input.dynamic or session.info.sizes else None)
     parts = measure_parts(detector_of(session), _onnx_of(ref), with_text(session, feeds), config.threads, row["p50_ms"])
-    return {"model": ref, "backend": session.info.name, "batch": row["batch"], **parts}
+    return {"model": ref, "backend": session.info.name, "batch": row["batch"], "stages": stages, **parts}
 
 
 def _onnx_of(ref: str) -> Path | None:

@@ -44,7 +44,7 @@ class BenchConfig:
         against: with bundles: checkpoints that are timed in transformers as well, one for all bundles or one for each.
         compile: with `against`: also under torch.compile.
         ground_truth, images: with bundles: a data set in COCO's format, for average precision.
-        parts: with bundles: also the time by module and kind of operator, and the fraction of the roofline.
+        parts: with bundles: also the time by stage, module and kind of operator, and the fraction of the roofline.
         plot: with bundles: an SVG or PNG file with plots.
 
     Raises:

@@ -32,7 +32,7 @@ class Meter:
         rows: one for each model, backend, batch size and scope.
         skipped: {"model", "backend", "why", "scope"} of everything that cannot be measured here.
         notes: {"model", "backend", "note"}.
-        parts: see `profile.measure_parts`.
+        parts: see `profile.measure_parts`; "stages": see `stages.stage_times`.
     """
 
     def __init__(self, config: BenchConfig) -> None:

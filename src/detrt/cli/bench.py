@@ -25,7 +25,7 @@ Against = Annotated[
 ]
 Parts = Annotated[
     bool,
-    typer.Option("--parts", help="With bundles: time by module and kind of operator, and the fraction of the roofline."),
+    typer.Option("--parts", help="With bundles: time by stage, module and kind of operator, and the fraction of the roofline."),
 ]
 Lowering = Annotated[
     str | None,
@@ -164,6 +164,9 @@ def _some(names: list[str]) -> str:
 def _print_parts(part: dict[str, Any]) -> None:
     from . import show
 
+    if stages := part["stages"]:
+        title = f"{part['model']} {part['backend']}, batch {part['batch']}"
+        show.table(title, ("stage", "ms"), [[name, f"{ms:.3f}"] for name, ms in stages.items()], right=(1,))
     for key, title in (("modules", "module"), ("kinds", "kind of operator")):
         shown = [[name, f"{100 * fraction:.1f}"] for name, fraction in list(part[key].items())[:12] if fraction >= 0.0005]
         if shown:

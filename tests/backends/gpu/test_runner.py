@@ -195,6 +195,22 @@ def test_batches_may_be_asked_for_late(exported):
         assert there.submit([]).result() == []
 
 
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2"])
+def test_stages_are_timed_one_by_one(exported, name):
+    from detrt.bench.measure import jpeg_of
+    from detrt.bench.stages import stage_times
+
+    path = exported(name, **({} if name == "detr" else {"check": False})).path
+    files = [jpeg_of(source(60, 80)) for _ in range(2)]
+    with OnDevice(path) as there, OnnxSession(path) as here:
+        size = (64, 96) if here.spec.input.dynamic else None
+        there_ms, here_ms = stage_times(there, files, size), stage_times(here, files, size)
+    assert list(there_ms) == ["decode", "upload", "resize", "forward", "selection", "download", "post-process"]
+    assert list(here_ms) == ["decode", "resize", "forward", "post-process"]
+    for times in (there_ms, here_ms):
+        assert min(times.values()) > 0 and times["forward"] == max(times.values())
+
+
 @pytest.mark.parametrize("name", ["detr", "rt_detr_v2", "yolos"])
 def test_selection_is_the_rule_of_decode(name, tiny):
     spec: ModelSpec = tiny(name).spec

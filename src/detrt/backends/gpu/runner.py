@@ -7,6 +7,7 @@ device works. All memory is reused: pinned on the host, at fixed addresses on th
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +24,7 @@ from ...errors import ImageError
 from ...spec import LOGITS, MASK_LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
 from ...system import usable_cores
 from ..base import Feeds, Outputs
-from .cuda_graph import LayoutGraph, LayoutGraphCache, recordable
+from .cuda_graph import LayoutGraph, LayoutGraphCache, capture_graph, recordable
 from .decoder import GpuDecoder
 from .resize import resize_batch
 from .staging import COPY_THREADS, BatchLayout, LayoutCache
@@ -33,6 +34,7 @@ from .yuv import convert_to_rgb, copy_to_block
 # Input shapes whose memory and graphs are cached; batches in flight.
 SLOTS = 8
 DEPTH = 3
+WARM_UP = 4  # batches before those that are timed: CUDA graphs are captured at the third of a shape
 Tensors = Mapping[str, Tensor]
 # prepare(inputs, finish) -> (run, results): `run` runs the model on these tensors and `finish` on its outputs, and writes
 # `results`, whose memory is fixed.
@@ -107,29 +109,71 @@ class GpuRunner:
         """
         for index, image in enumerate(images):
             _check_image(index, image)
+        with torch.inference_mode(), self._on_stream():
+            return self._enqueue(images, plan, text, lambda step: None)
+
+    def stage_times(
+        self, images: Sequence[LoadedImage], plan: BatchPlan, repeats: int, text: Feeds | None = None
+    ) -> dict[str, list[float]]:
+        """Milliseconds of the steps of a batch, each waited for, in `repeats` runs. images, plan, text: as in `submit`.
+
+        Returns:
+            "upload" (packing and copying to the device), "resize" (with padding and normalisation), "forward", "selection" and
+            "download", in this order.
+        """
+        times: dict[str, list[float]] = {step: [] for step in ("upload", "resize", "forward", "selection", "download")}
+        for _ in range(WARM_UP):
+            self.submit(images, plan, text).outputs()
+        with torch.inference_mode(), self._on_stream():
+            select = self._slot(len(images), plan.tensor_hw).selection(self._stream)
+            for _ in range(repeats):
+                last = time.perf_counter()
+
+                def mark(step: str) -> None:
+                    nonlocal last
+                    if self._cuda:
+                        self._stream.synchronize()
+                    now = time.perf_counter()
+                    times[step].append((now - last) * 1e3)
+                    last = now
+
+                self._enqueue(images, plan, text, mark).outputs()
+                mark("download")
+                select()
+                mark("selection")
+        # The model and the selection are one CUDA graph.
+        times["forward"] = [both - alone for both, alone in zip(times["forward"], times["selection"], strict=True)]
+        return times
+
+    def _enqueue(
+        self, images: Sequence[LoadedImage], plan: BatchPlan, text: Feeds | None, mark: Callable[[str], None]
+    ) -> Pending:
+        """As `submit`. mark: called with the name of each step that was enqueued."""
         layout, uses = self._layouts.get(images, plan.resized_hw)
         host = self._hosts[self._turn]
         self._turn = (self._turn + 1) % DEPTH
-        with torch.inference_mode(), self._on_stream():
-            slot = self._slot(len(images), plan.tensor_hw)
-            graph = (
-                self._layout_graphs.get(layout, uses, slot, lambda: self._record(layout, images, slot))
-                if recordable(images)
-                else None
-            )
-            block, start = (self._shared_block(layout), 0) if graph is None else (graph.block, layout.header_size)
-            layout.write(host.block(layout.upload_size), images, self._pool, start=start)
-            if start < layout.upload_size:
-                block[start : layout.upload_size].copy_(host.bytes[start : layout.upload_size], non_blocking=True)
-            on_device = copy_to_block(block, layout, images)
-            if graph is not None:
-                graph.fill()
-            else:
-                convert_to_rgb(block, layout, images)
-                slot.fill(block, layout.rows, self.spec)
-            slot.set_text(text)
-            slot.run()
-            download = host.download(slot.results, on_device)
+        slot = self._slot(len(images), plan.tensor_hw)
+        graph = (
+            self._layout_graphs.get(layout, uses, slot, lambda: self._record(layout, images, slot))
+            if recordable(images)
+            else None
+        )
+        block, start = (self._shared_block(layout), 0) if graph is None else (graph.block, layout.header_size)
+        layout.write(host.block(layout.upload_size), images, self._pool, start=start)
+        if start < layout.upload_size:
+            block[start : layout.upload_size].copy_(host.bytes[start : layout.upload_size], non_blocking=True)
+        on_device = copy_to_block(block, layout, images)
+        mark("upload")
+        if graph is not None:
+            graph.fill()
+        else:
+            convert_to_rgb(block, layout, images)
+            slot.fill(block, layout.rows, self.spec)
+        mark("resize")
+        slot.set_text(text)
+        slot.run()
+        mark("forward")
+        download = host.download(slot.results, on_device)
         return Pending(download, len(images), None if slot.selects else self._outputs)
 
     def _shared_block(self, plan: BatchLayout) -> Tensor:
@@ -195,11 +239,13 @@ class _Slot:
         self.selects = can_select(spec)
 
         def finish(outputs: Tensors) -> list[Tensor]:
+            self._outputs = outputs
             if not self.selects:
                 return list(outputs.values())
             masks = [outputs[MASK_LOGITS].float()] if spec.has_masks else []
             return [select(outputs[LOGITS], outputs[PRED_BOXES], spec), *masks]
 
+        self._finish = finish
         self.run, self.results = prepare(self.tensors, finish)
 
     def fill(self, block: Tensor, rows: NDArray[np.int64], spec: ModelSpec) -> None:
@@ -208,6 +254,14 @@ class _Slot:
         if TARGET_SIZES in self.tensors:
             sizes = block[: rows.nbytes].view(torch.int64).view(count, -1)[:, 1:3]
             self.tensors[TARGET_SIZES].copy_(sizes)
+
+    def selection(self, stream: Any) -> Callable[[], Any]:
+        """The selection on the last outputs of the model, without the model; as a CUDA graph where there is a stream."""
+        outputs = self._outputs
+        if stream is None:
+            return lambda: self._finish(outputs)
+        graph, _ = capture_graph(lambda: self._finish(outputs), stream)
+        return graph.replay  # type: ignore[no-any-return]
 
     def set_text(self, text: Feeds | None) -> None:
         if text is not None and text is not self._text:
