@@ -99,6 +99,8 @@ def test_page_is_whole_escaped_and_self_contained(exported, scaled, images):
     ):
         assert f"<h2>{title}" in text
     assert "prefers-color-scheme:dark" in text
+    assert sum(m.compared for m in report.classes.values()) == report.compared > 0
+    assert "<th>class</th>" in text and all(f"<td>{name}</td>" in text for name in report.classes)
     assert len(text) < 2_000_000
     assert re.search(r'class="badge fail"', text)
 
@@ -112,7 +114,8 @@ def test_command_writes_the_page_and_exits_3(exported, scaled, images, tmp_path,
     said = capsys.readouterr()
     assert code == 3
     assert module in said.out and module in said.err and "verdict: DIFFERENT" in said.out
-    assert html.read_text("utf-8").startswith("<!doctype html>")
+    text = html.read_text("utf-8")
+    assert text.startswith("<!doctype html>") and f"<dd>{good} (onnxruntime-cpu)</dd>" in text
 
 
 def test_reference_is_what_the_bundle_was_made_from(exported, tmp_path, images, capsys):
@@ -130,7 +133,8 @@ def test_reference_is_what_the_bundle_was_made_from(exported, tmp_path, images, 
     folder = make("random:detr/tiny")
     assert default_reference(folder) == "random:detr/tiny"
     assert main(["verify", str(folder), "--images", str(tmp_path / "a.png"), "--json", str(tmp_path / "r.json")]) == 0
-    assert json.loads((tmp_path / "r.json").read_text())["reference"] == "torch-cpu"
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["reference"] == "torch-cpu" and written["sources"][0].startswith("random:detr/tiny")
     for source in ("hf:org/name", "/nowhere/at/all"):
         capsys.readouterr()
         assert main(["verify", str(make(source)), "--images", str(tmp_path / "a.png")]) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from detrt.detections import Detections, Masks
 from detrt.errors import DetrtError
-from detrt.evaluation.matching import Gate, ImageMatch, cutoff, match
+from detrt.evaluation.matching import Gate, ImageMatch, cutoff, match, match_classes
 from detrt.evaluation.report import VerifyReport
 
 A, B, C = (10, 10, 60, 60), (100, 10, 160, 90), (10, 120, 90, 190)
@@ -168,3 +168,18 @@ def test_masks_of_pairs_are_compared():
     assert any("a mask has IoU 0.8, at least 0.99 is allowed" in text for text in report.failures)
     assert [check.ok for check in report.checks if check.name == "lowest mask IoU"] == [False]
     assert VerifyReport("a", "b", Gate(mask_iou=0.8), images).passed
+
+
+def test_classes_over_all_images():
+    """Of two images: class 0 moved, class 1 once missing, class 2 once extra; names, most compared first."""
+    pairs = [
+        (found(*THREE), found((moved(A, 0.25), 0.9, 0), (C, 0.65, 0))),
+        (found(*THREE), found(*THREE, (moved(A, 80), 0.9, 2))),
+    ]
+    classes = match_classes(pairs, Gate())
+    assert list(classes) == ["0", "1", "2"]
+    assert (classes["0"].compared, classes["0"].missing, classes["0"].extra) == (4, 0, 0)
+    assert (classes["0"].box_px, round(classes["0"].score, 3)) == (0.25, 0.05)
+    assert (classes["1"].compared, classes["1"].missing, classes["2"].compared, classes["2"].extra) == (2, 1, 0, 1)
+    for field in ("compared", "missing", "extra"):
+        assert sum(getattr(m, field) for m in classes.values()) == sum(getattr(match(*p, Gate()), field) for p in pairs)

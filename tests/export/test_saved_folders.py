@@ -11,13 +11,13 @@ import importlib.util
 import inspect
 
 import numpy as np
-import onnxruntime
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import image_processor, save_folder
+from torchvision_nms import batched_nms
 
 from detrt import Detector, graph
 from detrt.backends.base import relative_error
@@ -238,26 +238,6 @@ def test_trained_phrases_saved_again(tmp_path):
         height, width = scene.image.shape[:2]
         apart = np.abs(ours.boxes_xyxy - np.clip(box, 0, [width, height, width, height])).max(-1)
         assert apart.min() < 0.1 and abs(ours.scores[apart.argmin()] - score) < 1e-4
-
-
-def batched_nms(boxes, scores, labels, iou):
-    """torchvision's function of this name, by ONNX Runtime's NonMaxSuppression: indices of what stays, best score first."""
-    from onnx import TensorProto, helper
-
-    def kept(mine):
-        feeds = {"boxes": boxes[mine][None].numpy(), "scores": scores[mine][None, None].numpy()}
-        feeds |= {"most": np.array([len(mine)]), "iou": np.array([iou], np.float32)}
-        kinds = {"boxes": TensorProto.FLOAT, "scores": TensorProto.FLOAT, "most": TensorProto.INT64, "iou": TensorProto.FLOAT}
-        inputs = [helper.make_tensor_value_info(name, kinds[name], feeds[name].shape) for name in kinds]
-        node = helper.make_node("NonMaxSuppression", list(kinds), ["selected"])
-        output = helper.make_tensor_value_info("selected", TensorProto.INT64, ["count", 3])
-        opsets = [helper.make_opsetid("", 17)]
-        model = helper.make_model(helper.make_graph([node], "nms", inputs, [output]), opset_imports=opsets, ir_version=8)
-        (selected,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
-        return mine[torch.from_numpy(selected[:, 2])]
-
-    stays = torch.cat([kept(torch.nonzero(labels == label)[:, 0]) for label in labels.unique()])
-    return stays[scores[stays].argsort(descending=True, stable=True)]
 
 
 def test_omdet_turbo_ends_as_in_transformers(tiny, exported, tmp_path, monkeypatch):

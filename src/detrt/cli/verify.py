@@ -104,7 +104,8 @@ def verify(
     if report is not None:
         from ..evaluation.html import write_report
 
-        write_report(done, report, candidate=candidate, reference=against or "the checkpoint it was made from")
+        reference, checked = done.sources
+        write_report(done, report, candidate=checked, reference=reference)
     if json_file != "-":
         _show(done)
     parity.require(done)

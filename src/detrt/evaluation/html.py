@@ -87,7 +87,7 @@ def _checks(report: VerifyReport) -> str:
     rows = []
     for check in report.checks:
         state = "ok" if check.ok else ("no" if check.decides else "free")
-        word = {"ok": "inside", "no": "outside", "free": "outside, AP decides"}[state]
+        word = {"ok": "within", "no": "outside", "free": "outside, AP decides"}[state]
         rows.append((check.name, check.measured, check.allowed, f'<span class="{state}">{word}</span>'))
     return _table(("", "measured", "allowed", ""), rows, raw=(3,), right=(1, 2))
 
@@ -138,6 +138,13 @@ def _detections(report: VerifyReport) -> str:
     table = _table(head, rows[:_MAX_ROWS], right=range(1, 7))
     more = f"<p>{len(rows) - _MAX_ROWS} more images are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
     plot = f'<div class="plot square">{score_scatter(report.scores)}</div>' if report.scores else ""
+    classes = [
+        (name, *map(str, (m.compared, m.missing, m.extra)), f"{m.box_px:.4f}", f"{m.score:.2e}")
+        for name, m in report.classes.items()
+    ]
+    if classes:
+        head = ("class", "compared", "missing", "extra", "box, px", "score")
+        more += _table(head, classes[:_MAX_ROWS], right=range(1, 6))
     return f'<div class="pair">{plot}<div class="scroll">{table}{more}</div></div>'
 
 

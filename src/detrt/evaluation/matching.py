@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,9 +105,8 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     difference in units of the gate). Detections within `gate.score` of the cut-off may be missing on one side; differences of pairs below the cut-off on both
     sides do not count.
     """
-    pairing = _match_pairs(reference, candidate, gate)
-    ref, cand = pairing.ref, pairing.cand
-    compared_pairs = [(r, c) for r, c in pairing.pairs if max(ref.scores[r], cand.scores[c]) >= pairing.cut]
+    pairing = match_pairs(reference, candidate, gate)
+    ref, cand, compared_pairs = pairing.ref, pairing.cand, pairing.compared
     box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in compared_pairs), default=0.0)
     score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in compared_pairs), default=0.0)
     compared = int((ref.scores >= pairing.cut).sum())
@@ -117,9 +117,31 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     return ImageMatch(compared, len(pairing.missing), len(pairing.extra), box, score, overlap)
 
 
+def match_classes(pairs: Iterable[tuple[Detections, Detections]], gate: Gate) -> dict[str, ImageMatch]:
+    """What `match` says of each class, over all images: class name -> match, most compared first. Without masks."""
+    rows: dict[str, dict[str, Any]] = {}
+
+    def row_of(label: str) -> dict[str, Any]:
+        return rows.setdefault(label, {"compared": 0, "missing": 0, "extra": 0, "box_px": 0.0, "score": 0.0})
+
+    for reference, candidate in pairs:
+        pairing = match_pairs(reference, candidate, gate)
+        ref, cand = pairing.ref, pairing.cand
+        counted = {"compared": ref[ref.scores >= pairing.cut], "missing": ref[pairing.missing], "extra": cand[pairing.extra]}
+        for field, found in counted.items():
+            for label in found.labels:
+                row_of(label)[field] += 1
+        for r, c in pairing.compared:
+            row = row_of(ref.labels[r])
+            row["box_px"] = max(row["box_px"], float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()))
+            row["score"] = max(row["score"], abs(float(ref.scores[r]) - float(cand.scores[c])))
+    ordered = sorted(rows.items(), key=lambda item: -item[1]["compared"])
+    return {label: ImageMatch(**row) for label, row in ordered}
+
+
 def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:
     """(score of the reference, of the candidate) of every pair; 0 if unmatched."""
-    pairing = _match_pairs(reference, candidate, gate)
+    pairing = match_pairs(reference, candidate, gate)
     ref, cand = pairing.ref.scores.tolist(), pairing.cand.scores.tolist()
     pairs = [(ref[r], cand[c]) for r, c in pairing.pairs]
     return [*pairs, *((ref[r], 0.0) for r in pairing.missing), *((0.0, cand[c]) for c in pairing.extra)]
@@ -134,7 +156,7 @@ def cutoff(reference: Detections, gate: Gate) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairing:
+class Pairing:
     """Detections of both sides with about the cut-off score or more, and indices of pairs and of unmatched ones."""
 
     cut: float
@@ -144,8 +166,14 @@ class _Pairing:
     missing: list[int]
     extra: list[int]
 
+    @property
+    def compared(self) -> list[tuple[int, int]]:
+        """The pairs whose differences count: one of the two has the cut-off score."""
+        return [(r, c) for r, c in self.pairs if max(self.ref.scores[r], self.cand.scores[c]) >= self.cut]
 
-def _match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> _Pairing:
+
+def match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> Pairing:
+    """The pairs that `match` judges."""
     cut = cutoff(reference, gate)
     ref = reference[reference.scores >= cut - 2 * gate.score]
     cand = candidate[candidate.scores >= cut - 2 * gate.score]
@@ -153,7 +181,7 @@ def _match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> _P
     paired_ref, paired_cand = {r for r, _ in pairs}, {c for _, c in pairs}
     missing = [r for r, score in enumerate(ref.scores) if r not in paired_ref and score >= cut]
     extra = [c for c, score in enumerate(cand.scores) if c not in paired_cand and score >= cut + gate.score]
-    return _Pairing(cut, ref, cand, pairs, missing, extra)
+    return Pairing(cut, ref, cand, pairs, missing, extra)
 
 
 def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]]:

@@ -48,6 +48,12 @@ class Side:
     options: Mapping[str, Any] = field(default_factory=dict)
     owned: bool = False
 
+    @property
+    def origin(self) -> str:
+        """Its name, with the SHA-256 of a checkpoint's weights."""
+        digest = "" if self.source is None else self.source.provenance.checkpoint_sha256
+        return f"{self.name}, weights SHA-256 {digest}" if digest else self.name
+
     def close(self) -> None:
         if self.owned:
             self.session.close()

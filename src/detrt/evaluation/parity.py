@@ -23,7 +23,7 @@ from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
-from .matching import Gate, gate_for, match, paired_scores
+from .matching import Gate, gate_for, match, match_classes, paired_scores
 from .models import Side, ask, default_reference, is_foreign, open_side, precision_of, spec_differences, text_differences
 from .published import with_published
 from .report import Example, VerifyReport
@@ -180,6 +180,7 @@ def _begin(ref: Side, cand: Side, gate: Gate | None, changes: Mapping[str, Any])
         cand.session.info.name,
         replace(gate or gate_for(precision), **changes),
         (),
+        sources=(ref.origin, cand.origin),
         notes=tuple(notes),
         precision=precision,
         facts=tuple(facts),
@@ -198,7 +199,8 @@ def _with_detections(
     found = list(_detections(ref, cand, images, size, progress, broken))
     names = tuple(str(image) if isinstance(image, (str, Path)) else f"image {i}" for i, image in enumerate(images))
     matches = tuple(match(a, b, report.gate) for a, b in found)
-    return replace(report, images=matches, names=names, broken=tuple(broken)), found
+    classes = match_classes(found, report.gate)
+    return replace(report, images=matches, classes=classes, names=names, broken=tuple(broken)), found
 
 
 def _with_tensors(report: VerifyReport, ref: Session, cand: Session, images: list[NDArray]) -> VerifyReport:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend
+from ..backends.base import Backend, Session
+from ..backends.prompted import unbound
 from ..data.preprocess import preprocessing_words
 from ..detections import Detections
+from ..detector import Detector
 from ..errors import GateError, MissingPackageError
 from ..models.contract import exported_spec
 from ..spec import InputSpec, ModelSpec
-from .matching import match
+from ..text.postprocess import TEXT_THRESHOLD
+from ..text.prompts import Prompt, with_last_dot
+from .matching import Gate, match, match_pairs
 from .models import Side, config_like
-from .report import PublishedMatch, VerifyReport
+from .report import PublishedMatch, TokenMatch, VerifyReport
+
+if TYPE_CHECKING:
+    from ..models.published import PublishedDetector, PublishedOutputs, PublishedPrompt
 
 # What decides the pixels; of a graph with symbolic sides, height and width only name the usual size.
 _PIXEL_FIELDS = ("resize", "height", "width", "shortest_edge", "longest_edge", "max_height", "max_width", "pad", "mask")
@@ -54,16 +62,65 @@ def with_published(
     if chosen:
         note = f"the end result is not compared with transformers' own: another {chosen} was chosen when the candidate was built"
         return replace(report, published=done, notes=(*report.notes, note))
-    prompt = cand.session.prompts[0].prompt if cand.session.prompts else None
+    prompt = cand.session.prompts[0] if cand.session.prompts else None
+    if prompt is not None and len(prompt.chunks) > 1:
+        note = (
+            f"no end result of transformers: the {len(prompt.prompt.phrases)} class names are more than one of its prompts takes"
+        )
+        return replace(report, published=done, notes=(*report.notes, note))
     try:
-        detector = PublishedDetector(source, processor, None if prompt is None else prompt.text)
-        theirs = [detector.detect(image, 0.0) for image in images]
+        detector = PublishedDetector(source, processor, None if prompt is None else _as_published(prompt.prompt))
     except MissingPackageError as error:
         return replace(report, published=done, notes=(*report.notes, f"no end result of transformers: {error}"))
-    if prompt is not None:  # names of tokens there, of whole phrases here: boxes and scores are compared
-        theirs, found = [_of_one_class(one) for one in theirs], [_of_one_class(one) for one in found]
+    outputs = [detector.run(image) for image in images]
+    theirs = [detector.detections(one) for one in outputs]
     matches = tuple(match(a, b, report.gate) for a, b in zip(theirs, found, strict=False))
-    return replace(report, published=replace(done, images=matches))
+    done = replace(done, images=matches)
+    if prompt is not None and not prompt.prompt.listed and own.text.kind == "tokens" and not given.decode.in_graph:
+        done = replace(done, by_tokens=tuple(_by_tokens(detector, outputs, cand.session, prompt.prompt, images, report.gate)))
+    return replace(report, published=done)
+
+
+def _as_published(prompt: Prompt) -> PublishedPrompt:
+    from ..models.published import PublishedPrompt
+
+    spans = [(phrase.start, phrase.end) for phrase in prompt.phrases]
+    return PublishedPrompt(with_last_dot(prompt.text), prompt.names, spans, prompt.task)
+
+
+def _by_tokens(
+    detector: PublishedDetector,
+    outputs: Sequence[PublishedOutputs],
+    candidate: Session,
+    prompt: Prompt,
+    images: Sequence[NDArray[np.uint8]],
+    gate: Gate,
+) -> Iterable[TokenMatch]:
+    """The candidate with `--phrases tokens`, which is transformers' own rule: scores over all tokens, and labels of token text."""
+    ours = Detector(unbound(candidate), prompt=prompt, phrases="tokens", threshold=0.0)
+    for image, out in zip(images, outputs, strict=True):
+        # A token within the tolerance of the threshold may be in a label or not: these hold the least and the most of them.
+        least, theirs, most = (detector.by_tokens(out, TEXT_THRESHOLD + change) for change in (gate.score, 0.0, -gate.score))
+        found = _of_one_class(ours(image))
+        numbered = replace(theirs, labels=tuple(map(str, range(len(theirs)))))
+        pairing = match_pairs(numbered, found, gate)
+        wrong = []
+        for r, c in pairing.compared:
+            i, label = int(pairing.ref.labels[r]), pairing.cand.labels[c]
+            if not (_has_letters_of(label, least.labels[i]) and _has_letters_of(most.labels[i], label)):
+                wrong.append((label, theirs.labels[i]))
+        yield TokenMatch(match(theirs, found, gate), tuple(wrong))
+
+
+def _has_letters_of(text: str, part: str) -> bool:
+    """Whether a label has all tokens of another one, in order: what remains of a text after some of its tokens were left out."""
+    letters = iter(_letters(text))
+    return all(letter in letters for letter in _letters(part))
+
+
+def _letters(label: str) -> str:
+    # Dots are left out of our labels; "##" is a piece of a word whose beginning is not there.
+    return "".join(c for c in label if c not in " .#")
 
 
 def _pixels_differ(a: InputSpec, b: InputSpec) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,11 +40,23 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMatch:
+    """One image by the rule of Grounding DINO's processor: scores over all tokens, labels of token text.
+
+    wrong_labels: (candidate's, transformers') of each pair of detections whose labels differ by more than tokens at the threshold.
+    """
+
+    image: ImageMatch
+    wrong_labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedMatch:
     """The candidate compared with the checkpoint that has transformers' own processor before and after it.
 
     oracle: the class of that processor. pixels: largest difference of pixels, relative to the largest value. images: one
-    ImageMatch per image of the end result. differences: what is not equal, as text.
+    ImageMatch per image of the end result; with a prompt, classes are its phrases. by_tokens: the same images by the rule of
+    Grounding DINO's processor, where the candidate returns a score for each token. differences: what is not equal, as text.
     tolerance: of pixels.
     """
 
@@ -51,26 +64,51 @@ class PublishedMatch:
     tolerance: float
     pixels: float | None = None
     images: tuple[ImageMatch, ...] = ()
+    by_tokens: tuple[TokenMatch, ...] = ()
     differences: tuple[str, ...] = ()
 
     @property
     def unmatched(self) -> tuple[int, int, int]:
         """(missing, extra, compared) detections of the end result."""
-        return tuple(sum(getattr(one, name) for one in self.images) for name in ("missing", "extra", "compared"))
+        return _counts(self.images)
+
+    @property
+    def wrong_labels(self) -> list[tuple[str, str]]:
+        """(candidate's, transformers') labels that differ."""
+        return [pair for one in self.by_tokens for pair in one.wrong_labels]
 
     def failures(self, gate: Gate) -> list[str]:
         """Failed checks as text."""
-        missing, extra, compared = self.unmatched
-        found = list(self.differences)
-        if max(missing, extra) > gate.unmatched * compared:
-            found.append(f"against transformers' {self.oracle}, {missing} detections missing and {extra} extra of {compared}")
-        for name in ("box_px", "score"):
-            worst = max((getattr(one, name) for one in self.images), default=0.0)
-            if not worst <= getattr(gate, name):
-                found.append(
-                    f"against transformers' {self.oracle}, {name} differs by {worst:.3g}, allowed {getattr(gate, name):g}"
-                )
+        of_tokens = [one.image for one in self.by_tokens]
+        found = [
+            *self.differences,
+            *self._unequal(self.images, "", gate),
+            *self._unequal(of_tokens, " with scores of tokens", gate),
+        ]
+        if wrong := self.wrong_labels:
+            ours, theirs = wrong[0]
+            found.append(
+                f"against transformers' {self.oracle}, {len(wrong)} of {_counts(of_tokens)[2]} text labels differ: {ours!r} here, "
+                f"{theirs!r} there"
+            )
         return found
+
+    def _unequal(self, images: Sequence[ImageMatch], what: str, gate: Gate) -> list[str]:
+        missing, extra, compared = _counts(images)
+        found, against = [], f"against transformers' {self.oracle}{what}"
+        if max(missing, extra) > gate.unmatched * compared:
+            found.append(f"{against}, {missing} detections missing and {extra} extra of {compared}")
+        for name in ("box_px", "score"):
+            worst = max((getattr(one, name) for one in images), default=0.0)
+            if not worst <= getattr(gate, name):
+                found.append(f"{against}, {name} differs by {worst:.3g}, allowed {getattr(gate, name):g}")
+        return found
+
+
+def _counts(images: Sequence[ImageMatch]) -> tuple[int, int, int]:
+    """(missing, extra, compared) detections."""
+    missing, extra, compared = (sum(getattr(one, name) for one in images) for name in ("missing", "extra", "compared"))
+    return missing, extra, compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +117,10 @@ class VerifyReport:
 
     Attributes:
         reference, candidate: runtime of each side, such as "torch-cpu".
+        sources: (reference's, candidate's) file, folder or checkpoint, with the SHA-256 of its weights where it is a checkpoint.
         gate: the tolerances of the comparison.
         images: one ImageMatch per image.
+        classes: class name -> ImageMatch over all images, most compared first.
         tensors: one row per run and output: batch, height, width, output, relative error (selections forced); empty where the
             selections of the candidate cannot be read (engines).
         precision: the candidate's.
@@ -112,6 +152,8 @@ class VerifyReport:
     broken: tuple[str, ...] = ()
     published: PublishedMatch | None = None
     precision_map: dict[str, dict[str, int]] = field(default_factory=dict)
+    classes: dict[str, ImageMatch] = field(default_factory=dict)
+    sources: tuple[str, str] = ("", "")
     scores: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
     examples: tuple[Example, ...] = field(default=(), repr=False, compare=False)
 
@@ -184,6 +226,9 @@ class VerifyReport:
             if self.published.images:
                 same = not self.published.failures(gate)
                 result.append(Check("missing / extra against its result", f"{missing} / {extra}", unmatched, same, decides))
+            if self.published.by_tokens:
+                wrong = len(self.published.wrong_labels)
+                result.append(Check("text labels other than its", str(wrong), "0", not wrong, decides))
         if self.ap is not None:
             values = (self.ap[side]["AP"] for side in ("reference", "candidate"))
             shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in values)
@@ -252,11 +297,12 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         names: tuple[str, ...] = ("reference", "candidate", "tensors", "notes", "precision", "facts", "slots", "padding", "ap")
-        names += ("names", "broken", "precision_map")
+        names += ("names", "broken", "precision_map", "sources")
         return {
             **{name: getattr(self, name) for name in names},
             "gate": asdict(self.gate),
             "images": [asdict(m) for m in self.images],
+            "classes": {label: m.to_dict() for label, m in self.classes.items()},
             "divergence": None if self.divergence is None else self.divergence.to_dict(),
             "published": None if self.published is None else asdict(self.published),
             "compared": self.compared,

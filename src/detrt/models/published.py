@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,43 +206,124 @@ def mask_difference(ours: Detections, processor: Any, outputs: Any) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedPrompt:
+    """A prompt as transformers' processors take it. text: of all phrases, with a dot at its end; names: class id -> phrase.
+
+    spans: (start, end) of each phrase in the text. task: the sentence of OmDet-Turbo; "" is its own.
+    """
+
+    text: str
+    names: Mapping[int, str]
+    spans: Sequence[tuple[int, int]]
+    task: str = ""
+
+
 class PublishedDetector:
     """A checkpoint with transformers' own processor before and after it: what its users have without detrt.
 
-    prompt: of a model that takes one.
+    prompt: of a model that takes one; one that runs in several chunks is none that transformers can run.
 
     Raises:
         MissingPackageError: the processor of OmDet-Turbo without torchvision.
     """
 
-    def __init__(self, source: Source, image_processor: Any, prompt: str | None = None) -> None:
+    def __init__(self, source: Source, image_processor: Any, prompt: PublishedPrompt | None = None) -> None:
         self._source, self._images, self._prompt = source, image_processor, prompt
         self._both = None if source.spec.text is None else processor_with_text(source, image_processor)
 
-    def detect(self, image: NDArray[np.uint8], threshold: float) -> Detections:
-        """Detections with scores above `threshold`; of a prompted model with the text labels, and class ids of -1."""
+    def run(self, image: NDArray[np.uint8]) -> PublishedOutputs:
+        """Outputs of the model for (height, width, 3) uint8 RGB pixels, as transformers' processor prepares them."""
         import torch
 
-        size = image.shape[:2]
-        target = torch.tensor([size])
-        module = self._source.module
         with torch.inference_mode():
-            if self._both is None:
-                outputs = module(**self._images(images=image, return_tensors="pt"))
-                found = self._images.post_process_object_detection(outputs, threshold=threshold, target_sizes=target)[0]
-                made = _as_detections(found, (), size)
-                names = tuple(self._source.spec.label(i) for i in made.class_ids)
-            else:
-                inputs = self._both(images=image, text=self._prompt, return_tensors="pt")
-                outputs = module(**inputs)
-                found = self._both.post_process_grounded_object_detection(
-                    outputs, inputs["input_ids"], threshold=threshold, text_threshold=threshold, target_sizes=target
-                )[0]
-                scores = found["scores"].float()
-                order = torch.argsort(scores, descending=True, stable=True)
-                names = tuple(found["text_labels"][i] for i in order.tolist())
-                made = _as_detections({**found, "labels": torch.full((len(order),), -1)}, (), size)
-        return Detections(made.boxes_xyxy, made.scores, made.class_ids, names, made.image_size_hw)
+            inputs = self._inputs(image)
+            return PublishedOutputs(self._source.module(**inputs), inputs.get("input_ids"), image.shape[:2])
+
+    def _inputs(self, image: NDArray[np.uint8]) -> Any:
+        if self._both is None:
+            return self._images(images=image, return_tensors="pt")
+        assert self._prompt is not None and self._source.spec.text is not None
+        if self._source.spec.text.kind == "classes":
+            task = {"task": self._prompt.task} if self._prompt.task else {}
+            return self._both(images=image, text=list(self._prompt.names.values()), return_tensors="pt", **task)
+        return self._both(images=image, text=self._prompt.text, return_tensors="pt")
+
+    def detections(self, outputs: PublishedOutputs) -> Detections:
+        """All detections, best score first, by transformers' post-processing.
+
+        Of a prompt for a model with a logit for each token, a class is a phrase: its post-processing gets the logits of one phrase
+        after the other, so that what it calls the score of a box, the best over all tokens, is that of the phrase.
+        """
+        import torch
+
+        target = [outputs.size_hw]
+        if self._both is None:
+            found = self._images.post_process_object_detection(outputs.tensors, threshold=0.0, target_sizes=torch.tensor(target))[
+                0
+            ]
+            return self._named(_as_detections(found, (), outputs.size_hw))
+        assert self._prompt is not None
+        ids = list(self._prompt.names)
+        if outputs.input_ids is None:
+            names = list(self._prompt.names.values())
+            found = self._both.post_process_grounded_object_detection(
+                outputs.tensors, text_labels=[names], threshold=0.0, target_sizes=target
+            )[0]
+            found["labels"] = torch.tensor(ids)[found["labels"]]
+            return self._named(_as_detections(found, (), outputs.size_hw))
+        phrases = []
+        for tokens in self._phrase_tokens(outputs.input_ids.shape[1]):
+            # A threshold below every score, so that all phrases keep all queries.
+            phrases.append(self._grounded(outputs, threshold=-1.0, only=tokens))
+        scores, best = torch.stack([one["scores"].float() for one in phrases]).max(0)
+        found = {"scores": scores, "boxes": phrases[0]["boxes"], "labels": torch.tensor(ids)[best]}
+        return self._named(_as_detections(found, (), outputs.size_hw))
+
+    def by_tokens(self, outputs: PublishedOutputs, text_threshold: float) -> Detections:
+        """Detections as the processor of Grounding DINO returns them: the score is the best of all tokens, the label is the text of
+        those above `text_threshold`, and the class id is 0."""
+        import torch
+
+        found = self._grounded(outputs, threshold=0.0, text_threshold=text_threshold)
+        order = torch.argsort(found["scores"].float(), descending=True, stable=True).tolist()
+        made = _as_detections({**found, "labels": torch.zeros(len(order), dtype=torch.int64)}, (), outputs.size_hw)
+        return replace(made, labels=tuple(found["text_labels"][i] for i in order))
+
+    def _grounded(self, outputs: PublishedOutputs, *, only: NDArray[np.bool_] | None = None, **thresholds: float) -> Any:
+        """transformers' post-processing of token scores. only: (tokens,), the tokens that count."""
+        import torch
+
+        assert self._both is not None
+        tensors = outputs.tensors
+        if only is not None:
+            columns = torch.zeros(tensors.logits.shape[-1], dtype=torch.bool)
+            columns[: len(only)] = torch.from_numpy(only)
+            logits = tensors.logits.masked_fill(~columns, -torch.inf)
+            tensors = SimpleNamespace(logits=logits, pred_boxes=tensors.pred_boxes)
+        return self._both.post_process_grounded_object_detection(
+            tensors, outputs.input_ids, target_sizes=[outputs.size_hw], **thresholds
+        )[0]
+
+    def _phrase_tokens(self, length: int) -> NDArray[np.bool_]:
+        """(phrases, tokens), by the characters that transformers' tokenizer has each token from."""
+        assert self._both is not None and self._prompt is not None
+        tokens = self._both.tokenizer(self._prompt.text, return_offsets_mapping=True)["offset_mapping"]
+        assert len(tokens) == length
+        return np.array([[first <= start < end <= last for start, end in tokens] for first, last in self._prompt.spans])
+
+    def _named(self, found: Detections) -> Detections:
+        names = self._source.spec.labels if self._prompt is None else self._prompt.names
+        return replace(found, labels=tuple(names.get(int(i), str(i)) for i in found.class_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedOutputs:
+    """What transformers' model returned for one image. input_ids: of a prompt with a logit for each token; size_hw: of the image."""
+
+    tensors: Any
+    input_ids: Any
+    size_hw: tuple[int, int]
 
 
 def processor_with_text(source: Source, image_processor: Any) -> Any:

@@ -81,6 +81,15 @@ def parse_prompt(text: str, *, separators: str = ".", task: str = "") -> Prompt:
     return Prompt(text, tuple(phrases), tuple(range(len(phrases))), task=task)
 
 
+def with_last_dot(text: str) -> str:
+    """A prompt whose last phrase ends as the others do.
+
+    Without it the published sub-sentence masks of that phrase depend on the padding of the batch; the authors' code adds the dot,
+    too. It lies after every span.
+    """
+    return text if text.rstrip().endswith(".") else text + "."
+
+
 def class_list(names: Sequence[str], *, task: str = "") -> Prompt:
     """A prompt of class names, e.g. the lines of a file; the class id of a name is its index.
 

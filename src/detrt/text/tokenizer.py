@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import MissingPackageError, PromptError, SpecError
 from ..spec import TextSpec
-from .prompts import Prompt, chunks, class_list, parse_prompt
+from .prompts import Prompt, chunks, class_list, parse_prompt, with_last_dot
 
 Ids = NDArray[np.int64]
 
@@ -159,10 +159,7 @@ class PromptTokenizer:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def _token_chunk(self, prompt: Prompt) -> TokenChunk:
-        # Without a separator at its end, the published sub-sentence masks of the last phrase depend on the
-        # padding of the batch; the authors' code adds the dot, too. It lies after every span.
-        text = prompt.text if prompt.text.rstrip().endswith(".") else prompt.text + "."
-        encoding = self._tokenizer.encode(text)
+        encoding = self._tokenizer.encode(with_last_dot(prompt.text))
         ids = np.array(encoding.ids, np.int64)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         word = (spans[:, 1] > spans[:, 0]) & ~np.isin(ids, self.text.separators)
