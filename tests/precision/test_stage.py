@@ -184,23 +184,38 @@ def test_int8_for_tensorrt_leaves_attentions_whole(name, low_file, exported):
     assert quantised and not projections(quantised)
     view = GraphView.typed(graph.load(exported(name).path))
     rules = Rules(view, Precision.FP16)
-    assert projections(plan_quantization(view, rules, Precision.INT8, fuses_attention=False).activations)
+    assert projections(plan_quantization(view, rules, Precision.INT8, fuses=False).activations)
     for precision in ("fp8", "int8"):
         config = PrecisionConfig(precision, calibration="x", qdq_placement="cpu" if precision == "int8" else None)
-        assert not config.fuses_attention
+        assert not config.fuses
+
+
+def test_what_is_added_to_an_int8_convolution_is_int8(low_file):
+    """A ResNet's blocks: TensorRT adds the shortcut inside the kernel of the last convolution only where it is INT8."""
+    path, report = low_file("rt_detr_v2", "int8")
+    view = GraphView(graph.load(path))
+    blocks = [n for n in view.nodes if n.op_type == "Add" and "/backbone/" in n.name and "/stages." in n.name]
+    found = []
+    for block in blocks:
+        producers = [view.producer[name] for name in block.input]
+        low = [view.producer[one.input[0]].op_type == "DequantizeLinear" for one in producers if one.op_type == "Conv"]
+        if any(low):
+            found.append(sorted(one.op_type for one in producers))
+    assert len(found) >= 3 and all(kinds == ["Conv", "DequantizeLinear"] for kinds in found), found
+    assert report.quantized
 
 
 def test_the_layers_of_an_mlp_are_quantised_together(exported):
     """An INT8 matmul with a GELU before an FP16 layer gives NaN in TensorRT 10.16 and 11.3."""
     view = GraphView.typed(graph.load(exported("yolos").path))
-    plan = plan_quantization(view, Rules(view, Precision.FP16), Precision.INT8, fuses_attention=True)
+    plan = plan_quantization(view, Rules(view, Precision.FP16), Precision.INT8, fuses=True)
     firsts = [n for n in plan.activations if "/intermediate/dense/" in n]
     seconds = {n: n.replace("/intermediate/dense/", "/output/dense/") for n in firsts}
     assert firsts and mlp_partners(view, Rules(view, Precision.FP16), plan) == {
         second: [first] for first, second in seconds.items()
     }
     rules = Rules(view, Precision.FP16, ("vit.encoder.layer.0.output",))
-    kept = plan_quantization(view, rules, Precision.INT8, fuses_attention=True)
+    kept = plan_quantization(view, rules, Precision.INT8, fuses=True)
     mlp_partners(view, rules, kept)
     assert set(plan.activations) - set(kept.activations) == {firsts[0], seconds[firsts[0]]}
     assert "MLP" in kept.excluded[firsts[0]]

@@ -27,7 +27,7 @@ from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, exclude_noisy, measure
 from .proof import MacFractions, check_fraction, count_macs, mac_fractions
-from .quantize import QuantPlan, channel_axis, insert_qdq, mlp_partners, output_layers, plan_quantization
+from .quantize import QuantPlan, channel_axis, insert_qdq, mlp_partners, output_layers, plan_quantization, residual_inputs
 from .rules import Rules
 
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
@@ -113,10 +113,13 @@ def apply_precision(
     else:
         keep_fp32 = output_layers(view, Rules(view, config.target.base), counts, MAX_EXACT_FRACTION)
     rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
-    plan = plan_quantization(view, rules, target, fuses_attention=config.fuses_attention) if target.quantized else QuantPlan()
+    plan = plan_quantization(view, rules, target, fuses=config.fuses) if target.quantized else QuantPlan()
     if plan.activations:
-        partners = mlp_partners(view, rules, plan) if config.fuses_attention else {}
+        partners = mlp_partners(view, rules, plan) if config.fuses else {}
         exclude_noisy(plan, calibration.noise, counts, config.quantize_fraction, partners)
+        if config.fuses:
+            inputs = residual_inputs(view, rules, plan)
+            plan.residuals = {name: one for name, one in inputs.items() if one[1] in calibration.thresholds}
         if correct_biases(copy, plan, calibration.noise):  # the view must include the new constants
             view = GraphView.typed(copy)
             rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
@@ -128,7 +131,7 @@ def apply_precision(
     warnings = list(calibration.warnings)
     report = PrecisionReport(
         target, fractions, typing.fp32_reasons, plan.excluded, quantized, typing.casts, calibration.images, calibration.ranges,
-        {name: calibration.thresholds[name] for name in plan.activations.values()}, tuple(warnings),
+        {name: calibration.thresholds[name] for name in plan.tensors}, tuple(warnings),
     )  # fmt: skip
     check_fraction(fractions, config)
     return copy, report
@@ -172,8 +175,9 @@ def calibrate(
     calibration_result = Calibration(len(images), ranges, fp16_failures(view, ranges, config.margin))
     if config.target.quantized:
         rules = Rules(view, config.target.base, (), calibration_result.fp16_failures)
-        plan = plan_quantization(view, rules, config.target, fuses_attention=config.fuses_attention)
-        absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.activations.values()}
+        plan = plan_quantization(view, rules, config.target, fuses=config.fuses)
+        plan.residuals = residual_inputs(view, rules, plan) if config.fuses else {}
+        absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.tensors}
         axes = {}
         if config.target == Precision.FP8:
             readers = {node.name: node for node in view.nodes}

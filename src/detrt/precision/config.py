@@ -206,8 +206,8 @@ class PrecisionConfig:
         return Precision.FP32 if precision == Precision.TF32 else precision
 
     @property
-    def fuses_attention(self) -> bool:
-        """Whether Q/DQ pairs are placed for a runtime that fuses attentions and MLPs: INT8 for TensorRT."""
+    def fuses(self) -> bool:
+        """Whether Q/DQ pairs are placed for a runtime that fuses attentions, MLPs and residual additions: INT8 for TensorRT."""
         return self.target == Precision.INT8 and self.qdq_placement != "cpu"
 
     @property

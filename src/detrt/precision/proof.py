@@ -87,7 +87,7 @@ def check_fraction(fractions: MacFractions, config: PrecisionConfig) -> None:
     if fraction < config.required_fraction:
         others = sorted((row for row in fractions.largest if row[0] != target), key=lambda row: -row[2])
         largest = ", ".join(f"{name} ({kind}) {value:.1%}" for kind, name, value in others[:3])
-        placement = "; --qdq-placement cpu takes more layers, for OpenVINO and ONNX Runtime" if config.fuses_attention else ""
+        placement = "; --qdq-placement cpu takes more layers, for OpenVINO and ONNX Runtime" if config.fuses else ""
         raise GateError(
             f"only {fraction:.1%} of the MatMul and Conv operations are in {target} ({config.required_fraction:.0%} required): "
             f"{_text(fractions.by_type)}; the largest others: {largest}. Choose another --precision, fewer --keep-fp32, or "

@@ -31,20 +31,27 @@ MIN_SCALE = 2.0**-14
 
 @dataclass(slots=True)
 class QuantPlan:
-    """activations: node name -> tensor to quantize, by its name in the FP32 graph. excluded: node -> why not."""
+    """activations: node name -> tensor to quantize, by its name in the FP32 graph. excluded: node -> why not.
+    residuals: Add -> its input to quantize, as (position, tensor)."""
 
     activations: dict[str, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
+    residuals: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, None]:
+        """The tensors that need a threshold, each once."""
+        return dict.fromkeys([*self.activations.values(), *(tensor for _, tensor in self.residuals.values())])
 
 
-def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses_attention: bool) -> QuantPlan:
+def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses: bool) -> QuantPlan:
     """Choose the layers. Matmuls of two computed tensors (both of an attention) are never quantized.
 
     Excluded are: nodes that `rules` keep in FP32; layers whose result is an output, an order, an angle or a position (class and box
     heads, query selection, sampling offsets), with the layers that lead only to them; values and weights of deformable attention;
     first convolutions of 3 channels, and layers with a number of channels that the kernels do not support.
 
-    fuses_attention: for TensorRT, also the projections into and out of an attention are excluded. TensorRT 11 computes an INT8 output
+    fuses: for TensorRT, also the projections into and out of an attention are excluded. TensorRT 11 computes an INT8 output
     projection behind an FP16 attention wrongly, and INT8 projections around one are slower than FP16 (rf-detr 1.12,
     `_tensorrt/quantize.py`, measured with TensorRT 10.16 and 11.3).
     """
@@ -71,7 +78,7 @@ def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses_at
             reason = "deformable attention samples from it"
         elif "softmax" in consumers[i]:
             reason = "weights of deformable attention"
-        elif fuses_attention and ("attention" in consumers[i] or _is_attention(view, node.input[0])):
+        elif fuses and ("attention" in consumers[i] or _is_attention(view, node.input[0])):
             reason = "a projection of an attention, whose matmuls stay in 16 bits"
         if reason:
             plan.excluded[node.name] = reason
@@ -100,6 +107,27 @@ def mlp_partners(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, li
             for second in seconds:
                 partners.setdefault(second, []).append(name)
     return partners
+
+
+def residual_inputs(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, tuple[int, str]]:
+    """Add -> its input to quantize, as (position, tensor), where the other one is the result of a quantized convolution.
+
+    TensorRT adds inside the kernel of that convolution, and passes INT8 on, only where what is added is INT8 too (TensorRT's developer
+    guide, "Q/DQ placement recommendations").
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for i, node in enumerate(view.nodes):
+        if node.op_type != "Add" or i in rules.keep or not all(view.depth.get(name) for name in node.input):
+            continue
+        producers = [view.producer.get(name) for name in node.input]
+        fused = [
+            one is not None and one.op_type == "Conv" and one.name in plan.activations and len(view.consumers(one.output[0])) == 1
+            for one in producers
+        ]
+        if any(fused):
+            position = 0 if fused == [False, True] else 1
+            found[node.name] = (position, node.input[position])
+    return found
 
 
 def output_layers(view: GraphView, rules: Rules, counts: Mapping[str, int], fraction: float) -> dict[str, str]:
@@ -265,6 +293,13 @@ def insert_qdq(
     weights_done: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
+        if node.name in plan.residuals:
+            position, tensor = plan.residuals[node.name]
+            name = node.input[position]
+            if (name, ()) not in pairs:
+                pairs[name, ()] = f"{name}/{low}"
+                nodes += _activation_pair(graph, name, pairs[name, ()], activation_scale(thresholds[tensor], low), low, node.name)
+            node.input[position] = pairs[name, ()]
         if node.name in plan.activations:
             name, limit = node.input[0], thresholds[plan.activations[node.name]]
             centre = (centres or {}).get(node.name)
