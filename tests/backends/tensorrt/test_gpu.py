@@ -137,6 +137,7 @@ def test_arrays_and_images_share_a_session(exported, tmp_path, version, monkeypa
                 assert np.allclose(there(image).boxes_xyxy, want.boxes_xyxy, atol=1e-3)
             for _ in range(4):
                 there(image)
+            assert len(session.forward_times(2)) == 2, "of the arrays, also after images"
             # Before TensorRT 10 there is one context for both, which `run` has set to its own memory.
             assert Recorded.captured == {"8.5": 2, "10": 1, "rtx": 0}[version]
     assert cuda.alive == 0

@@ -128,6 +128,7 @@ class TensorRTSession(BaseSession):
         if self._trt.is_rtx and runtime_cache is None:
             self._cache_path = default_runtime_cache(self.path, self.facts, gpu_name)
         self._runs = 0
+        self._last_shapes: Shapes | None = None  # of `run`
         self._runtime_cache: Any = None
         # Before TensorRT 10 a second context of a symbolic engine cannot share the only profile.
         self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
@@ -256,6 +257,7 @@ class TensorRTSession(BaseSession):
                 self._buffers[info.name].upload(feeds[info.name], self.tensor_dtypes[info.name], self._stream, self._copiers)
             self._execute(plan)
             plan.runs += 1
+            self._last_shapes = shapes
             outputs = self._download(plan)
             self._runs += 1
             # Also here, because a server that is killed never closes its sessions.
@@ -271,12 +273,11 @@ class TensorRTSession(BaseSession):
         """
         with self._lock:
             self._check_open()
-            last = next(((shapes, plan) for shapes, plan in reversed(self._plans.items()) if plan.outputs), None)
-            if last is None:
+            if self._last_shapes is None:
                 raise SessionError(f"the session of '{self.path}' has run nothing yet; call run first")
             self._cuda.use_device(self._device)
-            shapes, plan = last
-            self._bind(plan, shapes)  # type: ignore[arg-type]
+            plan = self._plan(self._last_shapes)
+            self._bind(plan, self._last_shapes)
             times = []
             for _ in range(repeats):
                 start = time.perf_counter()
