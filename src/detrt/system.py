@@ -96,8 +96,8 @@ def _package(name: str) -> Package:
         # onnxruntime also comes as onnxruntime-gpu and others: present, under another distribution name.
         # TensorRT of JetPack and of tar files comes without metadata: present, of a version that only an import tells.
         top = module.split(".")[0]
-        owners = metadata.packages_distributions().get(top, [])
-        if util.find_spec(top):
+        if util.find_spec(top):  # first: the next line reads the files of all installed packages
+            owners = metadata.packages_distributions().get(top, [])
             version = metadata.version(owners[0]) if owners else "of unknown version"
     return Package(name, version, purpose, extra, install_hint(extra, name))
 

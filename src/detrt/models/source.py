@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..bundle import Provenance
@@ -78,6 +79,7 @@ def versions() -> dict[str, str]:
     return {package: version for package, version in found if version is not None}
 
 
+@cache
 def installed_version(package: str) -> str | None:
     """Installed version of a package; None without it."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load, which help need not wait for
