@@ -108,11 +108,7 @@ LAZY = ("onnxruntime", "openvino", "av", "nvidia", "matplotlib", "ray", "pyarrow
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
-def statements(module: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
     """(import statement, whether it runs when the module is loaded); blocks for type checkers are left out."""
     found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
 
@@ -125,14 +121,14 @@ def statements(module: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
             else:
                 walk(child, top and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 
-    walk(parsed(PACKAGE / module), True)
+    walk(ast.parse(path.read_text("utf-8")), True)
     return found
 
 
 def outside(module: str) -> list[tuple[str, bool]]:
     """Top-level packages that a module imports, and whether at load."""
     found = []
-    for node, top in statements(module):
+    for node, top in statements(PACKAGE / module):
         if isinstance(node, ast.Import):
             found += [(alias.name.partition(".")[0], top) for alias in node.names]
         elif not node.level and node.module:
@@ -142,11 +138,16 @@ def outside(module: str) -> list[tuple[str, bool]]:
 
 def inside(module: str, at_load: bool = False) -> list[str]:
     """Modules of detrt that a module imports, when it is loaded or later, as paths."""
+    return _inside(PACKAGE, module, at_load)
+
+
+@cache
+def _inside(package: Path, module: str, at_load: bool) -> list[str]:
     found = []
-    for node, top in statements(module):
+    for node, top in statements(package / module):
         if not isinstance(node, ast.ImportFrom) or not node.level or (at_load and not top):
             continue
-        base = (PACKAGE / module).parent
+        base = (package / module).parent
         for _ in range(node.level - 1):
             base = base.parent
         parts = node.module.split(".") if node.module else []
@@ -155,7 +156,7 @@ def inside(module: str, at_load: bool = False) -> list[str]:
                 path = base.joinpath(*names[:length])
                 target = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
                 if target is not None:
-                    found.append(target.relative_to(PACKAGE).as_posix())
+                    found.append(target.relative_to(package).as_posix())
                     break
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ def texts(*suffixes: str) -> dict[str, str]:
     return {p.relative_to(ROOT).as_posix(): p.read_text("utf-8") for p in tracked() if p.suffix in suffixes}
 
 
+@cache
+def nodes(text: str) -> list[ast.AST]:
+    """All nodes of a module; several tests look at every file."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def test_no_file_is_too_long():
     long = {name: text.count("\n") for name, text in texts(*CODE).items() if text.count("\n") > LIMIT}
     assert not long, f"more than {LIMIT} lines: {long}"
@@ -37,7 +44,7 @@ def test_functions_and_commands_are_short():
     long = {}
     for path in sorted((ROOT / "src/detrt").rglob("*.py")):
         name = path.relative_to(ROOT / "src/detrt").as_posix()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path.read_text("utf-8")):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > (80 if name.startswith("cli/") else 100):
@@ -49,7 +56,7 @@ def test_a_class_name_is_defined_once():
     """TritonPythonModel is the name that Triton looks for in every model file."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "src/detrt").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path.read_text("utf-8")):
             if isinstance(node, ast.ClassDef) and node.name != "TritonPythonModel":
                 found.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
@@ -62,8 +69,8 @@ def test_no_grab_bags():
 def debris(source: str) -> list[int]:
     """Lines of definitions whose docstring holds the seam of two string literals: a line that ends in a lone quote."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
-    return [getattr(node, "lineno", 1) for node in nodes if re.search(r' "\n\s*"', ast.get_docstring(node, clean=False) or "")]
+    found = [node for node in nodes(source) if isinstance(node, documented)]
+    return [getattr(node, "lineno", 1) for node in found if re.search(r' "\n\s*"', ast.get_docstring(node, clean=False) or "")]
 
 
 def test_docstrings_hold_no_debris():
@@ -73,13 +80,13 @@ def test_docstrings_hold_no_debris():
     assert not wrong, wrong
 
 
-def silent(tree: ast.AST) -> list[int]:
+def silent(source: str) -> list[int]:
     """Lines of handlers that catch everything by leaving the type out, or drop what they caught without a word.
 
     A handler that names its exceptions, does nothing and says why in a comment on that line is a decision.
     """
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
             nothing = all(isinstance(part, ast.Pass) for part in node.body)
@@ -89,7 +96,7 @@ def silent(tree: ast.AST) -> list[int]:
 
 
 def test_no_silent_handlers():
-    wrong = [f"{name}:{line}" for name, text in texts(".py").items() for line in silent(ast.parse(text))]
+    wrong = [f"{name}:{line}" for name, text in texts(".py").items() for line in silent(text)]
     assert not wrong, wrong
 
 
@@ -107,7 +114,7 @@ def test_a_pass_says_why():
 
 def test_handlers_are_found():
     sample = "try:\n x\nexcept:\n y\ntry:\n x\nexcept Exception:\n pass\ntry:\n x\nexcept OSError:\n pass\n"
-    assert silent(ast.parse(sample)) == [3, 7]
+    assert silent(sample) == [3, 7]
 
 
 def test_no_paths_of_one_machine():

@@ -79,7 +79,7 @@ def test_private_words_stay_out():
 
 
 def test_allowances_are_needed():
-    has = {name: found(text) for name, text in texts().items()}
+    has = {name: found(text) for name, text in texts().items() if name in ALLOWED}
     idle = {name: [p for p in patterns if p not in has.get(name, ())] for name, patterns in ALLOWED.items()}
     assert not {name: patterns for name, patterns in idle.items() if patterns}
 
