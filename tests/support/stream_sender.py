@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,7 @@ def cameras(*connections: list[dict[str, Any]], fps: float = 25, count: int = 1)
 class _Client:
     """One client of a camera."""
 
-    def __init__(self, connection: socket.socket, camera: int, fps: float) -> None:
-        import av
-
+    def __init__(self, av: ModuleType, connection: socket.socket, camera: int, fps: float) -> None:
         self._av, self._camera, self._fps = av, camera, fps
         self._container = av.open(connection.makefile("wb", buffering=0), "w", format="mpegts")
         self._stream = self._container.add_stream("libx264", rate=round(fps))
@@ -85,13 +84,15 @@ class _Client:
 
 
 def main(task: dict[str, Any]) -> None:
+    import av  # before a client connects: on a busy machine this takes longer than clients wait for data
+
     server = socket.create_server(("127.0.0.1", 0))
     print(server.getsockname()[1], flush=True)
     number = 0
     for steps in task["connections"]:
         connection, _ = server.accept()
         with connection, contextlib.suppress(OSError):
-            client, due = _Client(connection, task["camera"], task["fps"]), time.monotonic()
+            client, due = _Client(av, connection, task["camera"], task["fps"]), time.monotonic()
             for step in steps:
                 size_hw = tuple(step.get("size", (96, 128)))
                 for _ in range(step.get("frames", 0)):
