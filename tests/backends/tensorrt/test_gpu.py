@@ -215,3 +215,26 @@ def test_large_arrays_go_up_in_parts():
         buffer.start_download(mask.nbytes // 2, stream)
         cuda.synchronize(stream)
         assert np.array_equal(buffer.downloaded(mask.shape, "int32"), mask)
+
+
+def test_a_server_opens_an_engine_on_the_first_gpu(exported, tmp_path, monkeypatch):
+    """`serve --backend tensorrt` without --device: from the choices of the command line to the session of a worker."""
+    from detrt.serve import ServeConfig, named_models, worker
+    from detrt.serve.metrics import Metrics
+    from detrt.serve.scheduler import Pool
+
+    path, devices = exported("detr").path, []
+    with OnnxSession(path) as onnx:
+        session, _ = opened(path, tmp_path, "10", onnx)
+
+        def open_session(ref, *, device, backend, **options):
+            devices.append((device, backend))
+            return session
+
+        monkeypatch.setattr(worker, "open_session", open_session)
+        config = ServeConfig(named_models([str(path)]), backend="tensorrt", size_hw=SIZE, max_batch=2)
+        (setup,) = Pool(config, Metrics())._setups
+        served = worker.Model(config.models[0], setup)
+        served.warm_up()
+        assert devices == [("cuda:0", "tensorrt")] and served.facts.backend == "tensorrt" and served.facts.max_batch == 2
+        served.session.close()
