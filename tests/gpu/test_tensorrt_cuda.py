@@ -120,6 +120,5 @@ def test_files_may_be_decoded_by_the_gpu(session: TensorRTSession) -> None:
 
 def test_every_stage_has_a_time(session: TensorRTSession) -> None:
     stages = stage_times(session, [jpeg_of(images()[0])] * Detector(session).batch_size, None)
-    assert stages is not None
     assert list(stages) == ["decode", "upload", "resize", "forward", "selection", "download", "post-process"]
     assert min(stages.values()) > 0

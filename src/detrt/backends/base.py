@@ -137,6 +137,9 @@ class ImageRunner(Protocol):
             ImageError: an array that is not an image.
         """
 
+    def stage_times(self, images: Sequence[LoadedImage], plan: BatchPlan, repeats: int) -> dict[str, list[float]]:
+        """Milliseconds of the steps of a batch, see `GpuRunner.stage_times`."""
+
     def decoder(self) -> GpuDecoder:
         """A decoder of JPEG files and videos on the same device."""
 

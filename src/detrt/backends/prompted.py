@@ -572,6 +572,10 @@ class BoundImageRunner:
         texts = self._bound.texts(len(images))
         return _BoundPending(self._bound, [self._runner.submit(images, plan, text) for text in texts], len(images))
 
+    def stage_times(self, images: Sequence[LoadedImage], plan: BatchPlan, repeats: int) -> dict[str, list[float]]:
+        times: dict[str, list[float]] = self._runner.stage_times(images, plan, repeats, self._bound.texts(len(images))[0])
+        return times
+
     def decoder(self) -> Any:
         return self._runner.decoder()
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..backends.base import Session
-from ..backends.inductor.session import SizedSession
 from ..data.postprocess import DetectionFilter
 from ..data.prefetch import Prefetcher
 from ..data.preprocess import plan_batches, preprocess
@@ -19,23 +18,19 @@ REPEATS = 20
 KEEP = DetectionFilter(0.5)
 
 
-def stage_times(session: Session, files: Sequence[bytes], size_hw: tuple[int, int] | None) -> dict[str, float] | None:
+def stage_times(session: Session, files: Sequence[bytes], size_hw: tuple[int, int] | None) -> dict[str, float]:
     """Median milliseconds of each stage of one batch, in the order of the path.
 
     Where the session resizes on its device: "decode", "upload", "resize", "forward", "selection", "download" and "post-process";
     elsewhere "decode", "resize", "forward" and "post-process". They overlap from batch to batch, so that throughput is higher
-    than their sum tells. None: a prompted model that resizes on its device.
+    than their sum tells. Of a list of class names that runs in chunks, the first.
 
     Args:
         session: with fixed classes, or with a bound prompt.
         files: encoded images of a batch.
         size_hw: (height, width) of the input in pixels, for models with a dynamic size; None: the model's own.
     """
-    if isinstance(session, SizedSession):
-        session = session.of(size_hw)
     runner = session.image_runner
-    if runner is not None and session.prompts:
-        return None
     decoders = Prefetcher(1 if runner is None else min(MAX_DECODERS, usable_cores()))
     try:
         decode_ms = _median(lambda: decoders.load_batch(files))
@@ -46,6 +41,7 @@ def stage_times(session: Session, files: Sequence[bytes], size_hw: tuple[int, in
         [(image.shape[0], image.shape[1]) for image in images],
         session.spec.input,
         size_hw=size_hw,
+        sizes=() if size_hw is not None else session.info.sizes,
         fill=session.info.fixed_batch,
     )
     batch = [images[index] for index in plan.indices]

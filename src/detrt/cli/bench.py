@@ -164,13 +164,12 @@ def _some(names: list[str]) -> str:
 def _print_parts(part: dict[str, Any]) -> None:
     from . import show
 
-    if stages := part["stages"]:
-        title = f"{part['model']} {part['backend']}, batch {part['batch']}"
-        show.table(title, ("stage", "ms"), [[name, f"{ms:.3f}"] for name, ms in stages.items()], right=(1,))
+    about = f"{part['model']} {part['backend']}, batch {part['batch']}"
+    show.table(about, ("stage", "ms"), [[name, f"{ms:.3f}"] for name, ms in part["stages"].items()], right=(1,))
     for key, title in (("modules", "module"), ("kinds", "kind of operator")):
         shown = [[name, f"{100 * fraction:.1f}"] for name, fraction in list(part[key].items())[:12] if fraction >= 0.0005]
         if shown:
-            show.table(f"{part['model']} {part['backend']}, batch {part['batch']}", (title, "% of the time"), shown, right=(1,))
+            show.table(about, (title, "% of the time"), shown, right=(1,))
     if roofline := part["roofline"]:
         print(
             f"roofline: {roofline['gflop']:.1f} GFLOP and {roofline['gbyte']:.3f} GB of matmuls and convolutions need "

@@ -271,6 +271,12 @@ class SizedSession(BaseSession):
         assert runner is not None
         return runner.submit(images, plan)
 
+    def stage_times(self, images: Sequence[LoadedImage], plan: BatchPlan, repeats: int) -> dict[str, list[float]]:
+        """As `ImageRunner.stage_times`."""
+        runner = self.of(plan.tensor_hw).image_runner
+        assert runner is not None
+        return runner.stage_times(images, plan, repeats)
+
     def decoder(self) -> GpuDecoder:
         """As `ImageRunner.decoder`."""
         runner = self.of(None).image_runner
