@@ -109,7 +109,7 @@ def test_damaged_checkpoints(cli, place, checkpoint, kind):
         ("l.json", '{"9": "a"}', "ids up to 9"),
         ("l.json", '{"x": "a"}', "'x'"),
         ("l.json", "3", "got int"),
-        ("l.txt", "\udcff", "cannot be read"),
+        ("l.txt", "\udcff", "is not UTF-8"),
         ("gone.txt", None, "gone.txt"),
     ],
 )

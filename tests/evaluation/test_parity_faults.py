@@ -248,7 +248,7 @@ def test_wrong_mean_in_the_spec(check, clean):
     assert code == 3
     assert any(text.startswith("spec.input.mean is (0.1, 0.2, 0.3)") for text in report["failures"])
     assert first(report) is None, "the graphs are equal"
-    assert any("facts of the spec" in note for note in report["notes"])
+    assert any("fields of the spec" in note for note in report["notes"])
 
 
 def test_wrong_labels(check, clean):

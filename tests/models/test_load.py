@@ -153,8 +153,11 @@ DAMAGE = {
     "wrong type in the config": (lambda f: edit_json(f / "config.json", num_queries="many"), "num_queries.*'many'"),
     "impossible config": (lambda f: edit_json(f / "config.json", d_model=-8), "cannot be loaded"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"has no weights; expected one of model\.safetensors"),
-    "truncated weights": (cut, "cannot be loaded"),
-    "text as weights": (lambda f: (f / "model.safetensors").write_text("weights"), "cannot be loaded"),
+    "truncated weights": (cut, "damaged or truncated.*copy, download or save"),
+    "text as weights": (
+        lambda f: (f / "model.safetensors").write_text("weights"),
+        "damaged or truncated.*copy, download or save",
+    ),
     "missing keys": (
         lambda f: edit_weights(f, lambda w: [w.pop(k) for k in list(w) if "enc_score_head" in k]),
         r"lacks 2 of the model's weights.*model\.enc_score_head\.bias",
@@ -235,7 +238,7 @@ def test_labels_file(name, text, expected, folder, tmp_path):
         ("ids.json", '{"seven": "a"}', r"ids\.json' must be"),
         ("text.json", '"abcdefg"', r"text\.json' must be"),
         ("cut.json", '["a", ', r"cut\.json' must be"),
-        ("gone.txt", None, r"gone\.txt' cannot be read"),
+        ("gone.txt", None, r"no labels file '.*gone\.txt'; check the path"),
     ],
 )
 def test_labels_that_do_not_fit(name, text, words, folder, tmp_path):
@@ -248,10 +251,14 @@ def test_labels_that_do_not_fit(name, text, words, folder, tmp_path):
 def test_references_that_name_nothing(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"x")
+    beside = tmp_path / "tuned" / "config.json"
+    beside.parent.mkdir()
+    beside.write_text("{}")
     for ref, words in {
         str(file): r"model\.safetensors' is a file; give the folder.*, or ckpt:.*model\.safetensors",
         "PekingU/rtdetr_r50vd": r"write 'hf:PekingU/rtdetr_r50vd'",
-        str(tmp_path / "gone"): "gone' is not a folder",
+        str(tmp_path / "gone"): "there is no folder '.*gone'; check the path.*ckpt:FILE",
+        str(beside): r"is a file of a checkpoint in transformers format; give its folder: .*tuned$",
         str(tmp_path): r"has no config\.json",
         "hf:detr": "'hf:detr' is not a hub reference",
         "hf:a/b/c": "'hf:a/b/c' is not a hub reference",

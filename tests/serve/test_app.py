@@ -256,6 +256,7 @@ def test_models_health_and_metrics(client):
     text = client.get("/metrics").text
     for name in ("detrt_requests_total", "detrt_queue_images", "detrt_workers_ready", "detrt_model_seconds_bucket"):
         assert name in text
+    assert "_created" not in text
     missing = client.get("/v1/nothing")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "no_route"
     assert client.get("/v1/detect").status_code == 405

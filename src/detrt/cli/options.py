@@ -197,11 +197,19 @@ class SizeOptions:
     )
     height: Triple | None = field(
         default=None,
-        metadata={"help": "Input height: 640, or MIN,OPT,MAX for a range.", "panel": "Size", "parse": parse_triple},
+        metadata={
+            "help": "Input height: 640, or MIN,OPT,MAX for a range.",
+            "panel": "Size",
+            "parse": functools.partial(parse_triple, flag="--height"),
+        },
     )
     width: Triple | None = field(
         default=None,
-        metadata={"help": "Input width: 640, or MIN,OPT,MAX for a range.", "panel": "Size", "parse": parse_triple},
+        metadata={
+            "help": "Input width: 640, or MIN,OPT,MAX for a range.",
+            "panel": "Size",
+            "parse": functools.partial(parse_triple, flag="--width"),
+        },
     )
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class Tally:
         if self.bad:
             raise ImageError(
                 f"{len(self.bad)} of {inputs} inputs could not be read: {', '.join(map(str, self.bad[:3]))}"
-                f"{' ...' if len(self.bad) > 3 else ''}; all others were done"
+                f"{' ...' if len(self.bad) > 3 else ''}{'; all others were done' if len(self.bad) < inputs else ''}"
             )
 
 

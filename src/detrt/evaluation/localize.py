@@ -50,7 +50,7 @@ def with_divergence(
     except DetrtError as error:
         result, notes = None, [f"the divergence search stopped: {error}"]
     if result is not None and result.first is None and report.facts:
-        notes.append("the graphs agree; the difference is in the facts of the spec, listed above")
+        notes.append("the graphs agree; the difference is in the fields of the spec that are listed above")
     return replace(report, divergence=result, notes=(*report.notes, *notes))
 
 

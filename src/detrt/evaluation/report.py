@@ -198,7 +198,7 @@ class VerifyReport:
         unmatched = f"{gate.unmatched:.0%} each" if gate.unmatched else "0 / 0"
         matched = max(self.missing, self.extra) <= gate.unmatched * self.compared
         result = [
-            Check("facts of the spec that differ", str(len(self.facts)), "0", not self.facts),
+            Check("fields of the spec that differ", str(len(self.facts)), "0", not self.facts),
             Check("detections compared", str(self.compared), "at least 1", self.compared > 0),
             Check("missing / extra", f"{self.missing} / {self.extra}", unmatched, matched, decides),
         ]

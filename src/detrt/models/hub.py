@@ -251,10 +251,12 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
         raise
     except _LOADING_ERRORS as error:
         raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
-    except (SafetensorError, StrictDataclassError) as error:
+    except StrictDataclassError as error:
         raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise SourceError(f"the weights of '{ref}' are damaged: {_first_lines(error)}") from None
+    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        raise SourceError(
+            f"the weights of '{ref}' are damaged or truncated: {_first_lines(error)}; copy, download or save the checkpoint again"
+        ) from None
     except ImportError as error:
         raise SourceError(f"'{ref}' needs a package that is not installed: {_first_lines(error)}") from None
     mismatched = (key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ()))

@@ -85,8 +85,16 @@ def read_labels(path: Path | str, classes: int) -> dict[int, str]:
     path = Path(path)
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"labels file '{path}' cannot be read: {error}") from None
+    except FileNotFoundError:
+        raise SpecError(
+            f"there is no labels file '{path}'; check the path, or write the class names into it, one per line"
+        ) from None
+    except OSError as error:
+        raise SpecError(
+            f"the labels file '{path}' cannot be read: {error.strerror}; give a text file, one class name per line"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"the labels file '{path}' is not UTF-8 text ({error.reason}); save it as UTF-8") from None
     if path.suffix == ".json":
         try:
             data = json.loads(text)

@@ -297,13 +297,19 @@ def _folder_of(ref: str, options: LoadOptions) -> tuple[Path, str]:
         return folder, f"hf:{name}@{revision}" if revision else f"hf:{name}"
     folder = Path(ref).expanduser()
     if not folder.is_dir():
+        if folder.is_file() and (folder.parent / "config.json").is_file():
+            raise SourceError(f"{ref!r} is a file of a checkpoint in transformers format; give its folder: {folder.parent}")
         if folder.is_file():
             raise SourceError(
                 f"{ref!r} is a file; give the folder that holds config.json and the weights, or ckpt:{ref} for a "
                 "checkpoint file as its authors publish it"
             )
-        hint = f"write 'hf:{ref}' for the Hugging Face hub" if _HUB_ID.match(ref) else "give hf:<organisation>/<model>"
-        raise SourceError(f"{ref!r} is not a folder; {hint}, a transformers checkpoint folder, or embedded:shapes")
+        if _HUB_ID.match(ref):
+            raise SourceError(f"there is no folder {ref!r}; check the path, or write 'hf:{ref}' for the Hugging Face hub")
+        raise SourceError(
+            f"there is no folder {ref!r}; check the path, or give hf:<organisation>/<model>, ckpt:FILE for a checkpoint file as its "
+            "authors publish it, or embedded:shapes"
+        )
     return folder, str(folder.absolute())
 
 

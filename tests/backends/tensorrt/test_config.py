@@ -21,8 +21,8 @@ def test_parse():
     assert parse_triple("1,4,8") == (1, 4, 8) and parse_triple(" 4 ") == (4, 4, 4)
     assert parse_sms("86,89") == parse_sms("sm_86, SM89") == parse_sms("8.6,8.9") == (86, 89)
     for text in ("", "1,2", "a", "1,,2", "-1", "1.5,2,3"):
-        with pytest.raises(EngineError, match="expected"):
-            parse_triple(text)
+        with pytest.raises(EngineError, match="--height must be MIN,OPT,MAX"):
+            parse_triple(text, "--height")
     with pytest.raises(EngineError, match="expected"):
         parse_sms("ada")
 

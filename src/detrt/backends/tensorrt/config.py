@@ -24,15 +24,15 @@ LARGEST_BATCH = 4096
 Triple = tuple[int, int, int]
 
 
-def parse_triple(text: str) -> Triple:
-    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4).
+def parse_triple(text: str, flag: str = "--batch") -> Triple:
+    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4). flag: the option that has it.
 
     Raises:
         EngineError: not one or three whole numbers.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
-        raise EngineError(f"expected MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
+        raise EngineError(f"{flag} must be MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
     numbers = [int(part) for part in parts]
     return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
