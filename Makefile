@@ -8,15 +8,23 @@ EXTRAS := export,rtx,openvino,video,eval,bench,supervision,track,ray,serve,dev
 
 DOCS := build/docs-venv
 
-.PHONY: demo test test-fast test-slow test-transformers setup lint docs wheel clean cpp-setup cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
+# The installation compiles no bytecode: without files of it every process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-fast test-slow test-transformers setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo
 
-# The C++ runtime is built and checked first; where its Debian packages cannot be had, its tests say so and are left out.
-test: setup
-	if $(MAKE) --no-print-directory cpp-setup; then $(MAKE) --no-print-directory cpp-check; fi
+# The C++ runtime is built, as far as it needs no PyTorch, while packages are downloaded, and checked before the tests run. Where its
+# Debian packages cannot be had, its tests say so and are left out.
+test:
+	$(MAKE) --no-print-directory -j 2 setup cpp-early
+	if test -d $(CPP_BUILD)/sanitize; then $(MAKE) --no-print-directory cpp-check; fi
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+cpp-early:
+	if $(MAKE) --no-print-directory cpp-setup; then $(MAKE) --no-print-directory cpp-sanitize; fi
 
 # The inner loop: what needs neither torch nor other processes, in under a minute.
 test-fast: setup
@@ -48,8 +56,10 @@ cpp-setup:
 	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends $(CPP_PACKAGES) >/dev/null || { \
 	echo "The C++ runtime needs these Debian packages, which could not be installed here: $(CPP_PACKAGES)" >&2; exit 1; }
 
-cpp-build: setup
+cpp-build: setup cpp-sanitize
 	cmake -S cpp --preset test >/dev/null && cmake --build $(CPP_BUILD)/test
+
+cpp-sanitize:
 	cmake -S cpp --preset sanitize >/dev/null && cmake --build $(CPP_BUILD)/sanitize
 
 # Unit tests under the sanitizers, and a bounded run of the fuzz targets.
@@ -72,13 +82,11 @@ cpp-test-slow: cpp-setup cpp-check
 
 setup: $(VENV)/.installed
 
-# pip compiles 20000 files to bytecode one by one; compileall uses every core. Some packages hold templates that are no Python.
+# Python compiles a module to bytecode where it is first imported: a quarter of the 20000 in these packages ever are.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("detrt needs Python 3.10 or newer; got " + sys.version.split()[0] + "; run: make PYTHON=python3.11") if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	$(BIN)/python .ci/install.py $(TORCH) -e '.[$(EXTRAS)]'
 	touch $@
 
 lint: setup
