@@ -684,9 +684,9 @@ def _origin(path: Path) -> Provenance:
             return bundle.provenance
     model = graph.load(path, weights=False)
     recorded = graph.read_metadata(model, PROVENANCE_KEY)
-    if recorded:
-        return Provenance.from_json(recorded)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    if recorded:  # without a time, so that equal exports are equal files
+        return replace(Provenance.from_json(recorded), created=created)
     elements = graph.summarise(model).weight_elements
     return Provenance(str(path.absolute()), sha256, elements, versions=versions(), created=created)
 

@@ -194,6 +194,7 @@ REFUSED = [
     ({"json": [1]}, 400, "body"),
     ({"content": b"{" * 100_000, "headers": {"Content-Type": "application/json"}}, 400, "JSON"),
     ({"content": b"x", "headers": {"Content-Type": "text/html"}}, 415, "Content-Type must be"),
+    ({"content": b"x", "headers": {"Content-Type": "application/x-www-form-urlencoded"}}, 415, "with curl --data-binary add: -H"),
     ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "oundary"),
     ({"content": b"x" * 99, "headers": {"Content-Type": "multipart/form-data; boundary=b"}}, 400, "multipart"),
     ({"data": {"images": "text"}, "files": {"other": b""}}, 400, "is text"),

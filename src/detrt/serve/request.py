@@ -24,6 +24,7 @@ from .errors import Refused
 
 _MOST_FIELDS = 64
 _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
+_CURLS_OWN = "application/x-www-form-urlencoded"  # the type that curl --data-binary gives by itself
 _ADDRESS = re.compile(r"(?:https?|ftp|file|s3|gs)://", re.IGNORECASE)
 Threshold = Annotated[float, Field(ge=0, le=1, description="Keep scores above it.")]
 MaxDetections = Annotated[int, Field(ge=1, le=100_000, description="Keep at most so many in an image.")]
@@ -111,7 +112,8 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
         raise Refused(
             415,
             "bad_content_type",
-            f"Content-Type must be multipart/form-data, application/json, image/... or application/octet-stream; got '{kind[:60]}'",
+            f"Content-Type must be multipart/form-data, application/json, image/... or application/octet-stream; got '{kind[:60]}'"
+            + ("; with curl --data-binary add: -H 'Content-Type: application/octet-stream'" if kind == _CURLS_OWN else ""),
         )
     if not images or (len(images) == 1 and not images[0][1]):
         raise Refused(400, "no_image", "there is no image; send the content of at least one image file")
