@@ -70,3 +70,27 @@ def assert_same(reference, candidate):
     assert max(r.box_px for r in rows) <= 0.5
     assert max(r.score for r in rows) <= 1e-3
     print(f"largest difference: {max(r.box_px for r in rows):.4f} px, {max(r.score for r in rows):.2e} in score")
+
+
+def write_released(real_data, size, path):
+    """The released weights under the authors' names, in one file."""
+    import torch
+    from original_names import to_original
+    from safetensors.torch import load_file
+
+    state = load_file(real_data / "checkpoints" / f"deimv2-{size}-coco" / "model.safetensors")
+    state = {key: tensor for key, tensor in state.items() if not key.startswith("model.enc_output.")}
+    decoder = {key for key in state if ".bbox_embed." in key}
+    for key in decoder:  # one shared head, which the authors' file has once for every layer
+        head, _, rest = key.partition(".bbox_embed.0.")
+        for layer in (1, 2):
+            state.setdefault(f"{head}.bbox_embed.{layer}.{rest}", state[key])
+    original = to_original("deimv2", state)
+    side = SIZES[size]
+    count = sum((side // stride) ** 2 for stride in (16, 32))
+    original |= {
+        "decoder.anchors": torch.zeros(1, count, 4),
+        "decoder.valid_mask": torch.ones(1, count, 1),
+    }
+    torch.save({"model": original}, path)
+    return path

@@ -7,10 +7,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 
-import torch
-from deimv2_files import SIZES, assert_same, authors, coco, images, source  # noqa: F401 - fixtures
-from original_names import to_original
-from safetensors.torch import load_file
+from deimv2_files import SIZES, assert_same, authors, coco, images, source, write_released  # noqa: F401 - fixtures
 
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession
@@ -23,27 +20,7 @@ from detrt.models.load import load_source
 @pytest.fixture
 def as_file(real_data, tmp_path):
     """size -> the released weights under the authors' names, in one file."""
-
-    def write(size):
-        state = load_file(real_data / "checkpoints" / f"deimv2-{size}-coco" / "model.safetensors")
-        state = {key: tensor for key, tensor in state.items() if not key.startswith("model.enc_output.")}
-        decoder = {key for key in state if ".bbox_embed." in key}
-        for key in decoder:  # one shared head, which the authors' file has once for every layer
-            head, _, rest = key.partition(".bbox_embed.0.")
-            for layer in (1, 2):
-                state.setdefault(f"{head}.bbox_embed.{layer}.{rest}", state[key])
-        original = to_original("deimv2", state)
-        side = SIZES[size]
-        count = sum((side // stride) ** 2 for stride in (16, 32))
-        original |= {
-            "decoder.anchors": torch.zeros(1, count, 4),
-            "decoder.valid_mask": torch.ones(1, count, 1),
-        }
-        path = tmp_path / f"deimv2_hgnetv2_{size}_coco.pth"
-        torch.save({"model": original}, path)
-        return path
-
-    return write
+    return lambda size: write_released(real_data, size, tmp_path / f"deimv2_hgnetv2_{size}_coco.pth")
 
 
 @pytest.mark.parametrize("size", SIZES)
