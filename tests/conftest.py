@@ -6,6 +6,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 os.environ["DETRT_RUNTIME_CACHE"] = "off"  # nothing is left in the home folder
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `_one_thread_a_session`, for PyTorch here and in child processes
 
 import ast
 import fcntl
@@ -152,6 +153,14 @@ def exported(tiny, shared):
         return shared(words, lambda folder: export_onnx(tiny(name), folder / "model.onnx", ExportConfig(**choices)))
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread_a_session() -> Iterator[None]:
+    """Threads of two processes that share two cores wait for each other. Sessions of child processes have the default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("detrt.backends.onnxruntime.session.usable_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
