@@ -210,6 +210,14 @@ def test_a_model_of_fixed_classes_takes_no_prompt(cli, place, options):
     cli.refused("detect", "fixed.onnx", "in", *options, names="fixed classes", advice="--classes")
 
 
+def test_models_of_which_one_takes_a_prompt_are_not_compared(cli, place):
+    write_onnx(place / "fixed.onnx")
+    words = "they cannot be the same detector: give another --against"
+    options = ("--images", "in")
+    cli.refused("verify", "fixed.onnx", "--against", "gd", *options, names="'gd' takes a prompt", advice=words)
+    cli.refused("verify", "gd", "--against", "fixed.onnx", *options, "--prompt", "red.", names="has fixed classes", advice=words)
+
+
 @pytest.mark.parametrize("kind", ["tokenizer", "text"])
 def test_a_bundle_without_a_part(cli, place, kind):
     write_text_bundle(place / "gd", without=kind)

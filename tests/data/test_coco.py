@@ -57,3 +57,9 @@ def test_bad_truth(tmp_path, text):
         path.write_text(text)
     with pytest.raises(ImageError, match=r"truth.json"):
         load_coco(path, annotations=False)
+
+
+def test_an_empty_list_of_images(tmp_path):
+    (tmp_path / "truth.json").write_text('{"images": [], "annotations": [], "categories": []}')
+    with pytest.raises(ImageError, match=r"list 'images' of the annotation file '.*truth.json' is empty"):
+        load_coco(tmp_path / "truth.json", annotations=False)

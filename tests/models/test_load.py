@@ -254,10 +254,13 @@ def test_references_that_name_nothing(tmp_path):
     beside = tmp_path / "tuned" / "config.json"
     beside.parent.mkdir()
     beside.write_text("{}")
+    weights = beside.with_name("model.safetensors")
+    save_file({"model.backbone.weight": torch.zeros(1)}, weights)
     for ref, words in {
         str(file): r"model\.safetensors' is a file; give the folder.*, or ckpt:.*model\.safetensors",
         "PekingU/rtdetr_r50vd": r"write 'hf:PekingU/rtdetr_r50vd'",
         str(tmp_path / "gone"): "there is no folder '.*gone'; check the path.*ckpt:FILE",
+        f"ckpt:{weights}": r"model.safetensors' is a file of a checkpoint in transformers format; give its folder: .*tuned$",
         str(beside): r"is a file of a checkpoint in transformers format; give its folder: .*tuned$",
         str(tmp_path): r"has no config\.json",
         "hf:detr": "'hf:detr' is not a hub reference",

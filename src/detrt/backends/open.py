@@ -211,7 +211,7 @@ def kind_of(ref: str | os.PathLike) -> str:
             return "bundle"
         if (path / "config.json").is_file():
             return "checkpoint"
-        inside = checkpoint_inside(path)
+        inside = checkpoint_inside(path) or "; give a folder with one of them, an .onnx file, hf:org/name or ckpt:FILE"
         raise SessionError(f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint){inside}")
     if suffix == ".onnx":
         return "onnx"
@@ -290,20 +290,23 @@ def _open_bundle(
     if backend == "inductor":
         why = "; ".join(reasons) or "it holds none"
         raise EngineError(
-            f"no compiled package of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build MODEL -o OUT "
-            "--target inductor"
+            f"no compiled package of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build "
+            f"{bundle.folder} --target inductor"
         )
     if backend == "tensorrt":
         why = "; ".join(reasons) or "it holds no engine"
-        raise EngineError(f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build")
+        raise EngineError(
+            f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build {bundle.folder} "
+            "--target tensorrt, or tensorrt-rtx"
+        )
     found = _open_openvino(bundle, models, backend, device, threads, tuning, reasons)
     if found is not None:
         return found
     if backend == "openvino" or (device is not None and device.partition(":")[0] in OPENVINO_DEVICES):
         why = "; ".join(reasons) or "it holds none"
         raise EngineError(
-            f"no OpenVINO model of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build MODEL -o OUT "
-            "--target openvino"
+            f"no OpenVINO model of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build "
+            f"{bundle.folder} --target openvino"
         )
     graphs = bundle.of_kind("onnx")
     if not graphs:

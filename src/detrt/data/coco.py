@@ -223,7 +223,9 @@ def is_segmentation(value: object, size_hw: Sequence[int]) -> bool:
 def _entries(raw: object, path: Path, part: str, fields: Sequence[str]) -> list[Entry]:
     """Copies of the entries of one list of the file, each checked for its fields."""
     entries = raw.get(part) if isinstance(raw, dict) else None
-    if not isinstance(entries, list) or not entries:
+    if entries == []:
+        raise ImageError(f"the list '{part}' of the annotation file '{path}' is empty; give a COCO instances file with images")
+    if not isinstance(entries, list):
         raise ImageError(f"the annotation file '{path}' has no list '{part}'; it is not a COCO instances file")
     for index, entry in enumerate(entries):
         missing = [field for field in fields if not isinstance(entry, dict) or field not in entry]

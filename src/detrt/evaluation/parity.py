@@ -166,6 +166,13 @@ def _open_sides(
         load = replace(load, **recorded)
     ref = open_side(reference, load, like=model_spec(cand.session))
     stack.callback(ref.close)
+    fixed = ref.session.info.text is None and not ref.session.prompts
+    if (ref.session.info.text and not cand.session.prompts) or (fixed and prompt[0] is not None):
+        kinds = ("has fixed classes", "takes a prompt")[:: 1 if fixed else -1]
+        raise SessionError(
+            f"the reference '{ref.name}' {kinds[0]} and the candidate '{cand.name}' {kinds[1]}; they cannot be the same detector: "
+            "give another --against"
+        )
     ask(ref, *prompt)
     return ref, cand
 

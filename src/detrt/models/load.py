@@ -412,6 +412,9 @@ def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
     refuse_relatives(state, ref)
     found = recognise(state)
     if found is None:
+        folder = Path(ref.removeprefix("ckpt:")).parent
+        if (folder / "config.json").is_file():
+            raise SourceError(f"'{ref}' is a file of a checkpoint in transformers format; give its folder: {folder}")
         raise SourceError(
             f"'{ref}' has keys of no model that detrt knows (e.g. {', '.join(list(state)[:3])}); it knows: "
             f"{', '.join(family_names())}. If it is one of them, name it with --family"

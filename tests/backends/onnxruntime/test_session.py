@@ -261,7 +261,7 @@ def test_bundle_without_an_engine(bundle):
     session = open_session(bundle("onnx"))
     assert session.info.name == "onnxruntime-cpu" and session.info.note == ""  # it was built so
     assert open_session(bundle("onnx"), backend="onnxruntime").info.note == ""
-    with pytest.raises(EngineError, match="holds no engine"):
+    with pytest.raises(EngineError, match="holds no engine. Build one with: detrt build .* --target tensorrt"):
         open_session(bundle("onnx"), backend="tensorrt")
 
 
