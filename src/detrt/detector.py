@@ -101,7 +101,7 @@ class Detector:
             "tokens-of-best", those of its best sub-sentence.
         text_threshold: lowest score of a token, 0 to 1.
         device: "cpu" or "cuda:N"; None: the backend's own. This and all that follow are for a model that is opened here.
-        backend: "auto", "onnxruntime", "tensorrt", "inductor", "openvino" or "torch".
+        backend: "auto", "onnxruntime", "onnxruntime-rtx", "tensorrt", "inductor", "openvino" or "torch".
         threads: of ONNX Runtime and OpenVINO on the CPU.
         performance: of OpenVINO: "latency", all threads work on one batch, or "throughput", several batches at a time.
         streams: batches at a time with "throughput".

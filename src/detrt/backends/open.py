@@ -18,6 +18,7 @@ from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from .base import Backend, BaseSession, Session
 from .inductor.session import InductorSession, SizedSession
+from .onnxruntime.rtx import BACKEND as RTX
 from .onnxruntime.session import NoSpecError, OnnxSession, run_graph
 from .openvino.session import OpenVinoSession
 from .prompted import PromptedSession
@@ -25,7 +26,7 @@ from .prompted import PromptedSession
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-BACKENDS = ("auto", "onnxruntime", "openvino", "tensorrt", "inductor", "torch")
+BACKENDS = ("auto", "onnxruntime", RTX, "openvino", "tensorrt", "inductor", "torch")
 # On a CPU a bundle's OpenVINO model comes before its ONNX file.
 PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
 OPENVINO_DEVICES = ("xpu", "npu")  # that no other backend has
@@ -100,13 +101,14 @@ def _open(
     _check_backend(ref, kind, backend)
     if spec is not None and kind not in ("onnx", "bundle"):
         raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
-    if spec is not None and backend not in ("auto", "onnxruntime"):
+    if spec is not None and backend not in ("auto", "onnxruntime", RTX):
         raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {backend}")
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
     if kind == "onnx":
-        onnx = _open_onnx(Path(ref), spec, load, device or CPU, threads)
-        return _with_text(onnx, Path(ref).parent, provider=device or CPU, threads=threads)
+        provider = _provider(backend, device)
+        onnx = _open_onnx(Path(ref), spec, load, provider, threads)
+        return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, tuning, spec, eager_kernels)
@@ -237,16 +239,26 @@ def kind_of(ref: str | os.PathLike) -> str:
 
 def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     runs = {
-        "onnx": ("onnxruntime",),
+        "onnx": ("onnxruntime", RTX),
         "engine": ("tensorrt",),
         "inductor": ("inductor",),
         "openvino": ("openvino",),
-        "bundle": ("onnxruntime", "openvino", "tensorrt", "inductor"),
+        "bundle": ("onnxruntime", RTX, "openvino", "tensorrt", "inductor"),
         "checkpoint": ("torch",),
     }[kind]
     if backend != "auto" and backend not in runs:
         hint = "; turn it into a bundle first with: detrt build" if kind == "checkpoint" else ""
         raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
+
+
+def _provider(backend: str, device: str | None) -> str:
+    """The execution provider of ONNX Runtime, as `OnnxSession` takes it. Raises SessionError: a device that it does not run on."""
+    if backend != RTX:
+        return device or CPU
+    kind, _, number = (device or "cuda:0").partition(":")
+    if kind != "cuda":
+        raise SessionError(f"--backend {RTX} runs on NVIDIA's RTX GPUs, such as cuda:0; got the device {device!r}")
+    return f"rtx:{number or 0}"
 
 
 def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False) -> BaseSession:
@@ -312,7 +324,7 @@ def _open_bundle(
     if not graphs:
         why = f" ({'; '.join(reasons)})" if reasons else ""
         raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
-    provider = device or CPU
+    provider = _provider(backend, device)
     fused = [bundle.checked_path(entry) for entry in bundle.of_kind("onnx-fused")] if provider == CPU else []
     try:
         onnx = OnnxSession(

@@ -246,7 +246,9 @@ def parse_device(text: str) -> tuple[str, ...]:
 class RunOptions:
     """What runs a model, and on which devices: none is the backend's own, several are a worker process each."""
 
-    backend: str = field(default="auto", metadata={"help": "auto, onnxruntime, openvino, tensorrt, inductor or torch."})
+    backend: str = field(
+        default="auto", metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."}
+    )
     device: tuple[str, ...] = field(
         default=(),
         metadata={

@@ -85,7 +85,7 @@ class ServeConfig:
     )
     backend: str = field(
         default="auto",
-        metadata={"help": "auto, onnxruntime, openvino, tensorrt, inductor or torch."},
+        metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."},
     )
     openvino: OpenVinoRun = field(default_factory=OpenVinoRun)
     size_hw: tuple[int, int] | None = field(
@@ -175,7 +175,7 @@ class ServeConfig:
         if self.image_decoder not in IMAGE_DECODERS:
             raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
-            object.__setattr__(self, "devices", ("cuda:0",) if self.backend == "tensorrt" else (CPU,))
+            object.__setattr__(self, "devices", ("cuda:0",) if self.backend in ("tensorrt", "onnxruntime-rtx") else (CPU,))
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):
             raise SessionError("an API key must have 8 to 512 printable ASCII characters without spaces; make another one")
 

@@ -22,6 +22,8 @@ from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
 from ...system import usable_cores
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
+from .rtx import BACKEND as RTX
+from .rtx import rtx_device
 
 if TYPE_CHECKING:
     from ..gpu.runner import GpuRunner
@@ -59,7 +61,7 @@ class OnnxSession(BaseSession):
 
     model: path of the file, or its bytes (without external data).
     spec: what the file's own spec is replaced by; needed for files that detrt did not write.
-    provider: "cpu", "cuda" or "tensorrt", with an optional device number ("cuda:1").
+    provider: "cpu", "cuda", "tensorrt" or "rtx" (see `rtx.py`), with an optional device number ("cuda:1").
     threads: threads inside one operation; default: as many as this process may use.
     fused: the same graph with the attention of `graph.fuse_attention`, which runs in its place.
 
@@ -94,8 +96,13 @@ class OnnxSession(BaseSession):
         options = _options(onnxruntime, _threads(threads))
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
         source = source if fused is None else str(_existing(fused))
-        session = self._open(source, options, providers)
-        if (providers[0] if isinstance(providers[0], str) else providers[0][0]) not in session.get_providers():
+        wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
+        if backend == RTX:
+            device = rtx_device(onnxruntime, int(providers[0][1]["device_id"]))
+            options.add_provider_for_devices([device], {})
+            wanted = device.ep_name
+        session = self._open(source, options, None if backend == RTX else providers)
+        if wanted not in session.get_providers():
             raise SessionError(
                 f"ONNX Runtime could not start the provider '{provider}' and fell back to "
                 f"{session.get_providers()}; install the CUDA and cuDNN versions that this onnxruntime-gpu "
@@ -120,9 +127,12 @@ class OnnxSession(BaseSession):
             index = int(providers[0][1]["device_id"])
             self._binding = Binding(session, onnxruntime, "cuda", index, self.inputs, self.outputs, self._graphs)
 
-    def _open(self, source: Any, options: Any, providers: list[Any]) -> Any:
-        """An InferenceSession; on CUDA one that captures a graph for each shape, where ONNX Runtime can with this model."""
-        if self._graphs.enabled:
+    def _open(self, source: Any, options: Any, providers: list[Any] | None) -> Any:
+        """An InferenceSession; on CUDA one that captures a graph for each shape, where ONNX Runtime can with this model.
+
+        providers: None: `options` names them.
+        """
+        if self._graphs.enabled and providers is not None:
             with_graphs = [(providers[0][0], {**providers[0][1], "enable_cuda_graph": "1"}), *providers[1:]]
 
             def open_fixed(lengths: Mapping[str, int]) -> Any:
@@ -325,6 +335,8 @@ def _existing(path: Path) -> Path:
 
 def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     kind, _, number = provider.strip().lower().partition(":")
+    if kind == "rtx" and (not number or number.isdigit()):
+        return [(kind, {"device_id": number or "0"})], RTX
     if kind not in _PROVIDERS:
         raise SessionError(f"provider must be one of {', '.join(_PROVIDERS)}, e.g. cuda:0; got {provider!r}")
     if number and not number.isdigit():
