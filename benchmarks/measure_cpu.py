@@ -1,67 +1,214 @@
-"""PyTorch, ONNX Runtime and OpenVINO on a CPU, in turn in one process; prints one JSON line a bundle.
+"""PyTorch, ONNX Runtime and OpenVINO on a CPU, FP32 and INT8, for all families: the table of docs/results/cpu.md.
 
-    python benchmarks/measure_cpu.py REPEATS THREADS BUNDLE...
+    python benchmarks/measure_cpu.py prepare FOLDER [NAME=CHECKPOINT...]    export; at any time
+    python benchmarks/measure_cpu.py measure FOLDER [NAME...]               measure; on an idle machine
+    python benchmarks/measure_cpu.py table FOLDER                           print the table of what is measured
 
-A bundle of `detrt build CHECKPOINT --target onnx,openvino`; its checkpoint is run by PyTorch, as `from_pretrained` gives it (with its
-fused attention), on a ready tensor. "onnxruntime_plain" is `model.onnx` without the fused attention. The backends run in turn, so that other work on the machine falls on all of them alike: medians of the wall clock and of the processor time of
-all threads, milliseconds, after one run that is not counted, and the load average before and after.
+Without names: each family at its full size with random weights. `prepare` builds FOLDER/NAME/fp32 and FOLDER/NAME/int8, calibrated on a
+drawn scene; both steps leave out what is there, so that they can be interrupted and run again. `measure` runs each family in a process of
+its own and adds a line to FOLDER/rows.jsonl. Its backends run in turn, after one run that is not counted, on one image of the usual size: PyTorch as
+`from_pretrained` gives the checkpoint (with its fused attention), on a ready tensor. Medians of the wall clock and of the processor time
+of all threads in milliseconds. "detect" is the backend that `detrt detect` picks of the FP32 bundle.
+DETRT_THREADS: threads; default: all cores. DETRT_SECONDS: of runs for each backend (10).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
-from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.bench.measure import drawn_images
 from detrt.bench.reference import library_calls
 from detrt.bundle import Bundle
 from detrt.data.preprocess import preprocess
+from detrt.models.families import BY_NAME
 from detrt.models.load import load_source
+from detrt.system import usable_cores
+
+THREADS = int(os.environ.get("DETRT_THREADS", usable_cores()))
+SECONDS = float(os.environ.get("DETRT_SECONDS", "10"))
+FEWEST, MOST = 3, 15  # counted runs
+PROMPT = "a cat. a remote control."
+COLUMNS = ("torch", "onnxruntime", "openvino", "onnxruntime_int8", "openvino_int8")
+# Random weights have no precision to lose, so that every layer is quantized that the rules allow.
+INT8 = ("--precision", "int8", "--calibration-images", "1", "--quantize-fraction", "1", "--min-fraction", "0")
 
 
-def measure(folder: str, repeats: int, threads: int) -> dict:
-    bundle = Bundle.open(Path(folder))
-    spec, reference = bundle.spec, bundle.provenance.source
-    feeds = preprocess(drawn_images(spec.input.size_hw, 1), spec).feeds
-    calls = {"onnxruntime_plain": OnnxSession(bundle.folder / "model.onnx", threads=threads)}
-    if bundle.of_kind("onnx-fused"):
-        calls["onnxruntime"] = open_session(folder, backend="onnxruntime", threads=threads)
-    calls["openvino"] = open_session(folder, backend="openvino", threads=threads)
-    calls = {name: partial(session.run, feeds) for name, session in calls.items()}
+def prepare(folder: Path, models: dict[str, str]) -> None:
+    """Build the bundles of each model that are not there."""
+    scenes = folder / "scenes"
+    scenes.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(drawn_images((640, 640), 1)[0]).save(scenes / "0.png")
+    for number, (name, checkpoint) in enumerate(models.items(), 1):
+        fp32, int8 = folder / name / "fp32", folder / name / "int8"
+        trusted = ("--trust-remote-code",) if Path(checkpoint).exists() else ()
+        calibration = ("--calibration", str(scenes), *INT8)
+        if BY_NAME[name].text if name in BY_NAME else False:
+            calibration += ("--prompt", PROMPT)
+        for output, source, options in ((fp32, checkpoint, trusted), (int8, str(fp32), calibration)):
+            if (output / "detrt.json").is_file():
+                continue
+            say(f"{number} of {len(models)}: {name}, {output.name}")
+            command = (sys.executable, "-m", "detrt", "build", source, "-o", str(output), "--target", "onnx,openvino", *options)
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                say(f"  failed ({done.returncode}): {done.stderr.strip().splitlines()[-1:]}")
+                break
+
+
+def measure(folder: Path, names: list[str]) -> None:
+    """Measure what has no row yet, each model in a process of its own."""
+    there = {row["name"] for row in rows_of(folder)}
+    wanted = names or sorted(path.parents[1].name for path in folder.glob("*/fp32/detrt.json"))
+    todo = [name for name in wanted if name not in there]
+    for number, name in enumerate(todo, 1):
+        started = time.monotonic()
+        say(f"{number} of {len(todo)}: {name}")
+        done = subprocess.run((sys.executable, __file__, "row", str(folder), name), stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            say(f"  failed ({done.returncode})")
+            continue
+        with (folder / "rows.jsonl").open("a") as file:
+            file.write(done.stdout.splitlines()[-1] + "\n")
+        say(f"  {time.monotonic() - started:.0f} s")
+
+
+def row(folder: Path, name: str) -> dict:
+    """Times of all backends of one model."""
+    fp32, int8 = folder / name / "fp32", folder / name / "int8"
+    spec = Bundle.open(fp32).spec
+    size = spec.input.size_hw
+    images = drawn_images(size, 1)
+    feeds = preprocess(images, spec).feeds
+    calls: dict[str, Callable[[], object]] = {"torch": torch_call(fp32, feeds["pixel_values"].shape[2:], images)}
+    result = {
+        "name": name,
+        "shape": list(feeds["pixel_values"].shape),
+        "threads": THREADS,
+        "load": [round(os.getloadavg()[0], 1)],
+    }
+    with closing(open_session(fp32, threads=THREADS)) as session:
+        result["detect"] = session.info.backend.value
+    sessions = []
+    for suffix, bundle in (("", fp32), ("_int8", int8)):
+        for backend in ("onnxruntime", "openvino"):
+            if not (bundle / "detrt.json").is_file():
+                continue
+            session = open_session(bundle, backend=backend, threads=THREADS)
+            sessions.append(session)
+            if session.info.text is not None:
+                session = session.bind(PROMPT)
+            calls[backend + suffix] = partial(session.run, feeds)
+    wall, work = times_of(calls)
+    for call in calls:
+        result[call] = {"wall_ms": middle(wall[call]), "cpu_ms": middle(work[call]), "runs": len(wall[call])}
+    for session in sessions:
+        session.close()
+    result["load"].append(round(os.getloadavg()[0], 1))
+    return result
+
+
+def torch_call(bundle: Path, size: tuple[int, int], images: list[np.ndarray]) -> Callable[[], object]:
+    """The checkpoint in PyTorch: in transformers, or as detrt's own module where transformers has none."""
+    torch.set_num_threads(THREADS)
+    reference = Bundle.open(bundle).provenance.source
     source = load_source(reference, trust_remote_code=Path(reference).exists())
-    library = library_calls(source, threads=threads)(feeds["pixel_values"].shape[2:], drawn_images(spec.input.size_hw, 1))
-    calls["torch"] = library["transformers-cpu"]["forward"]
-    wall, cpu = {name: [] for name in calls}, {name: [] for name in calls}
-    load = [os.getloadavg()[0]]
-    for _ in range(repeats + 1):
+    if not source.family.model_type:
+        session = open_session(reference, device="cpu")
+        torch.set_num_threads(THREADS)
+        return partial(session.run, preprocess(images, session.spec).feeds)
+    prompt = PROMPT if source.spec.text is not None else None
+    return library_calls(source, threads=THREADS, prompt=prompt)(size, images)["transformers-cpu"]["forward"]
+
+
+def times_of(calls: dict[str, Callable[[], object]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Wall clock and processor time of each call, in milliseconds; slow calls run less often."""
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    work: dict[str, list[float]] = {name: [] for name in calls}
+    wanted = {}
+    for name, call in calls.items():  # the first run compiles and allocates, the second tells how many fit
+        call()
+        start = time.perf_counter()
+        call()
+        wanted[name] = min(MOST, max(FEWEST, round(SECONDS / (time.perf_counter() - start))))
+    for number in range(max(wanted.values())):
         for name, call in calls.items():
-            start, work = time.perf_counter(), time.process_time()
+            if number >= wanted[name]:
+                continue
+            time.sleep(0.02)  # the threads of the one before wait actively for a moment
+            start, before = time.perf_counter(), time.process_time()
             call()
             wall[name].append((time.perf_counter() - start) * 1e3)
-            cpu[name].append((time.process_time() - work) * 1e3)
-    load.append(os.getloadavg()[0])
-    row = {"bundle": Path(folder).name, "source": reference, "shape": list(feeds["pixel_values"].shape), "threads": threads}
-    row |= {"repeats": repeats, "load": [round(x, 1) for x in load]}
-    for name in calls:
-        row[name] = {kind: round(float(np.median(times[name][1:])), 1) for kind, times in (("wall_ms", wall), ("cpu_ms", cpu))}
-        row[name]["min_ms"] = round(min(wall[name][1:]), 1)
-    return row
+            work[name].append((time.process_time() - before) * 1e3)
+    return wall, work
+
+
+def table(folder: Path) -> str:
+    """Milliseconds of the wall clock, and what they are relative to PyTorch and to FP32."""
+    heads = ["model", "size", "PyTorch", "ONNX Runtime", "OpenVINO", "ONNX Runtime INT8", "OpenVINO INT8", "`detect` picks"]
+    heads += ["PyTorch / `detect`", "FP32 / INT8, ONNX Runtime", "FP32 / INT8, OpenVINO"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    gains = []
+    for found in sorted(rows_of(folder), key=lambda one: one["name"]):
+        ms = {column: found[column]["wall_ms"] for column in COLUMNS if column in found}
+        gains.append(ms["torch"] / ms[found["detect"]])
+        cells = [found["name"], "x".join(map(str, found["shape"][2:]))]
+        cells += [f"{ms[column]:.1f}" if column in ms else "" for column in COLUMNS]
+        cells += [found["detect"], f"{gains[-1]:.2f}"]
+        for backend in ("onnxruntime", "openvino"):
+            low = ms.get(backend + "_int8")
+            cells.append("" if low is None else f"{ms[backend] / low:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    if gains:
+        lines.append(f"\nPyTorch / `detect`: median {statistics.median(gains):.2f}, least {min(gains):.2f}")
+    return "\n".join(lines)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    path = folder / "rows.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def middle(values: list[float]) -> float:
+    return round(statistics.median(values), 1)
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> None:
-    repeats, threads = int(arguments[0]), int(arguments[1])
-    torch.set_num_threads(threads)
-    for folder in arguments[2:]:
-        print(json.dumps(measure(folder, repeats, threads)), flush=True)
+    step, folder, names = arguments[0], Path(arguments[1]), arguments[2:]
+    if step == "prepare":
+        named = dict(one.split("=", 1) if "=" in one else (one, f"random:{one}") for one in names)
+        prepare(folder, named or {name: f"random:{name}" for name in all_families()})
+    elif step == "measure":
+        measure(folder, names)
+    elif step == "row":
+        print(json.dumps(row(folder, names[0])))
+    else:
+        print(table(folder))
+
+
+def all_families() -> list[str]:
+    """Every family, those without a prompt first; Co-DINO with the backbone of DINO."""
+    return sorted(
+        ("co_dino-r50" if name == "co_dino" else name for name in BY_NAME),
+        key=lambda name: bool(BY_NAME.get(name) and BY_NAME[name].text),
+    )
 
 
 if __name__ == "__main__":

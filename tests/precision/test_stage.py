@@ -23,6 +23,7 @@ from detrt.errors import EngineError, GateError, GraphError, ImageError
 from detrt.evaluation.parity import verify
 from detrt.export import ExportConfig, export_onnx
 from detrt.graph.emulate_low_precision import emulate
+from detrt.graph.unsigned import drop_result_pairs
 from detrt.graph.view import GraphView, element_types, graph_precision
 from detrt.pipeline import build
 from detrt.precision import PrecisionConfig
@@ -232,6 +233,33 @@ def test_quantised_values_are_those_of_the_formula(precision):
     got = OnnxSession(emulate(model).SerializeToString(), SPEC).run(feeds)
     for name, array in want.items():
         assert np.abs(got[name] - array).max() < 0.15 * np.abs(array).max()
+
+
+def test_int8_for_a_cpu_has_integer_kernels_in_onnx_runtime(tmp_path):
+    """Beside FP32, unsigned, and with a pair around the result of a convolution, which OpenVINO's graph leaves out."""
+    import onnxruntime
+
+    config = PrecisionConfig("int8", calibration="x", min_fraction=0.0, qdq_placement="cpu", quantize_fraction=1.0)
+    model, report = apply_precision(pixel_model(), SPEC, config, images())
+    assert report.fractions.of("int8") > 0.7 and graph_precision(GraphView.typed(model)) == "int8"
+    assert onnx.TensorProto.FLOAT16 not in GraphView.typed(model).types.values()
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    zeros = {n.input[0]: constants[n.input[2]] for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    assert {zero.dtype for zero in zeros.values()} == {np.dtype(np.uint8)}
+    assert (zeros["grid_relu"], zeros["normed"]) == (0, 128), "no value behind a ReLU is negative"
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    kernels = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert "QLinearConv" in kernels and "Conv" in kernels, "the first convolution has 3 channels and stays FP32"
+    feeds = {"pixel_values": np.stack([p.transpose(2, 0, 1) for p in images()])}
+    want = OnnxSession(pixel_model().SerializeToString(), SPEC).run(feeds)
+    for removed in (1, 0):
+        got = OnnxSession(graph.with_spec(model, SPEC).SerializeToString(), SPEC).run(feeds)
+        for name, array in want.items():
+            assert np.abs(got[name] - array).max() < 0.15 * np.abs(array).max()
+        assert drop_result_pairs(model) == removed
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == len(zeros) - 1
 
 
 def test_fp8_bits_are_those_of_ml_dtypes():

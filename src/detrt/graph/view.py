@@ -200,7 +200,7 @@ def node_type(view: GraphView, node: onnx.NodeProto) -> str:
     if source is not None and source.op_type == "DequantizeLinear":
         low = view.types.get(source.input[0])
         if low is not None and low not in FLOATS:
-            return type_name(low)
+            return type_name(TensorProto.INT8 if low == TensorProto.UINT8 else low)  # unsigned activations, signed weights
     return type_name(view.types.get(node.output[0], TensorProto.UNDEFINED))
 
 

@@ -18,6 +18,7 @@ from ..data.images import ImageSource
 from ..errors import GraphError
 from ..graph.msda_plugin import runnable
 from ..graph.names import matches
+from ..graph.unsigned import unsigned_activations
 from ..graph.view import GraphView
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec, Precision
@@ -27,7 +28,16 @@ from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, exclude_noisy, measure
 from .proof import MacFractions, check_fraction, count_macs, mac_fractions
-from .quantize import QuantPlan, channel_axis, insert_qdq, mlp_partners, output_layers, plan_quantization, residual_inputs
+from .quantize import (
+    QuantPlan,
+    channel_axis,
+    conv_results,
+    insert_qdq,
+    mlp_partners,
+    output_layers,
+    plan_quantization,
+    residual_inputs,
+)
 from .rules import Rules
 
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
@@ -108,24 +118,39 @@ def apply_precision(
     view = GraphView.typed(copy)
     if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.types.values()):
         raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)")
-    if target.base == Precision.FP16:
+    keep_fp32: dict[str, str] = {}
+    if config.base == Precision.FP16:
         keep_fp32 = calibration.fp16_failures
-    else:
-        keep_fp32 = output_layers(view, Rules(view, config.target.base), counts, MAX_EXACT_FRACTION)
-    rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
+    elif config.base == Precision.BF16:
+        keep_fp32 = output_layers(view, Rules(view, config.base), counts, MAX_EXACT_FRACTION)
+    rules = Rules(view, config.base, config.keep_fp32, keep_fp32)
     plan = plan_quantization(view, rules, target, fuses=config.fuses) if target.quantized else QuantPlan()
     if plan.activations:
         partners = mlp_partners(view, rules, plan) if config.fuses else {}
         exclude_noisy(plan, calibration.noise, counts, config.quantize_fraction, partners)
-        if config.fuses:
+        if target == Precision.INT8:
             inputs = residual_inputs(view, rules, plan)
             plan.residuals = {name: one for name, one in inputs.items() if one[1] in calibration.thresholds}
+        if config.for_cpu:
+            plan.results = conv_results(view, plan)
         if correct_biases(copy, plan, calibration.noise):  # the view must include the new constants
             view = GraphView.typed(copy)
-            rules = Rules(view, config.target.base, config.keep_fp32, keep_fp32)
-    typing: Typing = retype(copy, rules, config.target.base)
+            rules = Rules(view, config.base, config.keep_fp32, keep_fp32)
+    typing = Typing() if config.base == Precision.FP32 else retype(copy, rules, config.base)
     centres = {n: c for n in plan.activations if n in calibration.noise and (c := calibration.noise[n].centre) is not None}
-    quantized = insert_qdq(copy, plan, dict(calibration.thresholds), target, centres) if plan.activations else 0
+    quantized = 0
+    if plan.activations:
+        quantized = insert_qdq(
+            copy,
+            plan,
+            dict(calibration.thresholds),
+            target,
+            centres,
+            base=config.base,
+            positive=calibration.positive,
+        )
+        if config.for_cpu:
+            unsigned_activations(copy)
     _check(copy)
     fractions = mac_fractions(copy, counts)
     warnings = list(calibration.warnings)
@@ -140,7 +165,7 @@ def apply_precision(
 @dataclass(slots=True)
 class Calibration:
     """Measurements of a graph on images: ranges, nodes that FP16 would break, thresholds of activations, and the quantization
-    noise of each layer."""
+    noise of each layer. positive: tensors without negative values, which a CPU stores unsigned, in 255 steps instead of 127."""
 
     images: int = 0
     ranges: dict[str, TensorRange] = field(default_factory=dict)
@@ -148,6 +173,7 @@ class Calibration:
     thresholds: dict[str, float] = field(default_factory=dict)
     noise: dict[str, LayerNoise] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    positive: frozenset[str] = frozenset()
 
 
 def calibrate(
@@ -174,21 +200,32 @@ def calibrate(
     view = GraphView.typed(model)
     calibration_result = Calibration(len(images), ranges, fp16_failures(view, ranges, config.margin))
     if config.target.quantized:
-        rules = Rules(view, config.target.base, (), calibration_result.fp16_failures)
+        rules = Rules(view, config.base, (), calibration_result.fp16_failures if config.base == Precision.FP16 else {})
         plan = plan_quantization(view, rules, config.target, fuses=config.fuses)
-        plan.residuals = residual_inputs(view, rules, plan) if config.fuses else {}
+        plan.residuals = residual_inputs(view, rules, plan) if config.target == Precision.INT8 else {}
+        plan.results = conv_results(view, plan) if config.for_cpu else {}
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.tensors}
         axes = {}
         if config.target == Precision.FP8:
             readers = {node.name: node for node in view.nodes}
             axes = {tensor: channel_axis(readers[name]) for name, tensor in plan.activations.items()}
         counts, means = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"), axes)
+        if config.for_cpu:
+            calibration_result.positive = frozenset(name for name in absmax if name in ranges and ranges[name].minimum >= 0)
         calibration_result.thresholds = {
-            name: threshold(counts[name], absmax[name], config.method, config.target, config.percentile) for name in absmax
+            name: threshold(
+                counts[name],
+                absmax[name],
+                config.method,
+                config.target,
+                config.percentile,
+                positive=name in calibration_result.positive,
+            )
+            for name in absmax
         }
         calibration_result.noise = measure(
             runs, spec, images, plan, calibration_result.thresholds, config.target,
-            lambda done, all_: say(done / all_, "noise of layers"), means,
+            lambda done, all_: say(done / all_, "noise of layers"), means, calibration_result.positive,
         )  # fmt: skip
     return calibration_result
 

@@ -58,6 +58,7 @@ _MOVEMENT = frozenset(
 )
 BINS = 2048
 _LEVELS = 128  # of INT8 on one side of zero
+UNSIGNED_MAX = 255.0  # largest value of unsigned INT8
 # Node name -> (shapes of its inputs, shapes of its outputs).
 Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
 
@@ -214,24 +215,27 @@ def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
 class TensorRange:
     """Statistics of a tensor over all images. Fills (finfo.min) and infinities are counted separately.
 
-    absmax: largest finite |x|. exponents: number of values in [2**e, 2**(e+1)), for e = -40 .. 23.
+    absmax: largest finite |x|. minimum: smallest finite x, or 0. exponents: number of values in [2**e, 2**(e+1)), for e = -40 .. 23.
     """
 
     node: str
     absmax: float = 0.0
+    minimum: float = 0.0
     values: int = 0
     fills: int = 0
     zeros: int = 0
     exponents: list[int] = field(default_factory=lambda: [0] * (_MAX_EXPONENT - _MIN_EXPONENT))
 
     def add(self, array: np.ndarray) -> None:
-        size = np.abs(array, dtype=np.float32).reshape(-1)
+        flat = np.asarray(array, np.float32).reshape(-1)
+        size = np.abs(flat)
         finite = size < FILL_LIMIT  # NaN and infinities compare false
         self.fills += int(size.size - finite.sum())
         size = size[finite]
         self.values += int(size.size)
         if size.size:
             self.absmax = max(self.absmax, float(size.max()))
+            self.minimum = min(self.minimum, float(flat.min(initial=0.0, where=finite)))
             # The maximum is exact; the histogram of a large tensor counts every n-th value.
             size = size[:: max(1, size.size >> 15)]
             self.zeros += int((size == 0).sum())
@@ -357,10 +361,18 @@ def histograms(
     return counts, {name: (total / max(values[name], 1)).astype(np.float32) for name, total in sums.items()}
 
 
-def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: Precision, percentile: float = 99.99) -> float:
+def threshold(
+    counts: NDArray[np.int64],
+    absmax: float,
+    method: str,
+    low: Precision,
+    percentile: float = 99.99,
+    *,
+    positive: bool = False,
+) -> float:
     """The |x| that maps to the largest value of the low type; larger values are clipped.
 
-    counts: (BINS,) of |x| up to absmax. low: INT8 or FP8.
+    counts: (BINS,) of |x| up to absmax. low: INT8 or FP8. positive: of unsigned INT8.
 
     Raises:
         GraphError: entropy for FP8, whose steps are not uniform.
@@ -376,14 +388,18 @@ def threshold(counts: NDArray[np.int64], absmax: float, method: str, low: Precis
     if method == "percentile":
         total = np.cumsum(counts) / counts.sum()
         return float((np.searchsorted(total, percentile / 100.0) + 1) / BINS * absmax)
-    return (_entropy if method == "entropy" else _mse)(counts, absmax, low)
+    if method == "entropy":
+        return _entropy(counts, absmax, 2 * _LEVELS if positive else _LEVELS)
+    return _mse(counts, absmax, low, UNSIGNED_MAX if positive else low.max_value)
 
 
-def _mse(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
+def _mse(counts: NDArray[np.int64], absmax: float, low: Precision, largest: float) -> float:
     """The threshold whose rounding and clipping errors have the smallest mean square."""
     centres = (np.arange(BINS) + 0.5) / BINS * absmax
-    round_to: Callable[[NDArray], NDArray] = round_fp8 if low == Precision.FP8 else _round_int8
-    largest = low.max_value
+
+    def round_to(values: NDArray) -> NDArray:
+        return round_fp8(values) if low == Precision.FP8 else np.minimum(np.rint(values), largest)
+
     best, best_error = absmax, np.inf
     for fraction in np.linspace(1.0, 0.1, 91):
         step = fraction * absmax / largest
@@ -393,10 +409,6 @@ def _mse(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
     return best
 
 
-def _round_int8(values: NDArray) -> NDArray:
-    return np.minimum(np.rint(values), Precision.INT8.max_value)
-
-
 def round_fp8(values: NDArray) -> NDArray:
     """Non-negative values rounded to E4M3: 3 bits after the point, exponents from -6, at most 448."""
     exponent = np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
@@ -404,18 +416,18 @@ def round_fp8(values: NDArray) -> NDArray:
     return np.minimum(np.rint(values / step) * step, Precision.FP8.max_value)
 
 
-def _entropy(counts: NDArray[np.int64], absmax: float, low: Precision) -> float:
+def _entropy(counts: NDArray[np.int64], absmax: float, levels: int) -> float:
     """The threshold with the smallest Kullback-Leibler divergence, as TensorRT's entropy calibrator finds it."""
     full = counts.astype(np.float64)
     best, best_divergence = BINS, np.inf
-    for size in range(_LEVELS, BINS + 1, 16):
+    for size in range(levels, BINS + 1, 16):
         clipped = full[:size].copy()
         reference = clipped.copy()
         reference[-1] += full[size:].sum()
-        groups = np.minimum(np.arange(size) * _LEVELS // size, _LEVELS - 1)
+        groups = np.minimum(np.arange(size) * levels // size, levels - 1)
         nonzero = clipped > 0
-        sums = np.bincount(groups, weights=clipped, minlength=_LEVELS)
-        slots = np.bincount(groups, weights=nonzero, minlength=_LEVELS)
+        sums = np.bincount(groups, weights=clipped, minlength=levels)
+        slots = np.bincount(groups, weights=nonzero, minlength=levels)
         spread = np.where(nonzero, (sums / np.maximum(slots, 1))[groups], 0.0)
         if spread.sum() == 0:
             continue

@@ -206,9 +206,19 @@ class PrecisionConfig:
         return Precision.FP32 if precision == Precision.TF32 else precision
 
     @property
+    def base(self) -> Precision:
+        """What is not quantized: FP16 beside INT8 and FP8, but FP32 beside INT8 for CPUs, which compute FP16 slower than FP32."""
+        return Precision.FP32 if self.for_cpu else self.target.base
+
+    @property
+    def for_cpu(self) -> bool:
+        """Whether Q/DQ pairs are placed for OpenVINO and ONNX Runtime on a CPU."""
+        return self.target == Precision.INT8 and self.qdq_placement == "cpu"
+
+    @property
     def fuses(self) -> bool:
         """Whether Q/DQ pairs are placed for a runtime that fuses attentions, MLPs and residual additions: INT8 for TensorRT."""
-        return self.target == Precision.INT8 and self.qdq_placement != "cpu"
+        return self.target == Precision.INT8 and not self.for_cpu
 
     @property
     def required_fraction(self) -> float:

@@ -12,7 +12,7 @@ input, exact and quantized, so that the cost does not grow with the size of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +63,12 @@ def measure(
     low: Precision,
     progress: CountProgress | None = None,
     means: Mapping[str, NDArray[np.float32]] | None = None,
+    positive: Collection[str] = (),
 ) -> dict[str, LayerNoise]:
     """Node name -> noise and offset, for the layers of a plan.
 
     thresholds: see `insert_qdq`. means: tensor -> (channels,) mean that a layer with a bias may subtract from its input.
+    positive: tensors that are stored unsigned.
     """
     view = GraphView.typed(model)
     by_name = {node.name: node for node in view.nodes}
@@ -80,12 +82,13 @@ def measure(
     generator = np.random.default_rng(0)
 
     def visit(tensor: str, array: NDArray[np.float32]) -> None:
-        scale = float(activation_scale(thresholds[tensor], low))
+        unsigned = tensor in positive
+        scale = float(activation_scale(thresholds[tensor], low, positive=unsigned))
         for name in readers[tensor]:
             layer = layers[name]
             exact = _sample(layer, np.asarray(array, np.float32), generator)
             result = exact @ layer.weight.T
-            error = round_to_precision(exact / scale, low) * scale @ layer.low.T - result
+            error = round_to_precision(exact / scale, low, positive=unsigned) * scale @ layer.low.T - result
             layer.sums[:4] += [result.sum(0), (result**2).sum(0), error.sum(0), (error**2).sum(0)]
             layer.count += len(exact)
             if layer.centre is not None:

@@ -105,7 +105,7 @@ def _layer_type(
     sources = [producers.get(name) for name in operands]
     if all(source is not None and source.op_type == "DequantizeLinear" for source in sources):
         stored = [source.input[0] for source in sources if source is not None]
-        quantized = {kinds.get(name) for name in stored}
+        quantized = {onnx.TensorProto.INT8 if kinds.get(name) == onnx.TensorProto.UINT8 else kinds.get(name) for name in stored}
         if len(quantized) == 1:
             return type_name(quantized.pop() or 0)
     return type_name(kinds.get(node.output[0], 0))

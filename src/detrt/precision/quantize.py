@@ -6,7 +6,7 @@ FP32 scales would make every DequantizeLinear and its readers FP32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 from ..graph.clean import set_opset
 from ..graph.nodes import replace_nodes
 from ..graph.operators import ELEMENTWISE, MOVEMENT, PLUGIN_NODES
+from ..graph.unsigned import RESULT
 from ..graph.view import ELEMENT_TYPE, GraphView, attribute
 from ..spec import Precision
-from .calibrate import round_fp8
+from .calibrate import UNSIGNED_MAX, round_fp8
 from .rules import Rules
 
 # Tensor core kernels need a multiple of so many channels.
@@ -32,16 +33,18 @@ MIN_SCALE = 2.0**-14
 @dataclass(slots=True)
 class QuantPlan:
     """activations: node name -> tensor to quantize, by its name in the FP32 graph. excluded: node -> why not.
-    residuals: Add -> its input to quantize, as (position, tensor)."""
+    residuals: Add -> its input to quantize, as (position, tensor). results: layer -> its result, which is quantized too."""
 
     activations: dict[str, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     residuals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, None]:
         """The tensors that need a threshold, each once."""
-        return dict.fromkeys([*self.activations.values(), *(tensor for _, tensor in self.residuals.values())])
+        added = [tensor for _, tensor in self.residuals.values()]
+        return dict.fromkeys([*self.activations.values(), *added, *self.results.values()])
 
 
 def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses: bool) -> QuantPlan:
@@ -87,6 +90,21 @@ def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses: b
     return plan
 
 
+def conv_results(view: GraphView, plan: QuantPlan) -> dict[str, str]:
+    """Convolution of a plan -> its result, where that goes to anything but a ReLU.
+
+    ONNX Runtime has integer convolutions only between a pair of the input and one of the result, which may follow a ReLU.
+    """
+    found = {}
+    nodes = {node.name: node for node in view.nodes}
+    for name in plan.activations:
+        node = nodes[name]
+        readers = [view.nodes[index].op_type for index, _ in view.readers.get(node.output[0], ())]
+        if node.op_type == "Conv" and readers != ["Relu"]:
+            found[name] = node.output[0]
+    return found
+
+
 def mlp_partners(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, list[str]]:
     """Second layer of an MLP -> its first layers, which are quantized only with it.
 
@@ -112,7 +130,7 @@ def mlp_partners(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, li
 def residual_inputs(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, tuple[int, str]]:
     """Add -> its input to quantize, as (position, tensor), where the other one is the result of a quantized convolution.
 
-    TensorRT adds inside the kernel of that convolution, and passes INT8 on, only where what is added is INT8 too (TensorRT's developer
+    TensorRT (and OpenVINO) adds inside the kernel of that convolution, and passes INT8 on, only where what is added is INT8 too (TensorRT's developer
     guide, "Q/DQ placement recommendations").
     """
     found: dict[str, tuple[int, str]] = {}
@@ -244,13 +262,15 @@ def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDA
     return best
 
 
-def activation_scale(threshold: float, low: Precision) -> NDArray[np.float16]:
-    """The FP16 scale that maps `threshold` to the largest value of the type; rounded up."""
-    return _round_up(np.maximum(threshold / low.max_value, MIN_SCALE))
+def activation_scale(threshold: float, low: Precision, *, positive: bool = False) -> NDArray[np.float16]:
+    """The FP16 scale that maps `threshold` to the largest value of the type; rounded up. positive: of unsigned INT8."""
+    return _round_up(np.maximum(threshold / (UNSIGNED_MAX if positive else low.max_value), MIN_SCALE))
 
 
-def round_to_precision(values: NDArray, low: Precision) -> NDArray[np.float32]:
-    """Values in units of their scale, rounded and clipped to the values of the type."""
+def round_to_precision(values: NDArray, low: Precision, *, positive: bool = False) -> NDArray[np.float32]:
+    """Values in units of their scale, rounded and clipped to the values of the type. positive: of unsigned INT8."""
+    if positive:
+        return np.clip(np.rint(values), 0, UNSIGNED_MAX).astype(np.float32)
     if low == Precision.INT8:
         return np.clip(np.rint(values), -127, 127).astype(np.float32)
     return (np.sign(values) * round_fp8(np.abs(values))).astype(np.float32)
@@ -279,26 +299,39 @@ def insert_qdq(
     thresholds: dict[str, float],
     low: Precision,
     centres: Mapping[str, NDArray[np.float32]] | None = None,
+    *,
+    base: Precision = Precision.FP16,
+    positive: Collection[str] = (),
 ) -> int:
-    """Insert the pairs of a plan into a typed FP16 graph, in place; returns the number of quantized layers.
+    """Insert the pairs of a plan into a graph of the type `base`, in place; returns the number of quantized layers.
 
     thresholds: tensor of the FP32 graph -> the |x| that maps to the largest value of the type.
     centres: node -> (inputs,) subtracted from its input channels first; its bias compensates for that.
-    Layers that read a tensor in the same way share one pair. Raises the opset to 19, the first with FP16 scales.
+    base: FP16, or FP32. positive: tensors of the FP32 graph that are stored unsigned.
+    Layers that read a tensor in the same way share one pair. For FP16, raises the opset to 19, the first with FP16 scales.
     """
-    set_opset(model, 19)
+    if base == Precision.FP16:
+        set_opset(model, 19)
+    kind = np.dtype(base.dtype)
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     pairs: dict[tuple[str, tuple[int, ...]], str] = {}
     weights_done: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
+
+    def add_pair(source: str, target: str, tensor: str, limit: float, label: str) -> None:
+        unsigned = tensor in positive
+        scale = activation_scale(limit, low, positive=unsigned).astype(kind)
+        stored = TensorProto.UINT8 if unsigned else ELEMENT_TYPE[low]
+        nodes.extend(_activation_pair(graph, source, target, scale, stored, label))
+
     for node in graph.node:
         if node.name in plan.residuals:
             position, tensor = plan.residuals[node.name]
             name = node.input[position]
             if (name, ()) not in pairs:
                 pairs[name, ()] = f"{name}/{low}"
-                nodes += _activation_pair(graph, name, pairs[name, ()], activation_scale(thresholds[tensor], low), low, node.name)
+                add_pair(name, pairs[name, ()], tensor, thresholds[tensor], node.name)
             node.input[position] = pairs[name, ()]
         if node.name in plan.activations:
             name, limit = node.input[0], thresholds[plan.activations[node.name]]
@@ -311,7 +344,7 @@ def insert_qdq(
                     limit = centred_threshold(limit, centre)
                     source = f"{pairs[name, pads]}/centred"
                     nodes += _subtract_centre(graph, node, name, source, centre)
-                nodes += _activation_pair(graph, source, pairs[name, pads], activation_scale(limit, low), low, node.name)
+                add_pair(source, pairs[name, pads], plan.activations[node.name], limit, node.name)
             if any(pads):
                 _remove_padding(node)
             axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
@@ -319,9 +352,14 @@ def insert_qdq(
             if key not in weights_done:
                 weights_done[key] = f"{node.input[1]}/{low}"
                 weight = numpy_helper.to_array(constants[node.input[1]]).astype(np.float32)
-                nodes.append(_weight_pair(graph, weight, axis, node.input[1], weights_done[key], low, node.name))
+                nodes.append(_weight_pair(graph, weight, axis, node.input[1], weights_done[key], low, node.name, kind))
             node.input[0], node.input[1] = pairs[name, pads], weights_done[key]
         nodes.append(node)
+        if node.name in plan.results:
+            name, tensor = node.output[0], plan.results[node.name]
+            node.output[0] = f"{name}/exact"
+            add_pair(node.output[0], name, tensor, thresholds[tensor], node.name + RESULT)
+            pairs[name, ()] = name  # those that read it need no other pair
     replace_nodes(model, nodes)
     names_read = {name for node in graph.node for name in node.input}
     remaining = [tensor for tensor in graph.initializer if tensor.name in names_read]
@@ -360,11 +398,11 @@ def _subtract_centre(
 
 
 def _activation_pair(
-    graph: onnx.GraphProto, name: str, target: str, scale: NDArray[np.float16], low: Precision, layer: str
+    graph: onnx.GraphProto, name: str, target: str, scale: NDArray, stored: int, layer: str
 ) -> list[onnx.NodeProto]:
     names = (f"{target}/scale", f"{target}/zero", f"{target}/q")
-    graph.initializer.append(numpy_helper.from_array(np.asarray(scale, np.float16), names[0]))
-    graph.initializer.append(helper.make_tensor(names[1], ELEMENT_TYPE[low], [], b"\0", raw=True))
+    graph.initializer.append(numpy_helper.from_array(scale, names[0]))
+    graph.initializer.append(helper.make_tensor(names[1], stored, [], b"\0", raw=True))
     return [
         helper.make_node("QuantizeLinear", [name, *names[:2]], [names[2]], name=f"{layer}/Quantize"),
         helper.make_node("DequantizeLinear", [names[2], *names[:2]], [target], name=f"{layer}/Dequantize"),
@@ -379,8 +417,9 @@ def _weight_pair(
     target: str,
     low: Precision,
     layer: str,
+    kind: np.dtype,
 ) -> onnx.NodeProto:
-    scale = weight_scales(weight, axis, low)
+    scale = weight_scales(weight, axis, low).astype(kind)
     shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
     scaled = weight / scale.astype(np.float32).reshape(shape)
     if low == Precision.INT8:

@@ -17,7 +17,7 @@ from ...bundle import EngineFacts
 from ...data.preprocess import preprocess
 from ...data.scenes.scene import draw_images
 from ...errors import EngineError
-from ...graph.unsigned import unsigned_activations
+from ...graph.unsigned import drop_result_pairs, unsigned_activations
 from ...graph.view import GraphView, graph_precision
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
@@ -78,7 +78,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 def _readable(model: Any, source: Path, target: Path) -> Path:
     """The ONNX file as OpenVINO needs it: itself, or one beside the target with another form of INT8."""
-    if not unsigned_activations(model):
+    if not drop_result_pairs(model) + unsigned_activations(model):
         return source
     graph.save(model, target.with_suffix(".onnx"))
     return target.with_suffix(".onnx")
