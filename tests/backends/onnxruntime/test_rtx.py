@@ -20,6 +20,7 @@ from detrt.backends.open import open_session
 from detrt.errors import MissingPackageError, SessionError
 
 SPEC = make_spec(dynamic=True)
+MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
 
 
 @pytest.fixture
@@ -32,12 +33,12 @@ def path(tmp_path):
 def package(monkeypatch, tmp_path):
     """A package whose library is not there."""
     module = SimpleNamespace(get_ep_name=lambda: "Provider", get_library_path=lambda: str(tmp_path / "libprovider.so"))
-    monkeypatch.setitem(sys.modules, rtx.MODULE, module)
+    monkeypatch.setitem(sys.modules, MODULE, module)
     rtx._register.cache_clear()
 
 
 def test_without_the_package(path, monkeypatch, cli):
-    monkeypatch.setitem(sys.modules, rtx.MODULE, None)
+    monkeypatch.setitem(sys.modules, MODULE, None)
     with pytest.raises(MissingPackageError, match=r"onnxruntime-ep-nv-tensorrt-rtx.*onnxruntime-rtx"):
         open_session(path, backend="onnxruntime-rtx")
     cli.refused("detect", path, path, "--backend", "onnxruntime-rtx", "--device", "cpu", names="'cpu'", advice="cuda:0")
@@ -71,7 +72,7 @@ def test_a_session_on_a_device_of_a_provider(path, monkeypatch):
             np.testing.assert_array_equal(array, want[name])
 
 
-@pytest.mark.skipif(find_spec(rtx.MODULE) is None, reason="needs the 'onnxruntime-rtx' extra")
+@pytest.mark.skipif(find_spec(MODULE) is None, reason="needs the 'onnxruntime-rtx' extra")
 def test_the_package_itself(path):
     rtx._register.cache_clear()
     with pytest.raises(SessionError, match="RTX GPU"):

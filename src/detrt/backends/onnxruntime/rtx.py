@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from ...errors import MissingPackageError, SessionError
 
-PACKAGE, MODULE, EXTRA = "onnxruntime-ep-nv-tensorrt-rtx", "onnxruntime_ep_nv_tensorrt_rtx", "onnxruntime-rtx"
-BACKEND = "onnxruntime-rtx"
+PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx"
+BACKEND = EXTRA = "onnxruntime-rtx"
 _NEEDS = "it needs an RTX GPU (30 series or newer) and an NVIDIA driver with CUDA 13; without them use --device cpu"
 
 
@@ -23,7 +22,7 @@ def rtx_device(onnxruntime: Any, number: int) -> Any:
     if not hasattr(onnxruntime, "register_execution_provider_library"):
         raise SessionError(f"--backend {BACKEND} needs onnxruntime 1.24 or newer; got {onnxruntime.__version__}: upgrade it")
     try:
-        package = import_module(MODULE)
+        import onnxruntime_ep_nv_tensorrt_rtx as package
     except ImportError:
         raise MissingPackageError(PACKAGE, EXTRA, f"--backend {BACKEND}") from None
     name = package.get_ep_name()
