@@ -14,7 +14,7 @@ import torch
 from onnxruntime import InferenceSession
 from PIL import Image
 
-from detrt import Bundle, Detector, build, open_session
+from detrt import Bundle, Detector, build, open_session, verify
 from detrt.backends.onnxruntime.session import run_graph
 from detrt.backends.tensorrt import EngineConfig
 from detrt.bundle import read_sidecar
@@ -262,6 +262,17 @@ def test_half_precision_of_deimv2(real_data, tmp_path):
         found = detector([photograph])[0]
     assert len(expected) > 3 and found.class_ids[: len(expected)].tolist() == expected.class_ids.tolist()
     np.testing.assert_allclose(found.scores[: len(expected)], expected.scores, atol=0.02)
+
+
+@pytest.mark.slow
+def test_deimv2_beside_its_folder(real_data):
+    """One --family says how both sides are read."""
+    path = real_data / "weights" / "deimv2" / "deimv2_hgnetv2_atto_coco.onnx"
+    photograph = real_data / "images/coco_permissive/val2017/000000005001.jpg"
+    folder = real_data / "checkpoints" / "deimv2-atto-coco"
+    choices = {"family": "deimv2-upstream", "preprocess": "family-default"}
+    report = verify(str(folder), path, [photograph], slots=False, **choices)
+    assert report.passed and report.compared > 3, report.failures
 
 
 @pytest.mark.slow

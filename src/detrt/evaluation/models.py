@@ -186,7 +186,10 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
             f"{candidate.decode.num_classes}); they cannot be the same detector"
         )
     found = []
-    for part, skip in (("input", _CHOICES), ("decode", _DECODE_CHOICES)):
+    # What a graph does not depend on, and what the file of another exporter does not tell.
+    idle = ("multiple_of",) if not candidate.input.dynamic else ()
+    decoded = ("num_queries",) if candidate.decode.in_graph else ()
+    for part, skip in (("input", _CHOICES + idle), ("decode", _DECODE_CHOICES + decoded)):
         a, b = getattr(reference, part), getattr(candidate, part)
         for entry in fields(a):
             mine, theirs = getattr(a, entry.name), getattr(b, entry.name)

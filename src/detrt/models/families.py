@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+PUBLISHED_DEIMV2 = "deimv2-upstream"  # as `--family`: a DEIMv2 folder in detrt's class with the authors' decoder
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

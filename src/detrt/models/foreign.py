@@ -15,7 +15,7 @@ from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.preprocess import preprocessing_words
 from ..errors import SourceError, SpecError
 from ..spec import DecodeSpec, InputSpec, ModelSpec, parse_size
-from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family
+from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, PUBLISHED_DEIMV2, Family
 from .labels import choose
 from .load import LoadOptions
 from .preprocessor import FAMILY_DEFAULT, read_input_spec
@@ -153,7 +153,9 @@ class _ForeignReader:
         self._path, self._foreign, self._sidecar, self._labels, self._stated = path, foreign, sidecar, labels, stated
         layout = foreign.layout
         self._notes = [f"layout {layout}, as {layout.exporters} export it: {layout.about}"]
-        if sidecar.family is not None and sidecar.family not in BY_NAME:
+        if sidecar.family == PUBLISHED_DEIMV2:  # as `verify` has it for the folder on the other side; their graph is that model
+            self._sidecar = replace(sidecar, family="deimv2")
+        elif sidecar.family is not None and sidecar.family not in BY_NAME:
             raise SpecError(f"--family must be one of {', '.join(BY_NAME)}; got {sidecar.family!r}")
 
     def read(self) -> ForeignModel:

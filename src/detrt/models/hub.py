@@ -16,7 +16,7 @@ from .. import files
 from ..bundle import Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
-from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, Family
+from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
 from .source import MASK_CLASS, auto_class, check_finite, checkpoint_inside, make_spec, versions, why_unsupported
@@ -34,7 +34,6 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 # Exceptions of transformers and of the checkpoint's code for damaged configs and weights.
 _LOADING_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, NameError)
-PUBLISHED_DEIMV2 = "deimv2-upstream"  # as `--family`: a DEIMv2 folder in detrt's class with the authors' decoder
 
 
 def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Path:
