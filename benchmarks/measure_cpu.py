@@ -6,7 +6,7 @@
 
 Without names: each family at its full size with random weights. `prepare` builds FOLDER/NAME/fp32 and FOLDER/NAME/int8, calibrated on a
 drawn scene; both steps leave out what is there, so that they can be interrupted and run again. `measure` runs each family in a process of
-its own and adds a line to FOLDER/rows.jsonl. Its backends run in turn, after one run that is not counted, on one image of the usual size: PyTorch as
+its own and adds a line to FOLDER/rows.jsonl; a model whose INT8 bundle came later is measured again. Its backends run in turn, after one run that is not counted, on one image of the usual size: PyTorch as
 `from_pretrained` gives the checkpoint (with its fused attention), on a ready tensor. Medians of the wall clock and of the processor time
 of all threads in milliseconds. "detect" is the backend that `detrt detect` picks of the FP32 bundle.
 DETRT_THREADS: threads; default: all cores. DETRT_SECONDS: of runs for each backend (10).
@@ -54,11 +54,11 @@ def prepare(folder: Path, models: dict[str, str]) -> None:
     Image.fromarray(drawn_images((640, 640), 1)[0]).save(scenes / "0.png")
     for number, (name, checkpoint) in enumerate(models.items(), 1):
         fp32, int8 = folder / name / "fp32", folder / name / "int8"
-        trusted = ("--trust-remote-code",) if Path(checkpoint).exists() else ()
+        export = ("--no-check", *(("--trust-remote-code",) if Path(checkpoint).exists() else ()))
         calibration = ("--calibration", str(scenes), *INT8)
-        if BY_NAME[name].text if name in BY_NAME else False:
+        if (family := BY_NAME.get(name)) is not None and family.text:
             calibration += ("--prompt", PROMPT)
-        for output, source, options in ((fp32, checkpoint, trusted), (int8, str(fp32), calibration)):
+        for output, source, options in ((fp32, checkpoint, export), (int8, str(fp32), calibration)):
             if (output / "detrt.json").is_file():
                 continue
             say(f"{number} of {len(models)}: {name}, {output.name}")
@@ -71,7 +71,11 @@ def prepare(folder: Path, models: dict[str, str]) -> None:
 
 def measure(folder: Path, names: list[str]) -> None:
     """Measure what has no row yet, each model in a process of its own."""
-    there = {row["name"] for row in rows_of(folder)}
+    there = {
+        one["name"]
+        for one in rows_of(folder)
+        if "openvino_int8" in one or not (folder / one["name"] / "int8/detrt.json").is_file()
+    }
     wanted = names or sorted(path.parents[1].name for path in folder.glob("*/fp32/detrt.json"))
     todo = [name for name in wanted if name not in there]
     for number, name in enumerate(todo, 1):
@@ -179,7 +183,8 @@ def table(folder: Path) -> str:
 
 def rows_of(folder: Path) -> list[dict]:
     path = folder / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return list({one["name"]: one for one in found}.values())  # the newest of each
 
 
 def middle(values: list[float]) -> float:
