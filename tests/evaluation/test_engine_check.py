@@ -72,7 +72,9 @@ def test_an_engine_with_wrong_masks_is_found(engine, exported, tmp_path, monkeyp
     assert found.rows[0].box_px == 0 and (found.rows[0].mask_iou >= 0.99) is passed
 
 
-@pytest.mark.parametrize(("change", "precision"), [(1.02, "fp32"), (1.1, "fp16"), (1.5, "int8"), (np.nan, "fp16")])
+@pytest.mark.parametrize(
+    ("change", "precision"), [(1.02, "fp32"), (1.1, "fp16"), pytest.param(1.5, "int8", marks=pytest.mark.slow), (np.nan, "fp16")]
+)
 def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
     found = compare_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)
     assert not found.passed
@@ -90,9 +92,12 @@ def plugin_graphs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("how", ["plugin", "nvidia-plugin"])
+@pytest.mark.parametrize("how", ["plugin", pytest.param("nvidia-plugin", marks=pytest.mark.slow)])
 def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph, plugin_graphs, tmp_path, monkeypatch, how):
-    """ONNX Runtime has no plugins; the graph beside such an engine is its reference all the same."""
+    """ONNX Runtime has no plugins; the graph beside such an engine is its reference all the same.
+
+    Quick with one kind of nodes: that NVIDIA's are lowered to equal operators is in tests/graph/test_msda_plugin.py.
+    """
     monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 192, 192),) * 3)
     path = plugin_graphs / f"{how}.onnx"
     found = compare_engine(path, with_boxes(graph, tmp_path / "model.onnx", 1.0), "fp32")

@@ -168,7 +168,7 @@ def test_average_precision_of_deimv2(name, ap, ap50, real_data, tmp_path):
     assert report.metrics["AP"] == pytest.approx(ap, abs=6e-4) and report.metrics["AP50"] == pytest.approx(ap50, abs=6e-4)
 
 
-@pytest.mark.parametrize("name", ["detr", pytest.param("rt_detr", marks=pytest.mark.slow), "yolos"])
+@pytest.mark.parametrize("name", ["detr", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rt_detr", "yolos"))])
 def test_a_folder_as_optimum_writes_it(name, tiny, tmp_path):
     """torch.onnx.export of transformers' own class, with its config and its image processor, against its own post-processing."""
     import transformers

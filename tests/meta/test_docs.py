@@ -133,18 +133,39 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
 
 
+def test_options_of_commands_exist():
+    """Also of those that are not run, or seldom."""
+    from detrt.cli import app, load_command
+
+    known = {
+        command.name: {option for p in load_command(command.name).params for option in (*p.opts, *p.secondary_opts)}
+        for command in app.registered_commands
+    }
+    used = [
+        (f"{f.document}:{f.line}", name, option)
+        for f in FENCES
+        if f.language in RUN
+        for name, rest in re.findall(r"^detrt ([\w-]+)([^#\n]*)", f.text.replace("\\\n", " "), re.MULTILINE)
+        for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest)
+    ]
+    assert len(used) > 100 and [(at, name, option) for at, name, option in used if option not in known[name]] == []
+
+
 def _cases() -> list[object]:
-    """The README in every run; the other documents, some minutes together, with the slow tests."""
-    return [pytest.param(d, marks=() if d == "README.md" else pytest.mark.slow) for d in TO_RUN]
+    """The README in every run, but the detector with a prompt, which tests/serve/test_app.py builds and tests/cli/test_prompt.py runs;
+    all of the README and the other documents, some minutes together, with the slow tests."""
+    return [("README.md", "embedded:phrases"), *(pytest.param(d, None, marks=pytest.mark.slow) for d in TO_RUN)]
 
 
-@pytest.mark.parametrize("document", _cases())
-def test_commands_of(document, tmp_path):
+@pytest.mark.parametrize(("document", "without"), _cases())
+def test_commands_of(document, without, tmp_path):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     work = tmp_path / "work"
     work.mkdir()
     for fence in TO_RUN[document]:
+        if without is not None and without in fence.text:
+            continue
         if "embedded:" in fence.text and not (ROOT / "src/detrt/models/embedded/shapes/model.safetensors").is_file():
             pytest.skip(f"{document}:{fence.line} needs the embedded model, which is not in this checkout")
         language = [sys.executable, "-c"] if fence.language == "python" else ["bash", "-euo", "pipefail", "-c"]

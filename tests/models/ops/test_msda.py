@@ -123,8 +123,11 @@ def test_shapes_that_do_not_belong_together():
         ms_deform_attn_fused(value, shapes, references[..., :3], offsets, logits, POINTS)
 
 
-def test_opcheck():
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+@pytest.mark.parametrize(
+    "checks", [("test_schema", "test_faketensor"), pytest.param(("test_aot_dispatch_dynamic",), marks=pytest.mark.slow)]
+)
+def test_opcheck(checks):
+    """The quick tests below export and compile the operator with a symbolic batch."""
     torch.library.opcheck(torch.ops.detrt.ms_deform_attn.default, (*tensors(), POINTS), test_utils=checks)
     torch.library.opcheck(torch.ops.detrt.ms_deform_attn_fused.default, (*fused_tensors(), POINTS), test_utils=checks)
 
