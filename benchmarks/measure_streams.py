@@ -75,7 +75,7 @@ def measure(bundle: Path, video: Path, cameras: int, batch: int, seconds: float,
     from detrt.data.live import live_source
     from detrt.data.streams import LiveStreams
     from detrt.jobs.run import detect_inputs
-    from detrt.jobs.streams import detect_streams
+    from detrt.jobs.streams import detect_streams, short_collections
     from detrt.jobs.track import Tracker, track_objects
 
     with Detector(str(bundle), batch_size=batch) as detector:
@@ -88,7 +88,7 @@ def measure(bundle: Path, video: Path, cameras: int, batch: int, seconds: float,
         plain = frames / (time.monotonic() - started)
         with playing(video, cameras) as (addresses, pipe):
             done = []
-            with LiveStreams([live_source(address) for address in addresses]) as streams:
+            with LiveStreams([live_source(address) for address in addresses]) as streams, short_collections():
                 started = time.monotonic()
                 found = detect_streams(detector, streams)
                 for result in track_objects(found, Tracker()) if track else found:

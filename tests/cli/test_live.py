@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gc
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from rtsp_server import rtsp_server
 from stream_sender import cameras, read_number
 
 from detrt.data.video import read_frames, video_writer
+from detrt.jobs import streams
 
 ENDS = ("--reconnect", 0, "--timeout", 2)  # these cameras do not come back
 
@@ -127,6 +129,17 @@ def test_a_file_as_a_camera(cli, place):
     (place / "zeros.mp4").write_bytes(content[:start] + bytes(end - start) + content[end:])
     cli.refused("detect", "bundle", "zeros.mp4", "--live", "--json", "o.jsonl", names="zeros.mp4", advice="damaged or truncated")
     assert (place / "clip.mp4").read_bytes() == content and not (place / "o.jsonl").exists()
+
+
+def test_modules_are_not_collected_while_cameras_run(cli, place, monkeypatch):
+    """A collection over all that is loaded would hold frames up."""
+    frozen, real = [], streams.detect_streams
+    monkeypatch.setattr(streams, "detect_streams", lambda *given: frozen.append(gc.get_freeze_count()) or real(*given))
+    with video_writer(place / "clip.mp4", fps=20, size_hw=(16, 24)) as write:
+        for _ in range(3):
+            write(np.zeros((16, 24, 3), np.uint8))
+    cli("detect", "bundle", "clip.mp4", "--live", "--json", "-", "-q")
+    assert frozen[0] > 10_000 and gc.get_freeze_count() == 0
 
 
 def test_a_real_rtsp_server(cli, place):

@@ -143,7 +143,7 @@ def detect_live(
     from ..data.sinks import LIVE_COLUMNS, TRACK_COLUMNS
     from ..data.streams import LiveStreams
     from ..jobs.annotate import StreamCopies
-    from ..jobs.streams import detect_streams
+    from ..jobs.streams import detect_streams, short_collections
     from ..jobs.track import track_objects
 
     detector.check_prompt()
@@ -160,6 +160,7 @@ def detect_live(
         columns = LIVE_COLUMNS + (TRACK_COLUMNS if tracker is not None else [])
         writers = open_writers(stack, output, detector.spec, None, quiet, columns)
         stack.enter_context(_stop_on_signals(streams, live.duration))
+        stack.enter_context(short_collections())
         started = time.perf_counter()
         found = detect_streams(detector, streams)
         if tracker is not None:
