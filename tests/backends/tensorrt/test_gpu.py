@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fake_cuda import FakeCuda, host_view
 from fake_tensorrt import fake_engine_bytes, fake_trt
 
 from detrt import bundle
+from detrt.backends.gpu import runner
 from detrt.backends.gpu.runner import GpuRunner
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession, gpu
@@ -238,3 +240,24 @@ def test_a_server_opens_an_engine_on_the_first_gpu(exported, tmp_path, monkeypat
         served.warm_up()
         assert devices == [("cuda:0", "tensorrt")] and served.facts.backend == "tensorrt" and served.facts.max_batch == 2
         served.session.close()
+
+
+def test_no_run_of_another_thread_is_captured_with_a_batch(exported, tmp_path, monkeypatch):
+    """`run` captures CUDA graphs on the stream of the images, so all that a batch enqueues there holds the session's lock."""
+    path = exported("detr").path
+    stream = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(runner, "stream_for", lambda index: stream)
+    monkeypatch.setattr(gpu, "capture_graph", lambda step, stream: (Recorded(step), []))
+    download, held = runner._HostBuffers.download, []
+    with OnnxSession(path) as onnx:
+        session, _ = opened(path, tmp_path, "10", onnx)
+        stream.cuda_stream = session._stream
+
+        def start_download(*arguments):
+            held.append(session._lock._is_owned())
+            return download(*arguments)
+
+        monkeypatch.setattr(runner._HostBuffers, "download", start_download)
+        with Detector(session, threshold=0.0, size_hw=SIZE) as there:
+            there(images((50, 70), (40, 60)))
+    assert len(held) >= 2 and all(held)

@@ -72,6 +72,7 @@ class GpuRunner:
         device: a CUDA device; the CPU works too, without overlap.
         prepare: binds the model to fixed tensors, see `Prepare`.
         stream: CUDA stream that the model runs on; None creates one.
+        lock: held while a batch is enqueued: other threads may capture what they enqueue on the same stream.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class GpuRunner:
         device: torch.device,
         prepare: Prepare,
         stream: Any = None,
+        lock: contextlib.AbstractContextManager[Any] | None = None,
     ) -> None:
         self.spec, self.device = spec, device
+        self._lock = lock or contextlib.nullcontext()
         self._inputs = {info.name: info for info in inputs}
         self._outputs = [info.name for info in outputs]
         self._prepare = prepare
@@ -109,7 +112,7 @@ class GpuRunner:
         """
         for index, image in enumerate(images):
             _check_image(index, image)
-        with torch.inference_mode(), self._on_stream():
+        with self._lock, torch.inference_mode(), self._on_stream():
             return self._enqueue(images, plan, text, lambda step: None)
 
     def stage_times(
@@ -124,7 +127,7 @@ class GpuRunner:
         times: dict[str, list[float]] = {step: [] for step in ("upload", "resize", "forward", "selection", "download")}
         for _ in range(WARM_UP):
             self.submit(images, plan, text).outputs()
-        with torch.inference_mode(), self._on_stream():
+        with self._lock, torch.inference_mode(), self._on_stream():
             select = self._slot(len(images), plan.tensor_hw).selection(self._stream)
             for _ in range(repeats):
                 last = time.perf_counter()

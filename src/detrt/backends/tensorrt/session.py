@@ -321,6 +321,7 @@ class TensorRTSession(BaseSession):
             stream.device,
             lambda tensors, finish: prepare(self, tensors, finish, stream),
             stream,
+            self._lock,
         )
 
     @property
