@@ -91,17 +91,19 @@ def plan_quantization(view: GraphView, rules: Rules, low: Precision, *, fuses: b
 
 
 def conv_results(view: GraphView, plan: QuantPlan) -> dict[str, str]:
-    """Convolution of a plan -> its result, where that goes to anything but a ReLU.
+    """Convolution of a plan, or the ReLU behind it -> its result, unless quantized layers alone read that.
 
     ONNX Runtime has integer convolutions only between a pair of the input and one of the result, which may follow a ReLU.
     """
     found = {}
-    nodes = {node.name: node for node in view.nodes}
-    for name in plan.activations:
-        node = nodes[name]
-        readers = [view.nodes[index].op_type for index, _ in view.readers.get(node.output[0], ())]
-        if node.op_type == "Conv" and readers != ["Relu"]:
-            found[name] = node.output[0]
+    for node in view.nodes:
+        if node.op_type != "Conv" or node.name not in plan.activations:
+            continue
+        readers = view.consumers(node.output[0])
+        if [reader.op_type for reader in readers] == ["Relu"]:
+            node, readers = readers[0], view.consumers(readers[0].output[0])
+        if not readers or any(reader.name not in plan.activations for reader in readers):
+            found[node.name] = node.output[0]
     return found
 
 
