@@ -186,7 +186,7 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
             f"{candidate.decode.num_classes}); they cannot be the same detector"
         )
     found = []
-    # What a graph does not depend on, and what the file of another exporter does not tell.
+    # What a graph does not depend on, and what cannot be inferred from the file of another exporter.
     idle = ("multiple_of",) if not candidate.input.dynamic else ()
     decoded = ("num_queries",) if candidate.decode.in_graph else ()
     for part, skip in (("input", _CHOICES + idle), ("decode", _DECODE_CHOICES + decoded)):
