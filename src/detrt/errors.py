@@ -88,6 +88,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "export": ("torch", "transformers", "safetensors", "huggingface_hub", "onnx", "onnxscript", "onnxslim"),
     "rtx": ("tensorrt_rtx_libs", "tensorrt_rtx_bindings"),
     "trt": ("tensorrt",),
+    "onnxruntime-rtx": ("onnxruntime_ep_nv_tensorrt_rtx",),
     "openvino": ("openvino",),
     "gpu": ("cuda",),
     "text": ("tokenizers",),

@@ -378,8 +378,8 @@ def test_an_int8_engine_is_timed_beside_fp16(cli, place, int8):
     """A slower one is refused with both figures, and nothing is written; --accept-slower keeps it without the second build."""
     times, quantized = int8
     build = ["build", "int8.onnx", "-o", "fast", "--target", "tensorrt", "--batch", 4]
-    text = cli(*build).out
-    assert "INT8 2 ms, FP16 3 ms at batch 4: 1.50 times as fast" in text and quantized == [True, False]
+    stages = {row["stage"]: row["verdict"] for row in cli(*build, "--json", "-").json["stages"]}
+    assert stages["speed tensorrt"] == "INT8 2 ms, FP16 3 ms at batch 4: 1.50 times as fast" and quantized == [True, False]
     name = "model.tensorrt.int8.engine"
     assert Bundle.open("fast").provenance.options["engine_speeds"] == {name: {"batch": 4, "int8_ms": 2.0, "fp16_ms": 3.0}}
     times[:] = [3.0, 2.5]

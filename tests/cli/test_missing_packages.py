@@ -51,6 +51,7 @@ COMMANDS: dict[str, set[str]] = {
     "detect prompted in --prompt red": {"text"},
     "detect bundle in --cluster ray --output rows": {"ray"},
     "detect bundle in --image-decoder gpu": set(),
+    "detect bundle in --backend onnxruntime-rtx": {"onnxruntime-rtx"},
     "verify bundle --images in": {"export"},
     "verify bundle --against model.onnx --images in": {"export"},
     "eval bundle --images in --ground-truth truth.json": {"eval"},
@@ -67,7 +68,7 @@ COMMANDS: dict[str, set[str]] = {
 }
 SLOW = ("b2", "demo -o", "b4")  # builds, where nothing is missing
 # What these say without anything missing: exit code 2 for another reason.
-REFUSED = ("serve bundle", "--image-decoder gpu", "video.mp4", "verify bundle --images in")
+REFUSED = ("serve bundle", "--image-decoder gpu", "video.mp4", "verify bundle --images in", "--backend onnxruntime-rtx")
 
 # Runs the commands with the packages of `extras` out of sight; worker processes load this file as well.
 BLOCKER = """
@@ -170,7 +171,7 @@ def test_extras_are_those_of_the_package():
     """An extra for another CUDA brings the same modules."""
     with open(ROOT / "pyproject.toml", "rb") as file:
         declared = set(tomllib.load(file)["project"]["optional-dependencies"])
-    assert {name.partition("-")[0] for name in declared - {"dev", "docs"}} == set(EXTRAS)
+    assert {name.partition("-cu")[0] for name in declared - {"dev", "docs"}} == set(EXTRAS)
 
 
 def test_no_message_installs_an_unclaimed_name():

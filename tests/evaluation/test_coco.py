@@ -135,7 +135,7 @@ def test_category_without_class_counts_as_not_found(coco):
 BROKEN = {
     "text": ("not json", ImageError, r"instances\.json' cannot be read as JSON"),
     "list": ([1], ImageError, "has no list 'images'"),
-    "no annotations": ({**GOOD, "annotations": []}, ImageError, "has no list 'annotations'"),
+    "no annotations": ({**GOOD, "annotations": []}, ImageError, "the list 'annotations' .*is empty"),
     "no box": ({**GOOD, "annotations": [{"image_id": 7, "category_id": 90}]}, ImageError, r"annotations\[0\] has no bbox"),
     "short box": (
         {**GOOD, "annotations": [{"image_id": 7, "category_id": 90, "bbox": [1, 2, 3]}]},

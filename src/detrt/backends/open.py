@@ -100,7 +100,7 @@ def _open(
     kind = kind_of(ref)
     _check_backend(ref, kind, backend)
     if spec is not None and kind not in ("onnx", "bundle"):
-        raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is a {kind} and has its own")
+        raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is {_KIND_WORDS[kind]} and has its own")
     if spec is not None and backend not in ("auto", "onnxruntime", RTX):
         raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {backend}")
     if kind == "checkpoint":
@@ -237,6 +237,16 @@ def kind_of(ref: str | os.PathLike) -> str:
     )
 
 
+_KIND_WORDS = {
+    "onnx": "an ONNX file",
+    "engine": "a TensorRT engine",
+    "inductor": "a compiled package",
+    "openvino": "an OpenVINO model",
+    "bundle": "a bundle",
+    "checkpoint": "a checkpoint",
+}
+
+
 def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     runs = {
         "onnx": ("onnxruntime", RTX),
@@ -248,7 +258,9 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
     }[kind]
     if backend != "auto" and backend not in runs:
         hint = "; turn it into a bundle first with: detrt build" if kind == "checkpoint" else ""
-        raise SessionError(f"'{os.fspath(ref)}' is a {kind}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}")
+        raise SessionError(
+            f"'{os.fspath(ref)}' is {_KIND_WORDS[kind]}, which runs with {' or '.join(runs)}; got backend {backend!r}{hint}"
+        )
 
 
 def _provider(backend: str, device: str | None) -> str:

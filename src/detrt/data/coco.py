@@ -224,7 +224,7 @@ def _entries(raw: object, path: Path, part: str, fields: Sequence[str]) -> list[
     """Copies of the entries of one list of the file, each checked for its fields."""
     entries = raw.get(part) if isinstance(raw, dict) else None
     if entries == []:
-        raise ImageError(f"the list '{part}' of the annotation file '{path}' is empty; give a COCO instances file with images")
+        raise ImageError(f"the list '{part}' of the annotation file '{path}' is empty; give a COCO instances file with {part}")
     if not isinstance(entries, list):
         raise ImageError(f"the annotation file '{path}' has no list '{part}'; it is not a COCO instances file")
     for index, entry in enumerate(entries):

@@ -91,7 +91,7 @@ def test_verify_opens_the_candidate_as_asked(exported, tmp_path, capsys):
     path = str(exported("detr", height=64, width=96).path)
     for options, says in (
         (["--device", "cuda:0"], "provider 'cuda' is not in this build"),
-        (["--backend", "inductor"], "runs with onnxruntime; got backend 'inductor'"),
+        (["--backend", "inductor"], "runs with onnxruntime or onnxruntime-rtx; got backend 'inductor'"),
     ):
         assert main(["verify", path, *common, *options]) == 2
         assert says in capsys.readouterr().err
