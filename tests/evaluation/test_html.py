@@ -12,6 +12,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
+from browser import browser, needs_browser  # noqa: F401 - a fixture
 from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
 from PIL import Image
 
@@ -103,6 +104,23 @@ def test_page_is_whole_escaped_and_self_contained(exported, scaled, images):
     assert "<th>class</th>" in text and all(f"<td>{name}</td>" in text for name in report.classes)
     assert len(text) < 2_000_000
     assert re.search(r'class="badge fail"', text)
+
+
+@needs_browser
+def test_nothing_is_wider_than_its_card(exported, scaled, images, browser, tmp_path):
+    """The tables of divergence and of images were, with a column of notes that nobody could read."""
+    bad, _ = scaled
+    report = verify(exported("rt_detr_v2", **CHOICES).path, bad, images, report_images=2, divergence="auto")
+    (tmp_path / "report.html").write_text(page(report, candidate="candidate", reference="reference"), "utf-8")
+    for width in (1920, 1280, 1000):
+        browser.set_window_size(width, 900)
+        browser.get((tmp_path / "report.html").as_uri())
+        sizes = browser.execute_script(
+            "return [document.documentElement, ...document.querySelectorAll('.scroll')].map(e => [e.scrollWidth, e.clientWidth])"
+        )
+        assert len(sizes) > 3 and all(inner <= outer for inner, outer in sizes), (width, sizes)
+        rows = browser.execute_script("return [...document.querySelectorAll('.scroll tr')].map(row => row.offsetHeight)")
+        assert max(rows) < 120, (width, rows)
 
 
 def test_command_writes_the_page_and_exits_3(exported, scaled, images, tmp_path, capsys):

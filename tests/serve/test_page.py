@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs the 'dev' extra")
 
+from browser import browser, needs_browser  # noqa: F401 - a fixture
 from cli_support import write_onnx
 from onnx_models import make_spec
 from serve_support import Server, png
@@ -17,10 +15,7 @@ from text_models import write_text_bundle
 
 from detrt import Detector
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="needs chromium and chromedriver (Debian: apt-get install chromium chromium-driver)"
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +33,11 @@ def server(folder):
         yield running
 
 
-@pytest.fixture
-def page(tmp_path):
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
-    for flag in [*flags.split(), "disable-sync", "window-size=1280,860", f"user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    page = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield page
-    page.quit()
-
-
-def test_page(server, folder, page, tmp_path):
+def test_page(server, folder, browser, tmp_path):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import Select, WebDriverWait
+
+    page = browser
 
     image = np.full((60, 90, 3), (40, 90, 255), np.uint8)
     with Detector.open(folder / "toy.onnx", threads=1, threshold=0.05) as detector:
