@@ -158,7 +158,8 @@ def test_commands_without_one_extra(place, extra):
     if extra not in ("export", "rtx"):
         pytest.importorskip("transformers", reason="needs the 'export' extra")
     lines = [line for line in COMMANDS if extra in COMMANDS[line] or not any(part in line for part in SLOW)]
-    missing = {extra, "export"} if extra == "text" else {extra}  # transformers does not load without tokenizers
+    # transformers does not load without tokenizers, nor trackers without supervision.
+    missing = {extra, *{"text": {"export"}, "supervision": {"track"}}.get(extra, ())}
     check(run_without(missing, lines, place), missing)
 
 
