@@ -1,8 +1,8 @@
-"""The graph without its quantization: the same model where nothing is INT8."""
+"""Pairs of QuantizeLinear and DequantizeLinear taken out of a graph: some of them, or all of its quantization."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
@@ -14,39 +14,47 @@ from .nodes import replace_nodes
 from .view import GraphView, attribute
 
 
+def remove_pairs(model: onnx.ModelProto, chosen: Callable[[GraphView, onnx.NodeProto], bool] = lambda view, node: True) -> int:
+    """Let all nodes that read a chosen pair read what it quantizes, in place.
+
+    chosen: called with the DequantizeLinear of each pair. A pair whose result is an output of the graph stays for that output.
+
+    Returns:
+        The number of pairs that are gone.
+    """
+    view, removed = GraphView(model), 0
+    for node in view.nodes:
+        source = view.producer.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if source is None or source.op_type != "QuantizeLinear" or not chosen(view, node):
+            continue
+        for reader in view.consumers(node.output[0]):
+            reader.input[:] = [source.input[0] if name == node.output[0] else name for name in reader.input]
+        removed += node.output[0] not in view.outputs
+    if removed:
+        drop_dead(model)
+    return removed
+
+
 def remove_quantization(model: onnx.ModelProto) -> int:
-    """Remove every pair of QuantizeLinear and DequantizeLinear, and store quantized weights as what they are dequantized to, in place.
+    """Remove every pair, and store quantized weights as what they are dequantized to, in place.
 
     All other tensors keep their types: FP16 around an INT8 convolution stays FP16.
 
     Returns:
         The number of pairs and weights.
     """
-    view = GraphView(model)
-    renamed: dict[str, str] = {}
-    removed: set[str] = set()
-    for node in view.nodes:
-        if node.op_type != "DequantizeLinear":
-            continue
-        source = view.producer.get(node.input[0])
-        if source is not None and source.op_type == "QuantizeLinear":
-            renamed[node.output[0]] = renamed.get(source.input[0], source.input[0])
-        elif node.input[0] in view.constants:
-            scale_type = view.constants[node.input[1]].data_type
-            value = dequantized_weight(node, view.constants).astype(onnx.helper.tensor_dtype_to_np_dtype(scale_type))
-            model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-        else:
-            continue
-        removed.add(node.output[0])
-    if removed:
-        nodes = [node for node in view.nodes if removed.isdisjoint(node.output)]
-        for node in nodes:
-            names = [renamed.get(name, name) for name in node.input]
-            del node.input[:]
-            node.input.extend(names)
-        replace_nodes(model, nodes)
+    pairs = remove_pairs(model)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in constants]
+    for node in weights:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(constants[node.input[1]].data_type)
+        value = dequantized_weight(node, constants).astype(kind)
+        model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+    if weights:
+        names = {node.output[0] for node in weights}
+        replace_nodes(model, [node for node in model.graph.node if names.isdisjoint(node.output)])
         drop_dead(model)
-    return len(removed)
+    return pairs + len(weights)
 
 
 def dequantized_weight(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> NDArray[np.float32]:
