@@ -40,6 +40,8 @@ from ..text.tokenizer import EncodedPrompt
 if TYPE_CHECKING:
     from .gpu.decoder import GpuDecoder
 
+# The run of a shape that is captured as a CUDA graph: a capture takes as long as several runs, so shapes that come once have none.
+CAPTURE_AT = 3
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
 Shape = tuple[int, ...]

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from ...spec import TensorInfo
-from ..base import Outputs
+from ..base import CAPTURE_AT, Outputs
 
 # Number of input shapes with a binding; each holds the memory of its tensors. A session never frees a CUDA graph, so
 # further shapes run without one.
 BINDINGS = 8
 NO_GRAPH = -1
-# Capturing takes longer than some runs, so a shape is captured at its third run. A model that can be captured at fixed shapes
-# only gets one session per shape, with its own copy of the weights, for at most MAX_FIXED shapes: opening takes seconds.
-CAPTURE_AT, MAX_FIXED = 3, 2
+# A model that can be captured at fixed shapes only gets one session per shape, with its own copy of the weights, for at most so
+# many shapes: opening takes seconds.
+MAX_FIXED = 2
 
 
 class Graphs:

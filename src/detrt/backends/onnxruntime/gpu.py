@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ...spec import TensorInfo
+from ..base import CAPTURE_AT
 from ..gpu.cuda_graph import capture_graph
 from ..gpu.runner import Tensors
-from .binding import CAPTURE_AT, NO_GRAPH, Graphs
+from .binding import NO_GRAPH, Graphs
 
 
 def prepare(

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from ...errors import SessionError
+from ..base import CAPTURE_AT
 from ..gpu.cuda_graph import capture_graph
 from ..gpu.runner import Tensors
 
 if TYPE_CHECKING:
     from .session import TensorRTSession
-
-# A run that is captured costs as much as several others, so shapes that come once run without a CUDA graph.
-CAPTURE_AT = 3
 
 
 def prepare(
