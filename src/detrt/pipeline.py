@@ -384,7 +384,7 @@ class _Builder:
         self._done(f"precision {report.precision}", start, size, report.verdict)
         self.warnings.extend(report.warnings)
         facts = facts_of(self._precision, report)
-        self.provenance = replace(self.provenance, options={**self.provenance.options, "precision": facts})
+        self._record("precision", facts)
 
     def add_files(self) -> None:
         """Enter what the graph consists of."""
@@ -427,8 +427,7 @@ class _Builder:
             progress=lambda fraction, text: self._say(f"check {name}", fraction, text),
         )
         self._done(f"check {config.label}", start, 0, found.verdict)
-        checks = {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()}
-        self.provenance = replace(self.provenance, options={**self.provenance.options, "engine_checks": checks})
+        self._record("engine_checks", {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()})
         if found.passed:
             return
         failure = (
@@ -466,7 +465,7 @@ class _Builder:
             **self.provenance.options.get("engine_speeds", {}),
             name: {"batch": batch, "int8_ms": int8_ms, "fp16_ms": fp16_ms},
         }
-        self.provenance = replace(self.provenance, options={**self.provenance.options, "engine_speeds": speeds})
+        self._record("engine_speeds", speeds)
         if int8_ms >= fp16_ms:
             raise GateError(
                 f"the INT8 engine '{name}' is not faster than FP16 on this GPU: {verdict}; build with --precision fp16, or keep INT8 with "
@@ -558,10 +557,13 @@ class _Builder:
 
     def save(self) -> None:
         """Write the manifest of the bundle."""
-        options = self.provenance.options
-        seconds = {**options.get("seconds", {}), **{stage.name: round(stage.seconds, 3) for stage in self.stages}}
-        self.provenance = replace(self.provenance, options={**options, "seconds": seconds})
+        seconds = {stage.name: round(stage.seconds, 3) for stage in self.stages}
+        self._record("seconds", {**self.provenance.options.get("seconds", {}), **seconds})
         Bundle(self._folder, self.spec, self.provenance, tuple(self.entries)).save()
+
+    def _record(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Put the facts of a stage into the provenance, in place of earlier ones."""
+        self.provenance = replace(self.provenance, options={**self.provenance.options, name: facts})
 
     def _done(self, name: str, start: float, size: int, verdict: str) -> None:
         self.stages.append(Stage(name, time.perf_counter() - start, size, verdict))
