@@ -107,8 +107,8 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     """
     pairing = match_pairs(reference, candidate, gate)
     ref, cand, compared_pairs = pairing.ref, pairing.cand, pairing.compared
-    box = max((float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()) for r, c in compared_pairs), default=0.0)
-    score = max((abs(float(ref.scores[r]) - float(cand.scores[c])) for r, c in compared_pairs), default=0.0)
+    differences = [pairing.difference(r, c) for r, c in compared_pairs]
+    box, score = (max((one[i] for one in differences), default=0.0) for i in (0, 1))
     compared = int((ref.scores >= pairing.cut).sum())
     overlap = None
     if ref.masks is not None and cand.masks is not None:
@@ -133,8 +133,8 @@ def match_classes(pairs: Iterable[tuple[Detections, Detections]], gate: Gate) ->
                 row_of(label)[field] += 1
         for r, c in pairing.compared:
             row = row_of(ref.labels[r])
-            row["box_px"] = max(row["box_px"], float(np.abs(ref.boxes_xyxy[r] - cand.boxes_xyxy[c]).max()))
-            row["score"] = max(row["score"], abs(float(ref.scores[r]) - float(cand.scores[c])))
+            for field, difference in zip(("box_px", "score"), pairing.difference(r, c), strict=True):
+                row[field] = max(row[field], difference)
     ordered = sorted(rows.items(), key=lambda item: -item[1]["compared"])
     return {label: ImageMatch(**row) for label, row in ordered}
 
@@ -170,6 +170,11 @@ class Pairing:
     def compared(self) -> list[tuple[int, int]]:
         """The pairs whose differences count: one of the two has the cut-off score."""
         return [(r, c) for r, c in self.pairs if max(self.ref.scores[r], self.cand.scores[c]) >= self.cut]
+
+    def difference(self, r: int, c: int) -> tuple[float, float]:
+        """(largest difference of a box side in pixels, difference of the scores) of a pair."""
+        box = np.abs(self.ref.boxes_xyxy[r] - self.cand.boxes_xyxy[c]).max()
+        return float(box), abs(float(self.ref.scores[r]) - float(self.cand.scores[c]))
 
 
 def match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> Pairing:
