@@ -132,8 +132,8 @@ def mlp_partners(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, li
 def residual_inputs(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, tuple[int, str]]:
     """Add -> its input to quantize, as (position, tensor), where the other one is the result of a quantized convolution.
 
-    TensorRT (and OpenVINO) adds inside the kernel of that convolution, and passes INT8 on, only where what is added is INT8 too (TensorRT's developer
-    guide, "Q/DQ placement recommendations").
+    TensorRT and OpenVINO add inside the kernel of that convolution, and pass INT8 on, only where what is added is INT8 too
+    (TensorRT's developer guide, "Q/DQ placement recommendations").
     """
     found: dict[str, tuple[int, str]] = {}
     for i, node in enumerate(view.nodes):

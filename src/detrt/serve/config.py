@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..backends.onnxruntime.rtx import BACKEND as RTX
 from ..backends.openvino.config import OpenVinoRun
 from ..errors import SessionError
 from ..models.load import LoadOptions
@@ -175,7 +176,7 @@ class ServeConfig:
         if self.image_decoder not in IMAGE_DECODERS:
             raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
-            object.__setattr__(self, "devices", ("cuda:0",) if self.backend in ("tensorrt", "onnxruntime-rtx") else (CPU,))
+            object.__setattr__(self, "devices", ("cuda:0",) if self.backend in ("tensorrt", RTX) else (CPU,))
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):
             raise SessionError("an API key must have 8 to 512 printable ASCII characters without spaces; make another one")
 
