@@ -11,7 +11,7 @@ DOCS := build/docs-venv
 # The installation compiles no bytecode: without files of it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-slow test-transformers setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
+.PHONY: demo test test-fast test-slow test-transformers test-torchvision setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo
@@ -46,6 +46,15 @@ test-transformers: setup
 	$(BIN)/python -m pip --python $(TRANSFORMERS)/bin/python install --quiet --disable-pip-version-check transformers==$(VERSION)
 	$(TRANSFORMERS)/bin/python -m pytest -n 2 --dist worksteal -rs tests/export/test_families.py tests/export/test_prompted.py \
 	  tests/export/test_dino.py tests/models/test_rewrites.py
+
+# The comparisons with processors that transformers has for torchvision only. PyPI's wheel needs CUDA, its Python does not, so it stays
+# out of $(VENV), where nothing could import it.
+TORCHVISION := build/torchvision-0.28.0
+
+test-torchvision: setup
+	test -d $(TORCHVISION) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TORCHVISION) torchvision==0.28.0
+	PYTHONPATH=$(TORCHVISION) $(BIN)/python -m pytest -rs -m "slow or not slow" -k "rf_detr or omdet or torchvision" \
+	  tests/data/test_preprocess_parity.py tests/evaluation/test_published.py tests/export/test_masks.py tests/export/test_saved_folders.py
 
 CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev libcli11-dev doctest-dev
 CPP_BUILD := build/cpp

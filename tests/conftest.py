@@ -28,6 +28,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell starts a background job so, and its children inherit it: the tests of Ctrl-C would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if importlib.util.find_spec("torchvision") is not None:  # make test-torchvision
+    sys.path.insert(0, str(Path(__file__).parent / "support"))
+    from torchvision_nms import import_torchvision
+
+    import_torchvision()  # before transformers imports it
+
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # Modules that import one of these, or whose tests take one of these fixtures, are not part of `make test-fast`.
 SLOW_IMPORTS = {

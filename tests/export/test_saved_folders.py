@@ -41,6 +41,7 @@ FAMILIES = (
     *("rt_detr", "rt_detr_v2", "d_fine", "lw_detr"),
 )
 EDGED = FAMILIES[:6]
+TORCHVISION = importlib.util.find_spec("torchvision") is not None
 SLOW = ("rt_detr",)  # as in test_families, whose exports these are: RT-DETRv2 is the quick one of the two
 EDGES = {"size": {"shortest_edge": 128, "longest_edge": 192}}
 SQUARE = {"size": {"height": 128, "width": 128}}
@@ -152,13 +153,54 @@ def test_processing_is_compared_with_transformers(name, settings, tiny, tmp_path
     assert done.detections == source.spec.decode.max_detections and "post-processing" in done.verdict
 
 
+@pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
 def test_a_processor_that_needs_torchvision(tiny, tmp_path):
-    """RF-DETR's: its pixels are compared where torchvision is, and the report says so where it is not."""
+    """RF-DETR's: its pixels are compared where torchvision is (below), and the report says so where it is not."""
     done = published.check_processing(load_source(str(save_folder(tiny("rf_detr"), tmp_path))))
-    if importlib.util.find_spec("torchvision") is None:
-        assert not done.oracle and done.verdict.endswith("which needs torchvision: install it to compare")
-    else:
-        assert done.oracle == "RfDetrImageProcessor" and done.pixels < 1e-5 and done.detections
+    assert not done.oracle and done.verdict.endswith("which needs torchvision: install it to compare")
+
+
+RF_DETR_FOLDERS: dict[str, tuple[dict, dict]] = {
+    "as saved": ({}, {}),
+    "another size": ({"size": {"height": 168, "width": 168}}, {}),
+    "sharded": ({}, {"max_shard_size": "200KB"}),
+    "fp16": ({}, {}),
+    "family default": ({}, {}),
+}
+
+
+@pytest.mark.skipif(not TORCHVISION, reason="RF-DETR's processor needs torchvision: make test-torchvision")
+@pytest.mark.parametrize("variant", RF_DETR_FOLDERS)
+@pytest.mark.parametrize("name", ["rf_detr", "rf_detr-seg"])
+def test_a_saved_folder_of_rf_detr(name, variant, tiny, tmp_path):
+    """Its processor by torchvision: pixels, outputs and detections as in `check`; without its file, the authors' antialiased resize."""
+    settings, saving = RF_DETR_FOLDERS[variant]
+    folder = save_folder(tiny(name), tmp_path / "folder", settings, **saving)
+    choices = {}
+    if variant == "fp16":
+        model, _ = opened(folder)
+        model.half().save_pretrained(folder)
+    if variant == "family default":
+        choices["preprocess"] = "family-default"
+        (folder / "preprocessor_config.json").unlink()
+    loaded = load_source(str(folder), **choices)
+    report = export_onnx(loaded, tmp_path / "model.onnx", ExportConfig())
+    if choices:
+        assert not report.processing.oracle and report.spec.input.antialias
+        return
+    assert report.processing.oracle == "RfDetrImageProcessor" and report.processing.pixels < 1e-5
+    assert report.processing.detections
+    check(report.path, report.spec, folder, IMAGES)
+
+
+@pytest.mark.skipif(not TORCHVISION, reason="RF-DETR's processor needs torchvision: make test-torchvision")
+def test_wrong_pixels_of_rf_detr_are_found(tiny, tmp_path):
+    from dataclasses import replace
+
+    source = load_source(str(save_folder(tiny("rf_detr"), tmp_path)))
+    wrong = replace(source, spec=source.spec.with_input(antialias=True))
+    with pytest.raises(GateError, match="preprocessing differs from transformers' RfDetrImageProcessor: pixels of an image"):
+        published.check_processing(wrong)
 
 
 # What a wrong reader would make of a folder: each must be a failed check that names the difference.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 
 def image_processor(source, **settings: Any):
-    """transformers' own image processor for a Source, without torchvision; None for RF-DETR, whose class needs that package."""
+    """transformers' own image processor for a Source; None for RF-DETR without torchvision, which its class needs."""
     import transformers
 
     kind = getattr(transformers, f"{source.family.processor}ImageProcessorPil", None)
+    if kind is None and importlib.util.find_spec("torchvision") is not None:
+        kind = getattr(transformers, f"{source.family.processor}ImageProcessor")
     return None if kind is None else kind(**{**own_settings(source), **settings})
 
 

@@ -329,7 +329,8 @@ def interpolate(image: NDArray[np.uint8], size_hw: SizeHW) -> NDArray[np.float32
     pixels = image.astype(np.float32)
     for axis, side in enumerate(size_hw):
         length = image.shape[axis]
-        place = (np.arange(side, dtype=np.float32) + np.float32(0.5)) * np.float32(length / side) - np.float32(0.5)
+        # Float64 holds the product whole, so that it is rounded once: PyTorch multiplies and adds in one instruction (AVX2, CUDA).
+        place = ((np.arange(side) + 0.5) * np.float64(np.float32(length / side)) - 0.5).astype(np.float32)
         place = np.maximum(place, 0)
         first = place.astype(np.int64)
         shape = [1, 1, 1]
