@@ -625,9 +625,9 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
         )
     for name, value in load.choices().items():
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+        flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown}")
         raise SpecError(
-            f"--{name.replace('_', '-')} {shown} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt "
-            "export"
+            f"{flag} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt export"
         )
     for name in FLAGS:
         if getattr(load, name) and not checkpoint:

@@ -1,4 +1,4 @@
-"""`--queries` and `--decoder-layers`: the same as transformers' class of that size with the first of the weights."""
+"""`--queries` and `--decoder-layers`: the same as transformers' class of that size with the first of the weights; `--no-masks`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_deimv2_keeps_as_many_pairs_as_its_queries_have():
         ("random:rt_detr/tiny", {"queries": 0}, r"--queries must be from 1 to 20 for this model; got 0"),
         ("random:rt_detr/tiny", {"queries": 21}, "from 1 to 20 .* got 21"),
         ("random:rf_detr/tiny", {"decoder_layers": 3}, "--decoder-layers must be from 1 to 2 for this model; got 3"),
-        ("random:rf_detr-seg/tiny", {"decoder_layers": 1}, "RF-DETR predicts masks from all"),
+        ("random:rf_detr-seg/tiny", {"decoder_layers": 1}, "RF-DETR predicts masks from all .* or --no-masks"),
+        ("random:rt_detr/tiny", {"no_masks": True}, "--no-masks is for models with masks, and this RT-DETR has boxes alone"),
     ],
 )
 def test_what_is_refused(ref, choices, words):
@@ -109,6 +110,19 @@ def test_learned_queries_are_refused():
 
 def test_a_mask_model_with_fewer_queries():
     assert load_source("random:rf_detr-seg/tiny", queries=5).spec.decode.num_queries == 5
+
+
+@pytest.mark.parametrize("ref", ["random:rf_detr-seg/tiny", "random:d_fine-seg/tiny"])
+def test_boxes_without_masks_are_those_with_them(ref):
+    whole, same = load_source(ref), load_source(ref, no_masks=True)
+    assert whole.spec.has_masks and not same.spec.has_masks and same.spec.decode.mask_stride == 0
+    assert type(same.module).__name__.endswith("ForObjectDetection")
+    assert same.provenance.options["no_masks"] is True and same.provenance.parameters < whole.provenance.parameters
+    pixels = torch.rand(1, 3, *whole.spec.input.size_hw, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want, got = whole.module(pixel_values=pixels), same.module(pixel_values=pixels)
+    assert "pred_masks" in want and "pred_masks" not in got
+    assert torch.equal(want.logits, got.logits) and torch.equal(want.pred_boxes, got.pred_boxes)
 
 
 def test_a_bundle_says_that_it_is_exported_already(tmp_path, capsys):

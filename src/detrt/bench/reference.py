@@ -29,7 +29,12 @@ def load_reference(checkpoint: str, prompt: str | None, load: LoadOptions | None
 
     source = load_source(checkpoint, load)
     if not type(source.module).__module__.startswith("transformers."):
-        raise SessionError(f"--against '{checkpoint}': transformers has no {source.family.title}; leave it out")
+        lacking = (
+            f"{source.family.title} with masks; add --no-masks"
+            if source.spec.has_masks
+            else f"{source.family.title}; leave it out"
+        )
+        raise SessionError(f"--against '{checkpoint}': transformers has no {lacking}")
     if source.spec.text is not None and not prompt:
         raise SessionError(f"--against '{checkpoint}' takes a prompt; give --prompt 'a cat. a remote control.'")
     if source.spec.text is None and prompt:

@@ -178,7 +178,8 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
     """
     if reference.task != candidate.task:
         raise SessionError(
-            f"the reference is a model for {reference.task}, the candidate one for {candidate.task}; compare models of one task"
+            f"the reference is a model for {reference.task}, the candidate one for {candidate.task}; compare models of one task "
+            "(--no-masks reads a checkpoint with masks as a detector)"
         )
     if reference.decode.num_classes != candidate.decode.num_classes:
         raise SessionError(

@@ -125,7 +125,7 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
 
     path, usual = Path(path), LoadOptions()
     load = load or usual
-    for name in ("tokenizer", "trust_remote_code", "queries", "decoder_layers"):
+    for name in ("tokenizer", "trust_remote_code", "queries", "decoder_layers", "no_masks"):
         if getattr(load, name) != getattr(usual, name):
             flag = name.replace("_", "-")
             raise SpecError(f"--{flag} says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")

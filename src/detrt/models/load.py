@@ -14,7 +14,7 @@ from .. import files
 from ..bundle import Provenance
 from ..errors import SourceError
 from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
-from .reduce import reduced
+from .reduce import reduced, without_masks
 from .source import Source, why_untested
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 ONNX_ONLY = ("layout", "mean", "std")  # fields of LoadOptions that no checkpoint takes
 FLAGS = ("trust_remote_code", "allow_untested_transformers")  # fields of LoadOptions that are off or on
 # Fields of LoadOptions that the provenance records; paths are absolute.
-RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", "queries", "decoder_layers", *ONNX_ONLY)
+RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", "queries", "decoder_layers", "no_masks", *ONNX_ONLY)
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -71,6 +71,7 @@ class LoadOptions:
         resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
         preprocess: "family-default" for the authors' preprocessing of the family instead of the folder's image processor.
         queries, decoder_layers: how many of them run, fewer than the model was trained with, see `detrt.models.reduce`.
+        no_masks: True for the boxes alone of a model with masks, without the time of its mask head.
         layout, mean, std: of an ONNX file of another exporter, see `detrt.models.foreign`; no checkpoint takes them.
         revision: branch, tag or commit of a Hugging Face repository.
     """
@@ -121,6 +122,10 @@ class LoadOptions:
     decoder_layers: int | None = field(
         default=None,
         metadata={"help": "Decoder layers of a checkpoint that run, from the first.", "panel": "Checkpoint"},
+    )
+    no_masks: bool | None = field(
+        default=None,
+        metadata={"help": "Boxes alone of a checkpoint with masks: a detector.", "panel": "Checkpoint", "flag": "--no-masks"},
     )
     layout: str | None = field(
         default=None,
@@ -181,6 +186,7 @@ class LoadChanges(TypedDict, total=False):
     preprocess: str | None
     queries: int | None
     decoder_layers: int | None
+    no_masks: bool | None
     layout: str | None
     mean: Sequence[float] | None
     std: Sequence[float] | None
@@ -265,6 +271,8 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
             preprocess=options.preprocess,
         )
         source = replace(source, provenance=replace(source.provenance, source=origin))
+    if options.no_masks:
+        source = without_masks(source)
     if options.queries is not None or options.decoder_layers is not None:
         source = reduced(source, options.queries, options.decoder_layers)
     chosen: dict[str, Any] = {"loading": list(source.notes)}

@@ -1,4 +1,5 @@
-"""Fewer queries and decoder layers than a model was trained with, which its authors evaluate without further training.
+"""Less than a model was trained with: boxes without masks; and fewer queries and decoder layers, which its authors evaluate without
+further training.
 
 RT-DETR (Zhao et al., arXiv:2304.08069, section 4.4): decoder layers from the end. D-FINE and DEIMv2: `eval_idx` and `num_queries` of
 their configs. RF-DETR (Robinson et al., arXiv:2511.09554): both, queries by the score of their proposals. In all of them the queries
@@ -11,11 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SourceError
+from ..spec import DETECTION
 from .families import FAMILIES
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..bundle import Provenance
     from .source import Source
 
 _HEADS = ("class_embed", "bbox_embed", "lqe_layers")  # of each decoder layer, in the detector, its decoder or both
@@ -61,17 +64,36 @@ def reduced(source: Source, queries: int | None, decoder_layers: int | None) -> 
         if spec.has_masks and decoder_layers < total:
             raise SourceError(
                 f"--decoder-layers {decoder_layers}: {family.title} predicts masks from all of its {total} decoder layers or from the "
-                "last; leave it out, or give --queries"
+                "last; leave it out, or give --queries or --no-masks"
             )
         _drop_layers(detector, decoder_layers)
         notes.append(f"{decoder_layers} of {total} decoder layers")
-    parameters = sum(p.numel() for p in module.parameters())
-    return replace(
-        source,
-        spec=spec,
-        notes=(*source.notes, ", ".join(notes)),
-        provenance=replace(source.provenance, parameters=parameters),
-    )
+    return replace(source, spec=spec, notes=(*source.notes, ", ".join(notes)), provenance=_counted(source, module))
+
+
+def without_masks(source: Source) -> Source:
+    """The detector of a model with a mask head, whose module is changed in place.
+
+    Raises:
+        SourceError: it has no mask head.
+    """
+    spec, module = source.spec, source.module
+    if not spec.has_masks:
+        raise SourceError(f"--no-masks is for models with masks, and this {source.family.title} has boxes alone; leave it out")
+    spec = replace(spec, task=DETECTION, decode=replace(spec.decode, mask_stride=0))
+    detector: Any = module.model
+    if not hasattr(detector, "model"):
+        # A class of `detrt.models.arch`: the detector of transformers with a head.
+        detector = module
+        for name in [name for name in (*module._modules, *module._parameters) if name.startswith("mask_")]:
+            delattr(detector, name)
+        detector.__class__ = type(module).__base__
+    return replace(source, module=detector, spec=spec, provenance=_counted(source, detector), notes=(*source.notes, "no masks"))
+
+
+def _counted(source: Source, module: nn.Module) -> Provenance:
+    """The provenance with the parameters of what is left."""
+    return replace(source.provenance, parameters=sum(p.numel() for p in module.parameters()))
 
 
 def _check(flag: str, value: int, total: int) -> None:
