@@ -42,7 +42,7 @@ _COMMANDS = {
     "doctor": ("info:doctor", "Say what is installed, which targets work here, and what to install for the rest."),
     "demo": ("demo:demo", "Take the embedded detector from checkpoint to engine, check it, and detect in an image."),
     "eval": ("eval:evaluate", "COCO average precision: all twelve metrics and one for each class."),
-    "demo-data": ("demo:demo_data", "Draw scenes with exact boxes as a dataset in COCO format."),
+    "demo-data": ("demo:demo_data", "Draw scenes with exact boxes and masks as a dataset in COCO format."),
     "encode-prompt": ("encode:encode_prompt", "Tokenise a prompt and run the text encoder, for `detrt-run --prompt FILE`."),
     "triton-repo": ("triton:triton_repo", "Write a model repository for Triton Inference Server."),
     "deepstream": (

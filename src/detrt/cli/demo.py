@@ -44,7 +44,7 @@ def demo_data(
     seed: Annotated[int, typer.Option(min=0, help="First seed; scene i has seed + i.")] = 0,
     phrases: Annotated[bool, typer.Option("--phrases", help="Categories are the 144 phrases of colour and shape.")] = False,
 ) -> None:
-    """Draw scenes with exact boxes as a dataset in COCO format."""
+    """Draw scenes with exact boxes and masks as a dataset in COCO format."""
     from ..data.scenes.phrases import write_phrase_dataset
     from ..data.scenes.scene import write_dataset
     from . import show

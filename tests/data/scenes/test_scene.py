@@ -22,7 +22,7 @@ def many() -> list[Scene]:
 
 def test_same_seed_gives_the_same_scene_and_another_seed_another() -> None:
     one, two, other = draw_scene(7), draw_scene(7), draw_scene(8)
-    assert np.array_equal(one.image, two.image)
+    assert np.array_equal(one.image, two.image) and np.array_equal(one.instances, two.instances)
     assert one.objects == two.objects
     assert one.image.shape != other.image.shape or not np.array_equal(one.image, other.image)
 
@@ -118,8 +118,50 @@ def test_boxes_are_tight_in_the_drawn_image(monkeypatch: pytest.MonkeyPatch) -> 
         rows, columns = np.flatnonzero(distance.max(1)), np.flatnonzero(distance.max(0))
         seen = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
         assert np.abs(np.subtract(scene.objects[0].box_xyxy, seen)).max() <= 1.0
+        drawn = distance > distance.max() / 2
+        mask = scene.masks.to_array()[0]
+        assert (mask & drawn).sum() > 0.97 * (mask | drawn).sum()
         checked += 1
     assert checked >= 3
+
+
+def test_masks_are_what_is_seen_of_the_objects(many: list[Scene]) -> None:
+    covered = 0
+    for scene in many:
+        masks = scene.masks.to_array()
+        assert len(masks) == len(scene.objects) and masks.shape[1:] == scene.image.shape[:2] == scene.instances.shape
+        assert (masks.sum(0) <= 1).all(), "two objects are seen at one pixel"
+        for item, mask in zip(scene.objects, masks, strict=True):
+            ys, xs = np.nonzero(mask)
+            x0, y0, x1, y1 = item.box_xyxy
+            assert x0 - 1 <= xs.min() and xs.max() + 1 <= x1 + 1 and y0 - 1 <= ys.min() and ys.max() + 1 <= y1 + 1
+            covered += item.visible < 0.8
+    assert covered > 5
+
+
+def test_the_object_in_front_covers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are painted from back to front: each paints its mask anew over those before it."""
+    layers: list[np.ndarray] = []
+    original = Image.Image.paste
+
+    def paste(self: Image.Image, *args: object) -> None:
+        if self.size == (200, 200) and len(args) == 3 and isinstance(args[0], Image.Image):
+            layer = Image.new("L", self.size)
+            original(layer, args[2], args[1])
+            layers.append(np.asarray(layer) >= 128)
+        original(self, *args)
+
+    monkeypatch.setattr(Image.Image, "paste", paste)
+    overlaps = 0
+    for seed in range(30):
+        layers.clear()
+        scene = draw_scene(seed, size_hw=(200, 200))
+        assert len(layers) == len(scene.objects)
+        for k, mask in enumerate(scene.masks.to_array()):
+            above = np.any(layers[k + 1 :], axis=0) if layers[k + 1 :] else np.zeros((200, 200), bool)
+            assert np.array_equal(mask, layers[k] & ~above)
+            overlaps += bool((layers[k] & above).any())
+    assert overlaps > 5
 
 
 def test_a_covered_object_is_neither_labelled_nor_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +218,9 @@ def test_dataset_loads_with_pycocotools(tmp_path) -> None:
     loaded = coco.COCO(str(folder / "annotations.json"))
     assert len(loaded.getImgIds()) == 3
     assert len(loaded.getCatIds()) == len(CLASSES)
+    for index, image in enumerate(loaded.getImgIds()):
+        masks = [loaded.annToMask(entry) for entry in loaded.loadAnns(loaded.getAnnIds([image]))]
+        assert np.array_equal(masks, draw_scene(index).masks.to_array())
 
 
 def test_a_filled_folder_is_not_overwritten(tmp_path) -> None:

@@ -1,1 +1,1 @@
-"""Synthetic scenes with exact boxes and captions."""
+"""Synthetic scenes with exact boxes, masks and captions."""

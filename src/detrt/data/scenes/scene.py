@@ -25,6 +25,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from detrt.data.scenes.shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, Sprite, paint_sprite
 
+from ...detections import Masks
 from ...system import CountProgress
 
 CLASSES: tuple[str, ...] = tuple(SHAPES)
@@ -55,10 +56,21 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """An image, (H, W, 3) uint8 RGB, and what is in it, from back to front."""
+    """An image, (H, W, 3) uint8 RGB, and what is in it, from back to front.
+
+    ``instances`` is (H, W) uint16: at each pixel the number of the object that is seen there, from 1 in the order of
+    ``objects``; 0 is background.
+    """
 
     image: np.ndarray
     objects: tuple[SceneObject, ...]
+    instances: np.ndarray
+
+    @property
+    def masks(self) -> Masks:
+        """The visible pixels of each object."""
+        numbers = np.arange(1, len(self.objects) + 1, dtype=np.uint16)
+        return Masks.from_array(self.instances == numbers[:, None, None])
 
 
 def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects: int = 12) -> Scene:
@@ -79,13 +91,13 @@ def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects
         if min(height, width) < MIN_SIDE:
             raise ValueError(f"size_hw must be at least {MIN_SIDE} px on each side, got {size_hw!r}")
     canvas = _background(rng, height, width)
-    kept = _choose_objects(rng, canvas, max_objects)
+    kept, instances = _choose_objects(rng, canvas, max_objects)
     for sprite, _ in reversed(kept):  # chosen front to back, drawn back to front
         canvas.paste(sprite.paint, (sprite.left, sprite.top), sprite.alpha)
     if rng.random() < 0.12:
         _draw_lines(rng, canvas, count=int(rng.integers(1, 3)), widest=2)
     image = _camera_flaws(rng, canvas)
-    return Scene(image=image, objects=tuple(label for _, label in reversed(kept)))
+    return Scene(image=image, objects=tuple(label for _, label in reversed(kept)), instances=instances)
 
 
 def draw_images(count: int, size_hw: tuple[int, int]) -> list[np.ndarray]:
@@ -186,18 +198,20 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
-def _choose_objects(rng: np.random.Generator, canvas: Image.Image, max_objects: int) -> list[tuple[Sprite, SceneObject]]:
-    """Objects from front to back; the frontmost is fixed first, so visibility is final."""
+def _choose_objects(
+    rng: np.random.Generator, canvas: Image.Image, max_objects: int
+) -> tuple[list[tuple[Sprite, SceneObject]], np.ndarray]:
+    """Objects from front to back, and `Scene.instances`; the frontmost is fixed first, so visibility is final."""
     width, height = canvas.size
+    covered = np.zeros((height, width), dtype=np.uint16)  # numbers from front to back
     if max_objects == 0 or rng.random() < 0.02:
-        return []
+        return [], covered
     wanted = 1 + int((max_objects - 1) * rng.random() ** 1.2 + 0.5)
     # Relative bounds as well, so that nothing is tiny once an image is resized for a model.
     smallest = max(_SIZES_PX[0], 0.06 * max(width, height))
     largest = min(_SIZES_PX[1], (0.55 if wanted <= 6 else 0.38) * min(width, height))
     largest = max(largest, smallest)
     local = np.asarray(canvas.resize((16, 16), Image.Resampling.BOX), dtype=np.float64)
-    covered = np.zeros((height, width), dtype=bool)
     spots: list[tuple[tuple[float, ...], str]] = []
     kept: list[tuple[Sprite, SceneObject]] = []
     for _ in range(wanted):
@@ -216,7 +230,7 @@ def _choose_objects(rng: np.random.Generator, canvas: Image.Image, max_objects: 
         color, rgb = _choose_color(rng, cell, neighbours)
         fill = FILLS[int(rng.integers(len(FILLS)))]
         sprite = paint_sprite(name, center, size_wh, angle, rgb, fill, rng)
-        visible = _place(sprite, covered)
+        visible = _place(sprite, covered, len(kept) + 1)
         if visible < MIN_VISIBLE:
             continue
         x0, y0, x1, y1 = sprite.box_xyxy
@@ -224,7 +238,7 @@ def _choose_objects(rng: np.random.Generator, canvas: Image.Image, max_objects: 
         spots.append((spot, color))
         label = SceneObject(CLASSES.index(name), name, color, fill, box, visible)
         kept.append((sprite, label))
-    return kept
+    return kept, np.where(covered > 0, len(kept) + 1 - covered, 0).astype(np.uint16)
 
 
 def _find_spot(
@@ -257,10 +271,10 @@ def _choose_color(rng: np.random.Generator, behind: np.ndarray, avoid: set[str])
     return name, _rgb(rgb)
 
 
-def _place(sprite: Sprite, covered: np.ndarray) -> float:
-    """Visible fraction of ``sprite`` under what ``covered`` (H, W) bool already holds.
+def _place(sprite: Sprite, covered: np.ndarray, number: int) -> float:
+    """Visible fraction of ``sprite`` under what ``covered`` (H, W), numbers of objects, already holds.
 
-    A sprite that shows enough is added to ``covered``; another one leaves it untouched.
+    A sprite that shows enough is added to ``covered`` as ``number``; another one leaves it untouched.
     """
     solid = np.asarray(sprite.alpha) >= 128
     height, width = covered.shape
@@ -271,9 +285,10 @@ def _place(sprite: Sprite, covered: np.ndarray) -> float:
         return 0.0
     inside = solid[y0 - sprite.top : y1 - sprite.top, x0 - sprite.left : x1 - sprite.left]
     window = covered[y0:y1, x0:x1]
-    visible = int(np.count_nonzero(inside & ~window)) / max(1, int(np.count_nonzero(solid)))
+    seen = inside & (window == 0)
+    visible = int(np.count_nonzero(seen)) / max(1, int(np.count_nonzero(solid)))
     if visible >= MIN_VISIBLE:
-        window |= inside
+        window[seen] = number
     return visible
 
 
@@ -311,7 +326,8 @@ def write_dataset(
     """Write ``count`` scenes to ``folder`` in the COCO format and return the folder.
 
     ``folder/images/000001.jpg`` ... and ``folder/annotations.json``; category ids run from 1
-    in the order of ``categories``, boxes are (x, y, width, height) in pixels. ``categories_of``
+    in the order of ``categories``, boxes are (x, y, width, height) in pixels, masks the visible
+    pixels, and areas those of the boxes. ``categories_of``
     gives the indices of an object's categories, one annotation for each. Everything is built
     beside ``folder`` and renamed at the end, so a run that stops half-way leaves no half-written
     data set. ``progress(done, total)`` is called after every image.
@@ -367,8 +383,11 @@ def _write_images(
         Image.fromarray(scene.image).save(images / name, quality=95, subsampling=0)
         height, width = scene.image.shape[:2]
         document["images"].append({"id": index + 1, "file_name": name, "height": height, "width": width})
-        labels = [(item, category) for item in scene.objects for category in categories_of(item)]
-        for item, category in labels:
+        masks = scene.masks.to_coco()
+        labels = [
+            (item, mask, category) for item, mask in zip(scene.objects, masks, strict=True) for category in categories_of(item)
+        ]
+        for item, mask, category in labels:
             x0, y0, x1, y1 = item.box_xyxy
             document["annotations"].append(
                 {
@@ -378,6 +397,7 @@ def _write_images(
                     "bbox": [x0, y0, x1 - x0, y1 - y0],
                     "area": (x1 - x0) * (y1 - y0),
                     "iscrowd": 0,
+                    "segmentation": mask,
                     "attributes": {
                         "color": item.color,
                         "fill": item.fill,
