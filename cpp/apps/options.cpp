@@ -58,7 +58,7 @@ std::optional<Options> parse_options(int count, char** arguments) {
       ->type_name("N")
       ->check(CLI::Range(1, most));
   app.add_option("--backend", detector.session.backend, "auto, or one that was built in")->type_name("NAME");
-  app.add_option("--device", detector.session.device, "auto, cpu, cuda or cuda:N")->type_name("NAME");
+  app.add_option("--device", detector.session.device, "auto, cpu, cuda or cuda:N; of OpenVINO also xpu, xpu:N or npu")->type_name("NAME");
   app.add_option("--threads", detector.session.threads, "of backends on the CPU")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));

@@ -7,6 +7,9 @@
 #ifdef DETRT_WITH_LIBTORCH
 #include "libtorch/backend.hpp"
 #endif
+#ifdef DETRT_WITH_OPENVINO
+#include "openvino/backend.hpp"
+#endif
 #ifdef DETRT_WITH_ONNXRUNTIME
 #include "onnxruntime/backend.hpp"
 #endif
@@ -20,6 +23,9 @@ const std::vector<Backend>& backends() {
 #endif
 #ifdef DETRT_WITH_LIBTORCH
       libtorch_backend(),
+#endif
+#ifdef DETRT_WITH_OPENVINO
+      openvino_backend(),
 #endif
 #ifdef DETRT_WITH_ONNXRUNTIME
       onnxruntime_backend(),

@@ -63,6 +63,9 @@ EngineFacts engine_of(const Json& json) {
     };
     facts.format = text("format", "");
     facts.hardware_compatibility = text("hardware_compatibility", "none");
+    facts.performance = text("performance", "");
+    const Json streams = options.value("streams", Json());
+    facts.streams = streams.is_number_integer() && streams > 0 && streams <= 256 ? streams.get<int>() : 0;
     facts.version_compatible = options.value("version_compatible", Json(false)) == Json(true);
   }
   const Json& capabilities = fields.at("compute_capabilities");

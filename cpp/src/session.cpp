@@ -55,8 +55,8 @@ std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions
                                       "'; it was built with: " + (names.empty() ? "none" : names));
   if (reasons.empty())
     throw Error(ErrorKind::session,
-                "this libdetrt was built without a backend; configure it with -DDETRT_LIBTORCH=ON or "
-                "-DDETRT_TENSORRT=ON");
+                "this libdetrt was built without a backend; configure it with one of -DDETRT_TENSORRT=ON, "
+                "-DDETRT_LIBTORCH=ON, -DDETRT_OPENVINO=ON and -DDETRT_ONNXRUNTIME=ON");
   std::string list;
   for (const std::string& reason : reasons)
     list += (reasons.size() > 1 ? "\n  " : " ") + reason;

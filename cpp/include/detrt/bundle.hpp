@@ -26,12 +26,14 @@ struct EngineFacts {
   std::string format; // options.format of a compiled package: "aoti", or "artifact", which only Python opens
   std::string hardware_compatibility = "none"; // "ampere_plus": also for every later GPU
   bool version_compatible = false;             // also for later versions of TensorRT
+  std::string performance; // of an OpenVINO model: "latency" or "throughput", or empty
+  int streams = 0;         // of an OpenVINO model: batches at a time; 0: its own choice
   std::map<std::string, Profile> profile;  // by input name
   std::vector<TensorInfo> inputs, outputs; // in the order of the graph
 };
 
 struct BundleFile {
-  std::string kind; // "onnx", "engine", "text", "text-engine", "tokenizer", "inductor", "weights", ...
+  std::string kind; // "onnx", "engine", "text", "text-engine", "tokenizer", "inductor", "openvino", "weights", ...
   std::string path; // relative to the bundle
   std::string sha256;
   std::uint64_t size = 0;
