@@ -222,8 +222,8 @@ def test_types_follow_the_processor(monkeypatch):
     kind, note = runtime.inference_type("bf16", "CPU")
     assert kind == "f32" and "Some CPU has no BF16" in note
     monkeypatch.setattr(runtime, "core", lambda: Device("FP32", "INT8", "BF16", "FP16"))
-    # Never by itself: an FP32 model stays FP32 where the processor has BF16.
-    assert [runtime.inference_type(kind, "CPU")[0] for kind in ("fp32", "bf16", "fp16", "int8")] == ["f32", "bf16", "f16", "f16"]
+    # Never by itself: an FP32 model, and what an INT8 model does not quantize, stays FP32 where the processor has BF16.
+    assert [runtime.inference_type(kind, "CPU")[0] for kind in ("fp32", "bf16", "fp16", "int8")] == ["f32", "bf16", "f16", "f32"]
 
 
 def test_fp32_is_set_explicitly(folder):

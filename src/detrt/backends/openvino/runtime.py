@@ -86,17 +86,17 @@ def inference_type(precision: str, device: str) -> tuple[str, str]:
     """(type that a model computes in, what to tell about it), for a model of this precision on a device.
 
     The type is always set: by itself OpenVINO computes FP32 models in BF16 where a processor has it, which is another model,
-    and a type that a processor lacks is emulated, ten times slower.
+    and a type that a processor lacks is emulated, ten times slower. What an INT8 model does not quantize is FP32.
     """
     present = [Precision(part) for part in precision.lower().split("+") if part in tuple(Precision)]
-    low = next((kind.base for kind in present if kind.base in _TYPES), None)
+    low = next((kind for kind in present if kind in _TYPES), None)
     if low is None:
         return "f32", ""
     name, capability = _TYPES[low]
     if capability in core().get_property(device, "OPTIMIZATION_CAPABILITIES"):
         return name, ""
     processor = core().get_property(device, "FULL_DEVICE_NAME")
-    return "f32", f"the model is {precision}, and {processor} has no {capability}: what is not INT8 is computed in FP32"
+    return "f32", f"the model is {precision}, and {processor} has no {capability}: it is computed in FP32"
 
 
 def cache_folder() -> Path | None:
