@@ -1,10 +1,14 @@
 """Latency and throughput of `detrt detect` on simulated cameras, beside a plain loop over the same video.
 
     python benchmarks/measure_streams.py BUNDLE VIDEO [--cameras 4] [--seconds 30] [--repeats 3] [--track]
+    python benchmarks/measure_streams.py BUNDLE VIDEO --memory 30 [--fps 2]
 
 VIDEO is played in a loop by one process for all cameras, as H.264 in NUT over TCP (MPEG-TS would add two frames of delay), without encoding it again. The plain loop is
 `detect_inputs` over the same file with the same batch size. Latency is from the time at which the sender wrote a frame to its
 detections: both processes read the same clock, and frames are told by their time stamps.
+
+With --memory, `detrt detect` runs on the cameras for so many minutes, with tracking, annotated copies and JSON lines, and its resident memory
+is printed at some of the minutes (Linux).
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ import contextlib
 import json
 import multiprocessing
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -22,9 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
+MINUTES = (1, 5, 10, 20, 30)  # at which the memory is read
 
-def play(video: str, count: int, pipe: Connection) -> None:
-    """Serve `count` clients with the packets of a video at its speed; sends the ports, then the time of each frame by index."""
+
+def play(video: str, count: int, fps: float | None, pipe: Connection) -> None:
+    """Serve `count` clients with the packets of a video; sends the ports, then the time of each frame by index.
+
+    fps: frames per second; None: those of the video.
+    """
     import av
 
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
@@ -40,14 +51,15 @@ def play(video: str, count: int, pipe: Connection) -> None:
             0,
             [],
         )
-        ticks = round(1 / rate / base)
+        speed = fps or float(rate)
+        ticks = round(1 / speed / base)
         with contextlib.suppress(OSError, av.FFmpegError):
             while True:
                 source.seek(0)
                 for packet in source.demux(source.streams.video[0]):
                     if not packet.size:
                         continue
-                    time.sleep(max(0.0, started + number / float(rate) - time.monotonic()))
+                    time.sleep(max(0.0, started + number / speed - time.monotonic()))
                     sent.append(time.monotonic())
                     number += 1
                     for output, stream in zip(outputs, streams, strict=True):
@@ -58,9 +70,9 @@ def play(video: str, count: int, pipe: Connection) -> None:
 
 
 @contextlib.contextmanager
-def playing(video: Path, count: int) -> Iterator[tuple[list[str], Connection]]:
+def playing(video: Path, count: int, fps: float | None = None) -> Iterator[tuple[list[str], Connection]]:
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=play, args=(str(video), count, there), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=play, args=(str(video), count, fps, there), daemon=True)
     process.start()
     try:
         yield [f"tcp://127.0.0.1:{port}" for port in here.recv()], here
@@ -116,6 +128,23 @@ def measure(bundle: Path, video: Path, cameras: int, batch: int, seconds: float,
     }
 
 
+def memory(bundle: Path, video: Path, cameras: int, fps: float | None, minutes: float) -> Iterator[dict]:
+    """Resident memory of `detrt detect` at some of the minutes, then its own summary."""
+    with playing(video, cameras, fps) as (addresses, _), tempfile.TemporaryDirectory() as folder:
+        outputs = ("--json", f"{folder}/found.jsonl", "--save-dir", f"{folder}/saved", "--track")
+        command = (sys.executable, "-m", "detrt", "detect", str(bundle), *addresses, *outputs, "--duration", str(60 * minutes))
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        started = time.monotonic()
+        for minute in (one for one in MINUTES if one <= minutes):
+            # The last one is read a moment before the run ends.
+            time.sleep(max(0.0, started + 60 * minute - (5 if minute == minutes else 0) - time.monotonic()))
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+            yield {"minute": minute, "resident_mib": round(kib / 1024, 1)}
+        _, summary = process.communicate()
+        yield {"exit_code": process.returncode, "summary": summary}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
@@ -125,7 +154,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--track", action="store_true")
+    parser.add_argument("--memory", type=float, metavar="MINUTES")
+    parser.add_argument("--fps", type=float, help="frames per second of each camera with --memory; default: those of the video")
     given = parser.parse_args()
+    if given.memory is not None:
+        for one in memory(given.bundle, given.video, given.cameras, given.fps, given.memory):
+            print(json.dumps(one), flush=True)
+        return
     for _ in range(given.repeats):
         print(
             json.dumps(
