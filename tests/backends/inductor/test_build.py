@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
 from detrt.backends.inductor.capture import CapturedGraph, capture
-from detrt.backends.inductor.compile import compile_artifact
+from detrt.backends.inductor.compile import compile_artifact, options_for
 from detrt.backends.inductor.config import InductorConfig, package_name
 from detrt.backends.inductor.fusing import fuse_attention
 from detrt.backends.inductor.nodes import MSDA
@@ -192,9 +193,13 @@ def test_one_size_of_a_symbolic_model():
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """One compiled package: a tiny model at a small size, because compiling is what takes the time."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     from detrt.backends.inductor.cpp_compiler import compiler
     from detrt.pipeline import build
 
+    headers = Path(default_cache_dir(), "precompiled_headers")
+    before = set(headers.glob("*"))
     try:
         compiler()
     except EngineError as error:
@@ -207,6 +212,7 @@ def bundle(tmp_path_factory):
         progress=lambda *step: seen.append(step),
     )  # fmt: skip
     assert any("compiling" in text for _, _, text in seen)
+    assert set(headers.glob("*")) == before, "150 MB for each form of a header"
     return folder
 
 
@@ -279,7 +285,7 @@ def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
     captured = CapturedGraph(
         program.module(check_guards=False), (example,), ("x",), ("y",), {"x": {0: "batch"}}, {"batch": (1, 4)}
     )
-    compile_artifact(captured, tmp_path / "package.pt2", {})
+    compile_artifact(captured, tmp_path / "package.pt2", options_for("cuda"))
     run = load_package(tmp_path / "package.pt2")
     for batch in (1, 2, 4):
         x = torch.arange(3.0 * batch).reshape(batch, 3) - 2

@@ -21,15 +21,23 @@ from ...errors import ExportError
 from .capture import CapturedGraph
 from .package import ARTIFACT, INDEX, WEIGHTS, Run, bind_weights
 
+# Each form of the compiler's C++ header is 150 MB, which PyTorch writes to the folder for temporary files and leaves there.
+_COMMON = {"aot_inductor.precompile_headers": False, "cpp_cache_precompile_headers": False}
+
 
 def options_for(device: str, tune: str = "") -> dict[str, Any]:
     """Options of the compiler. tune: "" for its defaults, "max" to try many kernels for matmuls and convolutions."""
     if device == "cpu":
         # Weights are laid out for the CPU's own convolutions while compiling.
-        return {"freezing": True}
+        return {**_COMMON, "freezing": True}
     # Padded strides would reach the kernel of deformable attention, which needs dense ones. `shape_padding` times matmuls while
     # compiling, where other work distorts the timing: with it Grounding DINO took 4.5 ms instead of 4.1.
-    options: dict[str, Any] = {"comprehensive_padding": False, "reorder_for_peak_memory": False, "shape_padding": False}
+    options: dict[str, Any] = {
+        **_COMMON,
+        "comprehensive_padding": False,
+        "reorder_for_peak_memory": False,
+        "shape_padding": False,
+    }
     if "max" in tune:
         options |= {"max_autotune": True}
     if "gemm" in tune:
