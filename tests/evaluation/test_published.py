@@ -168,7 +168,7 @@ def lower_scores(monkeypatch):
     ("plant", "words"),
     [
         (shifted_phrases, "against transformers' GroundingDinoImageProcessorPil, "),
-        (other_words, "text labels differ: "),
+        pytest.param(other_words, "text labels differ: ", marks=pytest.mark.slow),
         pytest.param(swapped_phrases, "detections missing and", marks=pytest.mark.slow),
         pytest.param(lower_scores, "with scores of tokens, ", marks=pytest.mark.slow),
     ],

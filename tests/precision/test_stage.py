@@ -43,6 +43,9 @@ SLOW_BUILDS = [
     pytest.param(name, precision, marks=pytest.mark.slow)
     for name, precision in (
         ("deformable_detr", "fp16"),
+        ("rt_detr_v2", "fp16"),
+        ("yolos", "fp16"),
+        ("detr", "int8"),
         ("d_fine", "bf16"),
         ("rt_detr_v2", "fp8"),
         ("rf_detr-seg", "fp16"),
@@ -89,8 +92,7 @@ def low_file(exported, photos, tmp_path_factory):
 @rtx
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("detr", "fp16"), ("rt_detr_v2", "fp16"), ("yolos", "fp16"), ("detr", "bf16"),
-     ("detr", "int8"), ("rt_detr_v2", "int8"), ("yolos", "int8"), ("detr", "fp8"), *SLOW_BUILDS],
+    [("detr", "fp16"), ("detr", "bf16"), ("rt_detr_v2", "int8"), ("yolos", "int8"), ("detr", "fp8"), *SLOW_BUILDS],
 )  # fmt: skip
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_builds_for_every_gpu_that_has_the_type(name, precision, every, low_file, tmp_path):

@@ -30,6 +30,8 @@ from detrt.export import ExportConfig, export_onnx
 from detrt.models.load import load_source
 
 AUTHORS_AP = {"atto": (0.288, 0.444), "femto": (0.334, 0.496)}
+# Both are made of the same layers; the original file of Atto is read in every run (tests/models/checkpoints/test_deimv2.py).
+QUICK = tuple(pytest.param(size, marks=[] if size == "femto" else pytest.mark.slow) for size in SIZES)
 REFITTED_AP = {"atto": (0.269, 0.428), "femto": (0.333, 0.501)}
 
 
@@ -43,7 +45,7 @@ def graph_file(source, tmp_path_factory):
     return lru_cache(maxsize=None)(export)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", QUICK)
 def test_pytorch_detects_what_the_authors_graph_detects(size, source, authors, images):
     with Detector(TorchSession(source(size)), threshold=0.0, batch_size=5) as detector:
         assert_same(authors(size), detector(images))
@@ -51,12 +53,13 @@ def test_pytorch_detects_what_the_authors_graph_detects(size, source, authors, i
 
 @pytest.mark.parametrize("batch", (1, 5))
 @pytest.mark.parametrize("msda", ("gather", pytest.param("gridsample", marks=pytest.mark.slow)))
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", QUICK)
 def test_exported_graph_detects_what_the_authors_graph_detects(size, msda, batch, graph_file, authors, images):
     with Detector(OnnxSession(graph_file(size, msda)), threshold=0.0, batch_size=batch) as detector:
         assert_same(authors(size), detector(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("msda", ("gather", "gridsample"))
 def test_graph_is_the_float64_model(msda, source, graph_file, coco):
     """On the image where the authors' graph is furthest away, ours is within rounding of float64."""
@@ -70,7 +73,7 @@ def test_graph_is_the_float64_model(msda, source, graph_file, coco):
     np.testing.assert_allclose(same, best, atol=1e-4)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", QUICK)
 def test_average_precision_is_the_authors(size, graph_file, coco):
     report = evaluate_coco(OnnxSession(graph_file(size, "gather")), *coco)
     assert tuple(report.metrics) == METRICS
@@ -79,7 +82,7 @@ def test_average_precision_is_the_authors(size, graph_file, coco):
     assert report.metrics["AP50"] == pytest.approx(AUTHORS_AP[size][1], abs=1e-3)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", QUICK)
 def test_refitted_checkpoint_runs_without_remote_code(size, real_data, coco):
     folder = real_data / "checkpoints" / f"deimv2-{size}-coco-stockfit"
     report = evaluate_coco(TorchSession(load_source(str(folder))), *coco)
