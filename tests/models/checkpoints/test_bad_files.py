@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+import re
 import types
 
 import numpy as np
@@ -87,11 +88,19 @@ def test_ultralytics_are_not_supported(save, state, monkeypatch):
     assert "state dict" not in message
 
 
-@pytest.mark.parametrize("content", [b"hello, this is text", bytes(range(256)) * 4, pickle.dumps({1: b"x"})[:-4]])
+@pytest.mark.parametrize("content", [b"hello, this is text", bytes(range(256)) * 4, pickle.dumps({1: b"x"})[:-4], b"junk"])
 def test_advice_of_torch_is_not_passed_on(content, save):
     """torch says how to run the code in a file; detrt warns against it."""
     message = refuse(save(content, "junk.pth"), "damaged or not a PyTorch checkpoint|holds")
     assert "weights_only" not in message and "arbitrary code" not in message and len(message) < 300
+
+
+def test_a_damaged_storage_key(save, state, tmp_path):
+    """torch asserts that the storages of its older format are all there."""
+    torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    whole = (tmp_path / "old.pth").read_bytes()
+    key = re.search(rb"X.\0\0\0(\d{9,})", whole)[1]
+    refuse(save(whole.replace(key, key[:-1] + b"p", 1), "cut.pth"), "damaged or not a PyTorch checkpoint: storage key")
 
 
 def test_harmless_types_are_read(save, state):
