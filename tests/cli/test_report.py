@@ -89,7 +89,7 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
         (["--target", "onnx", "--coco", "."], "annotations/instances_val2017.json and val2017/"),
         (["--target", "onnx", "--coco", ".", "--images", "."], "not both"),
         (["--target", "onnx", "--images", "."], "needs both --ground-truth"),
-        (["--target", "onnx", "-o", "missing/r.md"], "does not exist; create it first"),
+        (["--target", "onnx", "-o", "."], "a folder has that name"),
     ],
 )
 def test_bad_choices_are_refused_before_any_work(arguments, said, monkeypatch, capfd):

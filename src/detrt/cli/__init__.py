@@ -167,6 +167,8 @@ def _usage_error(error: Any) -> str:
         if found is not None:
             return found
     message = " ".join(error.format_message().split()).rstrip(".")
+    if callable(refused := getattr(error.__cause__, "errors", None)):  # of pydantic, in newer typer versions
+        message += f"; got {refused()[0]['input']!r}"
     return f"{message[:1].lower()}{message[1:]}; see: {path} -h".replace("?; see", "? See")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import files
 from ..backends.openvino.config import OpenVinoRun
 from ..errors import DetrtError
 from ..models.load import LoadOptions
@@ -61,6 +62,9 @@ def evaluate(
     from ..evaluation.results import write_results
     from . import show
 
+    show.check_json(json_file)
+    if save is not None:
+        files.check_place(save)
     if ground_truth is None:
         raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")
     if results is not None:

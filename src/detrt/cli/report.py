@@ -12,7 +12,7 @@ import typer
 from .. import files
 from ..backends.tensorrt.config import TARGETS
 from ..bench.config import BenchConfig
-from ..errors import DetrtError, OutputError
+from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import parse_numbers, parse_size
@@ -127,16 +127,13 @@ def report(
             raise DetrtError("give --coco DIR, or --ground-truth FILE and --images DIR, not both")
         data["ground_truth"], data["images"] = coco_val2017(coco)
     config = options.make(target=target, **data)
-    if output is not None and not output.parent.is_dir():
-        raise OutputError(f"the folder of --output '{output}' does not exist; create it first")
+    if output is not None:
+        files.check_place(output)
     with show.progress() as step:
         found = run_report(models, config, load, step)
     rows = [_cells(row) for row in found["rows"]]
     if output is not None:
-        try:
-            files.write_bytes(output, _markdown(found, rows).encode())
-        except OSError as error:
-            raise files.output_error(output, error) from error
+        files.write_text(output, _markdown(found, rows))
     if json_file:
         show.write_json(found, json_file)
     if json_file != "-":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import files
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..spec import parse_numbers
@@ -74,6 +75,8 @@ def verify(
     from . import show
 
     show.check_json(json_file)
+    if report is not None:
+        files.check_place(report)
     if report_images is not None and report is None:
         raise DetrtError(f"--report-images {report_images} has no effect without --report FILE; add that, or leave it out")
     changes = gates.changes()

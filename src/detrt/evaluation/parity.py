@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..backends.base import Session
 from ..backends.prompted import model_spec
+from ..data.coco import CocoDataset, load_coco
 from ..data.images import ImageSource, load_image
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
@@ -93,6 +94,7 @@ def verify(
     if divergence not in DIVERGENCE:
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
     say = say or (lambda text: None)
+    annotations = None if ground_truth is None else load_coco(ground_truth)  # a damaged file is found before minutes of work
     with ExitStack() as stack:
         ref, cand = _open_sides(reference, candidate, stack, changed(load, changes), opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})
@@ -110,9 +112,9 @@ def verify(
                 slots=tuple(slot_rows(cand.session, first, report.gate, shapes)),
                 padding=tuple(padding_rows(cand.session, first, report.gate)),
             )
-        if ground_truth is not None:
+        if annotations is not None:
             say("average precision")
-            report = _with_ap(report, Path(ground_truth), found, (ref.session.spec, cand.session.spec))
+            report = _with_ap(report, annotations, found, (ref.session.spec, cand.session.spec))
         if report_images or divergence == "always":
             report = replace(report, precision_map=_precision_map(cand))
         if report_images:
@@ -276,11 +278,12 @@ def _found_alone(session: Session, images: list[NDArray], found: Sequence[Pair],
     return [_detect(session, [image], 0.0)[0] for image in images]
 
 
-def _with_ap(report: VerifyReport, path: Path, found: Sequence[Pair], specs: tuple[ModelSpec, ModelSpec]) -> VerifyReport:
-    from ..data.coco import load_coco
+def _with_ap(
+    report: VerifyReport, dataset: CocoDataset, found: Sequence[Pair], specs: tuple[ModelSpec, ModelSpec]
+) -> VerifyReport:
     from .coco import SEGM, chosen_iou_type, score_rows
 
-    dataset = load_coco(path)
+    path = dataset.path
     annotated, ids = dataset.subset(report.names)
     notes = report.notes
     if left_out := len(ids) - sum(i is not None for i in ids):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..bundle import Provenance
+from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
@@ -172,6 +172,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / MANIFEST).is_file():
+            raise SourceError(f"'{folder}' is a bundle, not a checkpoint: its graph is exported; give what it was made from")
         raise SourceError(f"'{folder}' has no config.json; give a transformers checkpoint folder{checkpoint_inside(folder)}")
     try:
         config = json.loads(path.read_text("utf-8"))

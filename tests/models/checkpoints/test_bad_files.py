@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
-import re
 import types
 
 import numpy as np
