@@ -102,6 +102,37 @@ def test_lag_of_packets():
     assert max(slow.after(t * 1.0005, t) for t in range(0, 86400, 5)) < 0.1
 
 
+def test_time_stamps_that_fall_behind_the_clock():
+    """Nothing waits to be read, so that skipping packets cannot make the lag smaller."""
+    for speed in (0.1, 0.5):
+        lag = _Lag()
+        late = [lag.after(t, t * speed) for t in range(4)]
+        assert late[-1] == pytest.approx(3 * (1 - speed), abs=0.01)
+        assert lag.after(5, 5 * speed) > late[-1] and lag.after_skipping(3, late[-1]) == 0
+        assert lag.after(6, 6 * speed) == pytest.approx(0, abs=0.01)
+        for t in range(7, 3600):
+            lag.after(t, t * speed)
+        assert lag.after(3600, 3600 * speed) < 0.1
+    lag = _Lag()
+    lag.after(0, 0), lag.after(3, 0.1)
+    assert lag.after(3.5, 0.6) == pytest.approx(2.9, abs=0.01) and lag.after_skipping(3, 2.9) == 0, "a pause of the sender"
+    lag = _Lag()
+    lag.after(0, 0), lag.after(3, 0.1)
+    assert lag.after(3.01, 1.1) == pytest.approx(1.9, abs=0.01)
+    assert lag.after_skipping(3, 2.9) == pytest.approx(1.9, abs=0.01), "packets that waited"
+
+
+def test_a_camera_that_pauses_without_its_clock():
+    """Its time stamps count frames, so that all frames after the pause seem late."""
+    with cameras([{"frames": 15}, {"sleep": 1.5}, {"frames": 60}], fps=20) as (address,):
+        decoded = [
+            read_number(frame.convert())[1]
+            for frame in live_frames(live_source(address), timeout_s=ONCE.timeout_s, max_lag_s=0.4)
+            if frame.convert is not None
+        ]
+    assert decoded == sorted(decoded) and decoded[-1] > 30
+
+
 def test_every_frame_is_counted_and_belongs_to_its_camera():
     with cameras([{"frames": 40}], fps=20, count=3) as addresses, LiveStreams(sources(addresses), ONCE) as streams:
         seen, lost = watch(streams, work_s=0.12, most=2)  # slower than three cameras send

@@ -126,7 +126,8 @@ def live_frames(
         # Threads for frames would hold back as many frames as there are threads.
         context.thread_type, context.thread_count = "SLICE", min(CPU_THREADS, usable_cores())
         context.flags |= av.codec.context.Flags.low_delay
-        started, skipping, lag = time.monotonic(), False, _Lag()
+        started, lag = time.monotonic(), _Lag()
+        skipping: tuple[float, float] | None = None  # when it began, and the lag of that moment
         arrived: dict[int | None, float] = {}  # by time stamp: frames may leave the decoder in another order
         for packet in container.demux(stream):
             stamp = _seconds(packet.pts if packet.dts is None else packet.dts, packet.time_base)
@@ -135,14 +136,17 @@ def live_frames(
             now = time.monotonic()
             late = lag.after(now, stamp)
             if packet.size:
-                resumed = skipping and packet.is_keyframe and late <= max_lag_s
-                skipping = not resumed and (skipping or late > max_lag_s)
-                if skipping:
+                if skipping is not None and packet.is_keyframe:
+                    late = lag.after_skipping(*skipping)
+                    if late <= max_lag_s:
+                        skipping = None
+                        arrived.clear()
+                        context.flush_buffers()
+                elif skipping is None and late > max_lag_s:
+                    skipping = now, late
+                if skipping is not None:
                     yield LiveFrame(now - late)
                     continue
-                if resumed:
-                    arrived.clear()
-                    context.flush_buffers()
                 arrived[packet.pts] = now - late
             try:
                 frames = packet.decode()
@@ -167,6 +171,7 @@ class _Lag:
 
     def __init__(self) -> None:
         self._soonest = self._before = self._now = 0.0
+        self._drift = _CLOCK_DRIFT
         self._started = False
 
     def after(self, now: float, stamp: float | None) -> float:
@@ -176,9 +181,22 @@ class _Lag:
         if not self._started or not 0 <= stamp - self._before <= _JUMP_S:
             self._started, self._soonest = True, now - stamp
         else:
-            self._soonest = min(self._soonest + (now - self._now) * _CLOCK_DRIFT, now - stamp)
+            self._soonest = min(self._soonest + (now - self._now) * self._drift, now - stamp)
         self._before, self._now = stamp, now
         return now - stamp - self._soonest
+
+    def after_skipping(self, since: float, before: float) -> float:
+        """The lag of the last packet, after packets were read but not decoded `since` a time when it was `before`.
+
+        Packets that waited are read much faster than they came. If the lag did not shrink so, nothing waited: the stream paused, or
+        its time stamps are slower than the clock. It then starts anew, at the speed of the time stamps.
+        """
+        late, seconds = self._now - self._before - self._soonest, self._now - since
+        if seconds <= 0 or before - late > seconds / 2:
+            return late
+        self._drift += max(0.0, late - before) / seconds
+        self._soonest = self._now - self._before
+        return 0.0
 
 
 def _seconds(stamp: int | None, base: Any) -> float | None:
