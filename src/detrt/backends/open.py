@@ -326,11 +326,8 @@ def _open_bundle(
     if found is not None:
         return found
     if backend == "openvino" or (device is not None and device.partition(":")[0] in OPENVINO_DEVICES):
-        why = "; ".join(reasons) or "it holds none"
-        raise EngineError(
-            f"no OpenVINO model of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build "
-            f"{bundle.folder} --target openvino"
-        )
+        why = "; ".join(reasons) or f"it holds none. Build one with: detrt build {bundle.folder} --target openvino"
+        raise EngineError(f"no OpenVINO model of the bundle '{bundle.folder}' can run here: {why}")
     graphs = bundle.of_kind("onnx")
     if not graphs:
         why = f" ({'; '.join(reasons)})" if reasons else ""
