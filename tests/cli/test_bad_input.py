@@ -75,6 +75,7 @@ CHECKPOINTS = {
     "empty config": (cut("config.json", 0), "config.json", "JSON"),
     "cut config": (cut("config.json", 100), "config.json", "JSON"),
     "unknown family": (change_config(model_type="faster_rcnn"), "faster_rcnn", "detr.*rt_detr"),
+    "bad architectures": (change_config(architectures=[{"a": 1}]), "says architectures [{'a': 1}]", "not a list of names"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights", "expected one of model.safetensors"),
     "empty weights": (cut("model.safetensors", 0), "ckpt", "cannot be loaded|damaged"),
     "cut weights": (cut("model.safetensors", 5000), "ckpt", "cannot be loaded|damaged"),

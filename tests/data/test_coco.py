@@ -59,6 +59,32 @@ def test_bad_truth(tmp_path, text):
         load_coco(path, annotations=False)
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("annotations", {"area": ""}, r"annotations\[0\] has the area '', not a number"),
+        ("annotations", {"iscrowd": "no"}, r"annotations\[0\] has iscrowd 'no', not 0 or 1"),
+        ("annotations", {"iscrowd": 1e99}, "not 0 or 1"),
+        ("annotations", {"bbox": [1, 2, 3]}, "not 4 numbers"),
+        ("categories", {"name": ["a"]}, r"categories\[0\] has the name \['a'\], not text"),
+        ("categories", {"id": "1"}, "ids of 'categories' are numbers and text"),
+    ],
+)
+def test_entries_that_pycocotools_does_not_take(part, change, words, tmp_path):
+    truth = {
+        "images": [{"id": 1, "file_name": "a.png"}],
+        "annotations": [{"image_id": 1, "category_id": 2, "bbox": [0, 0, 4, 4]}],
+        "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}],
+    }
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps(truth))
+    assert load_coco(path).annotations[0]["area"] == 16
+    truth[part][0].update(change)
+    path.write_text(json.dumps(truth))
+    with pytest.raises(ImageError, match=words):
+        load_coco(path)
+
+
 def test_an_empty_list_of_images(tmp_path):
     (tmp_path / "truth.json").write_text('{"images": [], "annotations": [], "categories": []}')
     with pytest.raises(ImageError, match=r"list 'images' of the annotation file '.*truth.json' is empty"):

@@ -137,6 +137,11 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         for index, entry in enumerate(entries):
             if not isinstance(entry["id"], (int, str)):
                 raise ImageError(f"the annotation file '{path}': {part}[{index}] has the id {entry['id']!r}, not a number")
+        if len({isinstance(entry["id"], str) for entry in entries}) > 1:  # pycocotools sorts them
+            raise ImageError(f"the annotation file '{path}': ids of '{part}' are numbers and text; give all as numbers")
+    for index, category in enumerate(categories):
+        if not isinstance(category["name"], (str, int, float)):
+            raise ImageError(f"the annotation file '{path}': categories[{index}] has the name {category['name']!r}, not text")
     for image in images:
         image["file_name"] = str(image["file_name"])
     if not annotations:
@@ -150,8 +155,10 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         for field, known in (("image_id", image_ids), ("category_id", category_ids)):
             if not isinstance(entry[field], (int, str)) or entry[field] not in known:
                 raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")
-        entry.setdefault("area", box[2] * box[3])
-        entry.setdefault("iscrowd", 0)
+        if not isinstance(entry.setdefault("area", box[2] * box[3]), (int, float)):
+            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {entry['area']!r}, not a number")
+        if entry.setdefault("iscrowd", 0) not in (0, 1):
+            raise ImageError(f"the annotation file '{path}': annotations[{index}] has iscrowd {entry['iscrowd']!r}, not 0 or 1")
     return CocoDataset(path, images, categories, found)
 
 

@@ -100,7 +100,10 @@ def load_folder(
         raise SourceError(
             f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
         )
-    row, name = BY_MODEL_TYPE[model_type], next(iter(config.get("architectures") or ()), "")
+    architectures = config.get("architectures") or [""]
+    if not isinstance(architectures, list) or not isinstance(name := architectures[0], str):
+        raise SourceError(f"'{folder / 'config.json'}' says architectures {architectures!r}, not a list of names")
+    row = BY_MODEL_TYPE[model_type]
     if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
         raise SourceError(
             f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg and D-FINE-seg"
