@@ -347,6 +347,13 @@ def test_verify_reads_every_image(cli, place):
     cli.refused("verify", "bundle", "--against", "model.onnx", "--images", "in", names="'in'", advice="known suffixes")
 
 
+def test_a_bf16_graph_alone_is_warned_about(cli, place):
+    """ONNX Runtime refuses it on a CPU (test_session.py)."""
+    graph.save(pixel_model(), place / "pixels.onnx")
+    result = cli("build", "pixels.onnx", "-o", "low", "--target", "onnx", "--precision", "bf16")
+    assert "warning: ONNX Runtime has no convolutions in BF16 on CPUs" in result.err and "--precision fp16" in result.err
+
+
 @pytest.fixture
 def int8(place, monkeypatch):
     """`int8.onnx`, and a TensorRT whose engines take the milliseconds in the list that comes back: INT8's, FP16's."""
