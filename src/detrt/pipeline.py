@@ -135,12 +135,7 @@ def build(
     if packages:
         check_packages(packages, source, export, precision.precision)
     _check_openvino(openvino, export)
-    warnings = check_before(precision, engines)
-    if precision.target == Precision.BF16 and not (engines or packages or openvino):
-        warnings.append(
-            "ONNX Runtime has no convolutions in BF16 on CPUs, where this graph then does not run; add an engine or a package "
-            "(--target tensorrt or inductor), or take --precision fp16"
-        )
+    warnings = check_before(precision, engines, alone=not (engines or packages or openvino))
     if is_onnx:
         foreign = held is None and is_foreign(Path(model))
         reading = LoadOptions() if foreign else load

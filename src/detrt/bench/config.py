@@ -80,9 +80,9 @@ class BenchConfig:
             raise DetrtError(f"--batch must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
         for name, value, low in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0)):
             if not low <= value <= 10_000:
-                raise DetrtError(f"{name} must be from {low} to 10000; got {value}")
+                raise DetrtError(f"--{name} must be from {low} to 10000; got {value}")
         if self.threads is not None and self.threads < 1:
-            raise DetrtError(f"threads must be at least 1, or left out for all cores; got {self.threads}")
+            raise DetrtError(f"--threads must be at least 1, or left out for all cores; got {self.threads}")
         if self.size_hw is not None and not all(1 <= side <= 16384 for side in self.size_hw):
             raise DetrtError(f"size must be from 1 to 16384 pixels per side; got {self.size_hw[0]}x{self.size_hw[1]}")
         for flag, given, allowed in (("--scopes", self.scopes, SCOPES), ("--backends", self.backends, BACKENDS)):

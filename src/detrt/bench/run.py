@@ -62,6 +62,8 @@ def models_of(refs: Sequence[str]) -> str:
         raise DetrtError("give at least one checkpoint or bundle, e.g. detrt bench embedded:shapes")
     built = [is_built(ref) for ref in refs]
     if any(built) and not all(built):
+        for ref in refs:
+            kind_of(ref)  # a path that is not there is no checkpoint
         raise DetrtError("give checkpoints or bundles, not both in one run: they are measured in different ways")
     return BUNDLES if built[0] else CHECKPOINTS
 

@@ -44,8 +44,10 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> l
     return warnings
 
 
-def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig]) -> list[str]:
+def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig], *, alone: bool = False) -> list[str]:
     """Check before minutes of work that the GPUs support the type and that the images exist; returns warnings.
+
+    alone: whether nothing but the ONNX graph is built, which ONNX Runtime then has to run.
 
     Raises:
         EngineError: a GPU without the type. ImageError: no calibration images.
@@ -55,7 +57,13 @@ def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig]) -> li
 
         find_images(config.calibration, config.calibration_images)
     precision = Precision.TF32 if config.precision == Precision.TF32 else config.target
-    return check_capability(precision, engines) if precision != Precision.FP32 else []
+    warnings = check_capability(precision, engines) if precision != Precision.FP32 else []
+    if alone and precision == Precision.BF16:
+        warnings.append(
+            "ONNX Runtime has no convolutions in BF16 on CPUs, where this graph then does not run; add an engine or a package "
+            "(--target tensorrt or inductor), or take --precision fp16"
+        )
+    return warnings
 
 
 def check_engine(facts: EngineFacts, target: Precision) -> None:
