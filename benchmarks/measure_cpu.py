@@ -34,6 +34,7 @@ from detrt.bench.measure import drawn_images
 from detrt.bench.reference import library_calls
 from detrt.bundle import Bundle
 from detrt.data.preprocess import preprocess
+from detrt.errors import MissingPackageError
 from detrt.models.families import BY_NAME
 from detrt.models.load import load_source
 from detrt.system import usable_cores
@@ -97,7 +98,11 @@ def row(folder: Path, name: str) -> dict:
     size = spec.input.size_hw
     images = drawn_images(size, 1)
     feeds = preprocess(images, spec).feeds
-    calls: dict[str, Callable[[], object]] = {"torch": torch_call(fp32, feeds["pixel_values"].shape[2:], images)}
+    calls: dict[str, Callable[[], object]] = {}
+    try:
+        calls["torch"] = torch_call(fp32, feeds["pixel_values"].shape[2:], images)
+    except MissingPackageError as error:  # OmDet-Turbo's processor needs torchvision
+        say(f"  without PyTorch: {error}")
     result = {
         "name": name,
         "shape": list(feeds["pixel_values"].shape),
@@ -168,10 +173,11 @@ def table(folder: Path) -> str:
     gains = []
     for found in sorted(rows_of(folder), key=lambda one: one["name"]):
         ms = {column: found[column]["wall_ms"] for column in COLUMNS if column in found}
-        gains.append(ms["torch"] / ms[found["detect"]])
+        gain = ms["torch"] / ms[found["detect"]] if "torch" in ms else None
         cells = [found["name"], "x".join(map(str, found["shape"][2:]))]
         cells += [f"{ms[column]:.1f}" if column in ms else "" for column in COLUMNS]
-        cells += [found["detect"], f"{gains[-1]:.2f}"]
+        cells += [found["detect"], "" if gain is None else f"{gain:.2f}"]
+        gains += [] if gain is None else [gain]
         for backend in ("onnxruntime", "openvino"):
             low = ms.get(backend + "_int8")
             cells.append("" if low is None else f"{ms[backend] / low:.2f}")
