@@ -115,6 +115,19 @@ def write(folder, file, name="preprocessor_config.json"):
     (folder / name).write_text(json.dumps(file))
 
 
+@pytest.mark.parametrize(
+    ("resize", "words"),
+    [
+        ("333x333", r"^--resize 333x333 cannot be done: size .* multiples of 32, e.g. --resize 352x352$"),
+        ("shortest:320,480", r"^--resize shortest:320,480 cannot be done: .* no padding mask .*--resize HEIGHTxWIDTH stretches"),
+    ],
+)
+def test_a_resize_that_cannot_be_done_is_not_the_files(resize, words, tiny, tmp_path):
+    write(tmp_path, {"size": {"height": 320, "width": 320}})
+    with pytest.raises(SourceError, match=words):
+        read_input_spec(tmp_path, BY_NAME["rt_detr_v2"], tiny("rt_detr_v2").module.config, resize=resize)
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["own file", "nested"])
 @pytest.mark.parametrize(("name", "file", "wanted"), CASES.values(), ids=CASES)
 def test_input_spec(name, file, wanted, nested, tiny, tmp_path):

@@ -144,6 +144,9 @@ def read_input_spec(
         data = _family_settings(family, config) if found is None else found[1]
         _refuse_unknown(data)
         return _ConfigReader(data, family, config, stated=found is not None).input_spec(wanted)
+    except _ResizeRefused as error:
+        advice = "" if "--resize" in str(error) else "; --resize HEIGHTxWIDTH stretches images to one size"
+        raise SourceError(f"--resize {resize} cannot be done: {error}{advice}") from None
     except _Refused as error:
         raise SourceError(f"{origin} says {error}; {CHOICE}") from None
     except (TypeError, ValueError, LookupError, SpecError) as error:
@@ -153,6 +156,10 @@ def read_input_spec(
 
 class _Refused(Exception):
     """A setting that is understood and not supported: what it is, and why."""
+
+
+class _ResizeRefused(_Refused):
+    """The same of `--resize`, which the file did not say."""
 
 
 def _family_settings(family: Family, config: Any) -> dict[str, Any]:
@@ -212,9 +219,13 @@ class _ConfigReader:
             common |= {"antialias": False, "dtype": "float32"}
         size = self._size() if wanted is None else _size_of(wanted)
         pad = self._pad_size(size) if wanted is None else _canvas_of(wanted)
-        if "height" in size:
-            return self._stretch(size, pad, common)
-        return self._aspect(size, pad, common)
+        shaped = self._stretch if "height" in size else self._aspect
+        try:
+            return shaped(size, pad, common)
+        except _Refused as error:
+            if wanted is None:
+                raise
+            raise _ResizeRefused(*error.args) from None
 
     def _size(self) -> dict[str, int]:
         data = self._data
