@@ -189,7 +189,7 @@ class _Lag:
         """The lag of the last packet, after packets were read but not decoded `since` a time when it was `before`.
 
         Packets that waited are read much faster than they came. If the lag did not shrink so, nothing waited: the stream paused, or
-        its time stamps are slower than the clock. It then starts anew, at the speed of the time stamps.
+        its time stamps are slower than the clock. It is then zero, and follows the speed of the time stamps.
         """
         late, seconds = self._now - self._before - self._soonest, self._now - since
         if seconds <= 0 or before - late > seconds / 2:
