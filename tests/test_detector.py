@@ -140,6 +140,22 @@ def test_bad_options(options):
         Detector(make_session(make_spec()), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"threshold": "0.5"}, "threshold must be a number from 0 to 1; got '0.5'"),
+        ({"classes": "cat"}, r"classes must be a list of names or ids, such as \['cat'\]; got 'cat'"),
+        ({"classes": 0}, "classes must be a list"),
+    ],
+)
+def test_options_of_another_type(options, words):
+    """A text is a sequence of letters, which are no classes."""
+    with pytest.raises(TypeError, match=words):
+        Detector(make_session(make_spec()), **options)
+    with pytest.raises(TypeError, match=words):
+        Detector(make_session(make_spec()))(red(8, 12, 150), **options)
+
+
 def test_one_image_gives_one_result(tmp_path):
     image = red(8, 12, 150)
     Image.fromarray(image).save(tmp_path / "a.png")
@@ -195,6 +211,11 @@ def test_open_is_the_constructor():
 
 def test_keywords_of_loading_are_the_fields():
     assert set(LoadChanges.__annotations__) == {one.name for one in dataclasses.fields(LoadOptions)}
+
+
+def test_a_keyword_that_is_close_to_none():
+    with pytest.raises(TypeError, match="^build has no keyword 'targets'; it takes: "):
+        build("model", "bundle", targets="onnx")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("function", [Detector, build, load_source, open_session, verify])

@@ -196,6 +196,8 @@ class Detector:
 
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
+        if isinstance(classes, (str, int)):
+            raise TypeError(f"classes must be a list of names or ids, such as [{classes!r}]; got {classes!r}")
         return None if classes is None else frozenset(self.spec.class_ids([str(name) for name in classes]))
 
     def _thresholds_of(self, named: Mapping[str | int, float]) -> dict[int, float]:

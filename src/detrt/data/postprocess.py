@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +124,8 @@ def decode(
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:
+    if not isinstance(threshold, Real):
+        raise TypeError(f"{name} must be a number from 0 to 1; got {threshold!r}")
     if not (math.isfinite(threshold) and 0 <= threshold <= 1):
         raise ValueError(f"{name} must be from 0 to 1; got {threshold}")
 

@@ -215,7 +215,7 @@ def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
     allowed = [name for name in inspect.signature(function).parameters if name != "self"]
     for name in changes:
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+            close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
             hint = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(allowed)}"
             raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")
 
