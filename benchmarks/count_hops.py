@@ -313,7 +313,8 @@ def run(journey: str, folder: Path, target: str) -> list[str]:
         command("demo-data", str(folder / "scenes"), "--count", "1")
     bundle = folder / ("phrases" if journey == "prompt" else "shapes")
     if journey != "checkpoint" and not bundle.is_dir():
-        command("build", f"embedded:{bundle.name}", "-o", str(bundle), "--target", "onnx")
+        boxes = ("--no-masks",) if bundle.name == "shapes" else ()
+        command("build", f"embedded:{bundle.name}", *boxes, "-o", str(bundle), "--target", "onnx")
     out = str(folder / f"out-{journey}")
     if journey == "image":
         env, log = environment(folder, journey, str(image))

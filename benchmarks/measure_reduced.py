@@ -69,7 +69,7 @@ def main() -> None:
         folder = Path(name)
         write_dataset(folder / "scenes", SCENES, seed=10_000)
         cases = [
-            ("embedded:shapes", {}, folder / "scenes/images", folder / "scenes/annotations.json"),
+            ("embedded:shapes", {"no_masks": True}, folder / "scenes/images", folder / "scenes/annotations.json"),
             *(
                 (
                     str(data / f"checkpoints/deimv2-{size}-coco"),

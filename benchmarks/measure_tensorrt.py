@@ -66,7 +66,7 @@ def drawn_scenes(folder: str, backend: str) -> float | None:
     if not (scenes / "annotations.json").is_file():
         write_dataset(scenes, 500, seed=10_000)
     with open_session(folder, backend=backend) as session:
-        return evaluate_coco(session, scenes / "annotations.json", scenes / "images", batch_size=1).metrics["AP"]
+        return evaluate_coco(session, scenes / "annotations.json", scenes / "images", batch_size=1, iou_type="bbox").metrics["AP"]
 
 
 if __name__ == "__main__":

@@ -100,9 +100,13 @@ def _fast_tests_load_no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
         assert "torch" not in sys.modules, "a module of the fast tests loads torch, which takes seconds"
 
 
+BOXES = "-boxes"
+
+
 @pytest.fixture(scope="session")
 def tiny():
-    """name -> Source of `random:<name>/tiny`, or of a reference such as `embedded:shapes`; do not change it."""
+    """name -> Source of `random:<name>/tiny`, or of a reference such as `embedded:shapes`, with `-boxes` behind it without its masks; do
+    not change it."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     import torch
 
@@ -114,6 +118,8 @@ def tiny():
     @functools.cache
     def load(name: str) -> Any:
         try:
+            if name.endswith(BOXES):
+                return load_source(name.removesuffix(BOXES), no_masks=True)
             return load_source(name if ":" in name else f"random:{name}/tiny")
         except SourceError as error:
             if "which detrt does not read with transformers" in str(error):  # make test-transformers

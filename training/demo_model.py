@@ -131,11 +131,20 @@ def write_model(
 ) -> Path:
     """Write a folder in transformers format: weights, config, and the JSON files of `described` (name -> content).
 
-    Matrices and kernels are stored as float16, vectors (biases, norms and their statistics) as float32; weights whose
-    names start with one of `tied` are left out. The config says float32, which is what the model is loaded as.
+    Weights whose names start with one of `tied` are left out. The config says float32, which is what the model is loaded as.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    save_weights(state, folder, tied)
+    config.dtype = torch.float32
+    config.save_pretrained(folder)
+    for name, content in described.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def save_weights(state: dict[str, torch.Tensor], folder: Path, tied: tuple[str, ...] = ()) -> None:
+    """Write model.safetensors: matrices and kernels as float16, vectors (biases, norms and their statistics) as float32."""
     stored = {}
     for name, tensor in state.items():
         if name.startswith(tied):
@@ -147,8 +156,3 @@ def write_model(
                 raise ValueError(f"weight {name} does not fit float16 (a value is over 65504)")
         stored[name] = tensor.contiguous().clone()
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    config.dtype = torch.float32
-    config.save_pretrained(folder)
-    for name, content in described.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return folder

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import transformers
 from evaluation import TOP_K, coco_scores, coco_truth, evaluate_folder, result_row
 from phrases_captions import numbers, write
 from phrases_data import normalize, resize, stack
@@ -143,6 +144,6 @@ if __name__ == "__main__":
         __doc__.splitlines()[0],
         script="evaluate_phrases.py",
         name="held_out_scenes",
-        auto="AutoModelForZeroShotObjectDetection",
+        load=transformers.AutoModelForZeroShotObjectDetection.from_pretrained,
         score=score_model,
     )

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,9 +41,9 @@ def coco_truth(scenes: Sequence[Scene], names: Sequence[str], categories_of: Cal
     """COCO document of scenes: one annotation for each object and each category (its number in `names`) that it has."""
     annotations = []
     for k, scene in enumerate(scenes):
-        for item in scene.objects:
+        for item, mask in zip(scene.objects, scene.masks.to_coco(), strict=True):
             x0, y0, x1, y1 = item.box_xyxy
-            box = {"image_id": k + 1, "bbox": [x0, y0, x1 - x0, y1 - y0], "iscrowd": 0}
+            box = {"image_id": k + 1, "bbox": [x0, y0, x1 - x0, y1 - y0], "iscrowd": 0, "segmentation": mask}
             box["area"] = (x1 - x0) * (y1 - y0)
             for number in categories_of(item):
                 annotations.append({"id": len(annotations) + 1, "category_id": number + 1} | box)
@@ -54,8 +55,11 @@ def coco_truth(scenes: Sequence[Scene], names: Sequence[str], categories_of: Cal
     }
 
 
-def coco_scores(document: dict, results: list[dict]) -> tuple[dict[str, object], dict[str, float]]:
-    """COCO's figures for result rows against a COCO document; and the AP of each category that has an object."""
+def coco_scores(document: dict, results: list[dict], iou_type: str = "bbox") -> tuple[dict[str, object], dict[str, float]]:
+    """COCO's figures for result rows against a COCO document; and the AP of each category that has an object.
+
+    iou_type: "bbox", or "segm" for rows with a segmentation.
+    """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -63,7 +67,7 @@ def coco_scores(document: dict, results: list[dict]) -> tuple[dict[str, object],
         truth = COCO()
         truth.dataset = document
         truth.createIndex()
-        run = COCOeval(truth, truth.loadRes(results), "bbox")
+        run = COCOeval(truth, truth.loadRes(results), iou_type)
         run.evaluate()
         run.accumulate()
         run.summarize()
@@ -95,14 +99,13 @@ def evaluate_folder(
     description: str,
     script: str,
     name: str,
-    auto: str,
+    load: Callable[[Path], nn.Module],
     score: Callable[[nn.Module, list[Scene]], dict[str, object]],
     count: Callable[[list[Scene]], dict[str, object]] = lambda scenes: {},
 ) -> None:
     """The command line of an evaluation: load a folder, score it on held-out scenes, print and keep the figures.
 
-    `name` is the result's key in the record, `auto` the transformers class that loads the folder, `count` gives
-    further figures of the scenes.
+    `name` is the result's key in the record, `load` opens the folder, `count` gives further figures of the scenes.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path, help="folder with config.json and model.safetensors")
@@ -112,7 +115,7 @@ def evaluate_folder(
 
     import transformers
 
-    model = getattr(transformers, auto).from_pretrained(args.folder).eval()
+    model: Any = load(args.folder).eval()
     if model.dtype != torch.float32:
         raise SystemExit(f"{args.folder} loads as {model.dtype}; its config must say float32")
     started = time.perf_counter()

@@ -210,7 +210,7 @@ def test_demo(cli, tmp_path):
     names = {path.name for path in (tmp_path / "demo").iterdir()}
     assert {"detrt.json", "model.onnx", "image.png", "annotated.png", "detections.jsonl", "phrases", "prompted.png"} <= names
     found = json.loads((tmp_path / "demo/detections.jsonl").read_text())
-    assert found["detections"] and all(row["score"] > 0.5 for row in found["detections"])
+    assert found["detections"] and all(row["score"] > 0.5 and row["segmentation"] for row in found["detections"])
 
 
 @has_demo_model

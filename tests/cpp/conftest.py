@@ -68,11 +68,13 @@ def compiled(module, spec: ModelSpec, folder: Path) -> Path:
     """The module compiled for the CPU, in a bundle as `detrt build --target inductor` writes it."""
     import torch
 
+    from detrt.backends.inductor.compile import options_for
+
     pixels = torch.zeros((2, 3, *SIDES), dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1, max=LARGEST)
     program = torch.export.export(module, (pixels,), dynamic_shapes=({0: batch},))
     path = folder / "model.inductor-cpu.pt2"
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options_for("cpu"))
     inputs, outputs = tensors(masks=spec.has_masks)
     facts = EngineFacts(
         "inductor-cpu",

@@ -1,4 +1,4 @@
-"""RF-DETR-Seg from transformers: exports beside the library's model and its own post-processing of masks."""
+"""RF-DETR-Seg from transformers: exports beside the library's model and its own post-processing of masks; the embedded detector's."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
-from detrt.data.scenes.scene import draw_scene
+from detrt.data.scenes.scene import draw_scene, write_dataset
 from detrt.detections import mask_iou
 from detrt.detector import Detector
 from detrt.errors import ImageError, SessionError, SourceError
+from detrt.evaluation.coco import evaluate_coco
 from detrt.evaluation.parity import verify
 from detrt.models.load import load_source
 from detrt.models.published import mask_difference
@@ -120,6 +121,21 @@ def test_an_export_passes_the_comparison(exported, tiny):
     report = verify(tiny("rf_detr-seg"), OnnxSession(exported("rf_detr-seg").path), [IMAGE], slots=False)
     assert report.passed and 0.99 <= report.worst_mask_iou <= 1
     assert {row["output"] for row in report.tensors} == {"logits", "pred_boxes", "mask_logits"}
+
+
+def test_the_embedded_detector_finds_masks(exported, tiny, tmp_path):
+    """On scenes that its training did not draw; the results of 500 are in docs/results/average-precision.md."""
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    scenes = write_dataset(tmp_path / "scenes", 24, seed=10_000)
+    sides = {"onnx": OnnxSession(exported("embedded:shapes").path), "torch": TorchSession(tiny("embedded:shapes"))}
+    found = {
+        (name, kind): evaluate_coco(side, scenes / "annotations.json", scenes / "images", iou_type=kind).metrics["AP"]
+        for name, side in sides.items()
+        for kind in ("bbox", "segm")
+    }
+    assert found["onnx", "segm"] > 0.75 and found["onnx", "bbox"] > 0.95
+    for kind in ("bbox", "segm"):
+        assert abs(found["onnx", kind] - found["torch", kind]) < 0.002
 
 
 @pytest.mark.parametrize(

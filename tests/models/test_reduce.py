@@ -14,7 +14,7 @@ from detrt.cli import main
 from detrt.errors import SourceError, SpecError
 from detrt.export import ExportConfig, export_onnx
 from detrt.models.families import BY_NAME, FAMILIES
-from detrt.models.load import load_source
+from detrt.models.load import EMBEDDED, load_source
 from detrt.models.preprocessor import read_input_spec
 from detrt.models.random import MODELS, build
 from detrt.models.reduce import reduced
@@ -112,7 +112,7 @@ def test_a_mask_model_with_fewer_queries():
     assert load_source("random:rf_detr-seg/tiny", queries=5).spec.decode.num_queries == 5
 
 
-@pytest.mark.parametrize("ref", ["random:rf_detr-seg/tiny", "random:d_fine-seg/tiny"])
+@pytest.mark.parametrize("ref", ["random:rf_detr-seg/tiny", "random:d_fine-seg/tiny", "embedded:shapes"])
 def test_boxes_without_masks_are_those_with_them(ref):
     whole, same = load_source(ref), load_source(ref, no_masks=True)
     assert whole.spec.has_masks and not same.spec.has_masks and same.spec.decode.mask_stride == 0
@@ -123,6 +123,19 @@ def test_boxes_without_masks_are_those_with_them(ref):
         want, got = whole.module(pixel_values=pixels), same.module(pixel_values=pixels)
     assert "pred_masks" in want and "pred_masks" not in got
     assert torch.equal(want.logits, got.logits) and torch.equal(want.pred_boxes, got.pred_boxes)
+
+
+def test_the_embedded_detector_is_transformers_own_class():
+    """Its folder opens in transformers as a detector, whose boxes are those of the model with the mask head."""
+    import transformers
+
+    folder = EMBEDDED["embedded:shapes"]
+    stock = transformers.RTDetrV2ForObjectDetection.from_pretrained(folder, attn_implementation="eager").eval()
+    pixels = torch.rand(1, 3, 320, 320, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want, got = stock(pixel_values=pixels), load_source("embedded:shapes").module(pixel_values=pixels)
+    assert torch.equal(want.logits, got.logits) and torch.equal(want.pred_boxes, got.pred_boxes)
+    assert got.pred_masks.shape == (1, 100, 80, 80)
 
 
 def test_a_bundle_says_that_it_is_exported_already(tmp_path, capsys):

@@ -28,9 +28,9 @@ SIZES = [(240, 320), (300, 200), (135, 455), (320, 320), (64, 96), (400, 300)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, exported):
-    """shapes.onnx, the embedded detector, and prompted/, a bundle that takes a prompt."""
+    """shapes.onnx, the embedded detector without masks, and prompted/, a bundle that takes a prompt."""
     folder = tmp_path_factory.mktemp("served")
-    shutil.copyfile(exported("embedded:shapes").path, folder / "shapes.onnx")
+    shutil.copyfile(exported("embedded:shapes-boxes").path, folder / "shapes.onnx")  # tests/serve/test_masks.py has masks
     write_text_bundle(folder / "prompted")
     return folder
 

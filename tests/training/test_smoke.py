@@ -1,4 +1,4 @@
-"""The training script end to end: two steps, save, load as a user would, score, resume."""
+"""The training scripts end to end: two steps, save, load as a user would, score, resume."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _needs() -> None:
         pytest.importorskip(package)
 
 
-def run_smoke(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run_smoke(out: Path, *more: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(out), *more]
+    command = [sys.executable, str(script), "--smoke", "--out", str(out), *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
@@ -47,6 +47,21 @@ def test_smoke_run_leaves_a_loadable_model_and_a_record(tmp_path: Path) -> None:
     assert (model / "model.safetensors").stat().st_size <= 5_000_000
     last = json.loads(done.stdout.strip().splitlines()[-1])
     assert last["dtype"] == "torch.float32"
+
+
+def test_the_mask_head_is_trained_on_a_detector_that_stays_as_it_is(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from detrt.models.load import EMBEDDED, load_source
+
+    done = run_smoke(tmp_path, script=ROOT / "training" / "train_demo_masks.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "demo_masks.json").read_text(encoding="utf-8"))
+    assert record["steps"] == 2 and record["validation"]["ap"] > 0.5 and 0 <= record["validation"]["masks"]["ap"] <= 1
+    before, after = (load_file(folder / "model.safetensors") for folder in (EMBEDDED["embedded:shapes"], tmp_path / "model"))
+    changed = {name for name in after if not after[name].equal(before[name])}
+    assert after.keys() == before.keys() and changed and all(name.startswith("mask_") for name in changed)
+    assert load_source(str(tmp_path / "model")).spec.has_masks
 
 
 def test_a_finished_run_resumes_from_its_checkpoint_and_refuses_another_seed(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def run_demo(
     )
     require(parity)
     verdict = f"{parity.compared} detections on {scenes} scenes the same as PyTorch, within {parity.worst_box_px:.4f} px"
+    verdict += f", IoU of masks from {parity.worst_mask_iou:.4f}"
     stages.append(Stage("verify", time.perf_counter() - start, 0, verdict))
 
     start = time.perf_counter()

@@ -30,10 +30,14 @@ def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
     import transformers
 
     name = next(iter(architectures or ()), "")
-    if name == f"DFine{MASK_CLASS}":  # not in transformers
+    if name == f"DFine{MASK_CLASS}":  # neither is in transformers
         from .arch.d_fine_seg import DFineForInstanceSegmentation
 
         return DFineForInstanceSegmentation
+    if name == f"RTDetrV2{MASK_CLASS}":
+        from .arch.rt_detr_v2_seg import RTDetrV2ForInstanceSegmentation
+
+        return RTDetrV2ForInstanceSegmentation
     if name.endswith(MASK_CLASS):
         return transformers.AutoModelForInstanceSegmentation
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection

@@ -21,9 +21,12 @@ class DFineInstanceSegmentationOutput(stock.DFineObjectDetectionOutput):
 
 
 class MaskDecoder(nn.Module):
-    """Levels of the encoder to one map of features, of twice the size of the finest level."""
+    """Levels of the encoder to one map of features, of twice the size of the finest level.
 
-    def __init__(self, channels: list[int], width: int) -> None:
+    detail: channels of a map of that size which is added, such as a stage of the backbone; 0: none.
+    """
+
+    def __init__(self, channels: list[int], width: int, detail: int = 0) -> None:
         super().__init__()
         self.lateral = nn.ModuleList([nn.Conv2d(count, width, 1, bias=False) for count in channels])
         self.bn = nn.ModuleList([nn.GroupNorm(GROUPS, width) for _ in channels])
@@ -31,8 +34,11 @@ class MaskDecoder(nn.Module):
         self.fusion_norm = nn.GroupNorm(GROUPS, width)
         self.up_conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn1 = nn.GroupNorm(GROUPS, width)
+        if detail:
+            self.detail = nn.Conv2d(detail, width, 1, bias=False)
+            self.detail_norm = nn.GroupNorm(GROUPS, width)
 
-    def forward(self, levels: list[Tensor]) -> Tensor:
+    def forward(self, levels: list[Tensor], detail: Tensor | None = None) -> Tensor:
         """levels: (batch, channels, height, width) each, finest first."""
         projected = [norm(conv(level)) for norm, conv, level in zip(self.bn, self.lateral, levels, strict=True)]
         fused = projected[0]
@@ -40,6 +46,8 @@ class MaskDecoder(nn.Module):
             fused = fused + nn.functional.interpolate(level, size=projected[0].shape[-2:], mode="bilinear", align_corners=False)
         fused = self.fusion_norm(self.fusion_conv(fused)).relu()
         fused = nn.functional.interpolate(fused, scale_factor=2.0, mode="bilinear", align_corners=False)
+        if detail is not None:
+            fused = fused + self.detail_norm(self.detail(detail))
         return self.bn1(self.up_conv(fused)).relu()
 
 
