@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
-from checkpoint_folders import image_processor, save_processor
+from checkpoint_folders import image_processor, save_folder, save_processor
 
 from detrt.data.preprocess import preprocess
 from detrt.errors import SourceError
@@ -314,3 +314,15 @@ def test_multiple_of(name, multiple, tiny):
     """LW-DETR counts 16 windows in an image, RF-DETR 2 along each side."""
     assert multiple_of(BY_NAME[name], tiny(name).module.config) == multiple
     assert isinstance(tiny(name).spec.input, InputSpec) and tiny(name).spec.input.multiple_of == multiple
+
+
+@pytest.mark.parametrize(("version", "noted"), [("5.15.1", True), ("5.23.0", False)])
+def test_versions_whose_rf_detr_antialiases_are_noted(version, noted, tiny, tmp_path, monkeypatch):
+    """transformers changed that processor; with torchvision the comparison with the older ones fails."""
+    from detrt.models import hub
+
+    folder = save_folder(tiny("rf_detr"), tmp_path)
+    monkeypatch.setattr(hub, "transformers_version", lambda: version)
+    notes = load_source(str(folder)).notes
+    assert any(f"{version} antialiases" in note and "--preprocess family-default" in note for note in notes) is noted
+    assert not load_source(str(folder), preprocess="family-default").notes

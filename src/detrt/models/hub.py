@@ -17,9 +17,19 @@ from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
 from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
+from .fingerprints import TESTED
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
-from .source import MASK_CLASS, auto_class, check_finite, checkpoint_inside, make_spec, versions, why_unsupported
+from .source import (
+    MASK_CLASS,
+    auto_class,
+    check_finite,
+    checkpoint_inside,
+    make_spec,
+    transformers_version,
+    versions,
+    why_unsupported,
+)
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
@@ -28,8 +38,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from ..spec import InputSpec
     from .source import Source
 
+# Versions of TESTED whose RfDetrImageProcessor antialiases; detrt reads its files as later ones do.
+_ANTIALIAS_RF_DETR = ("5.12.1", "5.15.1")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 # Exceptions of transformers and of the checkpoint's code for damaged configs and weights.
@@ -116,11 +129,7 @@ def load_folder(
     check_finite(module, ref)
     notes = _anchors_of_every_size(module.config)
     entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
-    if entry.pad:
-        notes += (
-            f"images are padded to {entry.height}x{entry.width} and boxes scaled by the original size, as transformers does; a model "
-            "trained on boxes relative to the padded image (docs/guide/fine-tuned.md) gives boxes that are too small where it pads",
-        )
+    notes += _notes_on_pixels(entry)
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
@@ -136,6 +145,21 @@ def load_folder(
     )
     found = read_processor(folder) if resize is None and preprocess is None else None
     return Source(module, spec, row, provenance, notes=notes, tokenizer=words, processor=found[0] if found else None)
+
+
+def _notes_on_pixels(entry: InputSpec) -> tuple[str, ...]:
+    """Where transformers' own processing does what its users may not expect, or what not all of its versions do."""
+    if entry.pad:
+        return (
+            f"images are padded to {entry.height}x{entry.width} and boxes scaled by the original size, as transformers does; a model "
+            "trained on boxes relative to the padded image (docs/guide/fine-tuned.md) gives boxes that are too small where it pads",
+        )
+    if not entry.antialias and (version := transformers_version()) in _ANTIALIAS_RF_DETR:
+        return (
+            f"images are resized without antialiasing, as RfDetrImageProcessor of transformers {TESTED[-1]} does; that of the installed "
+            f"{version} antialiases: for a model that was trained with it, --preprocess family-default comes closest",
+        )
+    return ()
 
 
 def _anchors_of_every_size(config: Any) -> tuple[str, ...]:
