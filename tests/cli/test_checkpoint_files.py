@@ -109,6 +109,7 @@ def test_detect_takes_names_for_a_checkpoint_only(bundle, files):
         open_session(folder, family="detr")
 
 
+@pytest.mark.slow
 def test_nms_in_the_graph_by_option(files, tmp_path):
     reference = f"ckpt:{files}/seven.pth"
     names = ("--labels", files / "names.txt", "--size", "64", "--no-check")

@@ -50,7 +50,7 @@ def test_cameras_share_a_model(cli, place):
 
 def test_annotated_videos(cli, place):
     """One for each camera, and a further one after its frames have changed their size; times are those of the frames."""
-    steps = [{"frames": 10}, {"frames": 50, "size": [160, 256]}]
+    steps = [{"frames": 60}, {"frames": 50, "size": [160, 256]}]
     with cameras(steps, fps=20) as (camera,):
         cli("detect", "bundle", camera, "-t", 0.99, "--save-dir", "out", "--csv", "o.csv", *ENDS, code=2)
     name = camera.partition("//")[2].replace(":", "_")

@@ -63,7 +63,9 @@ def test_the_change_of_ap_is_against_the_first_precision_alone(monkeypatch, tmp_
     assert "| 0.0000 | -0.2500 |" in (tmp_path / "r.md").read_text()
 
 
-@pytest.mark.parametrize(("error", "code"), [(GateError("a wrong engine"), 3), (EngineError("no memory"), 2)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(GateError("a wrong engine"), 3), pytest.param(EngineError("no memory"), 2, marks=pytest.mark.slow)]
+)
 def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, error, code):
     real = run_report.build
 

@@ -73,7 +73,13 @@ def test_an_engine_with_wrong_masks_is_found(engine, exported, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("change", "precision"), [(1.02, "fp32"), (1.1, "fp16"), pytest.param(1.5, "int8", marks=pytest.mark.slow), (np.nan, "fp16")]
+    ("change", "precision"),
+    [
+        (1.02, "fp32"),
+        pytest.param(1.1, "fp16", marks=pytest.mark.slow),
+        pytest.param(1.5, "int8", marks=pytest.mark.slow),
+        (np.nan, "fp16"),
+    ],
 )
 def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
     found = compare_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)

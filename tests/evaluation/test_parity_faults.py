@@ -204,6 +204,7 @@ def test_baked_size(check, exported):
     assert first(report)["op"] == "Range"
 
 
+@pytest.mark.slow
 def test_fp16_overflow(tiny, images, tmp_path):
     """A checkpoint with one large activation, and a graph that holds it in FP16."""
     from dataclasses import replace
@@ -239,6 +240,7 @@ def test_fp16_overflow(tiny, images, tmp_path):
     assert report.divergence.first.before < 1e-4
 
 
+@pytest.mark.slow
 def test_wrong_mean_in_the_spec(check, clean):
     def damage(model):
         spec = graph.io.ModelSpec.from_json(next(p.value for p in model.metadata_props if p.key == graph.io.SPEC_KEY))

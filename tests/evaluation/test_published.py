@@ -87,6 +87,7 @@ def test_no_folder(tiny):
     assert parity.verify(small, TorchSession(small), IMAGES[:1], slots=False).published is None
 
 
+@pytest.mark.slow
 def test_a_stated_size_is_recorded_with_the_bundle(tiny, tmp_path):
     """So that its checkpoint is read again as it was read for the build."""
     tiny("rt_detr_v2").module.save_pretrained(tmp_path / "folder")
@@ -127,6 +128,7 @@ def test_a_prompt_by_phrases_and_by_tokens(phrases):
     assert any(check.name == "text labels other than its" for check in report.checks)
 
 
+@pytest.mark.slow
 def test_a_list_of_names_has_no_labels_of_tokens(phrases):
     report = verify_phrases(phrases, ["red circle", "", "striped star"])
     assert report.passed, report.failures

@@ -25,8 +25,9 @@ from detrt.models.wrapper import ExportModule
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
 # name -> choices: one of each lowering.
-CASES = {name: SHARED[name] for name in ("dino", "co_dino-swin-l")}
-NAMES = tuple(CASES)
+SWIN = "co_dino-swin-l"
+CASES = {"dino": SHARED["dino"], "co_dino-r50": SHARED["co_dino-r50"], SWIN: {"msda": "gridsample"}}
+NAMES = [name if name in SHARED else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 # A size that neither the trace (256x320) nor the built-in check (352x224) has, and no level divides.
 ODD = (157, 203)
 
@@ -111,7 +112,7 @@ def test_masks_of_levels_are_nearest_cells():
             assert torch.equal(got, F.interpolate(mask[None].float(), size=x.shape[-2:])[0] > 0.5)
 
 
-@pytest.mark.parametrize("name", ("dino-swin-l", "co_dino-r50"))
+@pytest.mark.parametrize("name", ("dino-swin-l", SWIN))
 def test_the_other_models_run(name):
     source = load_source(f"random:{name}/tiny")
     module = ExportModule(source.module, source.spec).eval()
@@ -123,7 +124,7 @@ def test_the_other_models_run(name):
 
 
 @rtx
-@pytest.mark.parametrize("name", ("dino", pytest.param("co_dino-swin-l", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("name", ("dino", pytest.param(SWIN, marks=pytest.mark.slow)))
 def test_one_engine(name, exported, tmp_path):
     from detrt.backends.tensorrt import EngineConfig, build_engine
 

@@ -70,7 +70,7 @@ def test_it_is_transformers_class_of_that_size(name, queries, layers):
     assert found.spec.decode.max_detections <= (queries or total) * 7
 
 
-@pytest.mark.parametrize("name", ["d_fine", "rf_detr"])
+@pytest.mark.parametrize("name", [pytest.param("d_fine", marks=pytest.mark.slow), "rf_detr"])
 def test_it_exports_and_is_recorded(name, tmp_path):
     found = load_source(f"random:{name}/tiny", queries=6, decoder_layers=1)
     report = export_onnx(found, tmp_path / "small.onnx", ExportConfig())

@@ -210,7 +210,8 @@ def test_half_of_the_file(exported):
     assert report.fractions.of("fp16") >= 0.98 and any("overflow" in w for w in report.warnings)
 
 
-@pytest.mark.parametrize("opset", (pytest.param(18, marks=pytest.mark.slow), pytest.param(19, marks=pytest.mark.slow), 22))
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", (18, 19, 22))
 def test_raising_the_opset_changes_nothing(opset, exported):
     report = exported("d_fine", msda="gridsample")
     model = graph.load(report.path)

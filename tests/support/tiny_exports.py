@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 SHARED: dict[str, dict[str, Any]] = {
-    "co_dino-swin-l": {"msda": "gridsample"},
+    "co_dino-r50": {"msda": "gridsample"},
     "conditional_detr": {},
     "d_fine": {},
     "dab_detr": {},

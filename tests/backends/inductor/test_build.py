@@ -61,7 +61,7 @@ def simplified(name):
     return captured, before, count
 
 
-@pytest.mark.parametrize("name", ["detr", "rt_detr_v2"])
+@pytest.mark.parametrize("name", [pytest.param("detr", marks=pytest.mark.slow), "rt_detr_v2"])
 def test_passes_keep_the_function(name):
     captured, before, count = simplified(name)
     # In a random model neighbours in the query selection tie within FP32's rounding and may trade places.

@@ -292,7 +292,7 @@ def test_prompted_model_has_two(tmp_path):
     assert len({str(one) for one in found.values()}) == 1 and next(iter(found.values()))[0][0]
 
 
-@pytest.mark.parametrize("name", ["detr", "rt_detr_v2", "lw_detr"])
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2", pytest.param("lw_detr", marks=pytest.mark.slow)])
 def test_families_equal_pytorch(name, tiny, exported, tmp_path):
     from detrt.backends.torch import TorchSession
 

@@ -23,7 +23,7 @@ def as_file(real_data, tmp_path):
     return lambda size: write_released(real_data, size, tmp_path / f"deimv2_hgnetv2_{size}_coco.pth")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", (pytest.param("atto", marks=pytest.mark.slow), "femto"))
 def test_the_folder_runs_without_its_code(size, real_data, authors, images):
     own = load_source(str(real_data / "checkpoints" / f"deimv2-{size}-coco"), family="deimv2-upstream")
     assert type(own.module).__module__ == "detrt.models.arch.deimv2"
