@@ -203,6 +203,7 @@ def test_module_paths_and_types(exported):
     assert {kind for counts in found.values() for kind in counts} == {"fp32"}
 
 
+@pytest.mark.slow
 def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, images):
     """Against PyTorch by module outputs: for graphs of another exporter."""
     from detrt.backends.torch import TorchSession

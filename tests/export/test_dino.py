@@ -124,7 +124,8 @@ def test_the_other_models_run(name):
 
 
 @rtx
-@pytest.mark.parametrize("name", ("dino", pytest.param(SWIN, marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("dino", SWIN))
 def test_one_engine(name, exported, tmp_path):
     from detrt.backends.tensorrt import EngineConfig, build_engine
 
