@@ -109,14 +109,8 @@ def test_a_saved_folder(name, variant, tiny, exported, tmp_path):
     check(exported(name).path, load_source(str(tmp_path)).spec, tmp_path, IMAGES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["fp16", "family default", "letterbox at another size"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_saved_folder_is_exported(name, variant, tiny, tmp_path):
-    """With its own export, and its check."""
-    folder = tmp_path / "folder"
-    source = tiny(name)
-    save_folder(source, folder, LETTERBOX if variant.startswith("letterbox") and name not in ("yolos", "lw_detr") else None)
+def exported_variant(folder, variant):
+    """The export of a saved folder beside it, whose weights become FP16, or whose processor's files go, if the variant says so."""
     choices = {}
     if variant == "fp16":
         model, _ = opened(folder)
@@ -125,9 +119,19 @@ def test_a_saved_folder_is_exported(name, variant, tiny, tmp_path):
         choices["preprocess"] = "family-default"
         for file in folder.glob("*processor_config.json"):
             file.unlink()
-    loaded = load_source(str(folder), **choices)
-    report = export_onnx(loaded, tmp_path / "model.onnx", ExportConfig())
-    if choices:
+    return export_onnx(load_source(str(folder), **choices), folder.parent / "model.onnx", ExportConfig())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["fp16", "family default", "letterbox at another size"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_folder_is_exported(name, variant, tiny, tmp_path):
+    """With its own export, and its check."""
+    folder = tmp_path / "folder"
+    source = tiny(name)
+    save_folder(source, folder, LETTERBOX if variant.startswith("letterbox") and name not in ("yolos", "lw_detr") else None)
+    report = exported_variant(folder, variant)
+    if variant == "family default":
         assert not report.processing.oracle  # nothing in the folder that transformers could read
         image_processor(source).save_pretrained(folder)
     else:
@@ -176,16 +180,8 @@ def test_a_saved_folder_of_rf_detr(name, variant, tiny, tmp_path):
     """Its processor by torchvision: pixels, outputs and detections as in `check`; without its file, the authors' antialiased resize."""
     settings, saving = RF_DETR_FOLDERS[variant]
     folder = save_folder(tiny(name), tmp_path / "folder", settings, **saving)
-    choices = {}
-    if variant == "fp16":
-        model, _ = opened(folder)
-        model.half().save_pretrained(folder)
+    report = exported_variant(folder, variant)
     if variant == "family default":
-        choices["preprocess"] = "family-default"
-        (folder / "preprocessor_config.json").unlink()
-    loaded = load_source(str(folder), **choices)
-    report = export_onnx(loaded, tmp_path / "model.onnx", ExportConfig())
-    if choices:
         assert not report.processing.oracle and report.spec.input.antialias
         return
     assert report.processing.oracle == "RfDetrImageProcessor" and report.processing.pixels < 1e-5
