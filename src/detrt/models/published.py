@@ -40,8 +40,8 @@ class ProcessingCheck:
     """Our preprocessing and post-processing compared with transformers'.
 
     oracle: its class that ours was compared with, "" where none was. pixels: largest difference of pixels, relative to the
-    largest value. detections: how many were compared. note: why nothing or not
-    everything was compared, or "".
+    largest value. detections: how many were compared. note: why nothing, or not everything, was
+    compared, or "".
     """
 
     oracle: str = ""
