@@ -8,7 +8,8 @@ Without names: each family at its full size with random weights. `prepare` build
 drawn scene; both steps leave out what is there, so that they can be interrupted and run again. `measure` runs each family in a process of
 its own and adds a line to FOLDER/rows.jsonl; a model whose INT8 bundle came later is measured again. Its backends run in turn, after one run that is not counted, on one image of the usual size: PyTorch as
 `from_pretrained` gives the checkpoint (with its fused attention), on a ready tensor. Medians of the wall clock and of the processor time
-of all threads in milliseconds. "detect" is the backend that `detrt detect` picks of the FP32 bundle.
+of all threads in milliseconds. "detect" is the backend that `detrt detect` picks of
+the FP32 bundle, by the times that a build takes.
 DETRT_THREADS: threads; default: all cores. DETRT_SECONDS: of runs for each backend (10).
 """
 
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from detrt.backends.base import Backend
 from detrt.backends.open import open_session
+from detrt.backends.openvino.speed import measure_speed
 from detrt.bench.measure import drawn_images
 from detrt.bench.reference import library_calls
 from detrt.bundle import Bundle
@@ -109,8 +111,7 @@ def row(folder: Path, name: str) -> dict:
         "threads": THREADS,
         "load": [round(os.getloadavg()[0], 1)],
     }
-    with closing(open_session(fp32, threads=THREADS)) as session:
-        result["detect"] = session.info.backend.value
+    result["detect"] = picked(fp32)
     sessions = []
     for suffix, bundle in (("", fp32), ("_int8", int8)):
         for backend in ("onnxruntime", "openvino"):
@@ -130,6 +131,16 @@ def row(folder: Path, name: str) -> dict:
     return result
 
 
+def picked(bundle: Path) -> str:
+    """The backend that `detrt detect` picks of a bundle that is built here and now."""
+    found = Bundle.open(bundle)
+    (model,), (graph,) = found.of_kind("openvino"), found.of_kind("onnx")
+    fused = [found.path_of(entry) for entry in found.of_kind("onnx-fused")]
+    assert model.engine is not None
+    speed = measure_speed(found.path_of(graph), next(iter(fused), None), found.path_of(model), found.spec, model.engine)
+    return (Backend.ONNXRUNTIME if speed.prefers_onnx else Backend.OPENVINO).value
+
+
 def torch_call(bundle: Path, size: tuple[int, int], images: list[np.ndarray]) -> Callable[[], object]:
     """The checkpoint in PyTorch: in transformers, or as detrt's own module where transformers has none."""
     torch.set_num_threads(THREADS)
@@ -147,21 +158,20 @@ def times_of(calls: dict[str, Callable[[], object]]) -> tuple[dict[str, list[flo
     """Wall clock and processor time of each call, in milliseconds; slow calls run less often."""
     wall: dict[str, list[float]] = {name: [] for name in calls}
     work: dict[str, list[float]] = {name: [] for name in calls}
-    wanted = {}
-    for name, call in calls.items():  # the first run compiles and allocates, the second tells how many fit
+    wanted: dict[str, int] = {}
+    for call in calls.values():  # the first run compiles and allocates
         call()
-        start = time.perf_counter()
-        call()
-        wanted[name] = min(MOST, max(FEWEST, round(SECONDS / (time.perf_counter() - start))))
-    for number in range(max(wanted.values())):
+    for number in range(MOST):
         for name, call in calls.items():
-            if number >= wanted[name]:
+            if number and number >= wanted[name]:
                 continue
             time.sleep(0.02)  # the threads of the one before wait actively for a moment
             start, before = time.perf_counter(), time.process_time()
             call()
             wall[name].append((time.perf_counter() - start) * 1e3)
             work[name].append((time.process_time() - before) * 1e3)
+            if not number:  # the first counted run tells how many fit
+                wanted[name] = min(MOST, max(FEWEST, round(SECONDS * 1e3 / wall[name][0])))
     return wall, work
 
 

@@ -54,6 +54,26 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuSpeed:
+    """What a bundle's OpenVINO model and its ONNX file took when the bundle was built: the least of several runs.
+
+    processor: its name. threads: of each backend. batch: images per run, of the usual size. onnxruntime_version: e.g. "1.31.1".
+    openvino_ms, onnxruntime_ms: milliseconds per run.
+    """
+
+    processor: str
+    threads: int
+    batch: int
+    openvino_ms: float
+    onnxruntime_ms: float
+    onnxruntime_version: str
+
+    @property
+    def prefers_onnx(self) -> bool:
+        return self.onnxruntime_ms < self.openvino_ms
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What an engine was built for, kept in its sidecar.
 
@@ -64,6 +84,7 @@ class EngineFacts:
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
     layer_types: TensorRT type -> number of layer outputs. peak_memory_mib: of the builder process, MiB.
     activation_bytes: GPU memory that one execution context needs beside the weights; 0 where TensorRT did not say.
+    cpu_speed: of an OpenVINO model beside the ONNX file; None where it was not timed.
     """
 
     target: str
@@ -80,6 +101,7 @@ class EngineFacts:
     layer_types: Mapping[str, int] = field(default_factory=dict)
     peak_memory_mib: int = 0
     activation_bytes: int = 0
+    cpu_speed: CpuSpeed | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
@@ -99,6 +121,13 @@ class EngineFacts:
         object.__setattr__(facts, "compute_capabilities", tuple(facts.compute_capabilities))
         for name in ("inputs", "outputs"):
             object.__setattr__(facts, name, tuple(getattr(facts, name)))
+        if data.get("cpu_speed") is not None:
+            try:
+                speed = CpuSpeed(**data["cpu_speed"])
+            except TypeError as error:
+                raise SpecError(f"engine facts: cpu_speed is not complete: {error}") from None
+            _check_types("engine facts: cpu_speed", speed, _SPEED_TYPES)
+            object.__setattr__(facts, "cpu_speed", speed)
         return facts
 
 
@@ -108,6 +137,11 @@ _ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("profile", "options", "layer_types"), Mapping),
     **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
     **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib", "activation_bytes"), (int, float)),
+}
+_SPEED_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("processor", "onnxruntime_version"), str),
+    **dict.fromkeys(("threads", "batch"), int),
+    **dict.fromkeys(("openvino_ms", "onnxruntime_ms"), (int, float)),
 }
 _PROVENANCE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("source", "checkpoint_sha256", "created"), str),

@@ -156,10 +156,10 @@ def build(
             work.build_engine(config, compare=export.check)
         if packages:
             work.build_packages(source, packages, load)
-        for choices in openvino:
-            work.build_openvino(choices)
         if fuse_attention:
             work.fuse_attention()
+        for choices in openvino:
+            work.build_openvino(choices)
         for device in try_devices:
             work.try_device(device)
         if (Path(output) / MANIFEST).is_file():
@@ -518,6 +518,8 @@ class _Builder:
                 config,
                 self.spec,
                 judged=self._judged,
+                timed=part == "model",
+                fused=next((self._graphs / entry.path for entry in self.entries if entry.kind == "onnx-fused"), None),
                 progress=lambda fraction, message, title=title: self._say(title, fraction, message),  # type: ignore[misc]
             )
             self._add(_entry(self._folder, built.path.name, kind, built.facts))

@@ -174,6 +174,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processor_name() -> str:
+    """Of the CPU, e.g. "Intel(R) Xeon(R) Processor @ 2.50GHz"."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as facts:
+            for line in facts:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux: the platform module knows less, but something
+    return platform.processor() or platform.machine()
+
+
 # Peak memory of this process.
 def peak_memory_mib() -> float:
     """Largest resident memory of this process so far, MiB; 0 if the system does not report it.

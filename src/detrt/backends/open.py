@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bundle import MANIFEST, Bundle, BundleFile, text_encoder_beside
+from ..bundle import MANIFEST, Bundle, BundleFile, EngineFacts, text_encoder_beside
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_text_encoder
-from ..system import CPU
+from ..system import CPU, processor_name
 from ..text.tokenizer import PromptTokenizer
 from .base import Backend, BaseSession, Session
 from .inductor.session import InductorSession, SizedSession
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 BACKENDS = ("auto", "onnxruntime", RTX, "openvino", "tensorrt", "inductor", "torch")
-# On a CPU a bundle's OpenVINO model comes before its ONNX file.
+# On a CPU a bundle's OpenVINO model comes before its ONNX file, unless the ONNX file was the faster one on this processor.
 PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
 OPENVINO_DEVICES = ("xpu", "npu")  # that no other backend has
 
@@ -108,7 +108,7 @@ def _open(
     if kind == "onnx":
         provider = _provider(backend, device)
         onnx = _open_onnx(Path(ref), spec, load, provider, threads)
-        return _with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
+        return with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, tuning, spec, eager_kernels)
@@ -116,13 +116,13 @@ def _open(
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
         session = OpenVinoSession(Path(ref), device=device, threads=threads, **tuning)
-        return _with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
+        return with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
     engine = open_engine(Path(ref), device, eager_kernels=eager_kernels)
     encoder = text_encoder_beside(Path(ref))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
-    return _with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
+    return with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
 
 
 def refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
@@ -322,9 +322,17 @@ def _open_bundle(
             f"no engine of the bundle '{bundle.folder}' can run here: {why}. Build one with: detrt build {bundle.folder} "
             "--target tensorrt, or tensorrt-rtx"
         )
+    chosen = ""
+    if backend == "auto" and models and device in (None, CPU):
+        onnx_first, chosen = _faster_on_cpu(models[0].engine, tuning)
+        models = [] if onnx_first else models
     found = _open_openvino(bundle, models, backend, device, threads, tuning, reasons)
     if found is not None:
+        if chosen:
+            found.add_note(chosen)
         return found
+    if models:  # none of them runs here
+        chosen = ""
     if backend == "openvino" or (device is not None and device.partition(":")[0] in OPENVINO_DEVICES):
         why = "; ".join(reasons) or f"it holds none. Build one with: detrt build {bundle.folder} --target openvino"
         raise EngineError(f"no OpenVINO model of the bundle '{bundle.folder}' can run here: {why}")
@@ -348,7 +356,33 @@ def _open_bundle(
         raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*reasons, str(error)])}") from None
     if reasons:
         onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
+    if chosen:
+        onnx.add_note(chosen)
     return _with_text_of(bundle, onnx, backend, provider, device, threads)
+
+
+def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether the ONNX file of a bundle runs rather than its OpenVINO model, and why.
+
+    facts: of the OpenVINO model. tuning: what is given for OpenVINO.
+    """
+    speed = None if facts is None else facts.cpu_speed
+    if tuning:
+        return False, f"running the OpenVINO model, which --{next(iter(tuning))} is for"
+    if speed is None:
+        return False, PREFERRED_ON_CPU
+    here = processor_name()
+    if speed.processor != here:
+        return False, (
+            f"{PREFERRED_ON_CPU}. When the bundle was built, both were timed on another processor ({speed.processor}; this one is "
+            f"{here}); detrt build BUNDLE --target openvino times them here"
+        )
+    model, other = ("ONNX file", "openvino") if speed.prefers_onnx else ("OpenVINO model", "onnxruntime")
+    return speed.prefers_onnx, (
+        f"running the {model}, which was the faster one on this processor when the bundle was built (OpenVINO "
+        f"{speed.openvino_ms:.4g} ms, ONNX Runtime {speed.onnxruntime_ms:.4g} ms, {speed.threads} threads); --backend {other} runs "
+        "the other"
+    )
 
 
 def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> BaseSession | None:
@@ -383,8 +417,6 @@ def _open_openvino(
         except (MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
             continue
-        if backend == "auto":
-            session.add_note(PREFERRED_ON_CPU)
         return _with_text_of(bundle, session, backend, CPU, device, threads)
     return None
 
@@ -439,7 +471,7 @@ def _with_text_of(
         return prompted
 
 
-def _with_text(
+def with_text(
     session: BaseSession,
     folder: Path,
     *,
@@ -449,7 +481,7 @@ def _with_text(
     engine: Path | None = None,
     openvino: Path | None = None,
 ) -> BaseSession:
-    """As `_with_text_of`, with the files beside a model that was opened by its path."""
+    """As `_with_text_of`, with the files that lie in `folder`, for a model that was opened by its path."""
     text = session.spec.text
     if text is None:
         return session

@@ -7,18 +7,16 @@ images to detections. Nothing but the measured call is inside a timed region.
 from __future__ import annotations
 
 import io
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SessionError
-from ..system import peak_memory_mib
+from ..system import peak_memory_mib, processor_name
 from .config import SCOPES, BenchConfig
 
 Row = dict[str, Any]
@@ -149,14 +147,4 @@ def machine() -> dict[str, Any]:
 
     found = diagnose()
     versions = {package.name: package.version for package in found.packages if package.version}
-    return {**found.machine, "processor": _cpu_name(), "gpus": list(found.gpus), "versions": versions}
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass  # not Linux: the platform module knows less, but something
-    return platform.processor() or platform.machine()
+    return {**found.machine, "processor": processor_name(), "gpus": list(found.gpus), "versions": versions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def engine_facts(facts: EngineFacts) -> dict[str, Any]:
         "precision": facts.precision,
         "layers": facts.layers,
         "profile": {k: dict(v) for k, v in facts.profile.items()},
+        **({"cpu_speed": asdict(facts.cpu_speed)} if facts.cpu_speed else {}),
         **({"activation_mib": round(facts.activation_bytes / 2**20, 1)} if facts.activation_bytes else {}),
     }
 

@@ -139,4 +139,9 @@ def _file_words(row: Mapping[str, Any]) -> str:
     words = [f"{row['kind']} for {facts['target']}", str(facts["precision"]), f"compute capability {devices}" if devices else ""]
     for name, sides in facts["profile"].items():
         words.append(f"{name} " + " to ".join("x".join(map(str, shape)) for shape in dict.fromkeys(map(tuple, sides.values()))))
+    if speed := facts.get("cpu_speed"):
+        words.append(
+            f"{speed['openvino_ms']:.4g} ms on {speed['processor']}, {speed['threads']} threads (ONNX Runtime "
+            f"{speed['onnxruntime_ms']:.4g} ms)"
+        )
     return ", ".join(filter(None, words))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from detrt.backends.openvino import runtime
 from detrt.backends.openvino.config import OpenVinoConfig, OpenVinoRun, model_name
 from detrt.backends.openvino.session import OpenVinoSession
 from detrt.backends.prompted import PromptedSession
-from detrt.bundle import Bundle
+from detrt.bundle import Bundle, CpuSpeed
 from detrt.data.images import open_image
 from detrt.detector import Detector
 from detrt.errors import EngineError, ExportError, MissingPackageError, SessionError, SpecError
@@ -35,6 +37,7 @@ from detrt.pipeline import build
 from detrt.serve.config import ServedModel
 from detrt.serve.messages import ImageTask, Setup
 from detrt.serve.worker import Model, decode_image
+from detrt.system import processor_name
 
 SPEC = make_spec(dynamic=True)
 RED = np.zeros((16, 24, 3), np.uint8)
@@ -47,7 +50,23 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("openvino")
     (place / "given.onnx").write_bytes(make_model(SPEC))
     build(place / "given.onnx", place / "bundle", engines=(), openvino=(OpenVinoConfig(),))
+    record_speed(place / "bundle", None)  # the faster one of such small models may be either
     return place / "bundle"
+
+
+def record_speed(folder, speed):
+    """Make the bundle one that was built with these times; None: by a version without them."""
+    bundle = Bundle.open(folder)
+    timed = [
+        replace(entry, engine=replace(entry.engine, cpu_speed=speed)) if entry.kind == "openvino" else entry
+        for entry in bundle.files
+    ]
+    path = replace(bundle, files=tuple(timed)).save()
+    if speed is None:
+        manifest = json.loads(path.read_text())
+        for entry in manifest["files"]:
+            (entry["engine"] or {}).pop("cpu_speed", None)
+        path.write_text(json.dumps(manifest))
 
 
 def feeds(batch=1, height=8, width=12, seed=0):
@@ -64,6 +83,9 @@ def test_bundle_and_sidecar(folder):
     assert facts.inputs[0]["shape"] == ["batch", 3, "height", "width"]
     sidecar = json.loads((folder / "model.openvino.xml.json").read_text())
     assert sidecar["sha256"] == entry.sha256 and sidecar["spec"] == SPEC.to_dict()
+    timed = sidecar["engine"]["cpu_speed"]
+    assert (timed["processor"], timed["batch"]) == (processor_name(), 1) and timed["threads"] >= 1
+    assert timed["openvino_ms"] > 0 and timed["onnxruntime_ms"] > 0
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 12), (3, 8, 12), (2, 20, 16)])
@@ -147,6 +169,55 @@ def test_a_cpu_takes_the_openvino_model_and_says_so(folder):
         assert session.info.note == ""
     with pytest.raises(SpecError, match="a spec is for the ONNX file"):
         open_session(folder, backend="openvino", spec=SPEC)
+
+
+def test_a_cpu_takes_the_backend_that_was_faster_on_it(folder, tmp_path, cli):
+    timed = tmp_path / "timed"
+    shutil.copytree(folder, timed)
+    here = CpuSpeed(processor_name(), 3, 1, 20.25, 10.5, "1.31.1")
+    for speed, opened, words in (
+        (
+            here,
+            "onnxruntime-cpu",
+            r"ONNX file.*on this processor.*OpenVINO 20.25 ms, ONNX Runtime 10.5 ms, 3 threads.*--backend openvino",
+        ),
+        (
+            replace(here, onnxruntime_ms=30.0),
+            "openvino-cpu",
+            r"OpenVINO model.*OpenVINO 20.25 ms, ONNX Runtime 30 ms.*--backend onnxruntime",
+        ),
+        (
+            replace(here, processor="Another CPU"),
+            "openvino-cpu",
+            r"another processor \(Another CPU.*build BUNDLE --target openvino",
+        ),
+    ):
+        record_speed(timed, speed)
+        with open_session(timed) as session:
+            assert session.info.name == opened and re.search(words, session.info.note)
+    record_speed(timed, here)
+    with open_session(timed, performance="latency") as session:
+        assert session.info.name == "openvino-cpu" and "--performance" in session.info.note
+    with open_session(timed, backend="openvino") as session:
+        assert session.info.name == "openvino-cpu" and session.info.note == ""
+    shown = json.loads(cli("info", timed, "--json", "-").out)
+    assert [row["engine"]["cpu_speed"] for row in shown["files"] if row["kind"] == "openvino"] == [asdict(here)]
+    assert "20.25 ms on " in cli("info", timed).out
+    path = timed / "detrt.json"
+    path.write_text(path.read_text().replace('"threads": 3', '"threads": "three"'))
+    with pytest.raises(SpecError, match="cpu_speed: threads"):
+        open_session(timed)
+
+
+def test_an_added_model_is_timed_beside_the_fused_graph(exported, tmp_path, monkeypatch):
+    bundle = tmp_path / "bundle"
+    build(exported("embedded:shapes").path, bundle, engines=(), fuse_attention=True)
+    asked = []
+    monkeypatch.setattr(builder, "run_child", lambda command, request, **options: asked.append(request) or 1 / 0)
+    for choices, timed in ((OpenVinoConfig(), True), (OpenVinoConfig(performance="throughput"), False)):
+        with pytest.raises(ZeroDivisionError):
+            build(bundle, engines=(), openvino=(choices,))
+        assert asked[-1]["timed"] is timed and asked[-1]["fused"] == str(bundle / "model.onnxruntime.onnx")
 
 
 def test_without_the_package_the_onnx_file_runs(folder, monkeypatch):

@@ -42,7 +42,9 @@ class BuiltModel:
         if self.errors:
             exact = Precision(self.facts.precision).bits == 32
             judged = f"{max(self.errors.values()):.1e} from ONNX Runtime" if exact else "finite; compare with: detrt verify"
-        return f"{self.facts.precision}, {self.facts.layers} operations, {judged}"
+        speed = self.facts.cpu_speed
+        timed = "" if speed is None else f", {speed.openvino_ms:.4g} ms (ONNX Runtime {speed.onnxruntime_ms:.4g} ms)"
+        return f"{self.facts.precision}, {self.facts.layers} operations, {judged}{timed}"
 
 
 def check_installed() -> None:
@@ -58,11 +60,14 @@ def build_openvino(
     spec: ModelSpec,
     *,
     judged: bool = True,
+    timed: bool = False,
+    fused: Path | None = None,
     progress: Progress | None = None,
 ) -> BuiltModel:
     """Write `output` (.xml), the weights beside it (.bin) and the sidecar `<output>.json` from an ONNX file.
 
     judged: refuse an FP32 model whose outputs are not those of ONNX Runtime; without it only one whose values are not finite.
+    timed: run a detector beside its ONNX file on this CPU, see `measure_speed`. fused: what ONNX Runtime runs instead of it.
 
     Raises:
         EngineError: the file is not a model, holds plugin nodes, or OpenVINO refused it, crashed or took too long.
@@ -82,6 +87,8 @@ def build_openvino(
         "xml": str(temporary.resolve()),
         "spec": spec.to_dict(),
         "config": config.to_dict(),
+        "timed": timed and config.performance != "throughput",  # several batches at a time, which ONNX Runtime does not run
+        "fused": None if fused is None else str(fused.resolve()),
     }
     try:
         answer: dict[str, Any] = run_child(

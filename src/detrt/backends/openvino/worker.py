@@ -1,6 +1,7 @@
 """The process that writes an OpenVINO model: `python -m detrt.backends.openvino.worker FD`.
 
-The request: {"onnx", "xml", "spec", "config"}. The model is written, opened again, and compared with ONNX Runtime on drawn scenes.
+The request: {"onnx", "xml", "spec", "config", "timed", "fused"}. The model is written, opened again, compared with ONNX Runtime on
+drawn scenes, and timed beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..onnxruntime.session import OnnxSession
 from .config import TARGET, OpenVinoConfig
 from .runtime import core, package, short, version
 from .session import OpenVinoSession
+from .speed import measure_speed
 
 # One image and two: a graph that kept the batch of one is found out.
 BATCHES = (1, 2)
@@ -71,6 +73,10 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     )
     progress(0.4, "comparing with ONNX Runtime")
     errors = _compare(source, target, spec, facts)
+    if request["timed"]:
+        progress(0.8, "timing it beside ONNX Runtime")
+        fused = None if request["fused"] is None else Path(request["fused"])
+        facts = replace(facts, cpu_speed=measure_speed(source, fused, target, spec, facts))
     seconds, memory = round(time.monotonic() - start, 3), round(peak_memory_mib())
     facts = replace(facts, build_seconds=seconds, peak_memory_mib=memory)
     return {"facts": asdict(facts), "size": target.stat().st_size + weights.stat().st_size, "errors": errors}
