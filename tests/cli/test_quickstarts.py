@@ -73,6 +73,7 @@ CHECKPOINTS = {
         "dino": dino_file(lambda: key_lists.dino(RESNET, (1, 2, 3), 4, **SMALL)),
         "co_dino": dino_file(lambda: key_lists.co_dino(RESNET, fc=16, **SMALL)),
         "d_fine-seg": file_of("d_fine-seg"),
+        "ecseg": file_of("ecseg"),
     },
     "tuned-grounding-dino/": {
         "grounding_dino": folder_of("grounding_dino", EDGES),

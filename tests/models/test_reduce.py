@@ -112,7 +112,7 @@ def test_a_mask_model_with_fewer_queries():
     assert load_source("random:rf_detr-seg/tiny", queries=5).spec.decode.num_queries == 5
 
 
-@pytest.mark.parametrize("ref", ["random:rf_detr-seg/tiny", "random:d_fine-seg/tiny", "embedded:shapes"])
+@pytest.mark.parametrize("ref", ["random:rf_detr-seg/tiny", "random:d_fine-seg/tiny", "random:ecseg/tiny", "embedded:shapes"])
 def test_boxes_without_masks_are_those_with_them(ref):
     whole, same = load_source(ref), load_source(ref, no_masks=True)
     assert whole.spec.has_masks and not same.spec.has_masks and same.spec.decode.mask_stride == 0

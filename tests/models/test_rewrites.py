@@ -14,7 +14,7 @@ from detrt.export import ExportConfig, export_onnx
 from detrt.models import rewrites as module_under_test
 from detrt.models import source as source_module
 from detrt.models.example_inputs import example_feeds
-from detrt.models.families import FAMILIES
+from detrt.models.families import BY_NAME, FAMILIES
 from detrt.models.fingerprints import FINGERPRINTS, LACKING, TESTED
 from detrt.models.load import load_source
 from detrt.models.ops.msda import ms_deform_attn
@@ -23,7 +23,7 @@ from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, mod
 from detrt.models.wrapper import ExportModule
 from detrt.models.write_fingerprints import collect
 
-CASES = [(name, rewrite) for name, row in MODELS.items() for rewrite in next(f for f in FAMILIES if f.name == row[0]).rewrites]
+CASES = [(name, rewrite) for name, row in MODELS.items() for rewrite in BY_NAME[row[0]].rewrites]
 ONE_OF_EACH = [("rt_detr", "msda"), ("d_fine", "msda"), ("deformable_detr", "symbolic_shapes"), ("rf_detr", "frozen_positions")]
 
 

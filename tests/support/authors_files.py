@@ -117,10 +117,11 @@ CASES = {
     ),
     "deimv2-plain-vit": ("deimv2", "deimv2", V2_VIT, {**VIT, "layer_norm_eps": 1e-6, "out_features": PLAIN}),
     "deimv2-dinov3": ("deimv2", "deimv2", V2_VIT, {**VIT, **GATED, "out_features": DINOV3}),
+    "ecseg": ("ecseg", "ecseg", HEADS, {"num_hidden_layers": 12, "out_features": ["stage11", "stage12"]}),
     "rf_detr": ("rf_detr", "rf_detr", RF, RF_BACKBONE),
     "rf_detr-seg": ("rf_detr-seg", "rf_detr", RF, RF_BACKBONE),
 }
-FIXED_QUERIES = ("rt_detr", "d_fine", "deimv2", "deim")
+FIXED_QUERIES = ("rt_detr", "d_fine", "deimv2", "deim", "ecseg")
 
 
 def _reference(case: str) -> torch.nn.Module:
@@ -189,7 +190,8 @@ def _original(case: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The authors' file of a module."""
     if "vit" not in case and "dinov3" not in case:
         family = case if case in ("rt_detr_v2-hgnet", "rf_detr-seg") else MODELS[CASES[case][0]][0]
-        return to_original(family, module.state_dict())
+        state = to_original(family, module.state_dict())
+        return {key: 1 / tensor if key.endswith("periods") else tensor for key, tensor in state.items()}
     state = to_original(case, module.state_dict())
     prefix = "backbone.dinov3._model." if "plain" in case else "backbone.dinov3."
     state[f"{prefix}rope_embed.periods"] = 1 / module.model.conv_encoder.backbone.rope_embeddings.inv_freq

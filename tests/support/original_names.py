@@ -98,16 +98,19 @@ FINE = [
     (r"\.csp_rep1\.", ".cv2.0."),
     (r"\.csp_rep2\.", ".cv3.0."),
 ]
-V2 = [
-    (r"^model\.encoder\.down_conv([12])\.conv", r"encoder.down_sample\1.1"),
-    (r"^model\.encoder\.down_conv([12])\.norm", r"encoder.down_sample\1.2"),
-    (r"^model\.encoder\.bi_fusion_conv", "encoder.bi_fusion.cv"),
+V2_BLOCKS = [
     (r"^(model\.encoder\.(?:fpn|pan)_blocks?(?:\.\d+)?)\.conv1\.", r"\1.cv1."),
     (r"^(model\.encoder\.(?:fpn|pan)_blocks?(?:\.\d+)?)\.conv2\.", r"\1.cv4."),
     (r"\.csp_rep1\.conv2\.", ".cv2.1."),
     (r"\.csp_rep2\.conv2\.", ".cv3.1."),
     (r"\.csp_rep1\.", ".cv2.0."),
     (r"\.csp_rep2\.", ".cv3.0."),
+]
+V2 = [
+    (r"^model\.encoder\.down_conv([12])\.conv", r"encoder.down_sample\1.1"),
+    (r"^model\.encoder\.down_conv([12])\.norm", r"encoder.down_sample\1.2"),
+    (r"^model\.encoder\.bi_fusion_conv", "encoder.bi_fusion.cv"),
+    *V2_BLOCKS,
     (r"^model\.conv_encoder\.encoder_input_proj", "encoder.input_proj"),
     (r"^(model\.decoder\.layers.*(?:layer_norm|gateway\.norm))\.weight", r"\1.scale"),
     (r"\.mlp\.down_proj", ".swish_ffn.w3"),
@@ -140,6 +143,21 @@ VIT = [
 ]
 MLP = [(rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}") for old, new in (("up", "fc1"), ("down", "fc2"))]
 SWIGLU = [(rf"^(backbone\.dinov3\..*)\.{old}_proj", rf"\1.{new}") for old, new in (("gate", "w1"), ("up", "w2"), ("down", "w3"))]
+EDGECRAFTER = [
+    (r"^model\.conv_encoder\.backbone\.embeddings\.patch_embeddings", "backbone.backbone.patch_embed"),
+    (r"^model\.conv_encoder\.backbone\.embeddings\.cls_token", "backbone.backbone.register_token"),
+    (r"^model\.conv_encoder\.backbone\.rope_embeddings\.inv_freq", "backbone.backbone.rope_embed.periods"),
+    (r"^model\.conv_encoder\.backbone\.model\.layer\.", "backbone.backbone.blocks."),
+    (r"^model\.conv_encoder\.fusion_proj", "backbone.projector"),
+    (r"^(backbone\..*)\.attention\.o_proj", r"\1.attn.proj"),
+    (r"^(backbone\..*)\.attention\.", r"\1.attn."),
+    *DOWN,
+    *V2_BLOCKS,
+    *HYBRID,
+    (r"^(decoder\.decoder\.layers\.\d+)\.norm3", r"\1.norm2"),
+    (r"^(backbone\..*)\.mlp\.up_proj", r"\1.mlp.fc1"),
+    (r"^(backbone\..*)\.mlp\.down_proj", r"\1.mlp.fc2"),
+]
 RF_DETR = [
     (r"^model\.backbone\.backbone\.", "backbone.0.encoder.encoder."),
     (r"\.attention\.q_proj", ".attention.attention.query"),
@@ -161,9 +179,7 @@ RF_DETR = [
     (r"^(transformer\.decoder\.layers\.\d+)\.mlp\.fc([12])", r"\1.linear\2"),
     (r"\.o_proj\.", ".out_proj."),
 ]
-RF_DETR_SEG = [
-    (r"^model\.(model\.|class_embed|bbox_embed)", r"\1"),  # the detector inside
-    *RF_DETR,
+SEGMENTATION_HEAD = [
     (r"^blocks\.(\d+)\.depthwise_conv", r"segmentation_head.blocks.\1.dwconv"),
     (r"^blocks\.(\d+)\.layernorm", r"segmentation_head.blocks.\1.norm"),
     (r"^blocks\.(\d+)\.pointwise_conv", r"segmentation_head.blocks.\1.pwconv1"),
@@ -172,6 +188,11 @@ RF_DETR_SEG = [
     (r"^query_features_block\.mlp\.fc2", "segmentation_head.query_features_block.layers.2"),
     (r"^(spatial_features_proj|query_features_proj)", r"segmentation_head.\1"),
     (r"^segmentation_bias", "segmentation_head.bias"),
+]
+RF_DETR_SEG = [
+    (r"^model\.(model\.|class_embed|bbox_embed)", r"\1"),  # the detector inside
+    *RF_DETR,
+    *SEGMENTATION_HEAD,
 ]
 RENAMES = {
     "detr": DETR,
@@ -199,12 +220,19 @@ RENAMES = {
         (r"^backbone\.dinov3\.", "backbone.dinov3._model."),
     ],
     "deimv2-dinov3": [*VIT, *SWIGLU, *STA, *DOWN, *V2, *HYBRID],
+    "ecdet": [
+        (r"^mask_head\.block\.", "blocks.0."),
+        (r"^mask_head\.", ""),
+        *SEGMENTATION_HEAD,
+        (r"^segmentation_head", "decoder.decoder.segmentation_head"),
+        *EDGECRAFTER,
+    ],
     "rf_detr": RF_DETR,
     "rf_detr-seg": RF_DETR_SEG,
 }
 # Families whose authors stack query, key and value of these attentions, and gate and up of the feed-forward part.
 STACKED = r"^(.*self_attn|.*multihead_attn)\.([qkv])_proj\.(weight|bias)$"
-VIT_STACKED = r"^(backbone\.dinov3.*\.attn)\.([qkv])_proj\.(weight|bias)$"
+VIT_STACKED = r"^(backbone\.(?:dinov3|backbone).*\.attn)\.([qkv])_proj\.(weight|bias)$"
 GATED = r"^(.*)\.mlp\.(gate|up)_proj\.(weight|bias)$"
 
 
@@ -212,7 +240,7 @@ def to_original(family: str, state: dict[str, torch.Tensor]) -> dict[str, torch.
     """A transformers state dict -> the authors' names."""
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
-        if family.startswith(("rt_detr_v2", "d_fine", "deimv2")) and re.match(r"(class|bbox)_embed\.", name):
+        if family.startswith(("rt_detr_v2", "d_fine", "deimv2", "ecdet")) and re.match(r"(class|bbox)_embed\.", name):
             continue  # one more name of decoder.class_embed and decoder.bbox_embed
         for pattern, replacement in RENAMES[family]:
             name = re.sub(pattern, replacement, name)

@@ -17,6 +17,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "deimv2": {},
     "detr": {},
     "dino": {},
+    "ecseg": {},
     "grounding_dino": {},
     "lw_detr": {},
     "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},

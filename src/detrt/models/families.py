@@ -222,7 +222,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
-# Detectors that transformers does not have (`detrt.models.arch`): original checkpoint files only.
+# Detectors that transformers does not have (`detrt.models.arch`): original checkpoint files only. A model_type is that of the modules
+# of transformers that the detector is composed of.
 _DINO_FACTS = {
     "mask": True,
     "shortest_edge": True,
@@ -234,6 +235,7 @@ _DINO_FACTS = {
 OWN_FAMILIES: tuple[Family, ...] = (
     Family(name="dino", model_type="", title="DINO", example="", licence="Apache-2.0", **_DINO_FACTS),  # type: ignore[arg-type]
     Family(name="co_dino", model_type="", title="Co-DINO", example="", nms="soft_nms", licence="MIT", **_DINO_FACTS),  # type: ignore[arg-type]
+    _hybrid("ecdet", "deimv2", "ECDet", "", normalize=True),
 )
 
 # model_type of detectors of transformers that detrt does not export -> why.

@@ -16,11 +16,12 @@ from .. import files
 from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
-from .families import BY_MODEL_TYPE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
+from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
 from .fingerprints import TESTED
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
 from .source import (
+    EC_CLASS,
     MASK_CLASS,
     auto_class,
     check_finite,
@@ -116,10 +117,10 @@ def load_folder(
     architectures = config.get("architectures") or [""]
     if not isinstance(architectures, list) or not isinstance(name := architectures[0], str):
         raise SourceError(f"'{folder / 'config.json'}' says architectures {architectures!r}, not a list of names")
-    row = BY_MODEL_TYPE[model_type]
+    row = BY_NAME["ecdet"] if name.startswith(EC_CLASS) else BY_MODEL_TYPE[model_type]
     if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
         raise SourceError(
-            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg and D-FINE-seg"
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, D-FINE-seg and ECSeg"
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")

@@ -152,6 +152,50 @@ def _rf_detr_seg(side: int, *, layers: int, queries: int, windows: int = 2) -> t
     return "rf_detr", {**full, "architectures": ["RfDetrForInstanceSegmentation"]}, _tiny_rf_detr(14, 2)
 
 
+def _edgecrafter(size: str) -> dict[str, Any]:
+    """A published ECDet."""
+    # Width and feed-forward part of the ViT; width, expansion and depth of the neck; feed-forward parts of neck and decoder.
+    vit, inner, neck, expansion, depth, encoder_ffn, decoder_ffn = {
+        "s": (192, 768, 192, 0.34, 0.67, 512, 512),
+        "m": (256, 1024, 256, 0.75, 0.67, 512, 1024),
+        "l": (384, 1536, 256, 0.75, 1.0, 1024, 1024),
+        "x": (384, 2304, 256, 1.5, 1.0, 2048, 2048),
+    }[size]
+    backbone = {
+        **{"model_type": "dinov3_vit", "hidden_size": vit, "intermediate_size": inner, "num_hidden_layers": 12},
+        **{
+            "num_attention_heads": vit // 64,
+            "patch_size": 16,
+            "key_bias": True,
+            "layer_norm_eps": 1e-6,
+            "num_register_tokens": 0,
+        },
+        **{"apply_layernorm": False, "out_features": ["stage11", "stage12"]},
+    }
+    return {
+        **{"architectures": ["EcDetForObjectDetection"], "backbone_config": backbone, "projections": 3 if vit > neck else 1},
+        **{"d_model": neck, "encoder_hidden_dim": neck, "encoder_in_channels": [neck] * 3, "decoder_in_channels": [neck] * 3},
+        **{"hidden_expansion": expansion, "depth_mult": depth, "encoder_has_trailing_conv": False, "decoder_layers": 4},
+        **{"encoder_ffn_dim": encoder_ffn, "decoder_ffn_dim": decoder_ffn, "decoder_n_points": [3, 6, 3]},
+        **{"encoder_activation_function": "silu", "decoder_activation_function": "silu"},
+    }
+
+
+def _ecseg(size: str) -> dict[str, Any]:
+    """A published ECSeg."""
+    return {**_edgecrafter(size), "architectures": ["EcDetForInstanceSegmentation"], "mask_downsample_ratio": 4}
+
+
+_TINY_EC = {
+    **_TINY_HYBRID,
+    "encoder_in_channels": [32, 32, 32],
+    "backbone_config": {
+        **_edgecrafter("s")["backbone_config"],
+        **{"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
+        "out_features": ["stage2", "stage3"],
+    },
+    "projections": 3,
+}
 _TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
 
 # family or variant -> (family, full-size settings, tiny settings on top of them)
@@ -202,6 +246,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_TINY_HG, "decoder_n_points": [3, 4, 2], "mask_dim": 32},
     ),
     "deimv2": ("deimv2", {}, _TINY_HG),
+    "ecdet": ("ecdet", _edgecrafter("l"), _TINY_EC),
+    "ecseg": ("ecdet", _ecseg("l"), _TINY_EC),
     "lw_detr": (
         "lw_detr",
         {"projector_scale_factors": [1.0]},
@@ -237,13 +283,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
-# The other published sizes of RF-DETR-Seg; their tiny model is that of "rf_detr-seg".
-RF_DETR_SEG = {
+# The other published sizes of RF-DETR-Seg, ECDet and ECSeg; their tiny models are those of the entries above.
+SIZES = {
     "rf_detr-seg-nano": _rf_detr_seg(312, windows=1, layers=4, queries=100),
     "rf_detr-seg-small": _rf_detr_seg(384, layers=4, queries=100),
     "rf_detr-seg-large": _rf_detr_seg(504, layers=5, queries=200),
     "rf_detr-seg-xlarge": _rf_detr_seg(624, layers=6, queries=300),
     "rf_detr-seg-2xlarge": _rf_detr_seg(768, layers=6, queries=300),
+    **{f"ecdet-{size}": ("ecdet", _edgecrafter(size), _TINY_EC) for size in "smx"},
+    **{f"ecseg-{size}": ("ecdet", _ecseg(size), _TINY_EC) for size in "smx"},
 }
 
 
@@ -251,16 +299,16 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     """A Source for `random:<name>` or `random:<name>/tiny`.
 
     Raises:
-        SourceError: a name that is in none of `MODELS`, `RF_DETR_SEG`, `DINO_MODELS` and `TEXT_MODELS`.
+        SourceError: a name that is in none of `MODELS`, `SIZES`, `DINO_MODELS` and `TEXT_MODELS`.
     """
 
     name, _, size = ref.removeprefix("random:").partition("/")
-    names = [*MODELS, *RF_DETR_SEG, *DINO_MODELS, *TEXT_MODELS]
+    names = [*MODELS, *SIZES, *DINO_MODELS, *TEXT_MODELS]
     if name not in names or size not in ("", "tiny"):
         raise SourceError(
             f"there is no random model {ref!r}; write random:<name> or random:<name>/tiny with one of: {', '.join(names)}"
         )
-    found = {**MODELS, **RF_DETR_SEG, **TEXT_MODELS}.get(name)
+    found = {**MODELS, **SIZES, **TEXT_MODELS}.get(name)
     if found is not None and (why := why_unsupported(BY_NAME[found[0]])):  # the others are detrt's own
         raise SourceError(f"'{ref}' {why}")
     if name in TEXT_MODELS:
@@ -269,7 +317,7 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
         raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for '{ref}', which takes no prompt")
     if name in DINO_MODELS:
         return load_random_dino(ref, labels=labels)
-    family_name, full, tiny = {**MODELS, **RF_DETR_SEG}[name]
+    family_name, full, tiny = {**MODELS, **SIZES}[name]
     family = BY_NAME[family_name]
     settings: dict[str, Any] = {"num_labels": 91 if family.select == "query" or family.mask else 80, **deepcopy(full)}
     if size == "tiny":
@@ -321,7 +369,8 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
             if dull or (moves and not settle):
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         spread_variances(module, generator)
-        if settle and family.name in ("d_fine", "deimv2"):
+        # ECDet selects its queries on the output of the encoder as it is, so that a tiny one needs statistics, too.
+        if family.name == "ecdet" or (settle and family.name in ("d_fine", "deimv2")):
             _settle_batch_norms(module, generator)
         projection = getattr(getattr(module, "model", None), "input_projection", None)
         if settle and isinstance(projection, torch.nn.Conv2d):

@@ -1,7 +1,7 @@
 """Less than a model was trained with: boxes without masks; and fewer queries and decoder layers, which its authors evaluate without
 further training.
 
-RT-DETR (Zhao et al., arXiv:2304.08069, section 4.4): decoder layers from the end. D-FINE and DEIMv2: `eval_idx` and `num_queries` of
+RT-DETR (Zhao et al., arXiv:2304.08069, section 4.4): decoder layers from the end. D-FINE, DEIMv2 and ECDet: `eval_idx` and `num_queries` of
 their configs. RF-DETR (Robinson et al., arXiv:2511.09554): both, queries by the score of their proposals. In all of them the queries
 are the best positions of the encoder, so that fewer are the first of them.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SourceError
 from ..spec import DETECTION
-from .families import FAMILIES
+from .families import BY_NAME
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ def reduced(source: Source, queries: int | None, decoder_layers: int | None) -> 
     family, module, spec = source.family, source.module, source.spec
     flag, value = ("--queries", queries) if queries is not None else ("--decoder-layers", decoder_layers)
     if not family.reducible:
-        known = ", ".join(one.title for one in FAMILIES if one.reducible)
+        known = ", ".join(one.title for one in BY_NAME.values() if one.reducible)
         raise SourceError(
             f"{flag} {value}: {family.title} is not made for fewer queries or decoder layers than it was trained with; its authors "
             f"evaluate so: {known}. Leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle import Provenance
 from ..errors import SourceError
 from ..spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec
-from .families import Family
+from .families import BY_MODEL_TYPE, Family
 from .fingerprints import LACKING, TESTED
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino"
 
 
 MASK_CLASS = "ForInstanceSegmentation"  # end of the name of a transformers class with boxes and masks
+EC_CLASS = "EcDet"  # start of the names of detrt's classes of ECDet and ECSeg
+# Classes of `detrt.models.arch`, as `architectures` of a config names them -> module.
+_OWN_CLASSES = {
+    f"DFine{MASK_CLASS}": "d_fine_seg",
+    f"RTDetrV2{MASK_CLASS}": "rt_detr_v2_seg",
+    f"{EC_CLASS}ForObjectDetection": "edgecrafter",
+    f"{EC_CLASS}{MASK_CLASS}": "edgecrafter",
+}
 
 
 def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
@@ -30,14 +39,8 @@ def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
     import transformers
 
     name = next(iter(architectures or ()), "")
-    if name == f"DFine{MASK_CLASS}":  # neither is in transformers
-        from .arch.d_fine_seg import DFineForInstanceSegmentation
-
-        return DFineForInstanceSegmentation
-    if name == f"RTDetrV2{MASK_CLASS}":
-        from .arch.rt_detr_v2_seg import RTDetrV2ForInstanceSegmentation
-
-        return RTDetrV2ForInstanceSegmentation
+    if name in _OWN_CLASSES:
+        return getattr(importlib.import_module(f".arch.{_OWN_CLASSES[name]}", __package__), name)
     if name.endswith(MASK_CLASS):
         return transformers.AutoModelForInstanceSegmentation
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection
@@ -61,9 +64,10 @@ def why_unsupported(family: Family) -> str:
     package = f"transformers.models.{family.model_type.replace('-', '_')}"
     if version is None or not family.model_type:
         return ""
-    if family.name not in LACKING.get(version, ()) and importlib.util.find_spec(package) is not None:
+    name = BY_MODEL_TYPE[family.model_type].name  # of the family whose modules ECDet has
+    if name not in LACKING.get(version, ()) and importlib.util.find_spec(package) is not None:
         return ""
-    having = [tested for tested, lacking in LACKING.items() if family.name not in lacking]
+    having = [tested for tested, lacking in LACKING.items() if name not in lacking]
     return (
         f"is {family.title}, which detrt does not read with transformers {version}, but with {', '.join(having)}: "
         f"pip install transformers=={having[-1]}"

@@ -27,6 +27,7 @@ GROUNDING = "https://github.com/IDEA-Research/GroundingDINO @ 856dde20aee6592462
 RT_DETR_V4 = "https://github.com/RT-DETRs/RT-DETRv4 @ df4412261c6162f62aa4fb84e90b2df3c1b5f223"
 LLMDET = "https://github.com/iSEE-Laboratory/LLMDet @ 5426efb55f2dfaf255287750f04180cf9c4994f5"
 D_FINE_SEG = "https://github.com/ArgoHA/D-FINE-seg @ 40fdf64454629fb4a7157da268d7d1732f036ba7"
+EDGECRAFTER = "https://github.com/Intellindust-AI-Lab/EdgeCrafter @ 706d037c17c1703bb97f42a35d269959b511b5be"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
 # The defaults of the authors' argument parsers that their model builders read.
@@ -115,6 +116,8 @@ def by_config(root: Path, package: str, config: str, names: tuple[str, ...] = ()
     for value in made.yaml_cfg.values():
         if isinstance(value, dict) and "pretrained" in value:
             value["pretrained"] = False
+        if isinstance(value, dict) and "weights_path" in value:
+            value["skip_load_backbone"] = True
     return made.model
 
 
@@ -236,6 +239,15 @@ FILES: dict[str, tuple[str, str, Any]] = {
             lambda r, n=size: by_config(r, "engine", f"configs/rtv4/rtv4_hgnetv2_{n}_coco.yml", ("backbone", "rtv4")),
         )
         for size in "sx"
+    },
+    **{
+        f"{kind}_{size}": (
+            EDGECRAFTER,
+            "ecdetseg",
+            lambda r, k=kind, n=size: by_config(r, "engine", f"configs/{k}/{k}_{n}.yml", ("edgecrafter",)),
+        )
+        for kind in ("ecdet", "ecseg")
+        for size in "smlx"
     },
     "groundingdino_swint_ogc": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinT_OGC")),
     "groundingdino_swinb_cogcoor": (GROUNDING, "", lambda r: by_grounding(r, "GroundingDINO_SwinB_cfg")),

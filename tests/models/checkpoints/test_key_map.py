@@ -5,6 +5,7 @@ The lists are the `state_dict()` of the authors' own code (`tests/data/keys/make
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -47,6 +48,8 @@ FILES = {
     "deimv2_dinov3_s_coco": ("deimv2", 300, 80),
     "deimv2_dinov3_l_coco": ("deimv2", 300, 80),
     "deimv2_dinov3_x_coco": ("deimv2", 300, 80),
+    **{f"ecdet_{size}": ("ecdet", 300, 80) for size in "smlx"},
+    **{f"ecseg_{size}": ("ecseg", 300, 80) for size in "smlx"},
     "rf_detr_base": ("rf_detr", 300, 91),
     "rf_detr_nano": ("rf_detr", 300, 91),
     "rf_detr_large": ("rf_detr", 300, 91),
@@ -59,9 +62,11 @@ FILES = {
 
 
 LARGE = ("rf_detr_xlarge", "rf_detr_2xlarge", "rtv4_hgnetv2_x_coco")  # quarter to half a gigabyte each
+ALIKE = ("ecdet_s", "ecdet_m", "ecdet_x", "ecseg_m", "ecseg_l", "ecseg_x")  # keys of ECDet L and ECSeg S
+SLOW = (*LARGE, *ALIKE)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in FILES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FILES])
 def test_every_key_is_used_once_or_named(name):
     family, queries, classes = FILES[name]
     state = random_state(name)
@@ -166,14 +171,15 @@ def test_deim_on_rt_detr_v2_is_no_rt_detr_v2():
         load(random_state("rtdetrv2_r18vd_120e_coco"), "deim-rt_detr_v2", {}, "x")
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("backbone.backbone.register_token", "an ECDet of EdgeCrafter"),
-        ("decoder.decoder.segmentation_head.blocks.0.x", "an ECSeg"),
-    ],
-)
-def test_edgecrafter_is_not_taken_for_d_fine(key, words):
-    state = {**random_state("dfine_hgnetv2_n_coco"), key: torch.zeros(1)}
-    with pytest.raises(SourceError, match=words):
-        load(state, "d_fine", {}, "x")
+def test_of_the_mask_head_of_ecseg_one_block_runs():
+    """As in the authors' evaluation, which gives their head the queries of one decoder layer."""
+    state = random_state("ecseg_s")
+    _, _, report = load(state, "ecseg", {}, "x")
+    unused = {key for key, why in report.skipped.items() if why == "a block of the mask head that runs in training only"}
+    assert unused == {key for key in state if re.search(r"segmentation_head\.blocks\.[123]\.", key)} and len(unused) == 18
+
+
+def test_an_ecpose_is_refused():
+    state = {**random_state("ecdet_s"), "decoder.keypoint_embedding.weight": torch.zeros(17, 192)}
+    with pytest.raises(SourceError, match="an ECPose of EdgeCrafter, for keypoints"):
+        load(state, "ecdet", {}, "x")

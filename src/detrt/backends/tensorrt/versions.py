@@ -122,7 +122,7 @@ class Fault:
         )
 
 
-_DINOV3 = ("deimv2",)
+_DINOV3 = ("deimv2", "ecdet")  # ECDet has layers and rotary positions of DINOv3
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "GridSample in deformable attention samples wrongly", (10, 13), None, "warn", "--msda gather, the default",

@@ -200,6 +200,13 @@ class Layers(vit.DINOv3ViTEncoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=tuple(states))
 
 
+def rescaled(fine: Tensor, middle: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Maps (b, d, h, w) -> (b, d, 2 h, 2 w), (b, d, h, w), (b, d, h/2, w/2); h and w are even."""
+    fine = nn.functional.interpolate(fine, scale_factor=2.0, mode="bilinear", align_corners=False)
+    # At an integer factor this equals a bilinear resize without aligned corners.
+    return fine, middle, nn.functional.avg_pool2d(coarse, 2)
+
+
 class StaEncoder(stock.Deimv2DINOv3ConvEncoder):
     """The backbone of DEIMv2 S, M, L and X: a DINOv3 ViT and a spatial tuning adapter.
 
@@ -210,12 +217,8 @@ class StaEncoder(stock.Deimv2DINOv3ConvEncoder):
 
     def forward(self, pixel_values: Tensor, **options: Any) -> list[Tensor]:
         """(b, 3, h, w) -> maps (b, d, h/8, w/8), (b, d, h/16, w/16), (b, d, h/32, w/32); sides are multiples of 32."""
-        fine, middle, coarse = self.backbone(pixel_values).feature_maps
-        # At an integer factor this equals a bilinear resize without aligned corners.
-        fine = nn.functional.interpolate(fine, scale_factor=2.0, mode="bilinear", align_corners=False)
-        coarse = nn.functional.avg_pool2d(coarse, 2)
         details = self.spatial_tuning_adapter(pixel_values)
-        maps = zip(self.fusion_proj, (fine, middle, coarse), details, strict=True)
+        maps = zip(self.fusion_proj, rescaled(*self.backbone(pixel_values).feature_maps), details, strict=True)
         return [project(torch.cat([meaning, detail], dim=1)) for project, meaning, detail in maps]
 
 

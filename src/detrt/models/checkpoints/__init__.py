@@ -30,7 +30,7 @@ from ..families import BY_NAME, Family
 from ..labels import choose
 from ..preprocessor import read_input_spec
 from ..source import auto_class, make_spec
-from . import d_fine, deformable_detr, deimv2, detr, dino, grounding_dino, mm_grounding_dino, rf_detr, rt_detr
+from . import d_fine, deformable_detr, deimv2, detr, dino, edgecrafter, grounding_dino, mm_grounding_dino, rf_detr, rt_detr
 from .key_map import LoadReport, Table, first_match, fit, rename
 from .shapes import Shapes
 
@@ -61,6 +61,8 @@ FORMATS: dict[str, Format] = {
     "deim": Format(d_fine, "d_fine", ("DEIM on D-FINE",)),
     "rt_detr_v4": Format(d_fine, "d_fine", ("RT-DETRs RT-DETRv4",)),
     "deimv2": Format(deimv2, "deimv2", ("Intellindust DEIMv2",)),
+    "ecdet": Format(edgecrafter, "ecdet", ("Intellindust ECDet",)),
+    "ecseg": Format(edgecrafter, "ecdet", ("Intellindust ECSeg",)),
     "rf_detr": Format(rf_detr, "rf_detr", ("Roboflow RF-DETR",)),
     "grounding_dino": Format(grounding_dino, "grounding_dino", ("IDEA-Research Grounding DINO",)),
     "mm_grounding_dino": Format(
@@ -72,12 +74,7 @@ FORMATS: dict[str, Format] = {
 
 # Models whose keys are like those of a format and that are not read.
 RELATIVES = (
-    # Before D-FINE, whose decoder they have.
-    ("decoder.decoder.segmentation_head.**", "an ECSeg of EdgeCrafter, which detrt does not have"),
-    (
-        "backbone.backbone.register_token",
-        "an ECDet of EdgeCrafter, which detrt does not have: D-FINE's decoder behind a ViT of its own",
-    ),
+    ("decoder.keypoint_embedding.weight", "an ECPose of EdgeCrafter, for keypoints; detrt reads ECDet and ECSeg"),
     ("detr.transformer.**", "a facebookresearch DETR for panoptic segmentation; detrt reads the detectors"),
     (
         "transformer.decoder.layers.0.sa_qcontent_proj.**",
@@ -90,7 +87,18 @@ RELATIVES = (
 def recognise(keys: Iterable[str]) -> str | None:
     """The variant that the keys belong to; None for other models. "d_fine" may also be DEIM on D-FINE or RT-DETRv4."""
     known = set(keys)
-    for format_ in (grounding_dino, mm_grounding_dino, detr, deformable_detr, rf_detr, deimv2, d_fine, rt_detr, dino):
+    for format_ in (
+        grounding_dino,
+        mm_grounding_dino,
+        detr,
+        deformable_detr,
+        rf_detr,
+        deimv2,
+        edgecrafter,
+        d_fine,
+        rt_detr,
+        dino,
+    ):
         if variant := format_.recognise(known):
             return variant
     return None

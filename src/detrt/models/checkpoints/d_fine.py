@@ -47,6 +47,12 @@ DECODER = (
     ("decoder.decoder.lqe_layers.#.**", "model.decoder.lqe_layers.#.**"),
     ("decoder.decoder.layers.#.gateway.gate.@", "model.decoder.layers.#.gateway.gate.@"),
 )
+FEED_FORWARD = (
+    ("decoder.decoder.layers.#.gateway.norm.@", "model.decoder.layers.#.gateway.norm.@"),
+    ("decoder.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.layers.0.@"),
+    ("decoder.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.layers.1.@"),
+    ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
+)
 TABLE = (
     *hgnet_table("model.backbone.model"),
     *ENCODER,
@@ -54,10 +60,7 @@ TABLE = (
     *block_table("pan_blocks.#", _BLOCK),
     *PROJECTIONS,
     *DECODER,
-    ("decoder.decoder.layers.#.gateway.norm.@", "model.decoder.layers.#.gateway.norm.@"),
-    ("decoder.decoder.layers.#.linear1.@", "model.decoder.layers.#.mlp.layers.0.@"),
-    ("decoder.decoder.layers.#.linear2.@", "model.decoder.layers.#.mlp.layers.1.@"),
-    ("decoder.decoder.layers.#.norm1.@", "model.decoder.layers.#.self_attn_layer_norm.@"),
+    *FEED_FORWARD,
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
 COMPUTED = {

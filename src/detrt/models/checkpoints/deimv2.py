@@ -28,6 +28,8 @@ _BLOCK = (
     ("cv4", "conv2"),
 )
 
+BLOCKS = tuple(line for name in ("fpn_block", "pan_block", "fpn_blocks.#", "pan_blocks.#") for line in block_table(name, _BLOCK))
+DECODER_PROJECTIONS = ("decoder.input_proj.**", "model.decoder_input_proj.**")
 TABLE = (
     *hgnet_table("model.conv_encoder.model"),
     # The light encoder projects its inputs itself; the table is completed in `table`.
@@ -37,8 +39,8 @@ TABLE = (
     ("encoder.down_sample2.1.@", "model.encoder.down_conv2.conv.@"),
     ("encoder.down_sample2.2.@", "model.encoder.down_conv2.norm.@"),
     ("encoder.bi_fusion.cv.**", "model.encoder.bi_fusion_conv.**"),
-    *(line for name in ("fpn_block", "pan_block", "fpn_blocks.#", "pan_blocks.#") for line in block_table(name, _BLOCK)),
-    ("decoder.input_proj.**", "model.decoder_input_proj.**"),
+    *BLOCKS,
+    DECODER_PROJECTIONS,
     *DECODER,
     ("decoder.decoder.layers.#.gateway.norm.scale", "model.decoder.layers.#.gateway.norm.weight"),
     ("decoder.decoder.layers.#.swish_ffn.w12.@", "model.decoder.layers.#.mlp.{gate,up}_proj.@"),
@@ -49,18 +51,15 @@ TABLE = (
 )
 LITE = (("encoder.input_proj.**", "model.encoder.input_proj.**"),)
 HYBRID = (("encoder.input_proj.**", "model.conv_encoder.encoder_input_proj.**"),)
-_VIT, _ADAPTER = "model.conv_encoder.backbone", "model.conv_encoder.spatial_tuning_adapter"
-_LAYER = f"{_VIT}.model.layer.#"
+VIT, _ADAPTER = "model.conv_encoder.backbone", "model.conv_encoder.spatial_tuning_adapter"
+_LAYER = f"{VIT}.model.layer.#"
 
 
-def dinov3_table(prefix: str) -> tuple[tuple[str, str], ...]:
-    """The ViT under `prefix`, and the adapter and projections beside it."""
+def vit_table(prefix: str) -> tuple[tuple[str, str], ...]:
+    """Layers and rotary positions of a ViT under `prefix`."""
     block = f"{prefix}blocks.#"
     return (
-        (f"{prefix}cls_token", f"{_VIT}.embeddings.cls_token"),
-        (f"{prefix}storage_tokens", f"{_VIT}.embeddings.register_tokens"),
-        (f"{prefix}patch_embed.proj.@", f"{_VIT}.embeddings.patch_embeddings.@"),
-        (f"{prefix}rope_embed.periods", f"{_VIT}.rope_embeddings.inv_freq"),
+        (f"{prefix}rope_embed.periods", f"{VIT}.rope_embeddings.inv_freq"),
         (f"{block}.norm#.@", f"{_LAYER}.norm#.@"),
         (f"{block}.attn.qkv.@", f"{_LAYER}.attention.{{q,k,v}}_proj.@"),
         (f"{block}.attn.proj.@", f"{_LAYER}.attention.o_proj.@"),
@@ -69,7 +68,17 @@ def dinov3_table(prefix: str) -> tuple[tuple[str, str], ...]:
             (f"{block}.mlp.{old}.@", f"{_LAYER}.mlp.{new}_proj.@")
             for old, new in (("fc1", "up"), ("fc2", "down"), ("w1", "gate"), ("w2", "up"), ("w3", "down"))
         ),
-        (f"{prefix}norm.@", f"{_VIT}.norm.@"),
+    )
+
+
+def dinov3_table(prefix: str) -> tuple[tuple[str, str], ...]:
+    """The ViT under `prefix`, and the adapter and projections beside it."""
+    return (
+        *vit_table(prefix),
+        (f"{prefix}cls_token", f"{VIT}.embeddings.cls_token"),
+        (f"{prefix}storage_tokens", f"{VIT}.embeddings.register_tokens"),
+        (f"{prefix}patch_embed.proj.@", f"{VIT}.embeddings.patch_embeddings.@"),
+        (f"{prefix}norm.@", f"{VIT}.norm.@"),
         ("backbone.sta.stem.0.@", f"{_ADAPTER}.stem_conv.conv.@"),
         ("backbone.sta.stem.1.@", f"{_ADAPTER}.stem_conv.norm.@"),
         ("backbone.sta.conv2.0.@", f"{_ADAPTER}.conv2.conv.@"),
@@ -119,9 +128,7 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
     prefix = vit_prefix(shapes)
     if prefix is None:
         return {}
-    periods = f"{prefix}rope_embed.periods"
-    shapes.size(periods)
-    found = {periods: 1 / shapes.state[periods].float()}
+    found = frequencies(shapes, prefix)
     for key, mask in shapes.state.items():
         if key.endswith(".qkv.bias_mask"):
             bias = key.removesuffix("_mask")
@@ -130,6 +137,13 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
                 raise SourceError(f"'{shapes.ref}': '{key}' has another shape than '{bias}'")
             found[bias] = shapes.state[bias] * mask
     return found
+
+
+def frequencies(shapes: Shapes, prefix: str) -> dict[str, Tensor]:
+    """The periods of the rotary positions as the frequencies that transformers has."""
+    periods = f"{prefix}rope_embed.periods"
+    shapes.size(periods)
+    return {periods: 1 / shapes.state[periods].float()}
 
 
 def prepare(module: nn.Module, shapes: Shapes) -> None:
@@ -152,12 +166,28 @@ def prepare(module: nn.Module, shapes: Shapes) -> None:
 def dinov3(shapes: Shapes, prefix: str, report: LoadReport) -> dict[str, Any]:
     """transformers DINOv3 settings."""
     plain = prefix.endswith("_model.")
-    gated = f"{prefix}blocks.0.mlp.w1.weight" in shapes
+    found = vit(shapes, prefix, READ_LAYERS[plain], "DEIMv2 S, M, L and X", report)
+    found["patch_size"] = shapes.size(f"{prefix}patch_embed.proj.weight", 2)
+    if not plain:
+        found |= {
+            "layer_norm_eps": 1e-5,
+            "apply_layernorm": True,
+            "num_register_tokens": shapes.size(f"{prefix}storage_tokens", 1),
+        }
+    return found
+
+
+def vit(shapes: Shapes, prefix: str, taken: tuple[int, ...], models: str, report: LoadReport) -> dict[str, Any]:
+    """transformers DINOv3 settings of a ViT of 12 layers, with the norms and tokens of a plain one.
+
+    Args:
+        taken: the layers that are read. models: the published ones, for the message.
+    """
     layers = shapes.count(f"{prefix}blocks.#.")
-    width = shapes.size(f"{prefix}cls_token", 2)
+    width = shapes.size(f"{prefix}blocks.0.norm1.weight")
+    gated = f"{prefix}blocks.0.mlp.w1.weight" in shapes
     if layers != 12:
-        raise SourceError(f"'{shapes.ref}' has a ViT of {layers} layers; detrt reads DEIMv2 S, M, L and X, with 12")
-    taken = READ_LAYERS[plain]
+        raise SourceError(f"'{shapes.ref}' has a ViT of {layers} layers; detrt reads {models}, with 12")
     report.notes.append(f"layers {', '.join(map(str, taken))} of the ViT are read, as published for its kind")
     return {
         "model_type": "dinov3_vit",
@@ -166,13 +196,12 @@ def dinov3(shapes: Shapes, prefix: str, report: LoadReport) -> dict[str, Any]:
         "num_hidden_layers": layers,
         # A head has four numbers for each period: sine and cosine of two axes.
         "num_attention_heads": max(1, width // (4 * shapes.size(f"{prefix}rope_embed.periods"))),
-        "patch_size": shapes.size(f"{prefix}patch_embed.proj.weight", 2),
         "hidden_act": "silu" if gated else "gelu",
         "use_gated_mlp": gated,
         "key_bias": True,
-        "layer_norm_eps": 1e-6 if plain else 1e-5,
-        "apply_layernorm": not plain,
-        "num_register_tokens": 0 if plain else shapes.size(f"{prefix}storage_tokens", 1),
+        "layer_norm_eps": 1e-6,
+        "apply_layernorm": False,
+        "num_register_tokens": 0,
         "out_features": [f"stage{layer + 1}" for layer in taken],
     }
 

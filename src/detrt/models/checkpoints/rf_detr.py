@@ -54,16 +54,18 @@ SKIPPED: dict[str, str] = {}
 SELF_HEAD, CROSS_HEAD = 32, 16
 # (patch size, side of the position table) -> windows along a side, where other models of that patch size have others.
 WINDOWS = {(20, 35): 1, (12, 26): 1}  # XL, Seg nano
+MASK_BLOCK = (("dwconv", "depthwise_conv"), ("norm", "layernorm"), ("pwconv1", "pointwise_conv"))
+MASK_QUERIES = (
+    ("query_features_block.norm_in.@", "query_features_block.norm.@"),
+    ("query_features_block.layers.0.@", "query_features_block.mlp.fc1.@"),
+    ("query_features_block.layers.2.@", "query_features_block.mlp.fc2.@"),
+    ("query_features_proj.@", "query_features_proj.@"),
+    ("spatial_features_proj.@", "spatial_features_proj.@"),
+    ("bias", "segmentation_bias"),
+)
 _MASK_HEAD = (
-    ("segmentation_head.blocks.#.dwconv.@", "blocks.#.depthwise_conv.@"),
-    ("segmentation_head.blocks.#.norm.@", "blocks.#.layernorm.@"),
-    ("segmentation_head.blocks.#.pwconv1.@", "blocks.#.pointwise_conv.@"),
-    ("segmentation_head.query_features_block.norm_in.@", "query_features_block.norm.@"),
-    ("segmentation_head.query_features_block.layers.0.@", "query_features_block.mlp.fc1.@"),
-    ("segmentation_head.query_features_block.layers.2.@", "query_features_block.mlp.fc2.@"),
-    ("segmentation_head.query_features_proj.@", "query_features_proj.@"),
-    ("segmentation_head.spatial_features_proj.@", "spatial_features_proj.@"),
-    ("segmentation_head.bias", "segmentation_bias"),
+    *((f"segmentation_head.blocks.#.{old}.@", f"blocks.#.{new}.@") for old, new in MASK_BLOCK),
+    *((f"segmentation_head.{old}", new) for old, new in MASK_QUERIES),
 )
 
 
