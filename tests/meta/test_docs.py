@@ -151,13 +151,13 @@ def test_options_of_commands_exist():
     assert len(used) > 100 and [(at, name, option) for at, name, option in used if option not in known[name]] == []
 
 
-QUICK_WITHOUT = ("embedded:phrases", "detrt build model.onnx")
+QUICK_WITHOUT = ("embedded:phrases", "detrt build model.onnx", "from detrt import")
 
 
 def _cases() -> list[object]:
     """The README in every run, but the detector with a prompt, which tests/serve/test_app.py builds and tests/cli/test_prompt.py runs,
-    and a bundle from a graph, which tests/cli/test_build.py builds; all of the README and the other documents, some minutes together,
-    with the slow tests."""
+    a bundle from a graph, which tests/cli/test_build.py builds, and the Python API, whose functions have tests of their own; all of the
+    README and the other documents, some minutes together, with the slow tests."""
     return [("README.md", QUICK_WITHOUT), *(pytest.param(d, (), marks=pytest.mark.slow) for d in TO_RUN)]
 
 
