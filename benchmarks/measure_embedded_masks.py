@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from detrt.backends.base import Session
+from detrt.data.matching import gate_for, match
 from detrt.data.scenes.scene import write_dataset
 from detrt.detections import Detections, Masks
 from detrt.detector import Detector
 from detrt.evaluation.coco import BBOX, SEGM, Row, read_dataset, score_rows
-from detrt.evaluation.matching import gate_for, match
 from detrt.evaluation.models import open_side
 
 REFERENCE = "PyTorch"

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from .backends.open import open_session
     from .backends.tensorrt import EngineConfig, TensorRTSession, build_engine
     from .bundle import Bundle
+    from .data.matching import Gate
     from .detections import Detections
     from .detector import Detector
     from .errors import DetrtError
-    from .evaluation.matching import Gate
     from .evaluation.parity import verify
     from .evaluation.report import VerifyReport
     from .export import ExportConfig, export_onnx
@@ -31,7 +31,7 @@ _HOMES = {
     "DetrtError": "errors",
     "EngineConfig": "backends.tensorrt",
     "ExportConfig": "export",
-    "Gate": "evaluation.matching",
+    "Gate": "data.matching",
     "InputSpec": "spec",
     "ModelSpec": "spec",
     "TensorRTSession": "backends.tensorrt",

@@ -98,7 +98,8 @@ def _package(name: str) -> Package:
         top = module.split(".")[0]
         if util.find_spec(top):  # first: the next line reads the files of all installed packages
             owners = metadata.packages_distributions().get(top, [])
-            version = metadata.version(owners[0]) if owners else "of unknown version"
+            loaded = getattr(sys.modules.get(top), "__version__", "of unknown version")
+            version = metadata.version(owners[0]) if owners else loaded
     return Package(name, version, purpose, extra, install_hint(extra, name))
 
 

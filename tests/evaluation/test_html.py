@@ -21,12 +21,12 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.cli import main
+from detrt.data.matching import ImageMatch, gate_for
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError
 from detrt.evaluation.divergence import Divergence, TensorError, search
 from detrt.evaluation.html import page
 from detrt.evaluation.localize import engine_fetch
-from detrt.evaluation.matching import ImageMatch, gate_for
 from detrt.evaluation.models import default_reference
 from detrt.evaluation.parity import verify
 from detrt.evaluation.report import VerifyReport

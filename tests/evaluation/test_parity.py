@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession
+from detrt.data.matching import Gate
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError, GateError, SessionError
-from detrt.evaluation.matching import Gate
 from detrt.evaluation.parity import require, verify
 
 

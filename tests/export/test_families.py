@@ -18,8 +18,8 @@ from detrt import graph
 from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession, contract
+from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
-from detrt.evaluation.matching import Gate, match
 from detrt.export.onnx import ExportConfig
 from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs

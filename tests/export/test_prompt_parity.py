@@ -10,7 +10,7 @@ pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
 from detrt import Detector, open_session, verify
 from detrt.backends.torch import open_torch
-from detrt.evaluation.matching import Gate, match
+from detrt.data.matching import Gate, match
 
 PROMPTS = ["red circle. striped star.", "a blue square", "green triangle. red star. blue circle. dotted square. circle."]
 CASES = {

@@ -23,12 +23,12 @@ from detrt import Detector, graph
 from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import open_torch
+from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.phrases import parity_set
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import GateError, SourceError
-from detrt.evaluation.matching import Gate, match
 from detrt.export import ExportConfig, export_onnx
 from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import topk_outputs, with_outputs

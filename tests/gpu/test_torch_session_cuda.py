@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from detrt.backends.torch import TorchSession
+from detrt.data.matching import Gate
 from detrt.data.scenes.scene import draw_scene
-from detrt.evaluation.matching import Gate
 from detrt.evaluation.parity import verify
 from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source

@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from detrt.data.matching import Gate, match
 from detrt.detections import Detections
-from detrt.evaluation.matching import Gate, match
 from detrt.models.load import load_source
 
 SIZES = {"atto": 320, "femto": 416}

@@ -14,9 +14,9 @@ from ..backends.tensorrt import EngineConfig
 from ..bundle import Bundle
 from ..data import sinks as outputs
 from ..data.draw import draw_detections
+from ..data.matching import Gate
 from ..data.scenes.scene import draw_scene
 from ..detector import Detector
-from ..evaluation.matching import Gate
 from ..evaluation.parity import require, verify
 from ..evaluation.report import VerifyReport
 from ..models.contract import ExportConfig

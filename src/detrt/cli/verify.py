@@ -70,8 +70,8 @@ def verify(
 ) -> None:
     """Compare two models on real images: tensors, batch invariance, detections, AP. Exit code 3 if they differ."""
     from ..data.images import expand_inputs
+    from ..data.matching import Gate, gate_for
     from ..evaluation import parity
-    from ..evaluation.matching import Gate, gate_for
     from . import show
 
     show.check_json(json_file)

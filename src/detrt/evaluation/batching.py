@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Feeds, Outputs, Session, relative_error
+from ..data.matching import Gate, match, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, needs_equal_sizes, preprocess, resize
 from ..errors import SessionError
 from ..spec import PIXEL_MASK, PIXEL_VALUES
-from .matching import Gate, match, within
 
 # Batch sizes of a model without a profile.
 _BATCHES = (1, 2, 4)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from ..backends.base import Outputs, Session, relative_error
 from ..backends.open import emulate_low_precision, open_engine_beside, open_session
+from ..data.matching import Gate, gate_for, match, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..data.scenes.scene import draw_images
 from ..errors import SessionError
 from ..spec import PIXEL_VALUES
 from .batching import different_images
-from .matching import Gate, gate_for, match, within
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."

@@ -13,6 +13,7 @@ from ..backends.base import Backend, Session
 from ..backends.open import emulate_low_precision, kind_of, open_session
 from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
+from ..data.matching import GATES
 from ..errors import DetrtError, PromptError, SessionError
 from ..models.contract import OPSETS, ExportConfig
 from ..models.load import LoadOptions
@@ -20,7 +21,6 @@ from ..spec import DecodeSpec, ModelSpec, Precision
 from ..system import CPU
 from ..text.prompts import Prompt
 from ..text.tokenizer import same_tokens
-from .matching import GATES
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView

@@ -15,6 +15,7 @@ from ..backends.base import Session
 from ..backends.prompted import model_spec
 from ..data.coco import CocoDataset, load_coco
 from ..data.images import ImageSource, load_image
+from ..data.matching import Gate, gate_for, match, match_classes, paired_scores
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
@@ -24,7 +25,6 @@ from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
-from .matching import Gate, gate_for, match, match_classes, paired_scores
 from .models import Side, ask, default_reference, is_foreign, open_side, precision_of, spec_differences, text_differences
 from .published import with_published
 from .report import Example, VerifyReport

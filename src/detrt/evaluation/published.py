@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..backends.base import Backend, Session
 from ..backends.prompted import unbound
+from ..data.matching import Gate, match, match_pairs
 from ..data.preprocess import preprocessing_words
 from ..detections import Detections
 from ..detector import Detector
@@ -19,7 +20,6 @@ from ..models.contract import exported_spec
 from ..spec import InputSpec, ModelSpec
 from ..text.postprocess import TEXT_THRESHOLD
 from ..text.prompts import Prompt, with_last_dot
-from .matching import Gate, match, match_pairs
 from .models import Side, config_like
 from .report import PublishedMatch, TokenMatch, VerifyReport
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.matching import Gate, ImageMatch
 from ..detections import Detections
 from ..spec import Precision
 from .coco import SEGM
 from .divergence import Divergence
-from .matching import Gate, ImageMatch
 
 
 @dataclass(frozen=True, slots=True)

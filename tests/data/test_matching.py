@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from detrt.data.matching import Gate, ImageMatch, cutoff, match, match_classes
 from detrt.detections import Detections, Masks
 from detrt.errors import DetrtError
-from detrt.evaluation.matching import Gate, ImageMatch, cutoff, match, match_classes
 from detrt.evaluation.report import VerifyReport
 
 A, B, C = (10, 10, 60, 60), (100, 10, 160, 90), (10, 120, 90, 190)
