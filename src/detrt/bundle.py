@@ -17,7 +17,7 @@ from typing import Any
 
 from . import files
 from .errors import EngineError, OutputError, SpecError
-from .spec import SCHEMA, ModelSpec
+from .spec import SCHEMA, ModelSpec, Precision
 
 MANIFEST = "detrt.json"
 PROVENANCE_KEY = "detrt.provenance"  # of the metadata of an ONNX file
@@ -37,6 +37,11 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
+
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether its scores are nearly equal, so that rounding alone changes which queries are selected."""
+        return self.source.startswith("random:")
 
     def to_json(self) -> str:
         """For the metadata of an ONNX file."""
@@ -102,6 +107,13 @@ class EngineFacts:
     peak_memory_mib: int = 0
     activation_bytes: int = 0
     cpu_speed: CpuSpeed | None = None
+
+    @property
+    def lowest_precision(self) -> Precision:
+        """The lowest type that its layers have; TF32 where FP32 layers may compute in it."""
+        present = set(self.precision.lower().replace("float8", "fp8").split("+"))
+        low = next((kind for kind in reversed(Precision) if kind in present - {Precision.FP32}), None)
+        return low or (Precision.TF32 if self.options.get("tf32") else Precision.FP32)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:

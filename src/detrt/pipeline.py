@@ -292,12 +292,6 @@ class _Builder:
         recorded = self.provenance.options.get("precision")
         return recorded if isinstance(recorded, Mapping) else {}
 
-    @property
-    def _judged(self) -> bool:
-        """Whether a build must give what its graph gives. Random weights give scores that are nearly equal, so that rounding alone
-        changes which queries are selected."""
-        return not self.provenance.source.startswith("random:")
-
     def extend(self, bundle: Bundle) -> None:
         """Take over what a bundle has; its graph stays where it is."""
         for entry in bundle.files:
@@ -434,7 +428,7 @@ class _Builder:
             f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
             "wrongly. Try --msda gather, another --precision or another TensorRT version; --no-check builds without the comparison"
         )
-        if self._judged:
+        if not self.provenance.has_random_weights:
             raise GateError(failure)
         self.warnings.append(f"{failure}. Not judged, because the weights are random")
 
@@ -517,7 +511,7 @@ class _Builder:
                 self._folder / model_name(precision, part),
                 config,
                 self.spec,
-                judged=self._judged,
+                judged=not self.provenance.has_random_weights,
                 timed=part == "model",
                 fused=next((self._graphs / entry.path for entry in self.entries if entry.kind == "onnx-fused"), None),
                 progress=lambda fraction, message, title=title: self._say(title, fraction, message),  # type: ignore[misc]

@@ -17,6 +17,7 @@ from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU, processor_name
 from ..text.tokenizer import PromptTokenizer
 from .base import Backend, BaseSession, Session
+from .first_opening import check_first_opening
 from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.rtx import BACKEND as RTX
 from .onnxruntime.session import NoSpecError, OnnxSession, run_graph
@@ -306,7 +307,7 @@ def _open_bundle(
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
         else:
-            return _with_text_of(bundle, session, backend, CPU, device, threads, entry)
+            return _with_first_check(bundle, _with_text_of(bundle, session, backend, CPU, device, threads, entry), entry)
     opened = _open_package(bundle, packages, device, reasons)
     if opened is not None:
         return _with_text_of(bundle, opened, backend, CPU, device, threads)
@@ -383,6 +384,18 @@ def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tupl
         f"{speed.openvino_ms:.4g} ms, ONNX Runtime {speed.onnxruntime_ms:.4g} ms, {speed.threads} threads); --backend {other} runs "
         "the other"
     )
+
+
+def _with_first_check(bundle: Bundle, session: BaseSession, entry: BundleFile) -> BaseSession:
+    """The session of an engine, compared with its graph where that was not done before."""
+    with _closing_on_error(session):
+        check_first_opening(
+            session,
+            bundle,
+            entry,
+            lambda: emulate_low_precision(_open_bundle(bundle, "onnxruntime", CPU, None, {}, None, eager_kernels=False)),
+        )
+    return session
 
 
 def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None, reasons: list[str]) -> BaseSession | None:

@@ -17,7 +17,7 @@ from ..data.matching import GATES
 from ..errors import DetrtError, PromptError, SessionError
 from ..models.contract import OPSETS, ExportConfig
 from ..models.load import LoadOptions
-from ..spec import DecodeSpec, ModelSpec, Precision
+from ..spec import DecodeSpec, ModelSpec
 from ..system import CPU
 from ..text.prompts import Prompt
 from ..text.tokenizer import same_tokens
@@ -223,10 +223,7 @@ def precision_of(side: Side) -> str:
     """The lowest type that a model was made for: what its bundle or engine records, else what its graph shows."""
     facts = side.session.info.facts
     if facts is not None:
-        present = set(str(facts.precision).lower().replace("float8", "fp8").split("+"))
-        if low := next((kind for kind in reversed(Precision) if kind in present - {Precision.FP32}), ""):
-            return low
-        return "tf32" if facts.options.get("tf32") else "fp32"
+        return facts.lowest_precision
     recorded = side.options.get("precision")
     name = recorded.get("precision", recorded.get("name")) if isinstance(recorded, Mapping) else recorded
     if isinstance(name, str) and name in GATES:

@@ -287,9 +287,16 @@ def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):
 
 
 def test_bundle_prefers_the_engine(bundle, monkeypatch):
-    monkeypatch.setattr(sessions, "open_engine", lambda path, device, **options: (path.name, device))
+    opened = []
+
+    def open_engine(path, device, **options):
+        opened.append((path.name, device))
+        return OnnxSession(path.parent / "model.onnx")
+
+    monkeypatch.setattr(sessions, "open_engine", open_engine)
     folder = bundle("onnx", "engine")
-    assert open_session(folder, device="cuda:1") == ("model.engine", "cuda:1")
+    open_session(folder, device="cuda:1").close()
+    assert opened == [("model.engine", "cuda:1")]
     assert open_session(folder, backend="onnxruntime").info.name == "onnxruntime-cpu"
 
 

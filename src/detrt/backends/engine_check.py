@@ -1,0 +1,153 @@
+"""Run an engine beside the ONNX graph that it was built from, before anybody relies on it.
+
+TensorRT versions exist that compile a graph wrongly without an error, so a build alone proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.matching import Gate, gate_for, match, within
+from ..data.postprocess import decode
+from ..data.preprocess import SizeHW, preprocess
+from ..data.scenes.scene import draw_images
+from ..errors import SessionError
+from ..spec import PIXEL_VALUES
+from .base import Outputs, Session, relative_error
+
+# What a model with a prompt is asked for; the drawn scenes hold such things.
+PROMPT = "a circle. a square. a star."
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One shape that was run on both sides.
+
+    Attributes:
+        batch, height, width: shape of `pixel_values`.
+        compared, missing, extra: detections of the graph, those that the engine lacks, those that only the engine has.
+        box_px, score: largest differences of matched detections, boxes in pixels of the original image.
+        mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
+        error: largest difference of an output relative to its largest value; large where two queries change places.
+        text: why the engine did not run, or "".
+    """
+
+    batch: int
+    height: int
+    width: int
+    compared: int = 0
+    missing: int = 0
+    extra: int = 0
+    box_px: float = 0.0
+    score: float = 0.0
+    error: float = 0.0
+    text: str = ""
+    mask_iou: float | None = None
+
+    def passes(self, gate: Gate) -> bool:
+        """Whether the differences are within the tolerances."""
+        if self.text:
+            return False
+        if self.error <= gate.tensor:
+            return True
+        return within(self, gate)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """The comparison of one engine with its graph. rows: one for each shape."""
+
+    rows: tuple[EngineRow, ...]
+    gate: Gate
+
+    @property
+    def passed(self) -> bool:
+        return all(row.passes(self.gate) for row in self.rows)
+
+    @property
+    def verdict(self) -> str:
+        """The worst differences in a few words."""
+        if failed := [row for row in self.rows if row.text]:
+            return f"batch {failed[0].batch}, {failed[0].height}x{failed[0].width}: {failed[0].text}"
+        compared, missing = sum(row.compared for row in self.rows), sum(row.missing for row in self.rows)
+        box, score = max(row.box_px for row in self.rows), max(row.score for row in self.rows)
+        return (
+            f"{compared - missing} of {compared} detections matched, box {box:.2g} px, score {score:.1e}, {len(self.rows)} shapes"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "rows": [asdict(row) for row in self.rows]}
+
+
+def compare_sessions(
+    reference: Session,
+    candidate: Session,
+    precision: str,
+    *,
+    shapes: Sequence[tuple[int, SizeHW]] | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> EngineCheck:
+    """Compare an opened engine with its opened graph on drawn scenes. A model that takes a prompt looks for `PROMPT`.
+
+    Args:
+        reference: the graph.
+        candidate: the engine.
+        precision: of the graph; chooses the tolerances.
+        shapes: (batch size, (height, width)) to run; None: `shapes_of` the engine.
+        progress: called with (fraction, text).
+    """
+    if reference.info.text is not None:
+        reference, candidate = reference.bind(PROMPT), candidate.bind(PROMPT)
+    gate = gate_for(precision)
+    shapes = shapes_of(candidate) if shapes is None else shapes
+    rows = []
+    for number, (batch, size_hw) in enumerate(shapes):
+        if progress:
+            progress(number / len(shapes), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
+        rows.append(_compare(reference, candidate, batch, size_hw, gate))
+    return EngineCheck(tuple(rows), gate)
+
+
+def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
+    """(batch size, (height, width)) to run: least, usual and largest batch at the usual size, then the other sizes."""
+    low, usual, high = ((shape[0], (shape[2], shape[3])) for shape in session.info.profile[PIXEL_VALUES])
+    shapes = [(low[0], usual[1]), usual, (high[0], usual[1]), (low[0], low[1]), (low[0], high[1])]
+    return list(dict.fromkeys(shapes))
+
+
+def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate) -> EngineRow:
+    where = (batch, *size_hw)
+    facts = candidate.spec.input
+    given = preprocess(draw_images(batch, size_hw), candidate.spec, size_hw=size_hw if facts.dynamic else None)
+    want = _run_in_parts(reference, given.feeds, batch)
+    try:
+        got = candidate.run(given.feeds)
+        pairs = [
+            decode(outputs, candidate.spec, given.original_sizes_hw, threshold=0.0) for outputs in (want, got)
+        ]  # NaN is refused here
+    except SessionError as error:
+        return EngineRow(*where, text=str(error))
+    found = [match(a, b, gate) for a, b in zip(*pairs, strict=True)]
+    return EngineRow(
+        *where,
+        compared=sum(one.compared for one in found),
+        missing=sum(one.missing for one in found),
+        extra=sum(one.extra for one in found),
+        box_px=max(one.box_px for one in found),
+        score=max(one.score for one in found),
+        mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
+        error=max(relative_error(want[name], got[name]) for name in want if name in got),
+    )
+
+
+def _run_in_parts(session: Session, feeds: dict[str, NDArray], batch: int) -> Outputs:
+    """One image after the other where the graph can, which needs less memory than a large batch."""
+    if session.info.fixed_batch not in (None, 1):
+        return session.run(feeds)
+    rows: Sequence[Outputs] = [session.run({name: array[i : i + 1] for name, array in feeds.items()}) for i in range(batch)]
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -1,0 +1,72 @@
+"""The first opening of a TensorRT-RTX engine on a GPU: the engine is compared with its graph.
+
+Such engines are built on machines without the GPU that runs them, so `detrt build` cannot compare them. The verdict is stored
+beside the compiled kernels, so that one process pays for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..bundle import Bundle, BundleFile
+from ..errors import GateError, MissingPackageError, OutputError, SessionError, SpecError
+from .base import BaseSession
+from .engine_check import compare_sessions, shapes_of
+from .prompted import detector_of
+
+
+def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile, open_graph: Callable[[], BaseSession]) -> None:
+    """Compare an RTX engine with its graph at its least and usual shape, unless a verdict about it on this GPU is stored.
+
+    Nothing is compared without a file for compiled kernels (`default_runtime_cache`), or of another target.
+
+    Args:
+        session: the opened engine, with its text encoder where the model takes a prompt.
+        entry: its file in the bundle.
+        open_graph: opens the bundle's graph in ONNX Runtime on the CPU.
+
+    Raises:
+        GateError: the engine detects something else than its graph, now or at its first opening.
+    """
+    facts, info = entry.engine, detector_of(session).info
+    if facts is None or facts.target != "tensorrt-rtx" or info.path is None:
+        return
+    from .tensorrt.session import default_runtime_cache
+
+    kernels = default_runtime_cache(info.path, facts, info.gpu_name)
+    if kernels is None:
+        return
+    path = kernels.with_suffix(".json")
+    engine = {"engine_sha256": entry.sha256, "tensorrt_version": facts.tensorrt_version}
+    stored = _read(path)
+    if not engine.items() <= stored.items():
+        try:
+            graph = open_graph()
+        except (MissingPackageError, SessionError, SpecError) as error:
+            session.add_note(f"{entry.path} was not compared with its graph at this first opening: {error}")
+            return
+        with contextlib.closing(graph):
+            found = compare_sessions(graph, session, facts.lowest_precision, shapes=shapes_of(session)[:2])
+        stored = {**engine, "verdict": found.verdict, **found.to_dict()}
+        session.add_note(f"{entry.path} was compared with its graph at this first opening: {found.verdict}")
+        with contextlib.suppress(OutputError):
+            files.write_text(path, json.dumps(stored))
+    if not stored["passed"] and not bundle.provenance.has_random_weights:
+        raise GateError(
+            f"the engine '{bundle.path_of(entry)}' does not detect on this GPU what its ONNX graph detects: {stored['verdict']}. Run the "
+            "graph with --backend onnxruntime, or build the engine again with --msda gather or another --precision"
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The stored verdict; empty where there is none, or a damaged one."""
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) and {"passed", "verdict"} <= stored.keys() else {}
