@@ -107,8 +107,15 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--large", default="random:rt_detr_v2", help="a full-size model for export")
+    parser.add_argument(
+        "--after-option",
+        action="append",
+        default=[],
+        help="for exports and builds of embedded:shapes by AFTER, such as --no-masks",
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    extra = {"before": [], "after": options.after_option}
     checkouts = {"before": options.before.resolve(), "after": options.after.resolve()}
     rows: dict[str, dict[str, list[Measured]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +125,7 @@ def main() -> int:
         files = sorted((work / "scenes").rglob("*.jpg"))
         images = [one.read_bytes() for one in files]
         for name, checkout in checkouts.items():
-            timed(checkout, log, "build", "embedded:shapes", "-o", work / name, "--sm", "80")
+            timed(checkout, log, "build", "embedded:shapes", *extra[name], "-o", work / name, "--sm", "80")
 
         def compare(row: str, repeats: int, run) -> None:
             values: dict[str, list[Measured]] = {"before": [], "after": []}
@@ -151,12 +158,14 @@ def main() -> int:
         compare(
             "export embedded:shapes, s",
             options.repeats,
-            lambda name, checkout: timed(checkout, log, "export", "embedded:shapes", "-o", work / f"{name}.onnx"),
+            lambda name, checkout: timed(checkout, log, "export", "embedded:shapes", *extra[name], "-o", work / f"{name}.onnx"),
         )
         compare(
             "build embedded:shapes --sm 80, s",
             options.repeats,
-            lambda name, checkout: timed(checkout, log, "build", "embedded:shapes", "-o", work / f"{name}-again", "--sm", "80"),
+            lambda name, checkout: timed(
+                checkout, log, "build", "embedded:shapes", *extra[name], "-o", work / f"{name}-again", "--sm", "80"
+            ),
         )
         compare(
             f"export {options.large}, s",
