@@ -32,6 +32,7 @@ SCORES = "scores"  # (batch, max_detections) descending
 LABELS = "labels"  # (batch, max_detections) int64
 NUM_DETECTIONS = "num_detections"  # (batch,) int64
 MASK_LOGITS = "mask_logits"  # (batch, queries or max_detections, mask height, mask width), above 0 = object
+# With text of kind "phrases", logits are (batch, phrases, queries), and boxes and masks have the axis of phrases as well.
 
 # Of models with a prompt. The text encoder turns the first two into the others.
 INPUT_IDS = "input_ids"  # (batch, tokens) int64
@@ -44,13 +45,14 @@ TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
 CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
 TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
 PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
+PHRASE_FEATURES = "phrase_features"  # (batch, phrases, tokens, d) float32
 RESIZE_MODES = ("stretch", "shortest_edge", "fit", "max_size")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
 DTYPES = ("uint8", "float32")
 ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
-PROMPTS = ("tokens", "classes")
+PROMPTS = ("tokens", "classes", "phrases")
 DETECTION, INSTANCE_SEGMENTATION = TASKS = ("detection", "instance-segmentation")
 # JSON key of `TextSpec.encoder`: the name of the field in the first files of this schema.
 _ENCODER_KEY = "tower"
@@ -215,7 +217,7 @@ class DecodeSpec:
     nms_min_score: float = 0.001
     nms_in_graph: bool = False
     score_threshold: float = 0.0
-    mask_stride: int = 0
+    mask_stride: float = 0
 
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
@@ -235,7 +237,8 @@ class DecodeSpec:
             self.in_graph or self.score_threshold == 0,
             f"decode.score_threshold {self.score_threshold!r} needs decode.in_graph: a runtime has its own threshold",
         )
-        _whole("decode.mask_stride", self.mask_stride, 0, 64)
+        stride = self.mask_stride
+        _check(_is_finite(stride) and 0 <= stride <= 64, f"decode.mask_stride must be a number from 0 to 64; got {stride!r}")
         for name in ("nms_iou", "nms_min_score", "score_threshold"):
             value = getattr(self, name)
             _check(_is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
@@ -247,7 +250,7 @@ class TextSpec:
 
     kind "tokens": one prompt of phrases, and one logit for each token (Grounding DINO); `separators` are the
     token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one
-    logit for each name (OmDet-Turbo).
+    logit for each name (OmDet-Turbo). kind "phrases": phrases that do not see each other, each with its own queries (SAM 3).
     tokenizer: file of the `tokenizers` library beside the model. encoder: ONNX file of the text encoder beside
     the model (key "tower" in JSON); "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
     max_tokens: longest prompt, with its framing tokens. features: width of the text features.
@@ -297,8 +300,10 @@ class ModelSpec:
             self.has_masks == (self.decode.mask_stride > 0),
             f"task {self.task!r} does not fit decode.mask_stride {self.decode.mask_stride}: masks have a stride, and boxes alone none",
         )
-        # A padding mask would leave a part of each map without a meaning, and a prompt has no model with masks yet.
-        _check(not self.has_masks or not (self.input.mask or self.text), "masks are for models without padding mask and prompt")
+        # A padding mask would leave a part of each map without a meaning.
+        _check(not self.has_masks or not self.input.mask, "masks are for models without padding mask")
+        with_phrases = self.text is not None and self.text.kind == "phrases"
+        _check(self.text is None or self.has_masks <= with_phrases, "masks are for prompts of kind 'phrases'")
         for name in ("family", "name"):
             value = getattr(self, name)
             _check(isinstance(value, str), f"{name} must be text; got {value!r}")
@@ -460,6 +465,7 @@ TEXT_ENCODER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
 TEXT_ENCODER_OUTPUTS = {
     "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
     "classes": (TEXT_FEATURES, CLASS_FEATURES),
+    "phrases": (TEXT_FEATURES,),
 }
 
 
@@ -478,6 +484,8 @@ def text_inputs(spec: ModelSpec) -> list[str]:
         return []
     if spec.text.kind == "classes":
         return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
+    if spec.text.kind == "phrases":
+        return [PHRASE_FEATURES, PHRASE_MASK]
     names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.encoder else list(TEXT_ENCODER_INPUTS)
     return names + [PHRASE_MASK] * spec.decode.in_graph
 

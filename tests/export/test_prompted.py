@@ -32,6 +32,7 @@ VARIANTS = {
     "grounding": ("grounding_dino", SHARED["grounding_dino"]),
     "mm": ("mm_grounding_dino", SHARED["mm_grounding_dino"]),
     "omdet": ("omdet_turbo", SHARED["omdet_turbo"]),
+    "sam3": ("sam3", SHARED["sam3"]),
     "single": (
         "grounding_dino-swin-b",
         {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample"},

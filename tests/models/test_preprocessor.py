@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,7 +161,9 @@ IMAGES = [np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8) 
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.name != "rf_detr"])
+@pytest.mark.parametrize(
+    "name", [family.name for family in FAMILIES if hasattr(transformers, f"{family.processor}ImageProcessorPil")]
+)
 def test_pixels_are_those_of_transformers(name, settings, tiny, tmp_path):
     """Both sides start from the file that transformers wrote."""
     source = tiny(name)
@@ -301,6 +304,13 @@ def test_defaults_of_processors_are_those_of_transformers():
             source = (transformers.__path__[0], "models/rf_detr/image_processing_rf_detr.py")
             text = open("/".join(source)).read()
             assert all(f"    {key} = {value!r}".replace("'", '"') in text for key, value in settings.items())
+            continue
+        if name == "Sam3":
+            text = (Path(transformers.__path__[0]) / "models/sam3/image_processing_sam3.py").read_text()
+            wanted = {"resample": "PILImageResampling.BILINEAR", "image_mean": "IMAGENET_STANDARD_MEAN", "do_normalize": True}
+            wanted |= {"image_std": "IMAGENET_STANDARD_STD", "size": settings["size"], "do_pad": None, "do_rescale": True}
+            assert all(f"    {key} = {value}\n".replace("'", '"') in text for key, value in wanted.items())
+            assert settings["image_mean"] == tuple(transformers.image_utils.IMAGENET_STANDARD_MEAN) == settings["image_std"]
             continue
         assert {key: getattr(kind, key) for key in settings} == settings
         assert (kind.resample, kind.rescale_factor) == (2, 1 / 255)

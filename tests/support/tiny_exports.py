@@ -27,6 +27,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "rt_detr": {"msda": "gridsample", "height": 128, "width": 160},
     "rt_detr_v2": {},
     "rt_detr_v2-discrete": {"msda": "gridsample"},
+    "sam3": {},
     "table-transformer": {},
     "yolos": {},
 }

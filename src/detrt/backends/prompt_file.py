@@ -58,6 +58,10 @@ def encode_prompt(
     bundle = Bundle.open(folder)
     if bundle.spec.text is None:
         raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with --classes")
+    if bundle.spec.text.kind == "phrases":
+        raise PromptError(
+            f"'{bundle.folder}' is {bundle.spec.family}, with masks for a prompt, which the C++ runtime does not run; use detrt detect"
+        )
     files.check_place(path)
     with open_prompted(folder, backend="onnxruntime") as session:
         encoded = session.encode(prompt, task)

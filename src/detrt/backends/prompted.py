@@ -10,6 +10,9 @@ text.
 A list of class names that is longer than the model takes runs in chunks, whose boxes are concatenated. A chunk labels an object
 with the best of its own names only. For models with one class per query, cross-chunk NMS therefore drops a box that overlaps a
 better one of another chunk (`CROSS_CHUNK_IOU`). No class is in two chunks, so that nothing has to be merged inside a class.
+
+Of kind "phrases" every phrase has queries of its own, and no phrase changes another's: those of all phrases and chunks are merged by
+their scores, and only the best remain, so that masks of a long list need the memory of one chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +40,9 @@ from ..spec import (
     INPUT_IDS,
     LABELS,
     LOGITS,
+    MASK_LOGITS,
     NUM_DETECTIONS,
+    PHRASE_FEATURES,
     PHRASE_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
@@ -51,6 +56,7 @@ from ..spec import (
     ModelSpec,
     TensorInfo,
     TextSpec,
+    output_names,
     text_inputs,
 )
 from ..text.postprocess import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
@@ -73,11 +79,12 @@ _TOKEN_AXES = {
     TEXT_SELF_MASK: (1, 2),
     TEXT_POSITION_IDS: (1,),
     PHRASE_MASK: (2,),
+    PHRASE_FEATURES: (2,),
     TASK_FEATURES: (1,),
     TASK_MASK: (1,),
 }
 _CLASS_AXES = {CLASS_FEATURES: (1,), CLASS_MASK: (1,)}
-_PHRASE_AXES = {PHRASE_MASK: (1,)}
+_PHRASE_AXES = {PHRASE_MASK: (1,), PHRASE_FEATURES: (1,)}
 
 
 Prompts = str | Sequence[str] | Prompt  # one prompt: a text, or a list of class names
@@ -121,11 +128,11 @@ class PromptedSession(BaseSession):
         # Both graphs must take a length.
         both = [detector] if text_encoder is None else [detector, text_encoder]
         self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
-        most = self.spec.decode.num_classes if text.kind == "classes" else None
-        self._classes = _Lengths([detector], _CLASS_AXES, limit=most)
-        self._phrases = _Lengths([detector], _PHRASE_AXES)
-        most = self._classes.high if text.kind == "classes" else self._phrases.high
-        tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=most)
+        most = {text.kind: self.spec.decode.num_classes}
+        self._classes = _Lengths([detector], _CLASS_AXES, limit=most.get("classes"))
+        self._phrases = _Lengths([detector], _PHRASE_AXES, limit=most.get("phrases"))
+        longest = self._classes.high if text.kind == "classes" else self._phrases.high
+        tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=longest)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
 
     def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
@@ -176,6 +183,8 @@ class PromptedSession(BaseSession):
         names = {info.name for info in self.inputs}
         if self.text.kind == "classes":
             return {name: array for name, array in self._class_feeds(chunks).items() if name in names}
+        if self.text.kind == "phrases":
+            return self._phrase_feeds(chunks)
         given = [chunk for chunk in chunks if isinstance(chunk, TokenChunk)]
         count, length = len(given), self._tokens.fit(max(len(chunk.ids) for chunk in given))
         ids = np.full((count, length), self.text.pad_id, np.int64)
@@ -243,6 +252,19 @@ class PromptedSession(BaseSession):
             tasks[row, :n] = sentences[chunk.task.tobytes()]
             task_mask[row, :n] = 1
         return {CLASS_FEATURES: classes, CLASS_MASK: class_mask, TASK_FEATURES: tasks, TASK_MASK: task_mask}
+
+    def _phrase_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
+        given = [chunk.names for chunk in chunks if isinstance(chunk, ClassChunk)]
+        found = self._cached_rows(self._names, TEXT_FEATURES, [ids for names in given for ids in names])
+        most = self._phrases.fit(max(len(names) for names in given))
+        length = self._tokens.fit(max(len(ids) for names in given for ids in names))
+        features = np.zeros((len(given), most, length, self.text.features), np.float32)
+        mask = np.zeros((len(given), most, length), np.int64)
+        for row, names in enumerate(given):
+            for column, ids in enumerate(names):
+                features[row, column, : len(ids)] = found[ids.tobytes()]
+                mask[row, column, : len(ids)] = 1
+        return {PHRASE_FEATURES: features, PHRASE_MASK: mask}
 
     def _encoder_row(self, ids: NDArray) -> dict[str, NDArray]:
         # One at a time, so that cached features do not depend on the rest of a batch.
@@ -362,7 +384,7 @@ class BoundSession(BaseSession):
         self._texts: dict[int, list[Feeds]] = {}
         rule, chunks = model.spec.decode, len(prompts[0].chunks)
         rule = replace(rule, num_classes=max(one.prompt.num_classes for one in prompts))
-        if chunks > 1 and not rule.in_graph:
+        if chunks > 1 and not rule.in_graph and not self._of_phrases:
             rule = replace(rule, num_queries=rule.num_queries * chunks)
         if every_class and not rule.in_graph:
             rule = replace(rule, select="topk")
@@ -380,6 +402,11 @@ class BoundSession(BaseSession):
         if unknown := list(dict.fromkeys(name for one in prompts for name in one.unknown)):
             shown = ", ".join(repr(name) for name in unknown[:5]) + (" ..." if len(unknown) > 5 else "")
             self.add_note(f"the tokenizer of this model knows no part of {shown}; it cannot tell such phrases apart")
+
+    @property
+    def _of_phrases(self) -> bool:
+        """Whether every phrase has queries of its own."""
+        return self.model.text.kind == "phrases"
 
     def bind(self, *prompts: Prompts, **options: Any) -> BoundSession:
         """The same model with another prompt."""
@@ -406,12 +433,13 @@ class BoundSession(BaseSession):
             SessionError: as `run` of the model; another number of images than of prompts.
         """
         count = len(feeds[PIXEL_VALUES])
-        runs = [self.model.run({**feeds, **text}) for text in self.texts(count)]
-        return self.merge(runs, count)
+        return self.merge((self.model.run({**feeds, **text}) for text in self.texts(count)), count)
 
-    def merge(self, runs: Sequence[Outputs], count: int) -> Outputs:
+    def merge(self, runs: Iterable[Outputs], count: int) -> Outputs:
         """Merge the outputs for each chunk of the list into those of one model; of the first `count` images."""
-        return self._merge_decoded(runs, count) if self.spec.decode.in_graph else self._merge_raw(runs, count)
+        if self._of_phrases and not self.spec.decode.in_graph:
+            return self._merge_phrases(runs, count)
+        return self._merge_decoded(list(runs), count) if self.spec.decode.in_graph else self._merge_raw(list(runs), count)
 
     def texts(self, count: int) -> list[Feeds]:
         """The text inputs for `count` images, one entry for each chunk; the same objects every time.
@@ -473,6 +501,31 @@ class BoundSession(BaseSession):
                 logits[image, np.setdiff1d(np.arange(len(best)), kept)] = -np.inf
         return {LOGITS: logits, PRED_BOXES: boxes}
 
+    def _merge_phrases(self, runs: Iterable[Outputs], count: int) -> Outputs:
+        """The best queries of all phrases, `num_queries` of each image; each has one class, the logits of the others are minus infinity."""
+        queries = self.spec.decode.num_queries
+        names = output_names(self.spec)
+        best: list[tuple[NDArray, ...]] = [()] * count  # (class ids, logits, boxes, and with masks their logits) of an image
+        for number, outputs in enumerate(runs):
+            phrases = self._texts[count][number][PHRASE_MASK].shape[1]
+            sides = {LOGITS: (), PRED_BOXES: (4,), MASK_LOGITS: np.shape(outputs.get(MASK_LOGITS, ()))[3:]}
+            arrays = [
+                checked_output(outputs, name, (count, phrases, queries, *sides[name]), finite=name != MASK_LOGITS)
+                for name in names
+            ]
+            for image in range(count):
+                ids = self.prompts[image % len(self.prompts)].chunks[number].prompt.class_ids  # without those of padding
+                found = [np.repeat(ids, queries), *(array[image, : len(ids)].reshape(-1, *array.shape[3:]) for array in arrays)]
+                old = best[image] or tuple(part[:0] for part in found)
+                order = np.argsort(-np.concatenate([old[1], found[1]]), kind="stable")[:queries]
+                before, new = order[order < len(old[0])], order[order >= len(old[0])] - len(old[0])
+                best[image] = tuple(np.concatenate([a[before], b[new]]) for a, b in zip(old, found, strict=True))
+        merged = np.full((count, queries, self.spec.decode.num_classes), -np.inf, np.float32)
+        for image, (ids, scores, *_) in enumerate(best):
+            merged[image, np.arange(queries), ids] = scores
+        rest = [np.stack(parts) for parts in zip(*(one[2:] for one in best), strict=True)]
+        return dict(zip(names, [merged, *rest], strict=True))
+
     def _merge_decoded(self, runs: Sequence[Outputs], count: int) -> Outputs:
         rule = self.spec.decode
         merge: dict[str, NDArray] = {
@@ -481,9 +534,11 @@ class BoundSession(BaseSession):
             LABELS: np.zeros((count, rule.max_detections), np.int64),
             NUM_DETECTIONS: np.zeros(count, np.int64),
         }
+        if self.spec.has_masks:
+            merge[MASK_LOGITS] = np.zeros((count, rule.max_detections, *np.shape(runs[0][MASK_LOGITS])[2:]), np.float32)
         for image in range(count):
             rows = self._read_decoded(runs, count, image)
-            boxes, scores, ids = (np.concatenate(column) for column in zip(*rows, strict=True))
+            boxes, scores, ids, *maps = (np.concatenate(column) for column in zip(*rows, strict=True))
             order = np.argsort(-scores, kind="stable")
             if len(runs) > 1 and rule.select == "query":
                 chunk_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
@@ -492,19 +547,21 @@ class BoundSession(BaseSession):
             kept = min(len(scores), rule.max_detections)
             merge[BOXES][image, :kept], merge[SCORES][image, :kept] = boxes[:kept], scores[:kept]
             merge[LABELS][image, :kept], merge[NUM_DETECTIONS][image] = ids[:kept], kept
+            for one in maps:
+                merge[MASK_LOGITS][image, :kept] = one[order[:kept]]
         return merge
 
-    def _read_decoded(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, NDArray, NDArray]]:
-        """(boxes, scores, class ids) of one image in each run."""
+    def _read_decoded(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, ...]]:
+        """(boxes, scores, class ids), and with masks their logits, of one image in each run."""
         rows = []
         for number, outputs in enumerate(runs):
             class_ids = np.array(self.prompts[image % len(self.prompts)].chunks[number].prompt.class_ids, np.int64)
             count_valid = int(outputs[NUM_DETECTIONS][image])
             labels = np.asarray(outputs[LABELS][image][:count_valid], np.int64)
             real = (labels >= 0) & (labels < len(class_ids))  # labels of padded phrases
-            rows.append(
-                (outputs[BOXES][image][:count_valid][real], outputs[SCORES][image][:count_valid][real], class_ids[labels[real]])
-            )
+            names = (BOXES, SCORES, MASK_LOGITS)[: 2 + self.spec.has_masks]
+            boxes, scores, *maps = (outputs[name][image][:count_valid][real] for name in names)
+            rows.append((boxes, scores, class_ids[labels[real]], *maps))
         return rows
 
 
@@ -585,7 +642,7 @@ class _BoundPending:
         self._bound, self._runs, self._count = bound, runs, count
 
     def outputs(self) -> Outputs:
-        return self._bound.merge([run.outputs() for run in self._runs], self._count)  # type: ignore[misc]  # no candidates
+        return self._bound.merge((run.outputs() for run in self._runs), self._count)  # type: ignore[misc]  # no candidates
 
 
 def detector_of(session: Session) -> Session:
@@ -647,12 +704,14 @@ def _with_spans(prompt: Prompt, detections: Detections) -> Detections:
 def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[TensorInfo, ...]:
     rule = spec.decode
     shapes = {LOGITS: (rule.num_queries, rule.num_classes), PRED_BOXES: (rule.num_queries, 4)}
-    kept = (LOGITS, PRED_BOXES, BOXES, SCORES, LABELS, NUM_DETECTIONS)
-    return tuple(
-        TensorInfo(i.name, i.dtype, (i.shape[0], *shapes[i.name]) if i.name in shapes else i.shape)
-        for i in outputs
-        if i.name in kept
-    )
+    kept = (*shapes, BOXES, SCORES, LABELS, NUM_DETECTIONS, MASK_LOGITS)
+    found = []
+    for i in outputs:
+        shape = (i.shape[0], *shapes[i.name]) if i.name in shapes else i.shape
+        if i.name == MASK_LOGITS and not rule.in_graph:
+            shape = (i.shape[0], rule.num_queries, *i.shape[-2:])
+        found += [TensorInfo(i.name, i.dtype, shape)] * (i.name in kept)
+    return tuple(found)
 
 
 def _cross_chunk_nms(boxes: NDArray, chunk_of: NDArray, limit: int) -> list[int]:

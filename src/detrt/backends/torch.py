@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ..errors import SessionError, SourceError
-from ..models.contract import ExportConfig, contract, exported_spec
+from ..models.contract import ExportConfig, contract, exported_spec, text_encoder_contract
 from ..models.wrapper import ExportModule
-from ..spec import CLASS_FEATURES, TEXT_ENCODER_INPUTS, TEXT_FEATURES, ModelSpec, TensorInfo, TextSpec
+from ..spec import ModelSpec, TextSpec
 from ..text.tokenizer import PromptTokenizer
 from .base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds
 from .prompted import PromptedSession
@@ -42,7 +42,7 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
 
 
 def _text_encoder_of(text: TextSpec) -> str:
-    return (text.encoder or "text.onnx") if text.kind == "classes" else ""
+    return (text.encoder or "text.onnx") if text.kind != "tokens" else ""
 
 
 class TorchSession(BaseSession):
@@ -66,7 +66,7 @@ class TorchSession(BaseSession):
         except (RuntimeError, ValueError) as error:
             raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
         note = _use_kernel(source.module) if self._device.type == "cuda" else ""
-        inputs, outputs = contract(self.spec) if part == "detector" else _text_encoder_contract(self.spec)
+        inputs, outputs = contract(self.spec) if part == "detector" else text_encoder_contract(self.spec)
         where = str(self._device) if self._device.index is not None or self._device.type == "cpu" else "cuda:0"
         self._info = SessionInfo(
             Backend.TORCH, f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ()
@@ -110,13 +110,3 @@ def _use_kernel(model: torch.nn.Module) -> str:
     return "".join(f"{name} is not the code that detrt knows, and runs without its kernel; " for name in missing(model)).strip(
         "; "
     )
-
-
-def _text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    assert spec.text is not None
-    shapes: dict[str, tuple[int | str, ...]] = {
-        TEXT_FEATURES: ("batch", "tokens", spec.text.features),
-        CLASS_FEATURES: ("batch", spec.text.features),
-    }
-    inputs = tuple(TensorInfo(name, "int64", ("batch", "tokens")) for name in TEXT_ENCODER_INPUTS)
-    return inputs, tuple(TensorInfo(name, "float32", shape) for name, shape in shapes.items())

@@ -124,7 +124,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
             if rule.nms != "none"
             else {}
         ),
-        **({"task": f"{spec.task}, masks at 1/{rule.mask_stride} of the input's size"} if spec.has_masks else {}),
+        **({"task": f"{spec.task}, masks at 1/{rule.mask_stride:g} of the input's size"} if spec.has_masks else {}),
         **_finds(spec),
     }
 
@@ -135,9 +135,13 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
     if text is None:
         names = list(spec.labels.values())
         return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"}
-    what = "phrases" if text.kind == "tokens" else f"up to {spec.decode.num_classes} class names, and a task"
+    what = {
+        "tokens": "phrases",
+        "classes": f"up to {spec.decode.num_classes} class names, and a task",
+        "phrases": f"phrases, up to {spec.decode.num_classes} in one run",
+    }[text.kind]
     text_encoder = f"text encoder {text.encoder}" if text.encoder else "one graph"
-    return {"prompt": f"{what}, up to {text.max_tokens} tokens{' each' if text.kind == 'classes' else ''}; {text_encoder}"}
+    return {"prompt": f"{what}, up to {text.max_tokens} tokens{'' if text.kind == 'tokens' else ' each'}; {text_encoder}"}
 
 
 def family_rows() -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ from ..models.wrapper import StockTextModule, TextEncoderModule, TextExportModul
 from ..spec import (
     ATTENTION_MASK,
     CLASS_MASK,
+    PHRASE_FEATURES,
+    PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
     ModelSpec,
@@ -146,7 +148,7 @@ def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], s
         with torch.no_grad(), forced_topk([torch.from_numpy(array[part]) for array in selections]):
             found = stock(*(tensors[name] for name in stock.input_names))
             if module.spec.decode.in_graph:
-                found = module.decoded(*found, tensors)
+                found = module.decoded(found, tensors)
         parts.append([tensor.numpy() for tensor in found])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
@@ -154,8 +156,12 @@ def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], s
 def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, NDArray], name: str) -> tuple[NDArray, NDArray]:
     """Both without the columns of padding, whose -10000 would be the scale that errors are compared with.
 
-    They must be equal there, or nothing is.
+    They must be equal there, or nothing is. Of padded phrases boxes and masks are left out as well.
     """
+    if PHRASE_FEATURES in feeds and expected.shape[:2] == feeds[PHRASE_MASK].shape[:2]:
+        real = feeds[PHRASE_MASK].any(-1)
+        equal = name != "logits" or np.array_equal(expected[~real], got[~real])
+        return expected[real], got[real] if equal else np.full_like(got[real], np.inf)
     mask = feeds.get(ATTENTION_MASK, feeds.get(CLASS_MASK))
     if name != "logits" or mask is None:
         return expected, got

@@ -16,6 +16,7 @@ from ..spec import (
     LOGITS,
     MASK_LOGITS,
     NUM_DETECTIONS,
+    PHRASE_FEATURES,
     PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
@@ -93,14 +94,18 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
     inputs += [_text_input(name, spec) for name in text_inputs(spec)]
     rule = spec.decode
     if not rule.in_graph:
-        columns: int | str = rule.num_classes + (rule.activation == "softmax")
-        if spec.text is not None:
-            columns = "tokens" if spec.text.kind == "tokens" else "classes"
+        columns: tuple[int | str, ...] = (rule.num_classes + (rule.activation == "softmax"),)
+        rows: tuple[int | str, ...] = ("batch", rule.num_queries)
+        if spec.text is not None and spec.text.kind == "phrases":
+            rows, columns = ("batch", "phrases", rule.num_queries), ()
+        elif spec.text is not None:
+            columns = (spec.text.kind,)
         outputs: Sequence[TensorInfo] = (
-            TensorInfo(LOGITS, "float32", ("batch", rule.num_queries, columns)),
-            TensorInfo(PRED_BOXES, "float32", ("batch", rule.num_queries, 4)),
+            TensorInfo(LOGITS, "float32", (*rows, *columns)),
+            TensorInfo(PRED_BOXES, "float32", (*rows, 4)),
         )
     else:
+        rows = ("batch", rule.max_detections)
         inputs.append(TensorInfo(TARGET_SIZES, "int64", ("batch", 2)))
         outputs = (
             TensorInfo(BOXES, "float32", ("batch", rule.max_detections, 4)),
@@ -109,9 +114,8 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
     if spec.has_masks:
-        sides = (f"mask_{side}" if isinstance(side, str) else side // rule.mask_stride for side in (height, width))
-        count = rule.max_detections if rule.in_graph else rule.num_queries
-        outputs = (*outputs, TensorInfo(MASK_LOGITS, "float32", ("batch", count, *sides)))
+        sides = (f"mask_{side}" if isinstance(side, str) else int(side // rule.mask_stride) for side in (height, width))
+        outputs = (*outputs, TensorInfo(MASK_LOGITS, "float32", (*rows, *sides)))
     return tuple(inputs), tuple(outputs)
 
 
@@ -123,6 +127,7 @@ _TEXT_SHAPES: dict[str, tuple[str, ...]] = {
     TEXT_SELF_MASK: ("batch", "tokens", "tokens"),
     TEXT_POSITION_IDS: ("batch", "tokens"),
     PHRASE_MASK: ("batch", "phrases", "tokens"),
+    PHRASE_FEATURES: ("batch", "phrases", "tokens", "d"),
     CLASS_FEATURES: ("batch", "classes", "d"),
     CLASS_MASK: ("batch", "classes"),
     TASK_FEATURES: ("batch", "tokens", "d"),
@@ -151,9 +156,10 @@ def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec
         return spec
     if spec.text is None:
         raise ExportError(f"--single-graph is for models that take a prompt; {title} has one graph anyway")
-    if spec.text.kind == "classes":
+    if spec.text.kind != "tokens":
+        what = "every name and once for the task" if spec.text.kind == "classes" else "every phrase"
         raise ExportError(
-            f"--single-graph: {title} runs its text encoder over every name and once for the task, so the two are graphs "
+            f"--single-graph: {title} runs its text encoder over {what}, so the two are graphs "
             "of different batches; leave --single-graph out"
         )
     return replace(spec, text=replace(spec.text, encoder=""))

@@ -14,6 +14,7 @@ from ..spec import (
     CLASS_FEATURES,
     CLASS_MASK,
     INPUT_IDS,
+    PHRASE_FEATURES,
     PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
@@ -75,8 +76,8 @@ Ids = tuple[NDArray[np.int64], NDArray[np.int64]]  # input_ids and attention_mas
 def example_ids(source: Source, rows: int, tokens: int, seed: int = 0) -> Ids:
     """Prompts whose longest has `tokens` ids; each row is another prompt.
 
-    Kind "tokens": phrases of one to three words, each closed by a separator, inside the frame; kind
-    "classes": words between the first and the last id of a CLIP vocabulary.
+    Kind "tokens": phrases of one to three words, each closed by a separator, inside the frame; other kinds: words between the
+    first and the last id of a CLIP vocabulary.
     """
     spec, config = source.spec, source.module.config.text_config
     assert spec.text is not None
@@ -88,7 +89,7 @@ def example_ids(source: Source, rows: int, tokens: int, seed: int = 0) -> Ids:
     for row in range(rows):
         length = max(4, tokens - 2 * row) if tokens > 4 else tokens
         words = [int(w) for w in rng.integers(1, size - 2, length) if int(w) not in taken]
-        if spec.text.kind == "classes":
+        if spec.text.kind != "tokens":
             prompt = [size - 2, *words[: length - 2], size - 1]
         else:
             prompt = _phrases(rng, words, length, spec.text.separators)
@@ -158,7 +159,8 @@ def torch_text_encoder(source: Source, spec: ModelSpec) -> TextEncoder:
 def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEncoder) -> dict[str, NDArray]:
     """Text feeds of a detector, one prompt per image.
 
-    Kind "classes": all rows of the batch are names; image i has all classes but i of them, and its task is row i.
+    Kind "classes": all rows of the batch are names; image i has all classes but i of them, and its task is row i. Kind "phrases":
+    image i has the prompts of all rows from its own on, but the last image only its own.
     """
     assert spec.text is not None
     feeds = token_feeds(ids, spec)
@@ -167,6 +169,12 @@ def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEnco
             feeds |= text_encoder(*ids)
         return {name: feeds[name] for name in text_inputs(spec)}
     batch = len(ids[0])
+    if spec.text.kind == "phrases":
+        features = text_encoder(*ids)[TEXT_FEATURES]
+        rows = (np.arange(batch)[:, None] + np.arange(batch)) % batch  # (batch, phrases)
+        mask = ids[1][rows]
+        mask[-1, 1:] = 0
+        return {PHRASE_FEATURES: features[rows] * mask[..., None].astype(np.float32), PHRASE_MASK: mask}
     names = example_ids(source, batch + 2, 7, seed=batch)
     features, task = text_encoder(*names)[CLASS_FEATURES], text_encoder(*ids)[TEXT_FEATURES]
     mask = np.ones((batch, len(names[0])), np.int64)

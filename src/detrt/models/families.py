@@ -25,7 +25,7 @@ class Family:
     dynamic: height and width can be symbolic; otherwise `fixed_reason` says why not.
     multiple_of: a fixed number, or the name of the rule in `preprocessor.multiple_of` that reads it from the config.
     shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`; 0 is the size of the
-        position table.
+        position table, or the `image_size` of the config.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.
     reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
@@ -220,6 +220,21 @@ FAMILIES: tuple[Family, ...] = (
         nms="nms",
         nms_iou=0.5,
     ),
+    Family(
+        name="sam3",
+        model_type="sam3",
+        title="SAM 3",
+        activation="sigmoid",
+        select="topk",
+        max_detections=None,
+        licence="SAM License",
+        example="facebook/sam3",
+        multiple_of="patch",
+        size=0,
+        rewrites=("tensors_only",),
+        text="phrases",
+        processor="Sam3",
+    ),
 )
 
 # Detectors that transformers does not have (`detrt.models.arch`): original checkpoint files only. A model_type is that of the modules
@@ -238,8 +253,17 @@ OWN_FAMILIES: tuple[Family, ...] = (
     _hybrid("ecdet", "deimv2", "ECDet", "", normalize=True),
 )
 
+# model_type of SAM 3 with its tracker of videos, as facebook/sam3 is published -> the family of the detector inside.
+DETECTOR_INSIDE = {"sam3_video": "sam3"}
+
 # model_type of detectors of transformers that detrt does not export -> why.
 NOT_EXPORTED = {
+    **dict.fromkeys(
+        ("sam3_tracker", "sam3_tracker_video"),
+        "it follows objects that points, boxes or masks show, and detrt exports the detector of SAM 3, which a text prompts "
+        "(model_type sam3, or sam3_video, of which the detector is read)",
+    ),
+    "sam3_lite_text": "its text encoder is MobileCLIP, and detrt exports SAM 3 with CLIP's",
     **dict.fromkeys(
         ("pp_doclayout_v2", "pp_doclayout_v3"),
         "its result is boxes in reading order, for which detrt's graphs have no output, and its images are resized bicubically without "

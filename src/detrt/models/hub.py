@@ -16,7 +16,7 @@ from .. import files
 from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
 from .checkpoints import timm
-from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
+from .families import BY_MODEL_TYPE, BY_NAME, DETECTOR_INSIDE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
 from .fingerprints import TESTED
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
@@ -106,7 +106,7 @@ def load_folder(
             "Read that code, and if you trust it add --trust-remote-code"
             + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
         )
-    model_type = config["model_type"]
+    model_type = DETECTOR_INSIDE.get(config["model_type"], config["model_type"])
     if model_type in NOT_EXPORTED:
         raise SourceError(f"'{ref}' has model_type {model_type!r}, which detrt does not export: {NOT_EXPORTED[model_type]}")
     if model_type not in BY_MODEL_TYPE:
@@ -126,9 +126,11 @@ def load_folder(
         raise SourceError(f"'{ref}' {why}")
     refuse_text_choices(row, labels, tokenizer)
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
-    module = _load_module(folder, ref, config, trust_remote_code=trust_remote_code and not published, published=published)
+    module = _load_module(folder, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published)
     check_finite(module, ref)
     notes = _anchors_of_every_size(module.config)
+    if model_type != config["model_type"]:
+        notes += (f"it has model_type {config['model_type']!r}: its detector is read, its tracker of videos is not",)
     entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
     notes += _notes_on_pixels(entry)
     if words is not None:
@@ -236,7 +238,9 @@ def quiet(transformers: Any) -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False) -> nn.Module:
+def _load_module(
+    folder: Path, ref: str, row: Family, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False
+) -> nn.Module:
     transformers = require_transformers()
     import torch
     from huggingface_hub.errors import StrictDataclassError
@@ -250,7 +254,9 @@ def _load_module(folder: Path, ref: str, raw: dict[str, Any], *, trust_remote_co
             swin = timm.timm_name(raw) is not None
             config = timm.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
-            loader = auto_class(BY_MODEL_TYPE[raw["model_type"]], raw.get("architectures"))
+            if raw["model_type"] in DETECTOR_INSIDE:
+                config = config.detector_config
+            loader = auto_class(row, raw.get("architectures"))
             if published:
                 from .arch.deimv2 import PublishedDeimv2 as loader
             state = None

@@ -27,11 +27,19 @@ CHOICE = (
     f"kept, padded), or take the authors' preprocessing of the family with --preprocess {FAMILY_DEFAULT}"
 )
 
+_HALF = (0.5, 0.5, 0.5)
 _EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_normalize": True, "do_pad": True}
 # image processor of transformers, without its suffix -> what it does where a file does not say. The others are equal for all:
 # bilinear, 1 / 255, the mean and standard deviation of ImageNet.
 PROCESSORS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Detr", "ConditionalDetr", "DeformableDetr", "GroundingDino", "Yolos", "RfDetr"), _EDGES),
+    "Sam3": {
+        "size": {"height": 1008, "width": 1008},
+        "do_normalize": True,
+        "do_pad": False,
+        "image_mean": _HALF,
+        "image_std": _HALF,
+    },
     "RTDetr": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
 }
 # Keys that say nothing about pixels, or of which only an empty value or the one here does not.
@@ -46,6 +54,7 @@ _IDLE = (
         "use_fast",
         "backend",
         "crop_size",
+        *("mask_size", "mask_pad_size"),  # of the maps that models are trained on
     ),
 )
 _IDLE_VALUES = {"data_format": "channels_first", "do_convert_rgb": True}
@@ -169,7 +178,7 @@ def _family_settings(family: Family, config: Any) -> dict[str, Any]:
     else:
         multiple = multiple_of(family, config)
         # RF-DETR has one size for each position table, rounded up to its windows.
-        side = family.size or -(-_one(config.backbone_config.image_size) // multiple) * multiple
+        side = family.size or -(-_one(_backbone(config).image_size) // multiple) * multiple
         size = {"height": side, "width": side}
     return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask}
 
@@ -330,12 +339,16 @@ def multiple_of(family: Family, config: Any) -> int:
     if isinstance(family.multiple_of, int):
         return family.multiple_of
     if family.multiple_of == "patch":
-        return _one(config.patch_size)
-    backbone = config.backbone_config
+        return _one(getattr(config, "patch_size", None) or _backbone(config).patch_size)
+    backbone = _backbone(config)
     windows = int(backbone.num_windows)
     # LW-DETR counts the windows of an image, RF-DETR those along one side.
     along_side = math.isqrt(windows) if family.name == "lw_detr" else windows
     return _one(backbone.patch_size) * along_side
+
+
+def _backbone(config: Any) -> Any:
+    return getattr(config, "vision_config", config).backbone_config
 
 
 def _one(value: Any) -> int:

@@ -233,18 +233,26 @@ class PublishedDetector:
     prompt: of a model that takes one; one that runs in several chunks is none that transformers can run.
 
     Raises:
-        MissingPackageError: the processor of OmDet-Turbo without torchvision.
+        MissingPackageError: the processor of OmDet-Turbo or SAM 3 without torchvision.
     """
 
     def __init__(self, source: Source, image_processor: Any, prompt: PublishedPrompt | None = None) -> None:
         self._source, self._images, self._prompt = source, image_processor, prompt
         self._both = None if source.spec.text is None else processor_with_text(source, image_processor)
+        self._one_by_one = source.spec.text is not None and source.spec.text.kind == "phrases"
 
     def run(self, image: NDArray[np.uint8]) -> PublishedOutputs:
         """Outputs of the model for (height, width, 3) uint8 RGB pixels, as transformers' processor prepares them."""
         import torch
 
         with torch.inference_mode():
+            if self._one_by_one:
+                assert self._both is not None and self._prompt is not None
+                phrases = self._prompt.names.values()
+                inputs = [self._both(images=image, text=phrase, return_tensors="pt") for phrase in phrases]
+                for one in inputs:
+                    del one["original_sizes"]
+                return PublishedOutputs([self._source.module(**one) for one in inputs], None, image.shape[:2])
             inputs = self._inputs(image)
             return PublishedOutputs(self._source.module(**inputs), inputs.get("input_ids"), image.shape[:2])
 
@@ -273,6 +281,16 @@ class PublishedDetector:
             return self._named(_as_detections(found, (), outputs.size_hw))
         assert self._prompt is not None
         ids = list(self._prompt.names)
+        if self._one_by_one:
+            parts = [
+                self._both.post_process_object_detection(one, threshold=0.0, target_sizes=target)[0] for one in outputs.tensors
+            ]
+            labels = torch.tensor(ids).repeat_interleave(torch.tensor([len(part["scores"]) for part in parts]))
+            found = {name: torch.cat([part[name] for part in parts]) for name in ("scores", "boxes")}
+            best = found["scores"].argsort(descending=True, stable=True)[: self._source.spec.decode.max_detections]
+            return self._named(
+                _as_detections({"labels": labels[best], **{k: v[best] for k, v in found.items()}}, (), outputs.size_hw)
+            )
         if outputs.input_ids is None:
             names = list(self._prompt.names.values())
             found = self._both.post_process_grounded_object_detection(
@@ -327,7 +345,8 @@ class PublishedDetector:
 
 @dataclass(frozen=True, slots=True)
 class PublishedOutputs:
-    """What transformers' model returned for one image. input_ids: of a prompt with a logit for each token; size_hw: of the image."""
+    """What transformers' model returned for one image, of SAM 3 for each phrase. input_ids: of a prompt with a logit for each token;
+    size_hw: of the image."""
 
     tensors: Any
     input_ids: Any
@@ -341,10 +360,11 @@ def processor_with_text(source: Source, image_processor: Any) -> Any:
     tokenizer = _tokenizer(source.tokenizer, text.pad_id)
     if text.kind == "tokens":
         return transformers.GroundingDinoProcessor(image_processor, tokenizer)
+    name = "OmDetTurboProcessor" if text.kind == "classes" else "Sam3Processor"
     try:
-        return transformers.OmDetTurboProcessor(image_processor, tokenizer)
+        return getattr(transformers, name)(image_processor, tokenizer)
     except ImportError:
-        raise MissingPackageError("torchvision", "", "transformers' processor of OmDet-Turbo") from None
+        raise MissingPackageError("torchvision", "", f"transformers' processor of {source.family.title}") from None
 
 
 def _tokenizer(content: bytes, pad_id: int) -> Any:

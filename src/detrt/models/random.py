@@ -361,7 +361,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         keep_variance(module, generator)
         for name, parameter in module.named_parameters():
             dull = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
-            moves = "bbox" in name or "sampling_offsets" in name
+            moves = "bbox" in name or "box_head" in name or "sampling_offsets" in name
             if moves and settle and parameter.ndim == 2:
                 # Trained models move boxes and samples by little in each layer. With steps of full size six
                 # layers of random weights are chaotic, and rounding alone changes the result.
@@ -505,7 +505,10 @@ _TINY_GROUNDING = {
 }
 
 
-def _clip(size: int, **settings: int) -> dict[str, Any]:
+_TINY_SAM3 = {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def _clip(size: int, **settings: int | str) -> dict[str, Any]:
     # The last two ids begin and end a text.
     ends = {"bos_token_id": size - 2, "eos_token_id": size - 1, "pad_token_id": size - 1}
     return {"model_type": "clip_text_model", "vocab_size": size, **ends, **settings}
@@ -566,6 +569,35 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "task_encoder_hidden_dim": 40,
         },
     ),
+    "sam3": (
+        "sam3",
+        {
+            "text_config": _clip(
+                49408,
+                **{"hidden_size": 1024, "intermediate_size": 4096, "projection_dim": 512, "num_hidden_layers": 24},
+                **{"num_attention_heads": 16, "max_position_embeddings": 32, "hidden_act": "gelu"},
+            )
+        },
+        {
+            "vision_config": {
+                "backbone_config": {
+                    **{"model_type": "sam3_vit_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3},
+                    **{"num_attention_heads": 4, "window_size": 3, "global_attn_indexes": [1]},
+                    **{"image_size": 112, "pretrain_image_size": 56},
+                },
+                "fpn_hidden_size": 32,
+            },
+            "text_config": _clip(
+                TINY_VOCABULARY,
+                **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+                **{"projection_dim": 24, "max_position_embeddings": 32, "hidden_act": "gelu"},
+            ),
+            "geometry_encoder_config": _TINY_SAM3,
+            "detr_encoder_config": _TINY_SAM3,
+            "detr_decoder_config": {**_TINY_SAM3, "num_queries": 20},
+            "mask_decoder_config": {"hidden_size": 32, "num_attention_heads": 4},
+        },
+    ),
 }
 
 
@@ -597,7 +629,7 @@ def small_tokenizer(family: Family, text_config: dict[str, Any]) -> bytes:
         vocabulary |= {f"##{letter}": next(free) for letter in letters}
     vocabulary |= {word: next(free) for word in _WORDS if word not in vocabulary}
     made = bert_tokenizer(vocabulary)
-    if family.text == "classes":
+    if family.text != "tokens":
         processors = library().processors
         ends = [
             ("<|startoftext|>", text_config["bos_token_id"]),
@@ -620,25 +652,27 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
 
     settle: boxes and samples move little in each layer, as in trained models; see `build`.
     """
-    from transformers import CONFIG_MAPPING, AutoModelForZeroShotObjectDetection
+    from transformers import CONFIG_MAPPING
 
     settings = dict(settings)
-    for part in ("backbone_config", "text_config"):
+    for part in {"backbone_config", "text_config"} & set(settings):
         given = dict(settings[part])
         settings[part] = CONFIG_MAPPING[given.pop("model_type")](**given)
     config = _config(family, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        module = AutoModelForZeroShotObjectDetection.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        module = auto_class(family, None).from_config(config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
         keep_variance(module, generator)
         for name, parameter in module.named_parameters():
-            moves = "bbox" in name or "sampling_offsets" in name
+            moves = "bbox" in name or "box_head" in name or "sampling_offsets" in name
             if moves and settle and parameter.ndim == 2:
                 parameter.data *= 0.2
             elif name.endswith(("_param", "text_projection")):
                 # Fusion is initialised to 1e-4, and the projection may be uninitialised memory.
                 parameter.data.normal_(0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator)
+            elif name.endswith(("reference_points.weight", "position_embeddings")):
+                parameter.data.normal_(generator=generator)  # else all boxes of SAM 3 begin at one point
             elif (parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())) or moves:
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         spread_variances(module, generator)

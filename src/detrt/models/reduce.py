@@ -81,6 +81,8 @@ def without_masks(source: Source) -> Source:
     if not spec.has_masks:
         raise SourceError(f"--no-masks is for models with masks, and this {source.family.title} has boxes alone; leave it out")
     spec = replace(spec, task=DETECTION, decode=replace(spec.decode, mask_stride=0))
+    if spec.text is not None:  # its boxes do not depend on the mask head, which is left out of the graph
+        return replace(source, spec=spec, notes=(*source.notes, "no masks"))
     detector: Any = module.model
     if not hasattr(detector, "model"):
         # A class of `detrt.models.arch`: the detector of transformers with a head.

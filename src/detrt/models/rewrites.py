@@ -198,6 +198,33 @@ REWRITES: dict[str, Rewrite] = {
             "OmDetTurboDecoder.generate_anchors",
             "OmDetTurboDeformableTransformerDecoderLayer.forward",
             "get_class_similarity",
+            *(
+                f"Sam3{place}"
+                for place in (
+                    *(
+                        "Model.forward",
+                        "Model.get_text_features",
+                        "VisionModel.forward",
+                        "VisionNeck.forward",
+                        "FPNLayer.forward",
+                    ),
+                    *("ViTModel.forward", "ViTLayer.forward", "ViTLayer.precompute_positions", "ViTRoPEAttention.forward"),
+                    *(
+                        "ViTRotaryEmbedding.forward",
+                        "ViTEmbeddings.forward",
+                        "SinePositionEmbedding.encode_boxes",
+                        "Attention.forward",
+                    ),
+                    *("SinePositionEmbedding.build_sine_position_embedding", "DetrEncoder.forward", "DetrEncoderLayer.forward"),
+                    *(
+                        "DetrDecoder.forward",
+                        "DetrDecoderLayer.forward",
+                        "DetrDecoder._get_rpb_matrix",
+                        "DotProductScoring.forward",
+                    ),
+                    *("MaskDecoder.forward", "MaskDecoder._embed_pixels", "MaskEmbedder.forward", "PixelDecoder.forward"),
+                )
+            ),
         ),
         lambda module, model: [],
     ),

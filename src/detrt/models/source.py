@@ -41,6 +41,8 @@ def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
     name = next(iter(architectures or ()), "")
     if name in _OWN_CLASSES:
         return getattr(importlib.import_module(f".arch.{_OWN_CLASSES[name]}", __package__), name)
+    if family.name == "sam3":
+        return transformers.AutoModel
     if name.endswith(MASK_CLASS):
         return transformers.AutoModelForInstanceSegmentation
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingPackageError, SourceError
-from ..spec import DecodeSpec, InputSpec, ModelSpec, TextSpec
+from ..spec import INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec, TextSpec
 from .families import Family
 from .rewrites import modeling_module
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Names that one run of a model with a list of classes takes; its head has no limit of its own.
 MOST_CLASSES = 1000
+# Phrases that one run of SAM 3 takes: each has attentions of its own over the map of the image, 0.9 GB for a layer at 1008x1008 in FP32.
+MOST_PHRASES = 4
 
 # What ends a phrase or frames a prompt (the paper's section 3.4, and both published implementations).
 SEPARATORS = ("[CLS]", "[SEP]", ".", "?")
@@ -47,8 +49,10 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
             f"the tokenizer of '{ref}' has {size} ids, and the model knows {rows}; it is another model's. "
             "Give the right one with --tokenizer FILE"
         )
-    queries = int(config.num_queries)
     pad = pad_id(tokenizer)
+    if family.text == "phrases":
+        return _with_masks(family, config, input_spec, pad)
+    queries = int(config.num_queries)
     if family.text == "tokens":
         wanted = [int(i) for i in modeling_module(module).SPECIAL_TOKENS]
         found = [vocabulary.get(word) for word in SEPARATORS]
@@ -70,6 +74,15 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
         classes = MOST_CLASSES
     rule = DecodeSpec(family.activation, family.select, queries, classes, queries, nms=family.nms, nms_iou=family.nms_iou)
     return ModelSpec(family.name, input_spec, rule, {}, text=text)
+
+
+def _with_masks(family: Family, config: Any, input_spec: InputSpec, pad: int) -> ModelSpec:
+    vision, decoder, words = config.vision_config, config.detr_decoder_config, config.text_config
+    queries = int(decoder.num_queries)
+    stride = int(vision.backbone_config.patch_size) / float(vision.scale_factors[0])
+    rule = DecodeSpec(family.activation, family.select, queries, MOST_PHRASES, queries, mask_stride=stride)
+    text = TextSpec("phrases", int(words.max_position_embeddings), int(config.detr_encoder_config.hidden_size), pad)
+    return ModelSpec(family.name, input_spec, rule, {}, text=text, task=INSTANCE_SEGMENTATION)
 
 
 # The tokenizer of a prompted checkpoint as one file of the `tokenizers` library.

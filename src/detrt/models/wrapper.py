@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ..spec import (
     ATTENTION_MASK,
     CLASS_MASK,
     INPUT_IDS,
+    PHRASE_FEATURES,
     PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
@@ -22,6 +26,7 @@ from ..spec import (
 )
 from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
 from .arch.omdet_turbo import OmDetDetector, OmDetText
+from .arch.sam3 import Sam3Detector, Sam3Text
 from .contract import contract, text_encoder_contract
 from .nms_op import surviving
 from .source import Source
@@ -99,9 +104,19 @@ class ExportModule(nn.Module):
         return scores, index - query * classes, query
 
     def finished(
-        self, scores: Tensor, labels: Tensor, query: Tensor, pred_boxes: Tensor, target_sizes: Tensor, *masks: Tensor
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        query: Tensor,
+        pred_boxes: Tensor,
+        target_sizes: Tensor,
+        *masks: Tensor,
+        phrases: Any = 1,
     ) -> tuple[Tensor, ...]:
-        """Boxes of the selected queries in pixels of the image, after NMS if the graph has it, and their mask logits."""
+        """Boxes of the selected queries in pixels of the image, after NMS if the graph has it, and their mask logits.
+
+        phrases: how many of them have queries of their own.
+        """
         rule = self.spec.decode
         boxes = pred_boxes.float().gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
         centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
@@ -119,7 +134,7 @@ class ExportModule(nn.Module):
             enough = enough & (scores > 0)
         count = enough.to(torch.int64).sum(1)
         # One Gather of whole maps; torch.gather would need an index for each of their values.
-        first = torch.arange(query.shape[0], device=query.device).unsqueeze(1) * rule.num_queries
+        first = torch.arange(target_sizes.shape[0], device=query.device).unsqueeze(1) * (rule.num_queries * phrases)
         rows = [maps.flatten(0, 1)[query + first] for maps in masks]
         return corners * size, scores, labels, count, *rows
 
@@ -129,13 +144,12 @@ class TextExportModule(ExportModule):
 
     With `spec.text.encoder` empty it takes token ids, and runs the text encoder itself. Returns
     (logits, pred_boxes) with a logit for each token or class, or (boxes, scores, labels, num_detections),
-    where a label is the number of a phrase or of a class.
+    where a label is the number of a phrase or of a class; with masks mask_logits.
     """
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:
         assert spec.text is not None
-        tokens = spec.text.kind == "tokens"
-        super().__init__(GroundingDetector(source.module) if tokens else OmDetDetector(source.module), spec)
+        super().__init__(_DETECTORS[spec.text.kind](source.module), spec)
         self.text_encoder = None if spec.text.encoder else text_encoder_of(source, spec)
         self.input_names = [info.name for info in contract(spec)[0]]
 
@@ -148,13 +162,23 @@ class TextExportModule(ExportModule):
             features, seen, positions = self.text_encoder(ids, attention)
             text = [features, attention, seen, positions]
         else:
-            text = [feeds[name] for name in text_inputs(self.spec) if name != PHRASE_MASK]
-        logits, boxes = self.model(pixels, *([] if mask is None else [mask]), *text)
-        return self.decoded(logits, boxes, feeds) if self.spec.decode.in_graph else (logits, boxes)
+            # Of kind "tokens" only decoding needs to know the phrases.
+            text = [feeds[name] for name in text_inputs(self.spec) if name != PHRASE_MASK or PHRASE_FEATURES in feeds]
+        outputs = self.model(pixels, *([] if mask is None else [mask]), *text)[: 2 + self.spec.has_masks]
+        return self.decoded(outputs, feeds) if self.spec.decode.in_graph else outputs
 
-    def decoded(self, logits: Tensor, boxes: Tensor, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Raw outputs -> (boxes, scores, labels, num_detections)."""
+    def decoded(self, outputs: Sequence[Tensor], feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Raw outputs -> (boxes, scores, labels, num_detections), and with masks mask_logits."""
+        logits, boxes, *masks = outputs
         probabilities = logits.float().sigmoid()
+        assert self.spec.text is not None
+        if self.spec.text.kind == "phrases":
+            scores, query, phrase = self.best_pairs(probabilities, logits.shape[2])
+            rows = phrase * logits.shape[2] + query
+            flat = [part.flatten(1, 2) for part in (boxes, *masks)]
+            # Of an input: the trace would take the axis of an output as fixed.
+            phrases = feeds[PHRASE_MASK].shape[1]
+            return self.finished(scores, phrase, rows, flat[0], feeds[TARGET_SIZES], *flat[1:], phrases=phrases)
         if PHRASE_MASK in feeds:
             picked = self.best_queries(*best_phrases(probabilities, feeds[PHRASE_MASK]))
         else:
@@ -192,16 +216,19 @@ def text_encoder_of(source: Source, spec: ModelSpec) -> nn.Module:
     assert spec.text is not None
     if spec.text.kind == "tokens":
         return GroundingText(source.module, spec.text.separators)
-    return OmDetText(source.module)
+    return OmDetText(source.module) if spec.text.kind == "classes" else Sam3Text(source.module)
+
+
+_DETECTORS = {"tokens": GroundingDetector, "classes": OmDetDetector, "phrases": Sam3Detector}  # by `TextSpec.kind`
 
 
 class StockTextModule(ExportModule):
     """The forward of transformers under detrt's tensor names, the reference of exports of prompted models; raw outputs only.
 
     kind "tokens": pixel_values, pixel_mask, input_ids, attention_mask, as of a single graph, whatever
-    `spec.text.encoder` says. kind "classes": the inputs of the detector's graph.
+    `spec.text.encoder` says. Other kinds: the inputs of the detector's graph.
     Returns logits (batch, queries, tokens or classes), padding `PADDED_LOGIT`, and pred_boxes
-    (batch, queries, 4).
+    (batch, queries, 4); of kind "phrases" what `Sam3Detector` returns.
     """
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:
@@ -217,6 +244,8 @@ class StockTextModule(ExportModule):
         pixels = self.normalized(pixel_values, mask)
         if self.kind == "classes":
             return self._classes(pixels, feeds)
+        if self.kind == "phrases":
+            return self._phrases(pixels, feeds)
         ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
         outputs = self.model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
         # transformers pads to the longest prompt, with infinity.
@@ -246,20 +275,57 @@ class StockTextModule(ExportModule):
             parts.append((logits, outputs.decoder_coords[-1]))
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
+    def _phrases(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """One phrase of every image after the other."""
+        model: Any = self.model
+        with _positions_of(model.vision_encoder.backbone, pixels.shape[-2:]):
+            maps = model.get_vision_features(pixels)
+        found = []
+        for features, seen in zip(feeds[PHRASE_FEATURES].unbind(1), feeds[PHRASE_MASK].unbind(1), strict=True):
+            text = BaseModelOutputWithPooling(pooler_output=features)
+            outputs = model(vision_embeds=maps, text_embeds=text, attention_mask=seen, return_dict=True)
+            # The score of its post-processing, as a logit.
+            scores = outputs.pred_logits.double().sigmoid() * outputs.presence_logits.double().sigmoid()
+            logits = scores.logit().to(torch.float32).masked_fill(seen.sum(1, keepdim=True) == 0, PADDED_LOGIT)
+            first, last = outputs.pred_boxes[..., :2], outputs.pred_boxes[..., 2:]
+            found.append((logits, torch.cat([(first + last) / 2, last - first], -1), outputs.pred_masks))
+        return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))[: 2 + self.spec.has_masks]
+
+
+@contextlib.contextmanager
+def _positions_of(backbone: Any, size_hw: Sequence[int]) -> Iterator[None]:
+    """Rotary positions of SAM 3's global layers for images of a size, by the library's own function, inside the block."""
+    config = copy(backbone.config)
+    config.image_size = [int(size_hw[1]), int(size_hw[0])]
+    layers = [layer for layer in backbone.layers if not layer.window_size]
+    usual = [layer.position_ids for layer in layers]
+    try:
+        for layer in layers:
+            layer.position_ids = layer.precompute_positions(config, 0).to(layer.position_ids.device)
+        yield
+    finally:
+        for layer, positions in zip(layers, usual, strict=True):
+            layer.position_ids = positions
+
 
 class StockTextEncoder(torch.nn.Module):
-    """The text model of transformers, of kind "classes".
+    """The text model of transformers, of the kinds "classes" and "phrases".
 
-    input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d), class_features (n, d).
+    input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d), and of kind "classes" class_features (n, d).
     """
 
     input_names = (INPUT_IDS, ATTENTION_MASK)
 
     def __init__(self, source: Source) -> None:
         super().__init__()
-        self.model = source.module.language_backbone
+        self.kind = source.family.text
+        self.model = source.module if self.kind == "phrases" else source.module.language_backbone
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        if self.kind == "phrases":
+            model: Any = self.model
+            features = model.get_text_features(input_ids, attention_mask, return_dict=True).pooler_output
+            return (features * attention_mask.unsqueeze(-1).to(features.dtype),)
         features = self.model(input_ids, mask=torch.ones_like(attention_mask), encode_type="task")[0].transpose(0, 1)
         names = self.model(input_ids, encode_type="class")
         return features * attention_mask.unsqueeze(-1).to(features.dtype), names

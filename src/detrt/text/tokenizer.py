@@ -40,7 +40,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class ClassChunk:
-    """One run of a model of kind "classes". names: the ids of each class name; task: of the task; framed."""
+    """One run of a model of kind "classes" or "phrases". names: the ids of each class name; task: of the task, if any; framed."""
 
     prompt: Prompt
     names: tuple[Ids, ...]
@@ -128,7 +128,7 @@ class PromptTokenizer:
             PromptError: too many tokens or phrases, or a phrase without any token.
         """
         limit = min(self.text.max_tokens, max_tokens or self.text.max_tokens)
-        if self.text.kind == "classes":
+        if self.text.kind != "tokens":
             return self._encode_classes(prompt, limit, max_phrases)
         encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
         frame = self._tokenizer.num_special_tokens_to_add(False)
@@ -177,6 +177,22 @@ class PromptTokenizer:
                     f"the class name {phrase.text[:60]!r} has {len(encoding.ids)} tokens, this model takes at most {limit} "
                     "in one name; shorten it. Names end with a dot: 'cat. dog.'"
                 )
+        names = tuple(np.array(encoding.ids, np.int64) for encoding in encodings)
+        if self.text.kind == "classes":
+            task = self._encode_task(prompt, limit)
+        else:
+            task = np.zeros(0, np.int64)
+        if (
+            not prompt.listed and self.text.kind == "classes"
+        ):  # phrases do not see each other, and run in chunks with the same result
+            self._check_count(len(prompt.phrases), max_phrases)
+        split = chunks([0] * len(names), 0, max_phrases)
+        if len(split) == 1:
+            return EncodedPrompt(prompt, (ClassChunk(prompt, names, task),), unknown)
+        several = (ClassChunk(prompt.part(indices), tuple(names[i] for i in indices), task) for indices in split)
+        return EncodedPrompt(prompt, tuple(several), unknown)
+
+    def _encode_task(self, prompt: Prompt, limit: int) -> Ids:
         task = np.array(self._tokenizer.encode(prompt.task or default_task(prompt)).ids, np.int64)
         if len(task) > limit:
             if prompt.task:
@@ -185,14 +201,7 @@ class PromptTokenizer:
                 )
             # The published processor truncates its sentence of many names in the same way.
             task = np.concatenate([task[: limit - 1], task[-1:]])
-        names = tuple(np.array(encoding.ids, np.int64) for encoding in encodings)
-        if not prompt.listed:
-            self._check_count(len(prompt.phrases), max_phrases)
-        split = chunks([0] * len(names), 0, max_phrases)
-        if len(split) == 1:
-            return EncodedPrompt(prompt, (ClassChunk(prompt, names, task),), unknown)
-        several = (ClassChunk(prompt.part(indices), tuple(names[i] for i in indices), task) for indices in split)
-        return EncodedPrompt(prompt, tuple(several), unknown)
+        return task
 
     @staticmethod
     def _check_count(count: int, most: int | None) -> None:

@@ -24,7 +24,7 @@ from ...models.ops.msda import OP as MSDA
 from ...models.rewrites import modeling_module, rewrites
 from ...models.source import Source
 from ...models.wrapper import ExportModule
-from ...spec import CLASS_FEATURES, CLASS_MASK, PIXEL_MASK, ModelSpec
+from ...spec import CLASS_FEATURES, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK, PIXEL_MASK, ModelSpec
 
 Range = tuple[int, int]
 # (axis name -> smallest and largest length); an axis that is not here is fixed.
@@ -71,7 +71,7 @@ def capture(source: Source, spec: ModelSpec, batch: Range, device: str = "cpu") 
 def capture_text(
     source: Source, spec: ModelSpec, batch: Range, tokens: int, device: str = "cpu", names: int | None = None
 ) -> CapturedGraph:
-    """As `capture`, for the detector of a prompted model and prompts of `tokens` tokens; names: length of its class list."""
+    """As `capture`, for the detector of a prompted model and prompts of `tokens` tokens; names: length of its class list, or number of phrases."""
     from ...models.example_inputs import example_ids, image_feeds, text_feeds, torch_text_encoder
     from ...models.wrapper import TextExportModule
 
@@ -85,8 +85,9 @@ def capture_text(
     feeds = image_feeds(spec, count, spec.input.size_hw)
     ids = example_ids(source, count, tokens)
     feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
-    for name in (CLASS_FEATURES, CLASS_MASK):
+    for name in (CLASS_FEATURES, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK):
         if names is not None and name in feeds:  # the rest is padding, as in every shorter list
+            feeds[name] = feeds[name][:, :names]
             padding = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
             feeds[name] = np.pad(feeds[name], padding)
     return capture_module(module.eval().to(device), source, feeds, {}, {}, device)

@@ -102,9 +102,11 @@ class InductorConfig:
         return low, high
 
     def lengths(self, text: TextSpec, num_classes: int) -> tuple[int, int]:
-        """(tokens, class names) that a package of a prompted model takes; class names is 0 if it takes none."""
+        """(tokens, class names or phrases) that a package of a prompted model takes; 0 where only tokens count."""
         if text.kind == "classes":
             return text.max_tokens, min(self.tokens or DEFAULT_TOKENS, num_classes)
+        if text.kind == "phrases":  # each costs time, also the padded ones
+            return text.max_tokens, min(self.tokens or 1, num_classes)
         return min(self.tokens or DEFAULT_TOKENS, text.max_tokens), 0
 
     @property

@@ -74,7 +74,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     low, high = batches
     fixed = {"batch": low} if low == high else {}
     if lengths is not None:
-        fixed |= {"tokens": lengths[0], "classes": lengths[1]}
+        fixed |= {"tokens": lengths[0], "classes": lengths[1], "phrases": lengths[1]}
     return {
         "torch": torch.__version__,
         "compute_capabilities": _capabilities(config.device),

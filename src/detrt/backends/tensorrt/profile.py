@@ -14,6 +14,7 @@ from ...spec import (
     CLASS_FEATURES,
     CLASS_MASK,
     INPUT_IDS,
+    PHRASE_FEATURES,
     PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
@@ -42,6 +43,7 @@ _AXES = {
     TEXT_SELF_MASK: {0: "batch", 1: "tokens", 2: "tokens"},
     TEXT_POSITION_IDS: {0: "batch", 1: "tokens"},
     PHRASE_MASK: {0: "batch", 1: "phrases", 2: "tokens"},
+    PHRASE_FEATURES: {0: "batch", 1: "phrases", 2: "tokens"},
     CLASS_FEATURES: {0: "batch", 1: "classes"},
     CLASS_MASK: {0: "batch", 1: "classes"},
     TASK_FEATURES: {0: "batch", 1: "tokens"},
@@ -98,7 +100,7 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
     lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in _SIZES}
     if spec.text is not None:
         lengths |= {axis: _text_lengths(axis, inputs, spec) for axis in _TEXT_AXES}
-        if spec.text.kind == "classes" and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
+        if spec.text.kind != "tokens" and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
             lengths["batch"] = NAMES_BATCH
     profile: Profile = {}
     for tensor in inputs:
@@ -184,6 +186,9 @@ def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec) -
         return (length, length, length)
     assert isinstance(spec.text, TextSpec)
     low, usual, high = _TEXT_AXES[axis]
+    if spec.text.kind == "phrases" and axis == "phrases":
+        # One at a time is what the authors do, and what most prompts are.
+        return 1, 1, spec.decode.num_classes
     limit = {"tokens": spec.text.max_tokens, "classes": spec.decode.num_classes}.get(axis, high)
     return min(low, limit), min(usual, limit), min(high, limit)
 

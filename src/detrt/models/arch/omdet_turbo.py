@@ -36,20 +36,25 @@ class OmDetText(nn.Module):
         self.clip, self.text_projection = getattr(language.model, "text_model", language.model), language.text_projection
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        place = torch.arange(input_ids.shape[1], device=input_ids.device)
-        words: Any = self.clip.embeddings
-        x = words.token_embedding(input_ids) + words.position_embedding(place)
-        # Causal attention, so that padding does not change other tokens.
-        bias = additive(place.view(1, -1) <= place.view(-1, 1))
-        for layer in self.clip.encoder.layers:
-            with inside(self.clip.encoder, layer):
-                x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
-                x = x + layer.mlp(layer.layer_norm2(x))
-        x = self.clip.final_layer_norm(x)
+        x = clip_states(self.clip, input_ids)
         # The end token has the largest id; the first one is used.
         end = input_ids.argmax(-1)
         pooled = x.gather(1, end.view(-1, 1, 1).expand(-1, -1, x.shape[-1])).squeeze(1)
         return x * attention_mask.unsqueeze(-1).to(x.dtype), pooled @ self.text_projection
+
+
+def clip_states(clip: Any, input_ids: Tensor) -> Tensor:
+    """Last hidden states (n, tokens, d) of CLIP's text model for input_ids (n, tokens)."""
+    place = torch.arange(input_ids.shape[1], device=input_ids.device)
+    words: Any = clip.embeddings
+    x = words.token_embedding(input_ids) + words.position_embedding(place)
+    # Causal attention, so that padding does not change other tokens.
+    bias = additive(place.view(1, -1) <= place.view(-1, 1))
+    for layer in clip.encoder.layers:
+        with inside(clip.encoder, layer):
+            x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
+            x = x + layer.mlp(layer.layer_norm2(x))
+    return clip.final_layer_norm(x)
 
 
 def _clip_attention(own: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -137,7 +142,7 @@ class OmDetDetector(nn.Module):
         top_down = [maps[-1]]
         for step, low in enumerate(reversed(maps[:-1])):
             top_down[0] = encoder.lateral_convs[step](top_down[0])
-            up = _upsample(top_down[0])
+            up = upsample(top_down[0])
             top_down.insert(0, encoder.fpn_blocks[step](torch.cat([up, low], 1)))
         fused = [top_down[0]]
         for step, high in enumerate(top_down[1:]):
@@ -173,7 +178,7 @@ class OmDetDetector(nn.Module):
         return x @ names.transpose(1, 2)
 
 
-def _upsample(feature_map: Tensor) -> Tensor:
+def upsample(feature_map: Tensor) -> Tensor:
     """(batch, d, h, w) -> (batch, d, 2h, 2w), every pixel four times.
 
     Equals a nearest Resize, which TensorRT-RTX 1.7 does not support with symbolic height and width.

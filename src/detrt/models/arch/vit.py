@@ -6,7 +6,7 @@ axes); windows, and maps of other strides from the last one (Li et al., arXiv:22
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Any
 
@@ -22,12 +22,26 @@ CUBIC = -0.75  # of the cubic kernel, as in PyTorch
 
 def rope(height: Any, width: Any, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines (height * width, head_dim): the first half of a head is rotated by the row, the other by the column."""
+    rows, columns = (torch.arange(side) / side * ROPE_SIDE for side in (height, width))
+    return _cos_sin(_pairs(rows, head_dim)[:, None], _pairs(columns, head_dim)[None])
+
+
+def columns_first_rope(height: Any, width: Any, head_dim: int, step: Any = 1.0) -> tuple[Tensor, Tensor]:
+    """As `rope`, but the first half is rotated by the column. step: from patch to patch, along both axes."""
+    rows, columns = (torch.arange(side) * step for side in (height, width))
+    return _cos_sin(_pairs(columns, head_dim)[None], _pairs(rows, head_dim)[:, None])
+
+
+def _pairs(coordinates: Tensor, head_dim: int) -> Tensor:
+    """(n,) -> (n, head_dim / 2): the angles of half a head; both channels of a pair have the same."""
     half = head_dim // 2
-    frequency = ROPE_THETA ** (-torch.arange(0, half, 2) / half)
-    rows, columns = ((torch.arange(side) / side * ROPE_SIDE)[:, None] * frequency for side in (height, width))
-    rows, columns = (torch.stack([x, x], -1).flatten(-2) for x in (rows, columns))  # pairs have the same angle
-    rows, columns = rows[:, None], columns[None]
-    angle = torch.cat([rows + torch.zeros_like(columns), columns + torch.zeros_like(rows)], -1).flatten(0, 1)
+    angles = coordinates[:, None] * ROPE_THETA ** (-torch.arange(0, half, 2) / half)
+    return torch.stack([angles, angles], -1).flatten(-2)
+
+
+def _cos_sin(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the angles of both halves of a head, (height or 1, width or 1, head_dim / 2) each."""
+    angle = torch.cat([first + torch.zeros_like(second), second + torch.zeros_like(first)], -1).flatten(0, 1)
     return angle.cos(), angle.sin()
 
 
@@ -55,6 +69,22 @@ def cubic_resize(count: Any, size: int) -> Tensor:
         weight = near if tap in (0, 1) else far
         matrix = matrix + weight[:, None] * (at[:, None] == cells).to(torch.float32)
     return matrix  # type: ignore[return-value]
+
+
+def in_windows(x: Tensor, size: int, attend: Callable[[Tensor], Tensor]) -> Tensor:
+    """Attention inside the windows of a map, (batch, h, w, dim).
+
+    size: side of a window; 0 is the whole map. attend: (groups, tokens, dim) -> the same. Zero padding takes part.
+    """
+    batch, height, width, dim = x.shape
+    if not size:
+        return attend(x.flatten(1, 2)).view(batch, height, width, dim)
+    x = F.pad(x, (0, 0, 0, (-width) % size, 0, (-height) % size))
+    rows, columns = x.shape[1], x.shape[2]
+    x = x.view(batch, rows // size, size, columns // size, size, dim).permute(0, 1, 3, 2, 4, 5)
+    x = attend(x.reshape(-1, size * size, dim))
+    x = x.view(batch, rows // size, columns // size, size, size, dim).permute(0, 1, 3, 2, 4, 5)
+    return x.reshape(batch, rows, columns, dim)[:, :height, :width]
 
 
 class RopeAttention(nn.Module):
@@ -103,18 +133,7 @@ class VitBlock(nn.Module):
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x: (batch, h, w, dim)."""
-        batch, height, width, dim = x.shape
-        y, size = self.norm1(x), self.window
-        if not size:
-            y = self.attn(y.flatten(1, 2), angles).view(batch, height, width, dim)
-        else:
-            # Zero padding comes after the norm and takes part in attention, as in the original.
-            y = F.pad(y, (0, 0, 0, (-width) % size, 0, (-height) % size))
-            rows, columns = y.shape[1], y.shape[2]
-            y = y.view(batch, rows // size, size, columns // size, size, dim).permute(0, 1, 3, 2, 4, 5)
-            y = self.attn(y.reshape(-1, size * size, dim), angles)
-            y = y.view(batch, rows // size, columns // size, size, size, dim).permute(0, 1, 3, 2, 4, 5)
-            y = y.reshape(batch, rows, columns, dim)[:, :height, :width]
+        y = in_windows(self.norm1(x), self.window, lambda groups: self.attn(groups, angles))
         x = x + y
         return x + self.mlp(self.norm2(x))
 
