@@ -1,5 +1,7 @@
 """What transformers itself gives: eager, torch.compile, and compiled with a plain Triton op in place of its deformable attention.
 
+Of models that transformers lacks, detrt's own PyTorch module takes its place.
+
 The last one is what a skilled user writes in an afternoon: one `torch.library` op around a plain kernel, so that the model
 compiles without a graph break.
 """
@@ -35,8 +37,6 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
             feeds |= {"tasks_attention_mask": mask, "classes_structure": torch.full((batch,), 3)}
         else:
             feeds |= {"input_ids": ids, "attention_mask": mask}
-    elif type(module).__module__.startswith("detrt."):
-        raise RuntimeError("transformers has no such model")
     row["graph"] = False
     want = None if kind == "eager" else outputs(module(**feeds))
     run = module
@@ -58,9 +58,10 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
 
 
 def outputs(found, copied=True):
-    """(logits, boxes); FP32 copies of them where the model's own may be written over."""
+    """(logits, boxes), and mask logits where there are some; FP32 copies of them where the model's own may be written over."""
     names = [("logits", "decoder_class_logits"), ("pred_boxes", "decoder_coord_logits")]
     tensors = [next(getattr(found, n) for n in pair if getattr(found, n, None) is not None) for pair in names]
+    tensors += [masks for masks in (getattr(found, "pred_masks", None),) if masks is not None]
     return [t.float().clone() for t in tensors] if copied else tensors
 
 

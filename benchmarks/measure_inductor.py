@@ -37,12 +37,18 @@ SIZES = {
 MAIN = ("co_dino-swin-l", "grounding_dino", "d_fine", "deformable_detr", "rt_detr_v2", "detr")
 PLAIN = [name for name in SIZES if name not in ("dino", "co_dino-swin-l")]  # those that transformers has
 SAMPLING = [name for name in PLAIN if name not in ("detr", "conditional_detr", "dab_detr", "table-transformer", "yolos")]
+# Models with masks and the families of 2026.
+RECENT = {
+    "ecseg": "640x640", "ecdet": "640x640", "d_fine-seg": "640x640", "rf_detr-seg": "-", "rf_detr-large": "-", "rf_detr-xlarge": "-",
+    "rf_detr-2xlarge": "-", "mm_grounding_dino": "800x1200",
+}  # fmt: skip
 SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then
 LONGEST_S = 90
 
 
 def _jobs(kind: str, models: Any, precision: str, *batches: int) -> list[str]:
-    return [f"{kind}|random:{name}|{SIZES[name]}|{precision}|{batch}" for batch in batches for name in models]
+    sizes = SIZES | RECENT
+    return [f"{kind}|random:{name}|{sizes[name]}|{precision}|{batch}" for batch in batches for name in models]
 
 
 LISTS = {
@@ -59,6 +65,7 @@ LISTS = {
         *_jobs("eager", ["detr"], "fp16", 4),
         *_jobs("eager", ["detr"], "fp32", 4),
     ],
+    "recent": [job for batch in (1, 8) for kind in ("compile", "ours", "eager") for job in _jobs(kind, RECENT, "fp16", batch)],
 }
 # What takes longest first, and what is least missed where time runs out last.
 LISTS["table"] = [

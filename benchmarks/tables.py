@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from measure_inductor import PLAIN, SAMPLING, SIZES
+from measure_inductor import PLAIN, RECENT, SAMPLING, SIZES
 
 TITLES = {
     "detr": "DETR-R50", "rt_detr_v2": "RT-DETRv2-R50", "d_fine": "D-FINE-L", "deformable_detr": "Deformable DETR-R50, two-stage",
@@ -20,6 +20,8 @@ TITLES = {
     "deimv2": "DEIMv2-L", "lw_detr": "LW-DETR", "rf_detr": "RF-DETR", "omdet_turbo": "OmDet-Turbo", "dino": "DINO-R50",
     "conditional_detr": "Conditional DETR-R50", "dab_detr": "DAB-DETR-R50", "table-transformer": "Table Transformer-R18",
     "yolos": "YOLOS-tiny",
+    "ecseg": "ECSeg-L", "ecdet": "ECDet-L", "d_fine-seg": "D-FINE-seg-L", "rf_detr-seg": "RF-DETR-Seg-M", "rf_detr-large": "RF-DETR-L",
+    "rf_detr-xlarge": "RF-DETR-XL", "rf_detr-2xlarge": "RF-DETR-2XL", "mm_grounding_dino": "MM-Grounding-DINO-T, LLMDet-T",
 }  # fmt: skip
 # Milliseconds in FP16 that were to be reached at batch 1, and by DETR at batch 4.
 TARGETS = {
@@ -64,7 +66,7 @@ def table(columns: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
 
 def size(rows: Rows, model: str, batch: int = 1) -> str:
     row = rows.row("ours", model, "fp16", batch)
-    return f"{row['height']}x{row['width']}" if "height" in row else SIZES[model]
+    return f"{row['height']}x{row['width']}" if "height" in row else (SIZES | RECENT)[model]
 
 
 def latency(rows: Rows) -> str:
@@ -82,6 +84,23 @@ def latency(rows: Rows) -> str:
         ours = rows.ms("ours", model, "fp16", batch)
         bold = f"**{ours.rstrip('*')}**" + "\\*" * ours.endswith("*") if ours else ""
         found.append([title, size(rows, model, batch), *cells, bold, f"{target or ''}", *ratios])
+    return table(columns, found, 2)
+
+
+def recent(rows: Rows) -> str:
+    """Milliseconds at batch sizes 1 and 8."""
+    kinds = ("eager", "compile", "ours")
+    columns = [
+        "model",
+        "size",
+        *(f"{kind} b{batch}" for batch in (1, 8) for kind in ("eager", "compile", "detrt", "compile / detrt,")),
+    ]
+    found = []
+    for model in RECENT:
+        cells = [
+            [*(rows.ms(kind, model, "fp16", batch) for kind in kinds), rows.ratio("compile", model, batch)] for batch in (1, 8)
+        ]
+        found.append([TITLES[model], size(rows, model), *cells[0], *cells[1]])
     return table(columns, found, 2)
 
 
@@ -165,7 +184,7 @@ def ordered() -> list[str]:
     return [*TARGETS, *(m for m in SAMPLING if m not in TARGETS), *(m for m in SIZES if m not in TARGETS and m not in SAMPLING)]
 
 
-TABLES = {"latency": latency, "batches": batches, "agreement": agreement, "costs": costs, "kinds": kinds}
+TABLES = {"latency": latency, "recent": recent, "batches": batches, "agreement": agreement, "costs": costs, "kinds": kinds}
 
 
 def filled(text: str, rows: Rows) -> str:
@@ -183,7 +202,7 @@ def main() -> int:
     return 0
 
 
-assert set(TITLES) == set(SIZES) and set(PLAIN) >= set(SAMPLING)
+assert set(TITLES) == {*SIZES, *RECENT} and set(PLAIN) >= set(SAMPLING)
 
 
 if __name__ == "__main__":
