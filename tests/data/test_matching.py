@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detrt.data.matching import Gate, ImageMatch, cutoff, match, match_classes
+from detrt.data.matching import Gate, ImageMatch, cutoff, match, match_classes, match_pairs
 from detrt.detections import Detections, Masks
 from detrt.errors import DetrtError
 from detrt.evaluation.report import VerifyReport
@@ -176,7 +176,7 @@ def test_classes_over_all_images():
         (found(*THREE), found((moved(A, 0.25), 0.9, 0), (C, 0.65, 0))),
         (found(*THREE), found(*THREE, (moved(A, 80), 0.9, 2))),
     ]
-    classes = match_classes(pairs, Gate())
+    classes = match_classes(match_pairs(*pair, Gate()) for pair in pairs)
     assert list(classes) == ["0", "1", "2"]
     assert (classes["0"].compared, classes["0"].missing, classes["0"].extra) == (4, 0, 0)
     assert (classes["0"].box_px, round(classes["0"].score, 3)) == (0.25, 0.05)

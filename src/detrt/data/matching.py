@@ -105,27 +105,17 @@ def match(reference: Detections, candidate: Detections, gate: Gate) -> ImageMatc
     difference in units of the gate). Detections within `gate.score` of the cut-off may be missing on one side; differences of pairs below the cut-off on both
     sides do not count.
     """
-    pairing = match_pairs(reference, candidate, gate)
-    ref, cand, compared_pairs = pairing.ref, pairing.cand, pairing.compared
-    differences = [pairing.difference(r, c) for r, c in compared_pairs]
-    box, score = (max((one[i] for one in differences), default=0.0) for i in (0, 1))
-    compared = int((ref.scores >= pairing.cut).sum())
-    overlap = None
-    if ref.masks is not None and cand.masks is not None:
-        both = ref.masks, cand.masks
-        overlap = min((float(mask_iou(both[0].take([r]), both[1].take([c]))[0, 0]) for r, c in compared_pairs), default=1.0)
-    return ImageMatch(compared, len(pairing.missing), len(pairing.extra), box, score, overlap)
+    return match_pairs(reference, candidate, gate).summary()
 
 
-def match_classes(pairs: Iterable[tuple[Detections, Detections]], gate: Gate) -> dict[str, ImageMatch]:
-    """What `match` says of each class, over all images: class name -> match, most compared first. Without masks."""
+def match_classes(pairings: Iterable[Pairing]) -> dict[str, ImageMatch]:
+    """What `Pairing.summary` says of each class, over all images: class name -> match, most compared first. Without masks."""
     rows: dict[str, dict[str, Any]] = {}
 
     def row_of(label: str) -> dict[str, Any]:
         return rows.setdefault(label, {"compared": 0, "missing": 0, "extra": 0, "box_px": 0.0, "score": 0.0})
 
-    for reference, candidate in pairs:
-        pairing = match_pairs(reference, candidate, gate)
+    for pairing in pairings:
         ref, cand = pairing.ref, pairing.cand
         counted = {"compared": ref[ref.scores >= pairing.cut], "missing": ref[pairing.missing], "extra": cand[pairing.extra]}
         for field, found in counted.items():
@@ -137,14 +127,6 @@ def match_classes(pairs: Iterable[tuple[Detections, Detections]], gate: Gate) ->
                 row[field] = max(row[field], difference)
     ordered = sorted(rows.items(), key=lambda item: -item[1]["compared"])
     return {label: ImageMatch(**row) for label, row in ordered}
-
-
-def paired_scores(reference: Detections, candidate: Detections, gate: Gate) -> list[tuple[float, float]]:
-    """(score of the reference, of the candidate) of every pair; 0 if unmatched."""
-    pairing = match_pairs(reference, candidate, gate)
-    ref, cand = pairing.ref.scores.tolist(), pairing.cand.scores.tolist()
-    pairs = [(ref[r], cand[c]) for r, c in pairing.pairs]
-    return [*pairs, *((ref[r], 0.0) for r in pairing.missing), *((0.0, cand[c]) for c in pairing.extra)]
 
 
 def cutoff(reference: Detections, gate: Gate) -> float:
@@ -175,6 +157,23 @@ class Pairing:
         """(largest difference of a box side in pixels, difference of the scores) of a pair."""
         box = np.abs(self.ref.boxes_xyxy[r] - self.cand.boxes_xyxy[c]).max()
         return float(box), abs(float(self.ref.scores[r]) - float(self.cand.scores[c]))
+
+    def summary(self) -> ImageMatch:
+        """The counts and the largest differences."""
+        differences = [self.difference(r, c) for r, c in self.compared]
+        box, score = (max((one[i] for one in differences), default=0.0) for i in (0, 1))
+        compared = int((self.ref.scores >= self.cut).sum())
+        overlap = None
+        if self.ref.masks is not None and self.cand.masks is not None:
+            both = self.ref.masks, self.cand.masks
+            overlap = min((float(mask_iou(both[0].take([r]), both[1].take([c]))[0, 0]) for r, c in self.compared), default=1.0)
+        return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap)
+
+    def scores(self) -> list[tuple[float, float]]:
+        """(score of the reference, of the candidate) of every pair; 0 where a detection is unmatched."""
+        ref, cand = self.ref.scores.tolist(), self.cand.scores.tolist()
+        pairs = [(ref[r], cand[c]) for r, c in self.pairs]
+        return [*pairs, *((ref[r], 0.0) for r in self.missing), *((0.0, cand[c]) for c in self.extra)]
 
 
 def match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> Pairing:

@@ -15,7 +15,7 @@ from ..backends.base import Session
 from ..backends.prompted import model_spec
 from ..data.coco import CocoDataset, load_coco
 from ..data.images import ImageSource, load_image
-from ..data.matching import Gate, gate_for, match, match_classes, paired_scores
+from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
@@ -98,7 +98,7 @@ def verify(
     with ExitStack() as stack:
         ref, cand = _open_sides(reference, candidate, stack, changed(load, changes), opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})
-        report, found = _with_detections(report, ref.session, cand.session, images, batch_size, progress)
+        report, found, pairings = _with_detections(report, ref.session, cand.session, images, batch_size, progress)
         first = [load_image(image) for image in images[:batch_size]]
         say("comparing tensors")
         report = _with_tensors(report, ref.session, cand.session, first)
@@ -118,7 +118,7 @@ def verify(
         if report_images or divergence == "always":
             report = replace(report, precision_map=_precision_map(cand))
         if report_images:
-            report = _with_examples(report, images, found, report_images)
+            report = _with_examples(report, images, found, pairings, report_images)
         # In FP32 a graph that passes is compared with an export of itself: nothing to see, at half of the run's time.
         wanted = not report.passed or (report_images > 0 and report.precision != Precision.FP32)
         if divergence == "always" or (divergence == "auto" and wanted):
@@ -203,13 +203,14 @@ def _with_detections(
     images: Sequence[ImageSource],
     size: int,
     progress: CountProgress | None,
-) -> tuple[VerifyReport, list[Pair]]:
+) -> tuple[VerifyReport, list[Pair], list[Pairing]]:
     broken: list[str] = []
     found = list(_detections(ref, cand, images, size, progress, broken))
     names = tuple(str(image) if isinstance(image, (str, Path)) else f"image {i}" for i, image in enumerate(images))
-    matches = tuple(match(a, b, report.gate) for a, b in found)
-    classes = match_classes(found, report.gate)
-    return replace(report, images=matches, classes=classes, names=names, broken=tuple(broken)), found
+    pairings = [match_pairs(a, b, report.gate) for a, b in found]
+    matches = tuple(pairing.summary() for pairing in pairings)
+    done = replace(report, images=matches, classes=match_classes(pairings), names=names, broken=tuple(broken))
+    return done, found, pairings
 
 
 def _with_tensors(report: VerifyReport, ref: Session, cand: Session, images: list[NDArray]) -> VerifyReport:
@@ -309,10 +310,12 @@ def _precision_map(side: Side) -> dict[str, dict[str, int]]:
     return precision_map(view_of(side.graph))
 
 
-def _with_examples(report: VerifyReport, images: Sequence[ImageSource], found: Sequence[Pair], count: int) -> VerifyReport:
+def _with_examples(
+    report: VerifyReport, images: Sequence[ImageSource], found: Sequence[Pair], pairings: Sequence[Pairing], count: int
+) -> VerifyReport:
     """The worst images, and the scores of all pairs, for the HTML report."""
     matches = report.images
     order = sorted(range(len(images)), key=lambda i: (-(matches[i].missing + matches[i].extra), -matches[i].box_px))
     examples = tuple(Example(report.names[i], load_image(images[i]), *found[i], matches[i]) for i in order[:count])
-    scores = tuple(pair for a, b in found for pair in paired_scores(a, b, report.gate))
+    scores = tuple(pair for pairing in pairings for pair in pairing.scores())
     return replace(report, examples=examples, scores=scores)
