@@ -36,7 +36,7 @@ InputSpec read_input(const Json& json) {
   const Fields fields(json, "spec.input");
   fields.only({"resize", "height", "width", "shortest_edge", "longest_edge", "resample", "rescale", "mean", "std",
                "dtype", "mask", "dynamic", "multiple_of", "normalize_in_graph", "max_height", "max_width", "pad",
-               "antialias"});
+               "antialias", "rounded"});
   InputSpec spec;
   spec.resize = static_cast<Resize>(fields.one_of("resize", {"stretch", "shortest_edge", "fit", "max_size"}));
   if (fields.has("resample"))
@@ -56,8 +56,8 @@ InputSpec read_input(const Json& json) {
   spec.max_width = edge(fields, "max_width");
   spec.pad = fields.flag("pad", false);
   check(fields.flag("antialias", true),
-        "spec.input.antialias false (RF-DETR from a folder of transformers) is not done by the C++ runtime; build the model "
-        "again with --preprocess family-default, which antialiases as its authors do, or run it from Python");
+        "spec.input.antialias false (PP-DocLayout, and RF-DETR from a folder of transformers) is not done by the C++ runtime; run "
+        "the model from Python, or build an RF-DETR again with --preprocess family-default, which antialiases as its authors do");
   spec.rescale = fields.number("rescale", spec.rescale);
   spec.mean = three(fields, "mean", spec.mean);
   spec.std = three(fields, "std", spec.std);
@@ -88,7 +88,9 @@ InputSpec read_input(const Json& json) {
 DecodeSpec read_decode(const Json& json) {
   const Fields fields(json, "spec.decode");
   fields.only({"activation", "select", "num_queries", "num_classes", "max_detections", "in_graph", "nms", "nms_iou",
-               "nms_min_score", "nms_in_graph", "score_threshold", "mask_stride"});
+               "nms_min_score", "nms_in_graph", "score_threshold", "mask_stride", "reading_order", "quads"});
+  check(!fields.has("reading_order"),
+        "spec.decode.reading_order (PP-DocLayout) is not done by the C++ runtime; run the model from Python");
   DecodeSpec spec;
   spec.activation = static_cast<Activation>(fields.one_of("activation", {"sigmoid", "softmax"}));
   spec.select = static_cast<Select>(fields.one_of("select", {"topk", "query"}));

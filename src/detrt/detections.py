@@ -141,7 +141,7 @@ def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """What was found in one image: parallel arrays, best score first.
+    """What was found in one image: parallel arrays, best score first, or in reading order where the model tells it.
 
     boxes_xyxy: (n, 4) float32, pixels of the original image, inside it.
     scores: (n,) float32 in 0..1. class_ids: (n,) int64. labels: n class names.
@@ -150,6 +150,10 @@ class Detections:
         the end character of its phrase; "" and None of models with fixed classes or a list of names.
     masks: of instance segmentation, a mask for each detection; None of models that give boxes alone.
     track_ids: (n,) int64, of tracked frames: the id of the object, -1 where it has none yet; None of other images.
+    reading_order: (n,) int64, of document models: ranks, lower ones are read first; they may have gaps, and one element of the page
+        that has two labels has one rank. None of other models.
+    quads: (n, 4, 2) float32, of models that find quadrilaterals: x, y of the corners in pixels, clockwise from the top left, which
+        may lie outside the image; boxes enclose them. None of other models.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -161,6 +165,8 @@ class Detections:
     prompt: str = ""
     masks: Masks | None = None
     track_ids: NDArray[np.int64] | None = None
+    reading_order: NDArray[np.int64] | None = None
+    quads: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         boxes = np.asarray(self.boxes_xyxy, np.float32).reshape(-1, 4)
@@ -177,8 +183,10 @@ class Detections:
             raise ValueError(
                 f"masks must be {len(boxes)} of {tuple(self.image_size_hw)}; got {len(self.masks)} of {self.masks.size_hw}"
             )
-        if self.track_ids is not None and np.shape(self.track_ids) != (len(boxes),):
-            raise ValueError(f"track_ids must have the length {len(boxes)} of boxes; got {np.shape(self.track_ids)}")
+        for name, sides in (("track_ids", ()), ("reading_order", ()), ("quads", (4, 2))):
+            value = getattr(self, name)
+            if value is not None and np.shape(value) != (len(boxes), *sides):
+                raise ValueError(f"{name} must have the shape {(len(boxes), *sides)}; got {np.shape(value)}")
         object.__setattr__(self, "boxes_xyxy", boxes)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "class_ids", ids)
@@ -205,11 +213,25 @@ class Detections:
             self.prompt,
             None if self.masks is None else self.masks.take(picked),
             None if self.track_ids is None else self.track_ids[picked],
+            None if self.reading_order is None else self.reading_order[picked],
+            None if self.quads is None else self.quads[picked],
         )
+
+    def extra_columns(self) -> dict[str, list[Any]]:
+        """What there is beside boxes, scores and classes, in JSON form: a value for each detection, by its key in `to_list`."""
+        columns: dict[str, list[Any]] = {}
+        if self.masks is not None:
+            columns["segmentation"] = self.masks.to_coco()
+        if self.reading_order is not None:
+            columns["reading_order"] = self.reading_order.tolist()
+        if self.quads is not None:
+            columns["quad"] = self.quads.astype(np.float64).round(3).tolist()
+        return columns
 
     def to_list(self) -> list[dict[str, Any]]:
         """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span, with a mask segmentation,
-        see `Masks.to_coco`, and of a tracked frame track_id, null where there is none yet."""
+        see `Masks.to_coco`, of a document reading_order and quad [[x, y], ...], and of a tracked frame track_id, null where there is
+        none yet."""
         rows: list[dict[str, Any]] = [
             {
                 "label": label,
@@ -221,40 +243,45 @@ class Detections:
         ]
         for row, span in zip(rows, self.phrase_spans or (), strict=False):
             row["phrase_span"] = list(span)
-        for row, mask in zip(rows, [] if self.masks is None else self.masks.to_coco(), strict=False):
-            row["segmentation"] = mask
+        for name, values in self.extra_columns().items():
+            for row, value in zip(rows, values, strict=True):
+                row[name] = value
         for row, track in zip(rows, () if self.track_ids is None else self.track_ids.tolist(), strict=False):
             row["track_id"] = None if track < 0 else track
         return rows
 
     def to_coco(self, image_id: int | str, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
-        """COCO results entries; bbox is [x, y, width, height] in pixels, segmentation a compressed mask where there is one.
+        """COCO results entries; bbox is [x, y, width, height] in pixels, segmentation a compressed mask where there is one. The key
+        reading_order is not COCO's; its readers leave it out. Quadrilaterals have no key.
 
         category_ids: class id -> COCO category id; classes it does not name are left out.
         Without it the class id itself is the category id.
         """
         rows = []
-        masks = [{}] * len(self) if self.masks is None else [{"segmentation": mask} for mask in self.masks.to_coco()]
-        for class_id, score, box, mask in zip(self.class_ids, self.scores, self.boxes_xyxy, masks, strict=True):
+        columns = {name: values for name, values in self.extra_columns().items() if name != "quad"}
+        extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] or [{}] * len(self)
+        for class_id, score, box, extra in zip(self.class_ids, self.scores, self.boxes_xyxy, extras, strict=True):
             category = int(class_id) if category_ids is None else category_ids.get(int(class_id))
             if category is not None:
                 x0, y0, x1, y1 = (float(v) for v in box)
                 bbox = [round(v, 3) for v in (x0, y0, x1 - x0, y1 - y0)]
                 row = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(float(score), 6)}
-                rows.append(row | mask)
+                rows.append(row | extra)
         return rows
 
     def to_supervision(self) -> supervision.Detections:
-        """The same boxes, masks and track ids as `supervision.Detections`; class names in data["class_name"]."""
+        """The same boxes, masks and track ids as `supervision.Detections`; class names in data["class_name"], and of a document
+        data["reading_order"] and data["quads"]."""
         try:
             import supervision
         except ImportError:
             raise MissingPackageError("supervision", "supervision", "Detections.to_supervision") from None
+        document = {name: value for name in ("reading_order", "quads") if (value := getattr(self, name)) is not None}
         return supervision.Detections(
             xyxy=self.boxes_xyxy.copy(),
             mask=None if self.masks is None else self.masks.to_array(),
             confidence=self.scores.copy(),
             class_id=self.class_ids.astype(int),
             tracker_id=None if self.track_ids is None else self.track_ids.astype(int),
-            data={"class_name": np.array(self.labels, dtype=str)},
+            data={"class_name": np.array(self.labels, dtype=str), **document},
         )

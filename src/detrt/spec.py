@@ -33,6 +33,9 @@ LABELS = "labels"  # (batch, max_detections) int64
 NUM_DETECTIONS = "num_detections"  # (batch,) int64
 MASK_LOGITS = "mask_logits"  # (batch, queries or max_detections, mask height, mask width), above 0 = object
 # With text of kind "phrases", logits are (batch, phrases, queries), and boxes and masks have the axis of phrases as well.
+ORDER_LOGITS = "order_logits"  # (batch, queries, queries), [j, i] = -[i, j]; above 0 at [i, j] = i is read before j
+SUCCESSOR_LOGITS = "successor_logits"  # (batch, queries, queries), above 0 at [i, j] = j is read next after i; 0 at [i, i]
+QUADS = "quads"  # (batch, queries, 4, 2) x, y of the corners, relative to the image, clockwise from the top left
 
 # Of models with a prompt. The text encoder turns the first two into the others.
 INPUT_IDS = "input_ids"  # (batch, tokens) int64
@@ -53,7 +56,18 @@ ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
 PROMPTS = ("tokens", "classes", "phrases")
+READING_ORDERS = ("none", "votes", "successors")
 DETECTION, INSTANCE_SEGMENTATION = TASKS = ("detection", "instance-segmentation")
+# Fields that came after the first files of this schema, and what they are in these.
+_LATER_FIELDS = (
+    ("input", "max_height", None),
+    ("input", "max_width", None),
+    ("input", "pad", False),
+    ("input", "antialias", True),
+    ("input", "rounded", False),
+    ("decode", "reading_order", "none"),
+    ("decode", "quads", False),
+)
 # JSON key of `TextSpec.encoder`: the name of the field in the first files of this schema.
 _ENCODER_KEY = "tower"
 
@@ -89,8 +103,9 @@ class InputSpec:
     bottom; "fit" keeps the aspect ratio inside (height, width) and pads right and bottom; "max_size" keeps
     it inside (`max_height`, `max_width`), sides rounded down, and pads a batch as "shortest_edge" does.
     pad: every batch is padded right and bottom to exactly (height, width), whatever its images are.
-    antialias: False takes the two nearest pixels of each axis, in float32, also where the image becomes smaller ("stretch" and
-    "bilinear" only); True filters, as Pillow does.
+    antialias: False takes the two ("bilinear") or four ("bicubic") nearest pixels of each axis, in float32, also where the image
+    becomes smaller ("stretch" only); True filters, as Pillow does.
+    rounded: the resized pixels are integers all the same, as those of Pillow are ("antialias" False only).
     dynamic: height and width of the graph are symbolic; (height, width) is then the usual size.
     multiple_of: both sides of the tensor must be multiples of it.
     normalize_in_graph: the graph divides, subtracts the mean and divides by std itself and is fed raw
@@ -115,6 +130,7 @@ class InputSpec:
     max_width: int | None = None
     pad: bool = False
     antialias: bool = True
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         _one_of("input.resize", self.resize, RESIZE_MODES)
@@ -127,7 +143,7 @@ class InputSpec:
                 getattr(self, name) % self.multiple_of == 0,
                 f"input.{name} must be a multiple of {self.multiple_of}; got {getattr(self, name)}",
             )
-        for name in ("mask", "dynamic", "normalize_in_graph", "pad", "antialias"):
+        for name in ("mask", "dynamic", "normalize_in_graph", "pad", "antialias", "rounded"):
             _flag(f"input.{name}", getattr(self, name))
         for name in ("shortest_edge", "longest_edge", "max_height", "max_width"):
             if getattr(self, name) is not None:
@@ -162,9 +178,12 @@ class InputSpec:
         )
 
         _check(
-            self.antialias or (self.resize, self.resample, self.dtype) == ("stretch", "bilinear", "float32"),
-            "input.antialias false needs resize 'stretch', resample 'bilinear' and dtype 'float32'; got "
+            self.antialias or (self.resize == "stretch" and self.resample in ("bilinear", "bicubic") and self.dtype == "float32"),
+            "input.antialias false needs resize 'stretch', resample 'bilinear' or 'bicubic', and dtype 'float32'; got "
             f"{self.resize!r}, {self.resample!r} and {self.dtype!r}",
+        )
+        _check(
+            not (self.antialias and self.rounded), "input.rounded is for input.antialias false; other pixels are integers anyway"
         )
 
     @property
@@ -204,6 +223,8 @@ class DecodeSpec:
     score_threshold: with in_graph, `num_detections` counts the scores at or above it.
     mask_stride: pixels of the input, along one side, that a value of `mask_logits` stands for; 0: no masks. Masks cover what
     `pred_boxes` are relative to; see `detrt.data.masks`.
+    reading_order: in which order detections are returned: "none" by score; "votes" and "successors" by the outputs of a
+    document model, see `detrt.data.reading_order`. quads: boxes enclose quadrilaterals, which the graph returns as well.
     """
 
     activation: str
@@ -218,6 +239,8 @@ class DecodeSpec:
     nms_in_graph: bool = False
     score_threshold: float = 0.0
     mask_stride: float = 0
+    reading_order: str = "none"
+    quads: bool = False
 
     def __post_init__(self) -> None:
         _one_of("decode.activation", self.activation, ACTIVATIONS)
@@ -239,6 +262,12 @@ class DecodeSpec:
         )
         stride = self.mask_stride
         _check(_is_finite(stride) and 0 <= stride <= 64, f"decode.mask_stride must be a number from 0 to 64; got {stride!r}")
+        _one_of("decode.reading_order", self.reading_order, READING_ORDERS)
+        _flag("decode.quads", self.quads)
+        _check(
+            not (self.in_graph and (self.reading_order != "none" or self.quads)),
+            "decode.in_graph is for models without reading order and quadrilaterals: no graph sorts by them",
+        )
         for name in ("nms_iou", "nms_min_score", "score_threshold"):
             value = getattr(self, name)
             _check(_is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
@@ -365,9 +394,9 @@ class ModelSpec:
         data = asdict(self)
         data["labels"] = {str(k): v for k, v in self.labels.items()}
         data["input"]["mean"], data["input"]["std"] = list(self.input.mean), list(self.input.std)
-        for name, usual in (("max_height", None), ("max_width", None), ("pad", False), ("antialias", True)):
-            if data["input"][name] == usual:  # so that earlier versions open what does not need them
-                del data["input"][name]
+        for part, name, usual in _LATER_FIELDS:
+            if data[part][name] == usual:  # so that earlier versions open what does not need them
+                del data[part][name]
         if not self.has_masks:
             del data["task"], data["decode"]["mask_stride"]
         if self.text is None:
@@ -493,7 +522,20 @@ def text_inputs(spec: ModelSpec) -> list[str]:
 def output_names(spec: ModelSpec) -> list[str]:
     """Names of the outputs of a detector, in the order of its graph."""
     names = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if spec.decode.in_graph else [LOGITS, PRED_BOXES]
-    return names + [MASK_LOGITS] * spec.has_masks
+    return names + [*extra_outputs(spec)]
+
+
+def extra_outputs(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Outputs after boxes and scores: names, and the sides of each after the batch; mask logits have two symbolic ones more."""
+    rule = spec.decode
+    count = rule.max_detections if rule.in_graph else rule.num_queries
+    shapes = {
+        MASK_LOGITS: (count,) if spec.has_masks else None,
+        ORDER_LOGITS: (count, count) if rule.reading_order != "none" else None,
+        SUCCESSOR_LOGITS: (count, count) if rule.reading_order == "successors" else None,
+        QUADS: (count, 4, 2) if rule.quads else None,
+    }
+    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:

@@ -92,7 +92,9 @@ def test_candidates_and_decoded_graphs_have_the_same_masks():
     (want,) = decode(raw, SPEC, [(40, 60)])
     flat = np.array([[1 * 3 + 0, 2 * 3 + 1]])
     values = np.array([[2, 3]], np.float32)
-    (found,) = decode(Candidates(values, flat, raw["pred_boxes"][:, :2], mask_logits=raw["mask_logits"]), SPEC, [(40, 60)])
+    (found,) = decode(
+        Candidates(values, flat, raw["pred_boxes"][:, :2], extras={"mask_logits": raw["mask_logits"]}), SPEC, [(40, 60)]
+    )
     assert found.to_list() == want.to_list()
     decoded = {
         "boxes": np.repeat(want.boxes_xyxy[None], 2, 1),

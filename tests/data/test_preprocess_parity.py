@@ -11,6 +11,7 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from document_processors import resized
 from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
@@ -121,6 +122,22 @@ def test_without_antialiasing(side):
         )
         mean, std = (torch.tensor(IMAGENET[name]).view(3, 1, 1) for name in ("mean", "std"))
         check([image], spec, {"pixel_values": ((resized - mean) / std).numpy()}, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounded", [True, False], ids=["v2 and v3", "v4"])
+def test_bicubic_without_antialiasing(rounded):
+    """PP-DocLayout's processors, which themselves need torchvision."""
+    rng = np.random.default_rng(9)
+    spec = spec_of(resize="stretch", height=96, width=96, resample="bicubic", antialias=False, rounded=rounded, **OWN)
+    for size in ((61, 90), (96, 96), (480, 640), (301, 96)):
+        image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        want = resized(image, 96, rounded=rounded)
+        if rounded:  # a value halfway between two integers may go to either
+            got = preprocess([image], spec).feeds["pixel_values"]
+            halves = np.abs(got - want) > 1e-5
+            assert halves.mean() <= 1e-4 and np.abs(got - want).max() < 1.01 / 255
+            want = np.where(halves, got, want)
+        check([image], spec, {"pixel_values": want}, atol=1e-5)
 
 
 @pytest.mark.skipif(not IMAGES.is_dir(), reason=f"{IMAGES.name} is not there")

@@ -156,7 +156,31 @@ def plain(module, spec, feeds):
     with torch.no_grad():
         outputs = module(**arguments)
     names = {"logits": "logits", "pred_boxes": "pred_boxes"} | ({"mask_logits": "pred_masks"} if spec.has_masks else {})
+    if spec.decode.reading_order != "none":
+        return documents(outputs, spec)
     return {ours: getattr(outputs, theirs).numpy() for ours, theirs in names.items()}
+
+
+def documents(outputs, spec):
+    """Outputs of PP-DocLayout by the contract: written out here, and pair by pair."""
+    found = {"logits": outputs.logits, "pred_boxes": outputs.pred_boxes}
+    pairs = outputs.get("order_logits", outputs.get("relative_order_logits")).clone()
+    for i in range(spec.decode.num_queries):
+        if spec.decode.reading_order == "votes":
+            pairs[:, i, i], pairs[:, i, :i] = 0, -pairs[:, :i, i]
+    found["order_logits"] = pairs
+    if "out_masks" in outputs:
+        found["mask_logits"] = outputs.out_masks
+    if spec.decode.quads:
+        successor = outputs.successor_order_logits.clone()
+        successor[:, range(spec.decode.num_queries), range(spec.decode.num_queries)] = 0
+        x = outputs.pred_boxes[..., :1] + outputs.pred_boxes[..., 2::2] - 0.5
+        y = outputs.pred_boxes[..., 1:2] + outputs.pred_boxes[..., 3::2] - 0.5
+        sides = [(v.max(-1).values + v.min(-1).values) / 2 for v in (x, y)] + [
+            v.max(-1).values - v.min(-1).values for v in (x, y)
+        ]
+        found |= {"successor_logits": successor, "quads": torch.stack([x, y], -1), "pred_boxes": torch.stack(sides, -1)}
+    return {name: value.numpy() for name, value in found.items()}
 
 
 def third_size(spec):

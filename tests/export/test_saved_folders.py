@@ -189,6 +189,16 @@ def test_a_saved_folder_of_rf_detr(name, variant, tiny, tmp_path):
     check(report.path, report.spec, folder, IMAGES)
 
 
+@pytest.mark.skipif(not TORCHVISION, reason="PP-DocLayout's processors need torchvision: make test-torchvision")
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_a_saved_folder_of_pp_doclayout(version, tiny, tmp_path):
+    """Its own processor: pixels, boxes, reading order and quadrilaterals."""
+    settings = {"size": {"height": 160, "width": 160}}
+    source = load_source(str(save_folder(tiny(f"pp_doclayout_v{version}"), tmp_path, settings)))
+    done = published.check_processing(source)
+    assert done.oracle == f"PPDocLayoutV{version}ImageProcessor" and done.pixels < 1e-5 and done.detections > 10
+
+
 @pytest.mark.skipif(not TORCHVISION, reason="RF-DETR's processor needs torchvision: make test-torchvision")
 def test_wrong_pixels_of_rf_detr_are_found(tiny, tmp_path):
     from dataclasses import replace

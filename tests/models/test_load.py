@@ -291,7 +291,7 @@ def test_anchors_for_one_size_do_not_fix_the_size(name, saved, tmp_path):
     assert torch.isfinite(other.logits).all()
 
 
-@pytest.mark.parametrize(("model_type", "words"), [("pp_doclayout_v3", "reading order"), ("owlv2", "a query for each patch")])
+@pytest.mark.parametrize(("model_type", "words"), [("owlv2", "a query for each patch")])
 def test_what_is_not_exported_is_refused_by_name(model_type, words, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(SourceError, match=rf"has model_type '{model_type}', which detrt does not export: .*{words}"):

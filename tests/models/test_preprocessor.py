@@ -312,6 +312,15 @@ def test_defaults_of_processors_are_those_of_transformers():
             assert all(f"    {key} = {value}\n".replace("'", '"') in text for key, value in wanted.items())
             assert settings["image_mean"] == tuple(transformers.image_utils.IMAGENET_STANDARD_MEAN) == settings["image_std"]
             continue
+        if name.startswith("PPDocLayout"):
+            package = f"pp_doclayout_{name[-2:].lower()}"
+            text = (Path(transformers.__path__[0]) / "models" / package / f"image_processing_{package}.py").read_text()
+            lines = ("resample = PILImageResampling.BICUBIC", "image_mean = [0, 0, 0]", "image_std = [1, 1, 1]")
+            assert all(
+                f"    {line}\n" in text for line in (*lines, 'size = {"height": 800, "width": 800}', "do_normalize = True")
+            )
+            assert "do_pad = " not in text and settings["resample"] == 3
+            continue
         assert {key: getattr(kind, key) for key in settings} == settings
         assert (kind.resample, kind.rescale_factor) == (2, 1 / 255)
         assert (tuple(kind.image_mean), tuple(kind.image_std)) == (IMAGENET_MEAN, IMAGENET_STD)

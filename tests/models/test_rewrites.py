@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -49,7 +50,9 @@ def patched_state(source):
 
 
 @pytest.mark.parametrize(("name", "rewrite"), CASES)
-def test_same_function(name, rewrite, tiny):
+def test_same_function(name, rewrite, tiny, monkeypatch):
+    # PP-DocLayoutV2 sorts flags; PyTorch alone leaves the order of equal ones to the processor.
+    monkeypatch.setattr(torch, "argsort", functools.partial(torch.argsort, stable=True))
     before = run(tiny(name))
     with rewrites(tiny(name).module, [rewrite]):
         inside = run(tiny(name))

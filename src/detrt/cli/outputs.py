@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import ImageError
+from ..spec import ORDER_LOGITS, extra_outputs
 
 if TYPE_CHECKING:
     from ..data.images import Input
@@ -62,6 +63,7 @@ def open_writers(
     paths = (output.jsonl, output.json_file)
     writers = [stack.enter_context(sinks.jsonl_writer(path)) for path in paths if path is not None]
     if output.csv_file is not None:
+        extra = [*extra, *["reading_order"] * (ORDER_LOGITS in extra_outputs(spec))]
         writers.append(stack.enter_context(sinks.csv_writer(output.csv_file, extra)))
     if output.coco_file is not None:
         writers.append(stack.enter_context(sinks.coco_writer(output.coco_file, spec, truth)))

@@ -12,6 +12,8 @@ The rules, which every other runtime and the graph of `decode.in_graph` follow:
                 then the caller's own `max_detections`
     boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
     masks       of the detections that remain, not clipped to their boxes; see `detrt.data.masks`
+    reading     of the detections that remain: they are returned by rank, equal ranks by score; see `detrt.data.reading_order`
+    quads       in pixels of the original image, not clipped to it
 
 A logit of minus infinity marks an impossible class, with score 0. NaN, or plus infinity in logits or boxes,
 means that the model overflowed, and raises an error instead of returning no detections silently.
@@ -23,14 +25,30 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections, cxcywh_to_xyxy
 from ..errors import SessionError
-from ..spec import BOXES, LABELS, LOGITS, MASK_LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec
+from ..spec import (
+    BOXES,
+    LABELS,
+    LOGITS,
+    MASK_LOGITS,
+    NUM_DETECTIONS,
+    ORDER_LOGITS,
+    PRED_BOXES,
+    QUADS,
+    SCORES,
+    SUCCESSOR_LOGITS,
+    DecodeSpec,
+    ModelSpec,
+    extra_outputs,
+)
 from .masks import encode_masks
+from .reading_order import reading_order
 
 _OVERFLOW = (
     "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint if it happens there too"
@@ -43,14 +61,14 @@ class Candidates:
 
     values: (n, k) float32, logits if the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
     class. boxes: (n, k, 4) float32 cxcywh of the pairs' queries. overflow: the output that had NaN or infinite values, or "".
-    mask_logits: (n, queries, mask height, mask width) of all queries; None of models without masks.
+    extras: the outputs of the model beside logits and boxes, of all queries, see `spec.extra_outputs`.
     """
 
     values: NDArray[np.float32]
     flat: NDArray[np.int64]
     boxes: NDArray[np.float32]
     overflow: str = ""
-    mask_logits: NDArray | None = None
+    extras: Mapping[str, NDArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +98,8 @@ def decode(
     """One `Detections` for each image of the batch.
 
     outputs: `logits` (n, queries, classes) and `pred_boxes` (n, queries, 4), or with decoding in the
-        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); with masks `mask_logits`
-        (n, queries or k, mask height, mask width); or `Candidates`.
+        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); those of `spec.extra_outputs`;
+        or `Candidates`.
     threshold: keep scores above it, 0..1. class_ids: keep these classes only. class_thresholds: see `DetectionFilter`.
 
     Raises:
@@ -95,14 +113,14 @@ def decode(
     lowest = min([threshold, *own.values()])
     scales = [np.array([width, height, width, height], np.float32) for height, width in original_sizes_hw]
     if isinstance(outputs, Candidates):
-        rows, maps = _read_candidates(outputs, spec, scales, lowest), outputs.mask_logits
+        rows, extras = _read_candidates(outputs, spec, scales, lowest), outputs.extras
     else:
         read = _read_decoded if spec.decode.in_graph else _read_raw
         rows = read(outputs, spec, scales, lowest)
-        maps = _read_maps(outputs, spec, len(scales)) if spec.has_masks else None
+        extras = {name: _read_extra(outputs, name, spec, len(scales)) for name in extra_outputs(spec)}
     results = []
     for image, (row, scale) in enumerate(zip(rows, scales, strict=True)):
-        boxes, scores, ids, queries = np.clip(row.boxes, 0, scale), row.scores, row.ids, row.maps
+        boxes, scores, ids, queries = np.clip(row.boxes, 0, scale), row.scores, row.ids, row.queries
         if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
             stay, scores = (found[: spec.decode.max_detections] for found in suppress(boxes, scores, ids, spec.decode))
             boxes, ids, queries = boxes[stay], ids[stay], queries[stay]
@@ -112,15 +130,43 @@ def decode(
         keep = np.flatnonzero(wanted)[:max_detections]
         height, width = original_sizes_hw[image]
         size = (int(height), int(width))
-        masks = None
-        if maps is not None:
-            chosen = maps[image][queries[keep]]
-            if not np.isfinite(chosen).all():
-                raise SessionError(f"the model returned NaN or infinite values in '{MASK_LOGITS}': {_OVERFLOW}")
-            masks = encode_masks(chosen, size)
+        found, keep = _of_queries({name: arrays[image] for name, arrays in extras.items()}, queries, keep, size)
         labels = tuple(spec.label(i) for i in ids[keep])
-        results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, masks=masks))
+        results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, **found))
     return results
+
+
+def _of_queries(
+    extras: Mapping[str, NDArray], queries: NDArray[np.int64], keep: NDArray[np.int64], size_hw: tuple[int, int]
+) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    """What an image's detections have beside boxes, as fields of `Detections`, and their indices in the order of the result.
+
+    Args:
+        extras: outputs of one image. queries: of all candidates. keep: indices of the candidates that are returned.
+
+    Raises:
+        SessionError: NaN or infinite values.
+    """
+    found: dict[str, Any] = {}
+    if ORDER_LOGITS in extras:
+        ranks = reading_order({name: _finite(extras[name], name) for name in extras.keys() & _PAIRWISE}, queries[keep])
+        order = np.argsort(ranks, kind="stable")
+        found["reading_order"], keep = ranks[order], keep[order]
+    if MASK_LOGITS in extras:
+        found["masks"] = encode_masks(_finite(extras[MASK_LOGITS][queries[keep]], MASK_LOGITS), size_hw)
+    if QUADS in extras:
+        corners = _finite(extras[QUADS][queries[keep]], QUADS)
+        found["quads"] = corners.astype(np.float32) * np.array(size_hw[::-1], np.float32)
+    return found, keep
+
+
+_PAIRWISE = {ORDER_LOGITS, SUCCESSOR_LOGITS}
+
+
+def _finite(array: NDArray, name: str) -> NDArray:
+    if not np.isfinite(array).all():
+        raise SessionError(f"the model returned NaN or infinite values in '{name}': {_OVERFLOW}")
+    return array
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:
@@ -147,12 +193,12 @@ def softmax(x: NDArray) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Candidates of one image, best first. maps: index of each one's mask logits."""
+    """Candidates of one image, best first. queries: index of each one in the outputs of `spec.extra_outputs`."""
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
     ids: NDArray[np.int64]
-    maps: NDArray[np.int64]
+    queries: NDArray[np.int64]
 
 
 def count_candidates(spec: ModelSpec) -> int:
@@ -230,14 +276,14 @@ def checked_output(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, 
     return array
 
 
-def _read_maps(outputs: Mapping[str, NDArray], spec: ModelSpec, images: int) -> NDArray:
-    """Mask logits of all queries, or with decoding in the graph of all detections."""
-    count = spec.decode.max_detections if spec.decode.in_graph else spec.decode.num_queries
-    # Sides of maps follow those of the input, which may be symbolic.
-    sides = np.shape(outputs.get(MASK_LOGITS, ()))[2:]
-    if len(sides) != 2 or 0 in sides:
-        sides = tuple(side // spec.decode.mask_stride for side in spec.input.size_hw)
-    return checked_output(outputs, MASK_LOGITS, (images, count, *sides), finite=False)
+def _read_extra(outputs: Mapping[str, NDArray], name: str, spec: ModelSpec, images: int) -> NDArray:
+    """An output of `spec.extra_outputs`: of all queries, or with decoding in the graph of all detections."""
+    sides: tuple[int, ...] = ()
+    if name == MASK_LOGITS:  # its sides follow those of the input, which may be symbolic
+        sides = np.shape(outputs.get(MASK_LOGITS, ()))[2:]
+        if len(sides) != 2 or 0 in sides:
+            sides = tuple(side // spec.decode.mask_stride for side in spec.input.size_hw)
+    return checked_output(outputs, name, (images, *extra_outputs(spec)[name], *sides), finite=False)
 
 
 def _read_decoded(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:

@@ -115,7 +115,7 @@ def preprocess(
     batch = np.zeros((len(images), 3, height, width), given.dtype)
 
     def fill(slot: NDArray, image: NDArray[np.uint8], size: SizeHW) -> None:
-        resized = resize(image, size, given.resample) if given.antialias else interpolate(image, size)
+        resized = resize(image, size, given.resample) if given.antialias else interpolate(image, size, given)
         pixels = resized.transpose(2, 0, 1)
         slot[:, : size[0], : size[1]] = pixels if given.normalize_in_graph else normalize(pixels, given)
 
@@ -321,11 +321,15 @@ def resize(image: NDArray[np.uint8], size_hw: SizeHW, resample: str) -> NDArray[
     return np.asarray(pillow.resize((width, height), Image.Resampling(RESAMPLES.index(resample))))
 
 
-def interpolate(image: NDArray[np.uint8], size_hw: SizeHW) -> NDArray[np.float32]:
-    """(H, W, 3) uint8 -> (h, w, 3) float32: bilinear between the nearest pixels, without a filter for smaller sizes.
+def interpolate(image: NDArray[np.uint8], size_hw: SizeHW, given: InputSpec) -> NDArray[np.float32]:
+    """(H, W, 3) uint8 -> (h, w, 3) float32: between the nearest pixels of each axis, without a filter for smaller sizes.
 
-    The rule of `torch.nn.functional.interpolate` without align_corners, which RF-DETR's processor in transformers uses.
+    The rule of `torch.nn.functional.interpolate` without align_corners, which transformers' processors of RF-DETR (bilinear) and
+    PP-DocLayout (bicubic, kept in 0..255) use.
     """
+    if given.resample == "bicubic":
+        pixels = np.clip(_bicubic(image, size_hw), 0, 255)
+        return np.round(pixels) if given.rounded else pixels
     pixels = image.astype(np.float32)
     for axis, side in enumerate(size_hw):
         length = image.shape[axis]
@@ -339,6 +343,32 @@ def interpolate(image: NDArray[np.uint8], size_hw: SizeHW) -> NDArray[np.float32
         second = np.minimum(first + 1, length - 1)
         pixels = pixels.take(first, axis) * (1 - weight) + pixels.take(second, axis) * weight
     return pixels
+
+
+def _bicubic(image: NDArray[np.uint8], size_hw: SizeHW) -> NDArray[np.float32]:
+    """Keys' cubic convolution with a = -0.75 over four pixels of each axis; pixels outside the image are those at its edge."""
+    if image.shape[:2] == tuple(size_hw):
+        return image.astype(np.float32)
+    pixels = image.astype(np.float32)
+    for axis in (1, 0):
+        length, side = image.shape[axis], size_hw[axis]
+        place = ((np.arange(side) + 0.5) * np.float64(np.float32(length / side)) - 0.5).astype(np.float32)
+        first = np.floor(place).astype(np.int64)
+        near = (place - first).astype(np.float32)
+        total: NDArray[np.float32] | float = 0.0
+        shape = [side if one == axis else 1 for one in range(3)]
+        for tap in range(-1, 3):
+            weight = _keys(np.abs(near - np.float32(tap))).reshape(shape)
+            total = total + pixels.take(np.clip(first + tap, 0, length - 1), axis) * weight
+        pixels = np.asarray(total, np.float32)
+    return pixels
+
+
+def _keys(distance: NDArray[np.float32], a: float = -0.75) -> NDArray[np.float32]:
+    """Weight of a pixel at a distance of up to 2 pixels, float32."""
+    inner = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, inner, outer).astype(np.float32)
 
 
 def normalize(pixels: NDArray, given: InputSpec) -> NDArray[np.float32]:

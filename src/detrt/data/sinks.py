@@ -97,11 +97,10 @@ def csv_writer(path: str | os.PathLike, extra: Sequence[str] = ()) -> Iterator[W
             data = record.to_dict()
             common = {key: data[key] for key in columns if key in data}
             for found in data["detections"]:
-                for part in ("phrase_span", "segmentation"):  # no column holds them
-                    found.pop(part, None)
                 corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
+                own = {key: value for key, value in found.items() if key in columns}  # no column holds masks and phrases
                 with _blaming(path):
-                    rows.writerow(common | found | corners)
+                    rows.writerow(common | own | corners)
 
         yield write
 

@@ -32,6 +32,7 @@ from ..spec import (
     TEXT_SELF_MASK,
     ModelSpec,
     TensorInfo,
+    extra_outputs,
     text_inputs,
 )
 from .source import Source
@@ -64,6 +65,10 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     spec = replace(spec, input=replace(spec.input, **changes))  # type: ignore[arg-type]
     spec = _with_nms(spec, config)
     if config.decode == "graph":
+        if spec.decode.reading_order != "none":
+            raise ExportError(
+                f"--decode graph: {family.title} returns detections in reading order, which is computed after the graph; leave it out"
+            )
         keep = config.max_detections or spec.decode.max_detections
         if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
             # NMS in post-processing needs the same candidates as without decoding in the graph.
@@ -113,9 +118,11 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
-    if spec.has_masks:
-        sides = (f"mask_{side}" if isinstance(side, str) else int(side // rule.mask_stride) for side in (height, width))
-        outputs = (*outputs, TensorInfo(MASK_LOGITS, "float32", (*rows, *sides)))
+    for name, shape in extra_outputs(spec).items():
+        sides: tuple[int | str, ...] = ()
+        if name == MASK_LOGITS:
+            sides = tuple(f"mask_{side}" if isinstance(side, str) else int(side // rule.mask_stride) for side in (height, width))
+        outputs = (*outputs, TensorInfo(name, "float32", (*rows[:-1], *shape, *sides)))
     return tuple(inputs), tuple(outputs)
 
 

@@ -32,7 +32,8 @@ class Family:
     licence: of the published code and weights, as their authors state it; sizes that differ are named.
     processor: image processor of transformers for its checkpoints, without the suffix, see `preprocessor.PROCESSORS`.
     text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms, nms_iou: the authors' suppression of
-    overlapping boxes, see `DecodeSpec`.
+    overlapping boxes, see `DecodeSpec`. reading_order, quads: see `DecodeSpec`. masks_at: stride of the masks that every checkpoint
+    of the family has; 0 where the class of the checkpoint tells.
     """
 
     name: str
@@ -58,6 +59,9 @@ class Family:
     processor: str = "Detr"
     reducible: bool = False
     licence: str = ""
+    reading_order: str = "none"
+    quads: bool = False
+    masks_at: int = 0
 
 
 def _resnet_detr(name: str, model_type: str, title: str, example: str, **facts: object) -> Family:
@@ -86,6 +90,13 @@ def _hybrid(name: str, model_type: str, title: str, example: str, **facts: objec
         "reducible": True,
     }
     return Family(name=name, model_type=model_type, title=title, example=example, **{**base, **facts})  # type: ignore[arg-type]
+
+
+def _document(version: int, reading_order: str, rewrites: tuple[str, ...] = (), **facts: object) -> Family:
+    name = f"pp_doclayout_v{version}"
+    example = f"PaddlePaddle/PP-DocLayoutV{version}_safetensors"
+    base = {"size": 800, "reducible": False, "rewrites": ("msda", *rewrites), "processor": f"PPDocLayoutV{version}"}
+    return _hybrid(name, name, f"PP-DocLayoutV{version}", example, reading_order=reading_order, **{**base, **facts})
 
 
 def _grounding(name: str, model_type: str, title: str, example: str) -> Family:
@@ -150,6 +161,9 @@ FAMILIES: tuple[Family, ...] = (
         max_detections=300,
         licence="Apache-2.0; backbones of S to X: DINOv3 License",
     ),
+    _document(2, "votes", ("document_order",)),
+    _document(3, "votes", ("document_masks",), masks_at=4),
+    _document(4, "successors", quads=True),
     Family(
         name="lw_detr",
         model_type="lw_detr",
@@ -264,12 +278,6 @@ NOT_EXPORTED = {
         "(model_type sam3, or sam3_video, of which the detector is read)",
     ),
     "sam3_lite_text": "its text encoder is MobileCLIP, and detrt exports SAM 3 with CLIP's",
-    **dict.fromkeys(
-        ("pp_doclayout_v2", "pp_doclayout_v3"),
-        "its result is boxes in reading order, for which detrt's graphs have no output, and its images are resized bicubically without "
-        "antialiasing",
-    ),
-    "pp_doclayout_v4": "its result is quadrilaterals in reading order, and detrt has boxes",
     **dict.fromkeys(("owlvit", "owlv2"), "it has a query for each patch and no decoder, which is no DETR"),
 }
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -14,22 +15,64 @@ from torch import Tensor, nn
 from ..errors import ExportError
 
 
+def box_of_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., height, width) bool -> (..., 4) cxcywh of the pixels that are set, relative to the map; 0 where there are none.
+
+    As `mask_to_box_coordinate` of PP-DocLayoutV3, whose decoder starts from it, but by a top-k selection: where a logit is within
+    rounding of 0, a box moves by a pixel, which is a selection as well. Without infinities, which FP16 has not.
+    """
+    columns, rows = mask.to(dtype).amax(-2), mask.to(dtype).amax(-1)
+    lengths = columns.shape[-1], rows.shape[-1]
+    ends = []
+    for start in (True, False):
+        for present, length, other in zip((columns, rows), lengths, lengths[::-1], strict=True):
+            place = torch.arange(length, device=mask.device).to(dtype)
+            far = length - place if start else place + 1
+            ends.append(torch.nn.functional.pad(present * far, (0, other)))
+    chosen = torch.topk(torch.stack(ends, -2), 1, dim=-1)[1][..., 0].to(dtype)
+    filled = rows.amax(-1)
+    left, top = (chosen[..., i] * filled / lengths[i] for i in (0, 1))
+    right, bottom = ((chosen[..., 2 + i] + 1) * filled / lengths[i] for i in (0, 1))
+    return torch.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], -1)
+
+
+@contextlib.contextmanager
+def _boxes_of_masks() -> Iterator[None]:
+    """PP-DocLayoutV3 of transformers with `box_of_mask`, as its graph has it."""
+    module: Any = sys.modules.get("transformers.models.pp_doclayout_v3.modeling_pp_doclayout_v3")
+    if module is None:
+        yield
+        return
+    original = module.mask_to_box_coordinate
+    module.mask_to_box_coordinate = box_of_mask
+    try:
+        yield
+    finally:
+        module.mask_to_box_coordinate = original
+
+
 @contextlib.contextmanager
 def recorded_topk() -> Iterator[list[Tensor]]:
-    """The indices of the calls of `torch.topk` in the block, in call order."""
+    """The indices of the calls of `torch.topk` and `torch.argsort` in the block, in call order."""
     found: list[Tensor] = []
-    original, original_method = torch.topk, torch.Tensor.topk
+    original, original_method, sort = torch.topk, torch.Tensor.topk, torch.argsort
 
     def recording(values: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = original(values, *args, **kwargs)
         found.append(result.indices)
         return result
 
+    def recording_order(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found.append(sort(values, *args, **kwargs))
+        return found[-1]
+
     torch.topk = torch.Tensor.topk = recording  # type: ignore[assignment, method-assign]
+    torch.argsort = recording_order  # type: ignore[assignment]
     try:
-        yield found
+        with _boxes_of_masks():
+            yield found
     finally:
-        torch.topk, torch.Tensor.topk = original, original_method  # type: ignore[method-assign]
+        torch.topk, torch.Tensor.topk, torch.argsort = original, original_method, sort  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -98,7 +141,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
-    """Make the calls of `torch.topk` in the block return the values at the given indices, in call order.
+    """Make the calls of `torch.topk` and `torch.argsort` in the block return what is at the given indices, in call order.
 
     indices: integer arrays or tensors, on any device.
 
@@ -109,7 +152,11 @@ def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
         ExportError: more calls than indices, or a selection of another shape.
     """
     remaining = list(indices)
-    original, original_method = torch.topk, torch.Tensor.topk
+    original, original_method, sort = torch.topk, torch.Tensor.topk, torch.argsort
+
+    def forced_order(values: torch.Tensor, dim: int = -1, **kwargs: Any) -> torch.Tensor:
+        length = values.shape[dim]
+        return forced(values.to(torch.int64), length, dim, largest=kwargs.get("descending", False)).indices  # type: ignore[no-any-return]
 
     def forced(values: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
         if not remaining:
@@ -121,9 +168,11 @@ def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
         return torch.return_types.topk((values.gather(dim, index), index))
 
     torch.topk = torch.Tensor.topk = forced  # type: ignore[assignment, method-assign]
+    torch.argsort = forced_order  # type: ignore[assignment]
     try:
-        yield
+        with _boxes_of_masks():
+            yield
     finally:
-        torch.topk, torch.Tensor.topk = original, original_method  # type: ignore[method-assign]
+        torch.topk, torch.Tensor.topk, torch.argsort = original, original_method, sort  # type: ignore[method-assign]
     if remaining:
         raise ExportError("the graph has more top-k selections than the PyTorch model")

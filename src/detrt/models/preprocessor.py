@@ -29,6 +29,10 @@ CHOICE = (
 
 _HALF = (0.5, 0.5, 0.5)
 _EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_normalize": True, "do_pad": True}
+_DOCUMENTS = {
+    **{"size": {"height": 800, "width": 800}, "resample": 3, "do_pad": False},
+    **{"do_normalize": True, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)},
+}
 # image processor of transformers, without its suffix -> what it does where a file does not say. The others are equal for all:
 # bilinear, 1 / 255, the mean and standard deviation of ImageNet.
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -41,7 +45,11 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_std": _HALF,
     },
     "RTDetr": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
+    **dict.fromkeys(("PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4"), _DOCUMENTS),
 }
+# Processors that do not antialias: PIL's number of the one filter that detrt does so, and whether they round the resized pixels.
+# RF-DETR's authors antialias, its processor in transformers does not.
+_NOT_ANTIALIASED = {"RfDetr": (2, False), "PPDocLayoutV2": (3, True), "PPDocLayoutV3": (3, True), "PPDocLayoutV4": (3, False)}
 # Keys that say nothing about pixels, or of which only an empty value or the one here does not.
 _IDLE = (
     *("format", "do_convert_annotations", "image_processor_type", "feature_extractor_type", "processor_class", "auto_map"),
@@ -220,12 +228,13 @@ class _ConfigReader:
             "dynamic": family.dynamic,
             "multiple_of": self._multiple,
         }
-        if self.processor == "RfDetr" and self._stated:
-            if common["resample"] != "bilinear":
+        if self.processor in _NOT_ANTIALIASED and (self._stated or self.processor != "RfDetr"):
+            only, rounded = _NOT_ANTIALIASED[self.processor]
+            if resample != only:
                 raise _Refused(
-                    f"resample {resample} of RfDetrImageProcessor, which does not antialias; detrt does that for 2 only"
+                    f"resample {resample} of {self.processor}ImageProcessor, which does not antialias; detrt does that for {only} only"
                 )
-            common |= {"antialias": False, "dtype": "float32"}
+            common |= {"antialias": False, "dtype": "float32", "rounded": rounded}
         size = self._size() if wanted is None else _size_of(wanted)
         pad = self._pad_size(size) if wanted is None else _canvas_of(wanted)
         shaped = self._stretch if "height" in size else self._aspect

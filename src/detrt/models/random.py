@@ -121,6 +121,15 @@ _TINY_LW = {
         "out_indices": [2, 4],
     },
 }
+_TINY_DOCUMENT = {**_TINY_HG, "global_pointer_head_size": 8}
+_DOCUMENT_LABELS = 25
+
+
+def _class_order(labels: int) -> dict[str, Any]:
+    """What PP-DocLayoutV2 knows of each class: from which score on it is ordered, and its number for the reading order."""
+    return {"class_thresholds": [0.5] * labels, "class_order": [(7 * i) % labels % 20 for i in range(labels)]}
+
+
 _RF_WIDE = {
     **{"d_model": 512, "decoder_layers": 5, "decoder_n_points": 4},
     **{"decoder_self_attention_heads": 16, "decoder_cross_attention_heads": 32, "num_labels": 366},
@@ -248,6 +257,32 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deimv2": ("deimv2", {}, _TINY_HG),
     "ecdet": ("ecdet", _edgecrafter("l"), _TINY_EC),
     "ecseg": ("ecdet", _ecseg("l"), _TINY_EC),
+    "pp_doclayout_v2": (
+        "pp_doclayout_v2",
+        {"num_labels": _DOCUMENT_LABELS, **_class_order(_DOCUMENT_LABELS)},
+        {
+            **_TINY_HG,
+            **_class_order(7),
+            "reading_order_config": {
+                **{"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48},
+                **{"coordinate_size": 6, "shape_size": 4, "relation_bias_embed_dim": 8, "global_pointer_head_size": 8},
+            },
+        },
+    ),
+    "pp_doclayout_v3": (
+        "pp_doclayout_v3",
+        {"num_labels": _DOCUMENT_LABELS},
+        {
+            **_TINY_DOCUMENT,
+            "backbone_config": {**_tiny_hgnet(), "out_features": _STAGES},
+            **{"x4_feat_dim": 16, "mask_feature_channels": [16, 16], "num_prototypes": 8},
+        },
+    ),
+    "pp_doclayout_v4": (
+        "pp_doclayout_v4",
+        {"num_labels": _DOCUMENT_LABELS},
+        {**{("hidden_size" if k == "d_model" else k): v for k, v in _TINY_DOCUMENT.items()}},
+    ),
     "lw_detr": (
         "lw_detr",
         {"projector_scale_factors": [1.0]},
@@ -369,9 +404,15 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
             if dull or (moves and not settle):
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         spread_variances(module, generator)
+        if family.reading_order != "none":
+            for child in module.modules():
+                if isinstance(child, torch.nn.BatchNorm2d):  # initialised to 0.01, for training from a backbone's weights
+                    child.weight.data.normal_(1, 0.05, generator=generator)
         # ECDet selects its queries on the output of the encoder as it is, so that a tiny one needs statistics, too.
         if family.name == "ecdet" or (settle and family.name in ("d_fine", "deimv2")):
             _settle_batch_norms(module, generator)
+        if family.masks_at:
+            _centre_prototypes(module, generator)
         projection = getattr(getattr(module, "model", None), "input_projection", None)
         if settle and isinstance(projection, torch.nn.Conv2d):
             _settle_projection(projection, module, generator)
@@ -397,6 +438,17 @@ def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> 
     for norm in norms:
         norm.momentum = 0.1
         norm.eval()
+
+
+def _centre_prototypes(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Give the maps that masks are sums of the mean 0 on images of noise, in place: otherwise a mask is the whole image or nothing."""
+    last: Any = module.get_submodule("model.encoder.encoder_mask_output.conv")
+    seen: list[torch.Tensor] = []
+    handle = last.register_forward_hook(lambda conv, inputs, output: seen.append(output))
+    with torch.no_grad():
+        module.eval()(pixel_values=_noise(2, generator))
+    handle.remove()
+    last.bias.data -= seen[0].mean((0, 2, 3))
 
 
 def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, generator: torch.Generator) -> None:

@@ -84,7 +84,9 @@ def without_masks(source: Source) -> Source:
     if spec.text is not None:  # its boxes do not depend on the mask head, which is left out of the graph
         return replace(source, spec=spec, notes=(*source.notes, "no masks"))
     detector: Any = module.model
-    if not hasattr(detector, "model"):
+    if source.family.masks_at:
+        detector = module  # its boxes start from its masks
+    elif not hasattr(detector, "model"):
         # A class of `detrt.models.arch`: the detector of transformers with a head.
         detector = module
         for name in [name for name in (*module._modules, *module._parameters) if name.startswith("mask_")]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError
 from .fingerprints import FINGERPRINTS, TESTED
+from .hooks import box_of_mask
 from .ops.msda import ms_deform_attn
 from .source import transformers_version
 
@@ -119,6 +120,32 @@ def _shape_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
     return [(module, "torch", _TorchForTracing())]
 
 
+class _TorchForDocuments(_TorchForTracing):
+    """`torch` for PP-DocLayoutV2 and V3: an operator that ONNX lacks, and no outputs of layers but the last, which alone are read."""
+
+    @staticmethod
+    def take_along_dim(data: Tensor, indices: Tensor, dim: int) -> Tensor:
+        return data.gather(dim, indices)
+
+    @staticmethod
+    def argsort(data: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+        # The key of a flag and its position is unique: the order does not depend on how a runtime orders equal values.
+        place = torch.arange(data.shape[dim], device=data.device)
+        return torch.argsort(data.to(torch.float32) * data.shape[dim] - place, dim=dim, descending=descending)
+
+    @staticmethod
+    def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+        return tensors[-1].unsqueeze(1) if dim == 1 else torch.stack(tuple(tensors), dim)
+
+
+def _document_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
+    return [(module, "torch", _TorchForDocuments())]
+
+
+def _document_mask_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
+    return [*_document_patches(module, model), (module, "mask_to_box_coordinate", box_of_mask)]
+
+
 def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
     """Position tables for the one size that is exported, computed by the model's own code beforehand."""
     patches: list[Patch] = []
@@ -163,6 +190,16 @@ REWRITES: dict[str, Rewrite] = {
         "the antialiased bicubic resize of the position table exists in no TensorRT version",
         ("RfDetrDinov2Embeddings.interpolate_pos_encoding",),
         _frozen_position_patches,
+    ),
+    "document_order": Rewrite(
+        "take_along_dim is no operator of ONNX, and equal values have no order there",
+        ("PPDocLayoutV2ForObjectDetection.forward", "PPDocLayoutV2ReadingOrder.forward", "PPDocLayoutV2Decoder.forward"),
+        _document_patches,
+    ),
+    "document_masks": Rewrite(
+        "masks of every layer would be computed and stored, and boxes of masks are no selections that can be forced",
+        ("PPDocLayoutV3ForObjectDetection.forward", "PPDocLayoutV3Decoder.forward", "mask_to_box_coordinate"),
+        _document_mask_patches,
     ),
     # Nothing is replaced: detrt's own modules compute what these places compute, and must know when they change.
     "tensors_only": Rewrite(

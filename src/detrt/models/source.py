@@ -119,7 +119,7 @@ def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: 
         keep = min(family.max_detections, queries * classes)
     names = dict(config.id2label or {}) if labels is None else dict(labels)
     # The config of a detector has the field as well: the class tells whether there is a mask head.
-    masks = type(module).__name__.endswith(MASK_CLASS)
+    masks = bool(family.masks_at) or type(module).__name__.endswith(MASK_CLASS)
     decode = DecodeSpec(
         family.activation,
         family.select,
@@ -128,7 +128,9 @@ def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: 
         keep,
         nms=family.nms,
         nms_iou=family.nms_iou,
-        mask_stride=int(config.mask_downsample_ratio) if masks else 0,
+        mask_stride=family.masks_at or (int(config.mask_downsample_ratio) if masks else 0),
+        reading_order=family.reading_order,
+        quads=family.quads,
     )
     return ModelSpec(family.name, input_spec, decode, names, task=INSTANCE_SEGMENTATION if masks else DETECTION)
 

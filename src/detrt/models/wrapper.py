@@ -15,12 +15,19 @@ from ..spec import (
     ATTENTION_MASK,
     CLASS_MASK,
     INPUT_IDS,
+    LOGITS,
+    MASK_LOGITS,
+    ORDER_LOGITS,
     PHRASE_FEATURES,
     PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
+    PRED_BOXES,
+    QUADS,
+    SUCCESSOR_LOGITS,
     TARGET_SIZES,
     ModelSpec,
+    extra_outputs,
     output_names,
     text_inputs,
 )
@@ -38,7 +45,7 @@ class ExportModule(nn.Module):
     pixel_values: (batch, 3, height, width); raw RGB 0..255 when the spec normalises in the graph.
     pixel_mask: (batch, height, width) int64, 1 = image; only when `spec.input.mask`.
     target_sizes: (batch, 2) int64, original (height, width); only when `spec.decode.in_graph`.
-    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections), and with masks mask_logits; see `detrt.spec`.
+    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections), and the outputs of `spec.extra_outputs`.
     """
 
     def __init__(self, model: nn.Module, spec: ModelSpec) -> None:
@@ -62,10 +69,11 @@ class ExportModule(nn.Module):
             outputs = self.model(pixel_values=pixels, pixel_mask=mask, return_dict=True)
         else:
             outputs = self.model(pixel_values=pixels, return_dict=True)
-        masks = [outputs.pred_masks] if self.spec.has_masks else []
+        found = named_outputs(outputs, self.spec)
         if not self.spec.decode.in_graph:
-            return outputs.logits, outputs.pred_boxes, *masks
-        return self.decode(outputs.logits, outputs.pred_boxes, feeds[TARGET_SIZES], *masks)
+            return tuple(found[name] for name in self.output_names)
+        masks = [found[name] for name in extra_outputs(self.spec)]
+        return self.decode(found[LOGITS], found[PRED_BOXES], feeds[TARGET_SIZES], *masks)
 
     def normalized(self, pixel_values: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, 3, height, width) float32 as the checkpoint expects it; padding is set to 0."""
@@ -137,6 +145,27 @@ class ExportModule(nn.Module):
         first = torch.arange(target_sizes.shape[0], device=query.device).unsqueeze(1) * (rule.num_queries * phrases)
         rows = [maps.flatten(0, 1)[query + first] for maps in masks]
         return corners * size, scores, labels, count, *rows
+
+
+def named_outputs(outputs: Any, spec: ModelSpec) -> dict[str, Tensor]:
+    """What a detector of transformers returned for a batch, as the raw outputs of the contract."""
+    found = {LOGITS: outputs.logits, PRED_BOXES: outputs.pred_boxes}
+    rule = spec.decode
+    if spec.has_masks:
+        found[MASK_LOGITS] = outputs.out_masks if "out_masks" in outputs else outputs.pred_masks
+    if rule.reading_order == "votes":
+        # Rows are compared with the columns after them; the rest of the matrix is filled with a constant.
+        after = outputs.order_logits * torch.ones((rule.num_queries, rule.num_queries)).triu(1).to(outputs.order_logits)
+        found[ORDER_LOGITS] = after - after.transpose(1, 2)
+    elif rule.reading_order == "successors":
+        found[ORDER_LOGITS] = outputs.relative_order_logits
+        found[SUCCESSOR_LOGITS] = outputs.successor_order_logits * (1 - torch.eye(rule.num_queries)).to(outputs.logits)
+    if rule.quads:
+        centre, offsets = outputs.pred_boxes[..., None, :2], outputs.pred_boxes[..., 2:].unflatten(-1, (4, 2))
+        corners = centre + (offsets - 0.5)
+        low, high = corners.amin(-2), corners.amax(-2)
+        found[PRED_BOXES], found[QUADS] = torch.cat([(low + high) / 2, high - low], -1), corners
+    return found
 
 
 class TextExportModule(ExportModule):

@@ -21,12 +21,13 @@ from ..data.resample import BITS, axis_table, down_first
 from ..errors import SpecError
 from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream
-from ..spec import InputSpec, ModelSpec
+from ..spec import MASK_LOGITS, ORDER_LOGITS, QUADS, InputSpec, ModelSpec, extra_outputs
 from .deepstream_config import FULL_HD, DeepStreamConfig
 
 MODEL, LABELS_FILE, CONFIG, APP_CONFIG = "model.onnx", "labels.txt", "config_infer_primary.txt", "deepstream_app_config.txt"
 _FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # NvBufSurfTransform_Inter on a GPU
 _SCALE_TOLERANCE = 0.03  # by which nvinfer's letterbox may be larger or smaller than the model's own
+_LEFT_OUT = {MASK_LOGITS: "masks", ORDER_LOGITS: "reading order and its ranks", QUADS: "quadrilaterals"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def write_deepstream(model: Path | str, output: Path | str, config: DeepStreamCo
     config, output = config or DeepStreamConfig(), Path(output)
     path, spec = _graph_of(Path(model))
     _check(path, spec, config.resize)
-    notes = ["masks are left out"] if spec.has_masks else []
+    notes = [f"{what} are left out" for name, what in _LEFT_OUT.items() if name in extra_outputs(spec)]
     box = letterbox(spec.input, config, notes)
     rows = spec.decode.max_detections if spec.decode.in_graph else count_candidates(spec)
     graph = for_deepstream(io.load(path), spec, box, rows)
@@ -139,7 +140,7 @@ def _resize(frame_hw: SizeHW, plan: BatchPlan, given: InputSpec) -> FrameResize:
             for tap in range(table.taps):
                 np.add.at(matrix, (rows, np.minimum(table.first + tap, length - 1)), table.weights[tap] / (1 << BITS))
         else:
-            matrix[:result] = interpolate(np.eye(length, dtype=np.uint8)[..., None], (result, length))[..., 0]
+            matrix[:result] = interpolate(np.eye(length, dtype=np.uint8)[..., None], (result, length), given)[..., 0]
         matrices.append(matrix)
     return FrameResize(matrices[0], matrices[1], not given.antialias or down_first(frame_hw, inside), given.antialias)
 

@@ -19,7 +19,18 @@ from ..backends.onnxruntime.session import OnnxSession
 from ..backends.tensorrt.build import plugin_operators
 from ..bundle import Bundle, BundleFile, EngineFacts
 from ..errors import EngineError, OutputError, SpecError
-from ..spec import BOXES, LABELS, NUM_DETECTIONS, PIXEL_MASK, PIXEL_VALUES, SCORES, TARGET_SIZES, ModelSpec, TensorInfo
+from ..spec import (
+    BOXES,
+    LABELS,
+    NUM_DETECTIONS,
+    PIXEL_MASK,
+    PIXEL_VALUES,
+    SCORES,
+    TARGET_SIZES,
+    ModelSpec,
+    TensorInfo,
+    extra_outputs,
+)
 from .triton_config import MODEL_NAME, TritonConfig
 
 _DTYPES = {
@@ -183,9 +194,10 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     config = config or TritonConfig()
     bundle = Bundle.open(bundle_folder)
     spec = bundle.spec
-    if spec.has_masks:
+    if extra_outputs(spec):
+        what = "masks" if spec.has_masks else "a reading order"
         raise SpecError(
-            f"'{bundle_folder}' is a model with masks, which a Triton repository cannot return yet; serve it with: detrt serve "
+            f"'{bundle_folder}' is a model with {what}, which a Triton repository cannot return yet; serve it with: detrt serve "
             f"{bundle_folder}"
         )
     if spec.text is not None:

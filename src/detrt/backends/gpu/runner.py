@@ -21,7 +21,7 @@ from ...data.postprocess import Candidates
 from ...data.preprocess import BatchPlan, SizeHW
 from ...data.raw_image import LoadedImage, RawImage
 from ...errors import ImageError
-from ...spec import LOGITS, MASK_LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
+from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo, extra_outputs
 from ...system import usable_cores
 from ..base import Feeds, Outputs
 from .cuda_graph import LayoutGraph, LayoutGraphCache, capture_graph, recordable
@@ -49,16 +49,16 @@ def stream_for(index: int) -> Any:
 
 
 class Pending:
-    """A batch in flight."""
+    """A batch in flight. names: of its outputs; selected: the first array is that of `select`, the names those of the others."""
 
-    def __init__(self, download: _Download, count: int, names: Sequence[str] | None) -> None:
-        self._download, self._count, self._names = download, count, names
+    def __init__(self, download: _Download, count: int, names: Sequence[str], selected: bool) -> None:
+        self._download, self._count, self._names, self._selected = download, count, names, selected
 
     def outputs(self) -> Outputs | Candidates:
         """Wait for the outputs, in the form that post-processing takes."""
         arrays = self._download.arrays()
-        if self._names is None:
-            return unpack(arrays[0], self._count, *arrays[1:])
+        if self._selected:
+            return unpack(arrays[0], self._count, dict(zip(self._names, arrays[1:], strict=True)))
         return {name: array[: self._count] for name, array in zip(self._names, arrays, strict=True)}
 
 
@@ -177,7 +177,8 @@ class GpuRunner:
         slot.run()
         mark("forward")
         download = host.download(slot.results, on_device)
-        return Pending(download, len(images), None if slot.selects else self._outputs)
+        names = [*extra_outputs(self.spec)] if slot.selects else self._outputs
+        return Pending(download, len(images), names, slot.selects)
 
     def _shared_block(self, plan: BatchLayout) -> Tensor:
         """The block of all layouts without a graph."""
@@ -245,8 +246,8 @@ class _Slot:
             self._outputs = outputs
             if not self.selects:
                 return list(outputs.values())
-            masks = [outputs[MASK_LOGITS].float()] if spec.has_masks else []
-            return [select(outputs[LOGITS], outputs[PRED_BOXES], spec), *masks]
+            extras = [outputs[name].float() for name in extra_outputs(spec)]
+            return [select(outputs[LOGITS], outputs[PRED_BOXES], spec), *extras]
 
         self._finish = finish
         self.run, self.results = prepare(self.tensors, finish)

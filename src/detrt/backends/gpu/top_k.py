@@ -7,6 +7,8 @@ top-k of each chunk first. Equal scores keep their order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -129,10 +131,10 @@ def _best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values.topk(count, dim=-1)
 
 
-def unpack(rows: NDArray[np.float32], images: int, mask_logits: NDArray | None = None) -> Candidates:
-    """Candidates of the first `images` of the batch, from the result of `select` on the CPU, and the mask logits beside it."""
+def unpack(rows: NDArray[np.float32], images: int, extras: Mapping[str, NDArray] | None = None) -> Candidates:
+    """Candidates of the first `images` of the batch, from the result of `select` on the CPU, and the other outputs beside it."""
     rows = rows[:images]
     flags = rows[:, -1, :2].any(0)
     overflow = _OVERFLOWS[int(np.argmax(flags)) + 1 if flags.any() else 0]
-    masks = None if mask_logits is None else mask_logits[:images]
-    return Candidates(rows[:, :-1, 0], rows[:, :-1, 1].astype(np.int64), rows[:, :-1, 2:], overflow, masks)
+    others = {name: array[:images] for name, array in (extras or {}).items()}
+    return Candidates(rows[:, :-1, 0], rows[:, :-1, 1].astype(np.int64), rows[:, :-1, 2:], overflow, others)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...detections import Detections, Masks
 from ...errors import ImageError, MissingPackageError, OutputError
+from ...spec import MASK_LOGITS, ORDER_LOGITS, QUADS, ModelSpec, extra_outputs
 
 METADATA_KEY = b"detrt"
 
@@ -25,11 +26,15 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _schema(pa: Any, masks: bool) -> Any:
-    """One row per image. error: null if the image was read; width, height: null if it was not. masks: detections have them."""
+def _schema(pa: Any, spec: ModelSpec | None) -> Any:
+    """One row per image. error: null if the image was read; width, height: null if it was not. spec: tells what detections have."""
     fields = [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
-    if masks:
-        fields.append(("segmentation", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])))
+    extras = {
+        MASK_LOGITS: ("segmentation", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])),
+        ORDER_LOGITS: ("reading_order", pa.int64()),
+        QUADS: ("quad", pa.list_(pa.list_(pa.float32(), 2), 4)),
+    }
+    fields += [extras[name] for name in (() if spec is None else extra_outputs(spec)) if name in extras]
     found = pa.struct(fields)
     columns = [("image_id", pa.int64()), ("image", pa.string()), ("width", pa.int32()), ("height", pa.int32())]
     return pa.schema([*columns, ("error", pa.string()), ("detections", pa.list_(found))])
@@ -43,15 +48,15 @@ def result_row(image_id: int, image: str, found: Detections | str) -> dict[str, 
     # Not rounded, so that files written from these rows equal those of `detrt detect`.
     parts = zip(found.labels, found.class_ids.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
     rows = [dict(zip(("label", "class_id", "score", "box_xyxy"), one, strict=True)) for one in parts]
-    if found.masks is not None:
-        rows = [{**row, "segmentation": mask} for row, mask in zip(rows, found.masks.to_coco(), strict=True)]
+    for name, values in found.extra_columns().items():
+        rows = [{**row, name: value} for row, value in zip(rows, values, strict=True)]
     return {"image_id": image_id, "image": image, "width": width, "height": height, "error": None, "detections": rows}
 
 
-def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any], *, masks: bool = False) -> bytes:
-    """A Parquet file of results; metadata: of the run, stored as JSON under the key "detrt". masks: detections have them."""
+def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any], spec: ModelSpec | None = None) -> bytes:
+    """A Parquet file of results; metadata: of the run, stored as JSON under the key "detrt". spec: of the model; None: boxes alone."""
     pa, parquet = _pyarrow()
-    schema = _schema(pa, masks).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
+    schema = _schema(pa, spec).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
     target = io.BytesIO()
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), target, compression="zstd")
     return target.getvalue()
@@ -91,7 +96,8 @@ def detections_of(row: Mapping[str, Any]) -> Detections:
     """The detections of a row of results."""
     found = row["detections"]
     size = row["height"] or 0, row["width"] or 0
-    masked = bool(found) and found[0].get("segmentation") is not None
+    first = found[0] if found else {}
+    masked, ordered, quads = (first.get(name) is not None for name in ("segmentation", "reading_order", "quad"))
     return Detections(
         np.array([one["box_xyxy"] for one in found], np.float32).reshape(-1, 4),
         np.array([one["score"] for one in found], np.float32),
@@ -99,6 +105,8 @@ def detections_of(row: Mapping[str, Any]) -> Detections:
         tuple(one["label"] for one in found),
         size,
         masks=Masks.from_coco([one["segmentation"] for one in found], size) if masked else None,
+        reading_order=np.array([one["reading_order"] for one in found], np.int64) if ordered else None,
+        quads=np.array([one["quad"] for one in found], np.float32) if quads else None,
     )
 
 

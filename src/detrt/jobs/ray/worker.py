@@ -120,7 +120,7 @@ class ShardDetector:
         triples = zip(shard.image_ids, shard.refs, answers, strict=True)
         rows = [result_row(image_id, ref.image, answer) for image_id, ref, answer in triples]
         metadata = {**self.job.metadata, "shard": shard.number}
-        content = results_to_bytes(rows, metadata, masks=self.detector.spec.has_masks)
+        content = results_to_bytes(rows, metadata, self.detector.spec)
         self.place.write(part_name(shard.number), content)
         bad = sum(isinstance(answer, str) for answer in answers)
         detections = sum(len(row["detections"]) for row in rows)
