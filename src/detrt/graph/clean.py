@@ -53,10 +53,26 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         drop_unused_domains(slim)
         for node in slim.graph.node:
             drop_default_reduction(node)
-        onnx.checker.check_model(slim)
+        _check(slim)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise GraphError(f"the traced graph does not simplify: {error}") from error
     return slim
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """onnx's checker, without large weights, which it copies twice."""
+    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    graph = light.graph
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) > _LARGE_BYTES:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        else:
+            graph.initializer.append(tensor)
+    onnx.checker.check_model(light)
 
 
 def _fusions() -> list[str]:
@@ -144,11 +160,13 @@ def detach_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def attach_weights(model: onnx.ModelProto, weights: dict[str, onnx.TensorProto]) -> None:
+    """Turn inputs into initializers again, in place; `weights` is emptied."""
     graph = model.graph
     inputs = [value for value in graph.input if value.name not in weights]
     del graph.input[:]
     graph.input.extend(inputs)
-    graph.initializer.extend(weights.values())  # `drop_dead` removes those that folding made unused
+    for name in list(weights):  # `drop_dead` removes those that folding made unused
+        graph.initializer.append(weights.pop(name))
 
 
 def readable_names(model: onnx.ModelProto) -> None:
@@ -279,11 +297,10 @@ def drop_dead(model: onnx.ModelProto) -> None:
     remaining.reverse()
     if len(remaining) != len(graph.node):
         replace_nodes(model, remaining)
-    tensors = [tensor for tensor in graph.initializer if tensor.name in live]
-    if len(tensors) != len(graph.initializer):
-        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
-        del graph.initializer[:]
-        graph.initializer.extend(copies)
+    # One by one: a list of those that stay would copy them, gigabytes of a large model.
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name not in live:
+            del graph.initializer[index]
 
 
 def _names_used(node: onnx.NodeProto) -> Iterator[str]:

@@ -61,11 +61,13 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
     """
     onnx = _onnx()
     path = Path(path)
-    # Weights first: protobuf cannot even compute the size of a message above its limit.
+    # Weights first: protobuf cannot even compute the size of a message above its limit. The rest is small; its size by `ByteSize` would
+    # need another copy of the model.
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if weights < MAX_INLINE_BYTES and model.ByteSize() < MAX_INLINE_BYTES:
+    content = model.SerializeToString() if weights < MAX_INLINE_BYTES else b""
+    if 0 < len(content) < MAX_INLINE_BYTES:
         with writing(path) as temporary:
-            temporary.write_bytes(model.SerializeToString())
+            temporary.write_bytes(content)
         return
     data_name = path.name + ".data"
     copy = type(model)()
