@@ -9,8 +9,9 @@ drawn scene; both steps leave out what is there, so that they can be interrupted
 its own and adds a line to FOLDER/rows.jsonl; a model whose INT8 bundle came later is measured again. Its backends run in turn, after one run that is not counted, on one image of the usual size: PyTorch as
 `from_pretrained` gives the checkpoint (with its fused attention), on a ready tensor. Medians of the wall clock and of the processor time
 of all threads in milliseconds. "detect" is the backend that `detrt detect` picks of
-the FP32 bundle, by the times that a build takes.
-DETRT_THREADS: threads; default: all cores. DETRT_SECONDS: of runs for each backend (10).
+the FP32 bundle: the one with the least time, as in a build.
+DETRT_THREADS: threads; default: all cores. DETRT_SECONDS: of runs for each backend (10). DETRT_COLUMNS: what is measured, comma-separated
+(all); lines of the same model are merged, so that models whose runs take seconds can be measured in several calls.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from detrt.backends.base import Backend
 from detrt.backends.open import open_session
-from detrt.backends.openvino.speed import measure_speed
 from detrt.bench.measure import drawn_images
 from detrt.bench.reference import library_calls
 from detrt.bundle import Bundle
@@ -46,6 +45,7 @@ SECONDS = float(os.environ.get("DETRT_SECONDS", "10"))
 FEWEST, MOST = 3, 15  # counted runs
 PROMPT = "a cat. a remote control."
 COLUMNS = ("torch", "onnxruntime", "openvino", "onnxruntime_int8", "openvino_int8")
+WANTED = os.environ.get("DETRT_COLUMNS", ",".join(COLUMNS)).split(",")
 # Random weights have no precision to lose, so that every layer is quantized that the rules allow.
 INT8 = ("--precision", "int8", "--calibration-images", "1", "--quantize-fraction", "1", "--min-fraction", "0")
 
@@ -77,7 +77,10 @@ def measure(folder: Path, names: list[str]) -> None:
     there = {
         one["name"]
         for one in rows_of(folder)
-        if "openvino_int8" in one or not (folder / one["name"] / "int8/detrt.json").is_file()
+        if all(
+            column in one or (column.endswith("_int8") and not (folder / one["name"] / "int8/detrt.json").is_file())
+            for column in WANTED
+        )
     }
     wanted = names or sorted(path.parents[1].name for path in folder.glob("*/fp32/detrt.json"))
     todo = [name for name in wanted if name not in there]
@@ -102,7 +105,8 @@ def row(folder: Path, name: str) -> dict:
     feeds = preprocess(images, spec).feeds
     calls: dict[str, Callable[[], object]] = {}
     try:
-        calls["torch"] = torch_call(fp32, feeds["pixel_values"].shape[2:], images)
+        if "torch" in WANTED:
+            calls["torch"] = torch_call(fp32, feeds["pixel_values"].shape[2:], images)
     except MissingPackageError as error:  # OmDet-Turbo's processor needs torchvision
         say(f"  without PyTorch: {error}")
     result = {
@@ -111,11 +115,10 @@ def row(folder: Path, name: str) -> dict:
         "threads": THREADS,
         "load": [round(os.getloadavg()[0], 1)],
     }
-    result["detect"] = picked(fp32)
     sessions = []
     for suffix, bundle in (("", fp32), ("_int8", int8)):
         for backend in ("onnxruntime", "openvino"):
-            if not (bundle / "detrt.json").is_file():
+            if backend + suffix not in WANTED or not (bundle / "detrt.json").is_file():
                 continue
             session = open_session(bundle, backend=backend, threads=THREADS)
             sessions.append(session)
@@ -125,20 +128,12 @@ def row(folder: Path, name: str) -> dict:
     wall, work = times_of(calls)
     for call in calls:
         result[call] = {"wall_ms": middle(wall[call]), "cpu_ms": middle(work[call]), "runs": len(wall[call])}
+    if {"onnxruntime", "openvino"} <= wall.keys():
+        result["detect"] = min(("openvino", "onnxruntime"), key=lambda backend: min(wall[backend]))
     for session in sessions:
         session.close()
     result["load"].append(round(os.getloadavg()[0], 1))
     return result
-
-
-def picked(bundle: Path) -> str:
-    """The backend that `detrt detect` picks of a bundle that is built here and now."""
-    found = Bundle.open(bundle)
-    (model,), (graph,) = found.of_kind("openvino"), found.of_kind("onnx")
-    fused = [found.path_of(entry) for entry in found.of_kind("onnx-fused")]
-    assert model.engine is not None
-    speed = measure_speed(found.path_of(graph), next(iter(fused), None), found.path_of(model), found.spec, model.engine)
-    return (Backend.ONNXRUNTIME if speed.prefers_onnx else Backend.OPENVINO).value
 
 
 def torch_call(bundle: Path, size: tuple[int, int], images: list[np.ndarray]) -> Callable[[], object]:
@@ -200,7 +195,10 @@ def table(folder: Path) -> str:
 def rows_of(folder: Path) -> list[dict]:
     path = folder / "rows.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return list({one["name"]: one for one in found}.values())  # the newest of each
+    rows: dict[str, dict] = {}
+    for one in found:  # the newest of each column
+        rows[one["name"]] = rows.get(one["name"], {}) | one
+    return list(rows.values())
 
 
 def middle(values: list[float]) -> float:

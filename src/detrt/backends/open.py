@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_text_encoder
 from ..system import CPU, processor_name
 from ..text.tokenizer import PromptTokenizer
-from .base import Backend, BaseSession, Session
+from .base import Backend, BaseSession
 from .first_opening import check_first_opening
 from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.rtx import BACKEND as RTX
@@ -45,6 +44,7 @@ def open_session(
     spec: ModelSpec | None = None,
     load: LoadOptions | None = None,
     eager_kernels: bool = False,
+    rounded: bool = False,
     **changes: Unpack[LoadChanges],
 ) -> BaseSession:
     """Open a model for running.
@@ -66,6 +66,8 @@ def open_session(
         load: how a checkpoint, or an ONNX file of another exporter, is read.
         eager_kernels: TensorRT-RTX compiles the kernels of a shape before its first run, not beside its first runs, which take
             slower ones of other rounding meanwhile. For measurements and comparisons.
+        rounded: ONNX Runtime on a CPU rounds to 16 bits and FP8 as the graph says. By itself it computes FP16 in FP32, and does not run
+            BF16 and FP8. For comparisons.
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
 
     Raises:
@@ -74,7 +76,7 @@ def open_session(
     """
     check_changes(open_session, changes)
     tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
-    session = _open(ref, backend, device, threads, tuning, spec, changed(load, changes), eager_kernels)
+    session = _open(ref, backend, device, threads, tuning, spec, changed(load, changes), eager_kernels, rounded)
     if tuning and session.info.backend != Backend.OPENVINO:
         name, why = session.info.name, f" ({session.info.note})" if session.info.note else ""
         session.close()
@@ -94,6 +96,7 @@ def _open(
     spec: ModelSpec | None,
     load: LoadOptions,
     eager_kernels: bool,
+    rounded: bool,
 ) -> BaseSession:
     """As `open_session`. tuning: its `performance` and `streams`, where they are given."""
     if backend not in BACKENDS:
@@ -108,11 +111,11 @@ def _open(
         return _open_checkpoint(ref, load, device)
     if kind == "onnx":
         provider = _provider(backend, device)
-        onnx = _open_onnx(Path(ref), spec, load, provider, threads)
+        onnx = _open_onnx(Path(ref), spec, load, provider, threads, rounded)
         return with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
-        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, tuning, spec, eager_kernels)
+        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, tuning, spec, eager_kernels, rounded)
     if kind == "inductor":
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
@@ -150,10 +153,12 @@ def load_options_for(refs: Sequence[str], load: LoadOptions) -> list[LoadOptions
     return [load if one else LoadOptions() for one in reads]
 
 
-def _open_onnx(path: Path, spec: ModelSpec | None, load: LoadOptions, provider: str, threads: int | None) -> OnnxSession:
+def _open_onnx(
+    path: Path, spec: ModelSpec | None, load: LoadOptions, provider: str, threads: int | None, rounded: bool
+) -> OnnxSession:
     """An ONNX file with its spec, or one of another exporter in detrt's contract."""
     try:
-        session = OnnxSession(path, spec, provider=provider, threads=threads)
+        session = OnnxSession(path, spec, provider=provider, threads=threads, rounded=rounded)
     except NoSpecError:
         from ..models.foreign import read_foreign
 
@@ -288,6 +293,7 @@ def _open_bundle(
     tuning: Mapping[str, Any],
     spec: ModelSpec | None,
     eager_kernels: bool,
+    rounded: bool,
 ) -> BaseSession:
     reasons: list[str] = []
     engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
@@ -350,6 +356,7 @@ def _open_bundle(
             provider=provider,
             threads=threads,
             fused=next(iter(fused), None),
+            rounded=rounded,
         )
     except DetrtError as error:
         if provider == CPU:
@@ -393,7 +400,7 @@ def _with_first_check(bundle: Bundle, session: BaseSession, entry: BundleFile) -
             session,
             bundle,
             entry,
-            lambda: emulate_low_precision(_open_bundle(bundle, "onnxruntime", CPU, None, {}, None, eager_kernels=False)),
+            lambda: _open_bundle(bundle, "onnxruntime", CPU, None, {}, None, eager_kernels=False, rounded=True),
         )
     return session
 
@@ -562,30 +569,3 @@ def open_engine_beside(reference: BaseSession, engine: Path, text_engine: Path |
         with _closing_on_error(detector):
             encoder = open_engine(text_engine)
     return reference.with_sessions(detector, encoder)
-
-
-def emulate_low_precision(session: Session) -> Session:
-    """The session, or one that rounds 16-bit values where ONNX Runtime's CPU kernels would compute in FP32.
-
-    The session that was given is closed where another one takes its place; see `graph.emulate_low_precision`.
-    """
-    if isinstance(session, PromptedSession):
-        detector, encoder = session.detector, session.text_encoder
-        return session.with_sessions(emulate_low_precision(detector), None if encoder is None else emulate_low_precision(encoder))
-    path = session.info.path
-    if not isinstance(session, OnnxSession) or session.info.device != CPU or path is None:
-        return session
-    from .. import graph
-    from ..graph.emulate_low_precision import emulate, has_16_bit
-    from ..graph.msda_plugin import runnable
-    from ..graph.view import GraphView
-
-    view = GraphView(graph.load(path))
-    if not has_16_bit(view.types):
-        return session
-    emulated = OnnxSession(runnable(emulate(view.model, view.types)).SerializeToString(), session.spec)
-    note = "16-bit values are FP32 rounded after every operation: this CPU has no kernels for them"
-    emulated._info = replace(session.info, notes=(*session.info.notes, note))
-    emulated.path = path
-    session.close()
-    return emulated

@@ -22,7 +22,8 @@ class Gate:
     box_px: largest difference of a box side, in pixels of the original image. score: of a score.
     tensor: largest difference of logits and boxes relative to their largest value, selections forced.
     unmatched: fraction of the compared detections that may be missing, and of those that may be extra.
-    mask_iou: lowest IoU of the two masks of a pair, for models with masks.
+    mask_iou: lowest IoU of the two masks of a pair, for models with masks. mask_score: pairs below this score are left out of it:
+        rounding moves the mask of a query that found nothing anywhere.
     ap: largest loss of COCO AP (0..1), with ground truth. ap_decides: with ground truth, differences of
         boxes, scores and tensors are reported, but only the AP decides.
     """
@@ -36,9 +37,10 @@ class Gate:
     ap: float = 1e-3
     ap_decides: bool = False
     mask_iou: float = 0.99
+    mask_score: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "ap", "mask_iou"):
+        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "ap", "mask_iou", "mask_score"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
                 raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
@@ -47,14 +49,24 @@ class Gate:
 
 
 # Tolerances for rounding, by the lowest precision of the candidate; measured in docs/guide/verify.md. A tie of two queries can move a
-# detection in a crowd far, so that below FP32 the AP decides, if there is one.
+# detection in a crowd far, so that below FP32 the AP decides, if there is one. Masks: docs/results/average-precision.md.
 GATES = {
     Precision.FP32: Gate(),
-    Precision.TF32: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9),
-    Precision.FP16: Gate(box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9),
-    Precision.BF16: Gate(box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True, mask_iou=0.7),
-    Precision.INT8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5),
-    Precision.FP8: Gate(box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5),
+    Precision.TF32: Gate(
+        box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9, mask_score=0.3
+    ),
+    Precision.FP16: Gate(
+        box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, ap=0.002, ap_decides=True, mask_iou=0.9, mask_score=0.3
+    ),
+    Precision.BF16: Gate(
+        box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, ap=0.002, ap_decides=True, mask_iou=0.85, mask_score=0.3
+    ),
+    Precision.INT8: Gate(
+        box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5, mask_score=0.3
+    ),
+    Precision.FP8: Gate(
+        box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, ap_decides=True, mask_iou=0.5, mask_score=0.3
+    ),
 }
 
 
@@ -73,7 +85,7 @@ def gate_for(precision: str) -> Gate:
 class ImageMatch:
     """One image: number of compared and of unmatched detections, and the largest differences.
 
-    mask_iou: the lowest of the pairs; None of models without masks.
+    mask_iou: the lowest of the pairs; None of models without masks, and where no pair reaches `Gate.mask_score`.
     """
 
     compared: int
@@ -139,9 +151,13 @@ def cutoff(reference: Detections, gate: Gate) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Detections of both sides with about the cut-off score or more, and indices of pairs and of unmatched ones."""
+    """Detections of both sides with about the cut-off score or more, and indices of pairs and of unmatched ones.
+
+    mask_score: of the gate.
+    """
 
     cut: float
+    mask_score: float
     ref: Detections
     cand: Detections
     pairs: list[tuple[int, int]]
@@ -166,7 +182,9 @@ class Pairing:
         overlap = None
         if self.ref.masks is not None and self.cand.masks is not None:
             both = self.ref.masks, self.cand.masks
-            overlap = min((float(mask_iou(both[0].take([r]), both[1].take([c]))[0, 0]) for r, c in self.compared), default=1.0)
+            best = [(r, c) for r, c in self.compared if max(self.ref.scores[r], self.cand.scores[c]) >= self.mask_score]
+            overlaps = [float(mask_iou(both[0].take([r]), both[1].take([c]))[0, 0]) for r, c in best]
+            overlap = min(overlaps, default=None if self.compared else 1.0)
         return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap)
 
     def scores(self) -> list[tuple[float, float]]:
@@ -185,7 +203,7 @@ def match_pairs(reference: Detections, candidate: Detections, gate: Gate) -> Pai
     paired_ref, paired_cand = {r for r, _ in pairs}, {c for _, c in pairs}
     missing = [r for r, score in enumerate(ref.scores) if r not in paired_ref and score >= cut]
     extra = [c for c, score in enumerate(cand.scores) if c not in paired_cand and score >= cut + gate.score]
-    return Pairing(cut, ref, cand, pairs, missing, extra)
+    return Pairing(cut, gate.mask_score, ref, cand, pairs, missing, extra)
 
 
 def _pair(ref: Detections, cand: Detections, gate: Gate) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..backends.engine_check import EngineCheck, compare_sessions
-from ..backends.open import emulate_low_precision, open_engine_beside, open_session
+from ..backends.open import open_engine_beside, open_session
 
 
 def compare_engine(
@@ -34,7 +34,7 @@ def compare_engine(
         SessionError: ONNX Runtime cannot run the graph. EngineError: the engine cannot be opened here.
     """
     with contextlib.ExitStack() as closing:
-        reference = emulate_low_precision(open_session(graph))
+        reference = open_session(graph, rounded=True)
         closing.callback(reference.close)
         candidate = open_engine_beside(reference, engine, text_engine)
         closing.callback(candidate.close)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..backends.base import Backend, Session
-from ..backends.open import emulate_low_precision, kind_of, open_session
+from ..backends.open import kind_of, open_session
 from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
 from ..data.matching import GATES
@@ -111,7 +111,7 @@ def open_side(
         return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
         reading = load if is_foreign(model) else None
-        session = emulate_low_precision(open_session(model, eager_kernels=True, load=reading, **(opening or {})))
+        session = open_session(model, eager_kernels=True, rounded=True, load=reading, **(opening or {}))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch

@@ -34,6 +34,7 @@ from detrt.data.images import open_image
 from detrt.detector import Detector
 from detrt.errors import EngineError, ExportError, MissingPackageError, SessionError, SpecError
 from detrt.pipeline import build
+from detrt.precision import PrecisionConfig
 from detrt.serve.config import ServedModel
 from detrt.serve.messages import ImageTask, Setup
 from detrt.serve.worker import Model, decode_image
@@ -218,6 +219,18 @@ def test_an_added_model_is_timed_beside_the_fused_graph(exported, tmp_path, monk
         with pytest.raises(ZeroDivisionError):
             build(bundle, engines=(), openvino=(choices,))
         assert asked[-1]["timed"] is timed and asked[-1]["fused"] == str(bundle / "model.onnxruntime.onnx")
+
+
+@pytest.mark.slow
+def test_a_graph_that_onnx_runtime_cannot_run_is_compared(exported, tmp_path):
+    path = exported("rt_detr_v2").path
+    build(path, tmp_path, engines=(), openvino=(OpenVinoConfig(),), precision=PrecisionConfig("bf16"))
+    with pytest.raises(SessionError, match="its CPU has none for BF16"):
+        open_session(tmp_path, backend="onnxruntime")
+    assert Bundle.open(tmp_path).of_kind("openvino")[0].engine.cpu_speed is None
+    with open_session(tmp_path, backend="onnxruntime", rounded=True) as session:
+        assert "rounded after every operation" in session.info.note
+        assert all(np.isfinite(one).all() for one in session.run(feeds(height=64, width=64)).values())
 
 
 def test_without_the_package_the_onnx_file_runs(folder, monkeypatch):

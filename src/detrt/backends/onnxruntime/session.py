@@ -64,6 +64,7 @@ class OnnxSession(BaseSession):
     provider: "cpu", "cuda", "tensorrt" or "rtx" (see `rtx.py`), with an optional device number ("cuda:1").
     threads: threads inside one operation; default: as many as this process may use.
     fused: the same graph with the attention of `graph.fuse_attention`, which runs in its place.
+    rounded: on the CPU, a file's values are rounded to 16 bits and FP8 as it says; see `graph.emulate_low_precision`.
 
     The spec is taken from, in this order: `spec`, the file's metadata, `<model>.onnx.json` beside it
     (a spec, or an object with the field "spec"), `detrt.json` beside it.
@@ -83,6 +84,7 @@ class OnnxSession(BaseSession):
         provider: str = "cpu",
         threads: int | None = None,
         fused: Path | None = None,
+        rounded: bool = False,
     ) -> None:
         onnxruntime = _package("running ONNX files")
         self.path = None if isinstance(model, bytes) else Path(model)
@@ -96,6 +98,9 @@ class OnnxSession(BaseSession):
         options = _options(onnxruntime, _threads(threads))
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
         source = source if fused is None else str(_existing(fused))
+        if rounded and backend == "onnxruntime-cpu" and isinstance(source, str) and (emulated := _emulated(Path(source))):
+            source = emulated
+            self._notes = ("16-bit values are FP32 rounded after every operation: this CPU has no kernels for them",)
         wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
         if backend == RTX:
             device = rtx_device(onnxruntime, int(providers[0][1]["device_id"]))
@@ -414,6 +419,19 @@ def _without_plugins(source: str | bytes) -> bytes | None:
         return runnable(model).SerializeToString()
     except (ImportError, GraphError):
         return None
+
+
+def _emulated(path: Path) -> bytes | None:
+    """The graph of a file with its roundings spelled out, see `graph.emulate_low_precision`; None if it has none."""
+    from ... import graph
+    from ...graph.emulate_low_precision import emulate, has_16_bit, needs_emulation
+    from ...graph.msda_plugin import runnable
+    from ...graph.view import GraphView
+
+    view = GraphView(graph.load(path))
+    if not (has_16_bit(view.types) or needs_emulation(view.model)):
+        return None
+    return runnable(emulate(view.model, view.types)).SerializeToString()
 
 
 def _load_error(name: str, error: Exception) -> SessionError:
