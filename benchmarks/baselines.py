@@ -59,8 +59,8 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
 
 def outputs(found, copied=True):
     """(logits, boxes), and mask logits where there are some; FP32 copies of them where the model's own may be written over."""
-    names = [("logits", "decoder_class_logits"), ("pred_boxes", "decoder_coord_logits")]
-    tensors = [next(getattr(found, n) for n in pair if getattr(found, n, None) is not None) for pair in names]
+    names = [("logits", "decoder_class_logits", "pred_logits"), ("pred_boxes", "decoder_coord_logits")]
+    tensors = [next(getattr(found, n) for n in some if getattr(found, n, None) is not None) for some in names]
     tensors += [masks for masks in (getattr(found, "pred_masks", None),) if masks is not None]
     return [t.float().clone() for t in tensors] if copied else tensors
 

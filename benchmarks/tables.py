@@ -21,7 +21,7 @@ TITLES = {
     "conditional_detr": "Conditional DETR-R50", "dab_detr": "DAB-DETR-R50", "table-transformer": "Table Transformer-R18",
     "yolos": "YOLOS-tiny",
     "ecseg": "ECSeg-L", "ecdet": "ECDet-L", "d_fine-seg": "D-FINE-seg-L", "rf_detr-seg": "RF-DETR-Seg-M", "rf_detr-large": "RF-DETR-L",
-    "rf_detr-xlarge": "RF-DETR-XL", "rf_detr-2xlarge": "RF-DETR-2XL", "mm_grounding_dino": "MM-Grounding-DINO-T, LLMDet-T",
+    "rf_detr-xlarge": "RF-DETR-XL", "rf_detr-2xlarge": "RF-DETR-2XL", "mm_grounding_dino": "MM-Grounding-DINO-T, LLMDet-T", "sam3": "SAM 3, one phrase",
 }  # fmt: skip
 # Milliseconds in FP16 that were to be reached at batch 1, and by DETR at batch 4.
 TARGETS = {
