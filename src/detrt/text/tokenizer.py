@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import MissingPackageError, PromptError, SpecError
 from ..spec import TextSpec
-from .prompts import Prompt, chunks, class_list, parse_prompt, with_last_dot
+from .prompts import PhraseSpan, Prompt, chunks, class_list, parse_prompt, with_last_dot
 
 Ids = NDArray[np.int64]
 
@@ -132,7 +132,7 @@ class PromptTokenizer:
             return self._encode_classes(prompt, limit, max_phrases)
         encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
         frame = self._tokenizer.num_special_tokens_to_add(False)
-        unknown = self._check_words(prompt, encodings)
+        unknown = self._check_words(prompt.phrases, encodings)
         if not prompt.listed:
             chunk = self._token_chunk(prompt)
             if len(chunk.ids) > limit:
@@ -170,7 +170,7 @@ class PromptTokenizer:
     def _encode_classes(self, prompt: Prompt, limit: int, max_phrases: int | None) -> EncodedPrompt:
         encodings = self._tokenizer.encode_batch([p.text for p in prompt.phrases])
         plain = self._tokenizer.encode_batch([p.text for p in prompt.phrases], add_special_tokens=False)
-        unknown = self._check_words(prompt, plain)
+        unknown = self._check_words(prompt.phrases, plain)
         for phrase, encoding in zip(prompt.phrases, encodings, strict=True):
             if len(encoding.ids) > limit:
                 raise PromptError(
@@ -182,9 +182,8 @@ class PromptTokenizer:
             task = self._encode_task(prompt, limit)
         else:
             task = np.zeros(0, np.int64)
-        if (
-            not prompt.listed and self.text.kind == "classes"
-        ):  # phrases do not see each other, and run in chunks with the same result
+        # Phrases do not see each other, and run in chunks with the same result.
+        if not prompt.listed and self.text.kind == "classes":
             self._check_count(len(prompt.phrases), max_phrases)
         split = chunks([0] * len(names), 0, max_phrases)
         if len(split) == 1:
@@ -211,10 +210,10 @@ class PromptTokenizer:
                 "give class names one per line with --classes-from FILE, which run in chunks"
             )
 
-    def _check_words(self, prompt: Prompt, encodings: Sequence[Any]) -> tuple[str, ...]:
+    def _check_words(self, phrases: Sequence[PhraseSpan], encodings: Sequence[Any]) -> tuple[str, ...]:
         """Phrases of unknown tokens only. Raises PromptError for a phrase without tokens."""
         unknown = []
-        for phrase, encoding in zip(prompt.phrases, encodings, strict=True):
+        for phrase, encoding in zip(phrases, encodings, strict=True):
             words = [i for i in encoding.ids if i not in self.text.separators]
             if not words:
                 raise PromptError(
