@@ -619,11 +619,9 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
         raise SpecError(
             f"--tokenizer '{load.tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out"
         )
-    for name, value in load.choices().items():
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-        flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown}")
+    for option in load.typed():
         raise SpecError(
-            f"{flag} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt export"
+            f"{option} cannot be given with '{model}': how it is read is part of its spec; leave it out, or give it to detrt export"
         )
     for name in FLAGS:
         if getattr(load, name) and not checkpoint:

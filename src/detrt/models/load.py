@@ -165,6 +165,14 @@ class LoadOptions:
         stated = {name: value for name in RECORDED if (value := getattr(self, name)) is not None}
         return {name: value if isinstance(value, (tuple, int)) else str(value) for name, value in stated.items()}
 
+    def typed(self) -> list[str]:
+        """The choices as a command line has them, e.g. "--queries 100"."""
+        found = []
+        for name, value in self.choices().items():
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            found.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown}"))
+        return found
+
     def arguments(self) -> dict[str, Any]:
         """The choices and the flags, as keywords of `open_session`."""
         return {**self.choices(), **{name: getattr(self, name) for name in FLAGS}}
