@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "detrt/error.hpp"
+#include "detrt/preprocess.hpp"
 
 namespace detrt {
 namespace {
@@ -122,11 +123,17 @@ struct Maps {
   std::int64_t count = 0; // of one image
   Size size;
 
-  Runs encode(std::int64_t image, std::int64_t index, Size original) const {
+  Runs encode(std::int64_t image, std::int64_t index, Size original, const ModelSpec& spec) const {
     const std::int64_t elements = static_cast<std::int64_t>(size.height) * size.width;
     const float* map = values + (image * count + index) * elements;
     check_finite(map, elements, false, "mask_logits");
-    return encode_mask(map, size, original);
+    Covered covered{static_cast<double>(size.height), static_cast<double>(size.width)};
+    if (spec.input.mask) {
+      const Size resized = resized_size(original, spec.input);
+      const double stride = spec.decode.mask_stride;
+      covered = {resized.height / stride, resized.width / stride};
+    }
+    return encode_mask(map, size, original, covered);
   }
 };
 
@@ -199,7 +206,7 @@ std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, co
       detections.found.push_back(
           {candidate.box, candidate.score, candidate.class_id, spec.label(candidate.class_id), {}, {}});
       if (spec.has_masks)
-        detections.found.back().mask = maps.encode(i, candidate.map, size);
+        detections.found.back().mask = maps.encode(i, candidate.map, size, spec);
     }
     results.push_back(std::move(detections));
   }

@@ -12,8 +12,8 @@ struct Tap {
   double weight;
 };
 
-Tap tap_of(int column, int size, int map_size) {
-  const double position = std::clamp((column + 0.5) * map_size / size - 0.5, 0.0, static_cast<double>(map_size - 1));
+Tap tap_of(int column, int size, int map_size, double covered) {
+  const double position = std::clamp((column + 0.5) * covered / size - 0.5, 0.0, static_cast<double>(map_size - 1));
   const int left = static_cast<int>(std::floor(position));
   return {left, std::min(left + 1, map_size - 1), position - left};
 }
@@ -25,7 +25,7 @@ struct Span {
 
 } // namespace
 
-Runs encode_mask(const float* logits, Size map, Size image) {
+Runs encode_mask(const float* logits, Size map, Size image, Covered covered) {
   const std::int64_t height = image.height, pixels = height * image.width;
   Span rows{map.height, -1}, columns{map.width, -1};
   for (int y = 0; y < map.height; ++y)
@@ -48,7 +48,7 @@ Runs encode_mask(const float* logits, Size map, Size image) {
       ends.push_back(furthest);
   };
   for (int x = 0; x < image.width; ++x) {
-    const Tap tap = tap_of(x, image.width, map.width);
+    const Tap tap = tap_of(x, image.width, map.width, covered.width);
     if (tap.right < columns.first || tap.left > columns.last)
       continue;
     const std::int64_t start = x * height;
@@ -62,7 +62,7 @@ Runs encode_mask(const float* logits, Size map, Size image) {
           add(start);
       } else if ((value > 0) != (before > 0)) {
         const double share = before / (before - value);
-        const double y = (row - 1 + share + 0.5) * image.height / map.height - 0.5;
+        const double y = (row - 1 + share + 0.5) * image.height / covered.height - 0.5;
         const double edge = before > 0 ? std::ceil(y) : std::floor(y) + 1;
         add(start + std::clamp(static_cast<std::int64_t>(edge), std::int64_t{0}, height));
       }

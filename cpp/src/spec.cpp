@@ -195,8 +195,9 @@ ModelSpec read_spec(const Json& json) {
   check(spec.has_masks == (spec.decode.mask_stride > 0),
         "task does not fit decode.mask_stride " + std::to_string(spec.decode.mask_stride) +
             ": masks have a stride, and boxes alone none");
-  check(!spec.has_masks || (!spec.input.mask && !fields.has("text")),
-        "masks are for models without padding mask and prompt");
+  check(!spec.has_masks || !fields.has("text"), "masks are for models without prompt");
+  check(!spec.has_masks || !spec.input.mask || !spec.input.dynamic,
+        "masks are for models without padding mask, or with images padded to one size");
   const Json& labels = fields.at("labels");
   check(labels.is_object(), "spec.labels must be an object of class id to name");
   for (const auto& entry : labels.items()) {

@@ -134,7 +134,7 @@ TEST_CASE("JSON is that of Python") {
 TEST_CASE("masks go from logits to text, pixels and drawing") {
   // The upper half of a map of 2 x 2, over an image of 4 x 2: rows 0 and 1 of both columns.
   const float logits[] = {1, 1, -1, -1};
-  const detrt::Runs runs = detrt::encode_mask(logits, {2, 2}, {4, 2});
+  const detrt::Runs runs = detrt::encode_mask(logits, {2, 2}, {4, 2}, {2, 2});
   CHECK(runs == detrt::Runs{0, 2, 2, 2, 2});
   CHECK(detrt::mask_pixels(runs, {4, 2}) == std::vector<std::uint8_t>{1, 1, 1, 1, 0, 0, 0, 0});
   detrt::Detections d;
@@ -153,7 +153,7 @@ TEST_CASE("a spec and outputs with masks that do not fit are refused") {
   CHECK_ERROR(spec_of(R"({"task": "panoptic"})"), "must be one of");
   CHECK_ERROR(spec_of(R"({"task": "instance-segmentation"})"), "task does not fit decode.mask_stride 0");
   CHECK_ERROR(spec_of(R"({"decode": {"mask_stride": 4}})"), "task does not fit decode.mask_stride 4");
-  CHECK_ERROR(spec_of(R"({"task": "instance-segmentation", "decode": {"mask_stride": 4}, "input": {"mask": true}})"),
+  CHECK_ERROR(spec_of(R"({"task": "instance-segmentation", "decode": {"mask_stride": 4}, "input": {"mask": true, "dynamic": true}})"),
               "without padding mask");
   detrt::Tensor images(detrt::DType::uint8, {1, 3, 8, 8});
   std::fill_n(images.as<std::uint8_t>(), images.elements(), std::uint8_t{0});

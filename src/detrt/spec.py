@@ -221,8 +221,8 @@ class DecodeSpec:
     "soft_nms" multiplies its score by 1 - IoU and drops it below `nms_min_score` (arXiv:1704.04503,
     equation 3). nms_in_graph: the graph of `in_graph` has done it ("nms" only).
     score_threshold: with in_graph, `num_detections` counts the scores at or above it.
-    mask_stride: pixels of the input, along one side, that a value of `mask_logits` stands for; 0: no masks. Masks cover what
-    `pred_boxes` are relative to; see `detrt.data.masks`.
+    mask_stride: pixels of the input, along one side, that a value of `mask_logits` stands for; 0: no masks. The maps cover the input;
+    with a padding mask the image is a part of it, at the top left; see `detrt.data.masks`.
     reading_order: in which order detections are returned: "none" by score; "votes" and "successors" by the outputs of a
     document model, see `detrt.data.reading_order`. quads: boxes enclose quadrilaterals, which the graph returns as well.
     """
@@ -329,8 +329,10 @@ class ModelSpec:
             self.has_masks == (self.decode.mask_stride > 0),
             f"task {self.task!r} does not fit decode.mask_stride {self.decode.mask_stride}: masks have a stride, and boxes alone none",
         )
-        # A padding mask would leave a part of each map without a meaning.
-        _check(not self.has_masks or not self.input.mask, "masks are for models without padding mask")
+        _check(
+            not self.has_masks or not self.input.mask or not self.input.dynamic,
+            "masks are for models without padding mask, or with images padded to one size",
+        )
         with_phrases = self.text is not None and self.text.kind == "phrases"
         _check(self.text is None or self.has_masks <= with_phrases, "masks are for prompts of kind 'phrases'")
         for name in ("family", "name"):

@@ -178,7 +178,7 @@ def test_the_spec_of_a_box_model_is_as_before():
         ({"task": "panoptic"}, "task must be one of detection, instance-segmentation"),
         ({"decode": {"mask_stride": 4}}, "task 'detection' does not fit decode.mask_stride 4"),
         ({"task": "instance-segmentation", "decode": {"mask_stride": 0}}, "does not fit decode.mask_stride 0"),
-        ({"task": "instance-segmentation", "mask": True}, "without padding mask"),
+        ({"task": "instance-segmentation", "mask": True, "dynamic": True}, "without padding mask"),
     ],
 )
 def test_specs_that_cannot_be(changes, words):

@@ -123,7 +123,8 @@ def test_facts_of_the_graph(name, choices, exported, tiny):
     assert len(layer_norms) >= 2
     # A path a reader finds in the checkpoint: the numbered layers of encoder or decoder.
     assert any("layers.1/" in n or "layer.1/" in n for n in names)
-    assert all(n.name.count("/") >= 3 for n in layer_norms)
+    least = 2 if name.startswith("eomt") else 3  # a norm of EoMT is a module of the model itself
+    assert all(n.name.count("/") >= least for n in layer_norms)
 
 
 def forced_pair(session, module, feeds, exact=False):

@@ -25,7 +25,8 @@ def own_settings(source) -> dict[str, Any]:
         size = {"shortest_edge": entry.shortest_edge, "longest_edge": entry.longest_edge}
     else:
         size = {"height": entry.height, "width": entry.width}
-    return {"size": size, "do_normalize": any(entry.mean)}
+    pad = {"do_pad": True} if source.family.processor == "Eomt" else {}
+    return {"size": size, "do_normalize": any(entry.mean), **pad}
 
 
 def save_folder(source, folder: Path, settings: dict[str, Any] | None = None, **saving: Any) -> Path:

@@ -18,6 +18,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "detr": {},
     "dino": {},
     "ecseg": {},
+    "eomt": {},
+    "eomt_dinov3": {},
     "grounding_dino": {},
     "lw_detr": {},
     "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},

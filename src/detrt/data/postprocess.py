@@ -48,6 +48,7 @@ from ..spec import (
     extra_outputs,
 )
 from .masks import encode_masks
+from .preprocess import resized_size
 from .reading_order import reading_order
 
 _OVERFLOW = (
@@ -130,14 +131,18 @@ def decode(
         keep = np.flatnonzero(wanted)[:max_detections]
         height, width = original_sizes_hw[image]
         size = (int(height), int(width))
-        found, keep = _of_queries({name: arrays[image] for name, arrays in extras.items()}, queries, keep, size)
+        found, keep = _of_queries({name: arrays[image] for name, arrays in extras.items()}, queries, keep, size, spec)
         labels = tuple(spec.label(i) for i in ids[keep])
         results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, **found))
     return results
 
 
 def _of_queries(
-    extras: Mapping[str, NDArray], queries: NDArray[np.int64], keep: NDArray[np.int64], size_hw: tuple[int, int]
+    extras: Mapping[str, NDArray],
+    queries: NDArray[np.int64],
+    keep: NDArray[np.int64],
+    size_hw: tuple[int, int],
+    spec: ModelSpec,
 ) -> tuple[dict[str, Any], NDArray[np.int64]]:
     """What an image's detections have beside boxes, as fields of `Detections`, and their indices in the order of the result.
 
@@ -153,7 +158,7 @@ def _of_queries(
         order = np.argsort(ranks, kind="stable")
         found["reading_order"], keep = ranks[order], keep[order]
     if MASK_LOGITS in extras:
-        found["masks"] = encode_masks(_finite(extras[MASK_LOGITS][queries[keep]], MASK_LOGITS), size_hw)
+        found["masks"] = encode_masks(_finite(extras[MASK_LOGITS][queries[keep]], MASK_LOGITS), size_hw, _covered(spec, size_hw))
     if QUADS in extras:
         corners = _finite(extras[QUADS][queries[keep]], QUADS)
         found["quads"] = corners.astype(np.float32) * np.array(size_hw[::-1], np.float32)
@@ -167,6 +172,14 @@ def _finite(array: NDArray, name: str) -> NDArray:
     if not np.isfinite(array).all():
         raise SessionError(f"the model returned NaN or infinite values in '{name}': {_OVERFLOW}")
     return array
+
+
+def _covered(spec: ModelSpec, size_hw: tuple[int, int]) -> tuple[float, float] | None:
+    """The part of the maps of an image of this size that is not padding, in values; None for all."""
+    if not spec.input.mask:
+        return None
+    height, width = resized_size(size_hw, spec.input)
+    return height / spec.decode.mask_stride, width / spec.decode.mask_stride
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:

@@ -99,6 +99,24 @@ def _document(version: int, reading_order: str, rewrites: tuple[str, ...] = (), 
     return _hybrid(name, name, f"PP-DocLayoutV{version}", example, reading_order=reading_order, **{**base, **facts})
 
 
+def _eomt(name: str, model_type: str, title: str, example: str, licence: str) -> Family:
+    return Family(
+        name=name,
+        model_type=model_type,
+        title=title,
+        example=example,
+        activation="sigmoid",
+        select="query",
+        max_detections=None,
+        mask=True,
+        dynamic=False,
+        fixed_reason="its masks are made on the grid of patches of one size",
+        multiple_of="patch",
+        processor="Eomt",
+        licence=licence,
+    )
+
+
 def _grounding(name: str, model_type: str, title: str, example: str) -> Family:
     return Family(
         name=name,
@@ -210,6 +228,14 @@ FAMILIES: tuple[Family, ...] = (
         processor="Yolos",
         licence="MIT",
         **_SOFTMAX,  # type: ignore[arg-type]
+    ),
+    _eomt("eomt", "eomt", "EoMT", "tue-mps/coco_instance_eomt_large_640", "MIT"),
+    _eomt(
+        "eomt_dinov3",
+        "eomt_dinov3",
+        "EoMT with DINOv3",
+        "tue-mps/coco_instance_eomt_large_640_dinov3",
+        "MIT; backbones: DINOv3 License",
     ),
     _grounding("grounding_dino", "grounding-dino", "Grounding DINO", "IDEA-Research/grounding-dino-tiny"),
     _grounding(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .source import Source
 
 # Versions of TESTED whose RfDetrImageProcessor antialiases; detrt reads its files as later ones do.
+_STUFF = {"sky", "sky-other-merged"}  # classes of ADE20K, Cityscapes and COCO that have no instances
 _ANTIALIAS_RF_DETR = ("5.12.1", "5.15.1")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -118,9 +119,9 @@ def load_folder(
     if not isinstance(architectures, list) or not isinstance(name := architectures[0], str):
         raise SourceError(f"'{folder / 'config.json'}' says architectures {architectures!r}, not a list of names")
     row = BY_NAME["ecdet"] if name.startswith(EC_CLASS) else BY_MODEL_TYPE[model_type]
-    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS):
+    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS) and row.processor != "Eomt":
         raise SourceError(
-            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, D-FINE-seg and ECSeg"
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, D-FINE-seg, ECSeg and EoMT"
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")
@@ -132,7 +133,7 @@ def load_folder(
     if model_type != config["model_type"]:
         notes += (f"it has model_type {config['model_type']!r}: its detector is read, its tracker of videos is not",)
     entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
-    notes += _notes_on_pixels(entry)
+    notes += _notes_on_eomt(module, entry, ref) if row.processor == "Eomt" else _notes_on_pixels(entry)
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
@@ -148,6 +149,26 @@ def load_folder(
     )
     found = read_processor(folder) if resize is None and preprocess is None else None
     return Source(module, spec, row, provenance, notes=notes, tokenizer=words, processor=found[0] if found else None)
+
+
+def _notes_on_eomt(module: Any, entry: InputSpec, ref: str) -> tuple[str, ...]:
+    """What no file of an EoMT tells; its module is made ready in place.
+
+    Raises:
+        SourceError: a panoptic or semantic model by its classes, or one in the middle of its training.
+    """
+    found = sorted(_STUFF & set((module.config.id2label or {}).values()))
+    if found:
+        raise SourceError(
+            f"'{ref}' has the class {found[0]!r}, which has no instances: it is an EoMT for panoptic or semantic segmentation, and detrt "
+            "reads those for instances"
+        )
+    module.pad_with(entry.mean, entry.std)
+    try:
+        module.fix_attention()
+    except SourceError as error:
+        raise SourceError(f"'{ref}': {error}") from None
+    return ("read as a model of instances: no file of an EoMT tells it from a panoptic or semantic one",)
 
 
 def _notes_on_pixels(entry: InputSpec) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_mean": _HALF,
         "image_std": _HALF,
     },
+    "Eomt": {"size": {"shortest_edge": 640, "longest_edge": 640}, "do_normalize": True, "do_pad": False},
     "RTDetr": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
     **dict.fromkeys(("PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4"), _DOCUMENTS),
 }
@@ -74,7 +75,7 @@ _PAD_BY_MASK = {
 }
 _READ = (
     *("do_resize", "size", "max_size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
-    *("do_pad", "pad_and_return_pixel_mask", "pad_size"),
+    *("do_pad", "pad_and_return_pixel_mask", "pad_size", "do_split_image"),
 )
 
 
@@ -181,6 +182,9 @@ class _ResizeRefused(_Refused):
 
 def _family_settings(family: Family, config: Any) -> dict[str, Any]:
     """The authors' settings, as an image processor's file has them."""
+    if family.processor == "Eomt":
+        side = _one(config.image_size)
+        return {"size": {"shortest_edge": side, "longest_edge": side}, "do_pad": True}
     if family.shortest_edge:
         size: dict[str, int] = dict(_EDGES["size"])
     else:
@@ -212,6 +216,19 @@ class _ConfigReader:
             known = ", ".join(f"{one}ImageProcessor" for one in PROCESSORS)
             raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {known}")
         self._data = {**PROCESSORS.get(self.processor, {}), **data}
+        if self.processor == "Eomt":
+            self._check_eomt(config)
+
+    def _check_eomt(self, config: Any) -> None:
+        """Images of EoMT are padded to the size that their edges fit into."""
+        data = self._data
+        if data.get("do_split_image"):
+            raise _Refused("do_split_image true: images are split for semantic segmentation, and detrt reads instance masks")
+        side, size = _one(config.image_size), self._size()
+        if size != {"shortest_edge": side, "longest_edge": side}:
+            raise _Refused(f"size {size}; this {self._family.title} takes {side}x{side} only")
+        if data["do_pad"]:
+            data["pad_size"] = {"height": side, "width": side}
 
     def input_spec(self, wanted: Resize | None) -> InputSpec:
         data, family = self._data, self._family

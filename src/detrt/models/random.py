@@ -205,6 +205,10 @@ _TINY_EC = {
     },
     "projections": 3,
 }
+_TINY_EOMT = {
+    **{"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 128, "mlp_ratio": 2},
+    **{"num_blocks": 1, "num_queries": 12},
+}
 _TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
 
 # family or variant -> (family, full-size settings, tiny settings on top of them)
@@ -298,6 +302,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rf_detr-xlarge": ("rf_detr", _rf_detr(700, 20, 1, **_RF_WIDE), _tiny_rf_detr(20, 1)),
     "rf_detr-2xlarge": ("rf_detr", _rf_detr(880, 20, 2, **_RF_WIDE), _tiny_rf_detr(20, 2)),
     "rf_detr-seg": _rf_detr_seg(432, layers=5, queries=200),  # the published medium
+    "eomt": ("eomt", {"architectures": ["EomtForInstanceSegmentation"], "num_labels": 80}, _TINY_EOMT),
+    "eomt_dinov3": (
+        "eomt_dinov3",
+        {"architectures": ["EomtDinov3ForInstanceSegmentation"], "num_labels": 80},
+        {**_TINY_EOMT, "intermediate_size": 48},
+    ),
     "yolos": (
         "yolos",
         {
@@ -416,7 +426,20 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         projection = getattr(getattr(module, "model", None), "input_projection", None)
         if settle and isinstance(projection, torch.nn.Conv2d):
             _settle_projection(projection, module, generator)
+        if family.processor == "Eomt":
+            _separate_masks(module, generator)
     return module.eval().requires_grad_(False)
+
+
+def _separate_masks(module: Any, generator: torch.Generator) -> None:
+    """Give the mask logits of an EoMT a negative mean, in place: masks of half of all pixels have equal boxes, all of the image."""
+    norm = module.upscale_block.block[-1].layernorm2d
+    direction = torch.empty_like(norm.bias).normal_(generator=generator)
+    direction *= norm.bias.numel() ** 0.25 / direction.norm()
+    module.mask_head.fc3.bias.data += direction
+    norm.bias.data -= direction
+    module.attn_mask_probs.zero_()  # as training leaves them
+    module.fix_attention()
 
 
 def _settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> None:

@@ -31,6 +31,8 @@ _OWN_CLASSES = {
     f"RTDetrV2{MASK_CLASS}": "rt_detr_v2_seg",
     f"{EC_CLASS}ForObjectDetection": "edgecrafter",
     f"{EC_CLASS}{MASK_CLASS}": "edgecrafter",
+    f"Eomt{MASK_CLASS}": "eomt",
+    f"EomtDinov3{MASK_CLASS}": "eomt",
 }
 
 
@@ -39,6 +41,8 @@ def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
     import transformers
 
     name = next(iter(architectures or ()), "")
+    if family.name.startswith("eomt"):
+        name = name.replace("ForUniversalSegmentation", MASK_CLASS)
     if name in _OWN_CLASSES:
         return getattr(importlib.import_module(f".arch.{_OWN_CLASSES[name]}", __package__), name)
     if family.name == "sam3":
