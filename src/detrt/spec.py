@@ -105,7 +105,7 @@ class InputSpec:
     pad: every batch is padded right and bottom to exactly (height, width), whatever its images are.
     antialias: False takes the two ("bilinear") or four ("bicubic") nearest pixels of each axis, in float32, also where the image
     becomes smaller ("stretch" only); True filters, as Pillow does.
-    rounded: the resized pixels are integers all the same, as those of Pillow are ("antialias" False only).
+    rounded: pixels are integers all the same, as Pillow's are, rounded after each axis ("bicubic" without antialias only).
     dynamic: height and width of the graph are symbolic; (height, width) is then the usual size.
     multiple_of: both sides of the tensor must be multiples of it.
     normalize_in_graph: the graph divides, subtracts the mean and divides by std itself and is fed raw
@@ -183,7 +183,8 @@ class InputSpec:
             f"{self.resize!r}, {self.resample!r} and {self.dtype!r}",
         )
         _check(
-            not (self.antialias and self.rounded), "input.rounded is for input.antialias false; other pixels are integers anyway"
+            not self.rounded or (not self.antialias and self.resample == "bicubic"),
+            "input.rounded is for input.antialias false and resample 'bicubic'; Pillow's pixels are integers anyway",
         )
 
     @property

@@ -39,9 +39,7 @@ def document_processor(version: int) -> Any:
 
 def resized(image: np.ndarray, side: int, *, rounded: bool) -> np.ndarray:
     """(1, 3, side, side) float32 in 0..1: what torchvision's bicubic resize without antialiasing makes of (height, width, 3) uint8."""
-    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
-    if not rounded:
-        pixels = pixels / 255
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+    pixels = pixels if rounded else pixels / 255
     found = torch.nn.functional.interpolate(pixels, size=(side, side), mode="bicubic", align_corners=False, antialias=False)
-    found = found.clamp(0, 255).round() / 255 if rounded else found.clamp(0, 1)
-    return found.numpy()
+    return (found / 255 if rounded else found.clamp(0, 1)).numpy()

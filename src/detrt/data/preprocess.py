@@ -35,6 +35,7 @@ from PIL import Image
 
 from ..errors import ImageError, SpecError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, RESAMPLES, TARGET_SIZES, InputSpec, ModelSpec
+from .interpolate import interpolate
 from .raw_image import LoadedImage, RawImage
 
 SizeHW = tuple[int, int]
@@ -319,56 +320,6 @@ def resize(image: NDArray[np.uint8], size_hw: SizeHW, resample: str) -> NDArray[
         return image
     pillow = Image.fromarray(np.ascontiguousarray(image))
     return np.asarray(pillow.resize((width, height), Image.Resampling(RESAMPLES.index(resample))))
-
-
-def interpolate(image: NDArray[np.uint8], size_hw: SizeHW, given: InputSpec) -> NDArray[np.float32]:
-    """(H, W, 3) uint8 -> (h, w, 3) float32: between the nearest pixels of each axis, without a filter for smaller sizes.
-
-    The rule of `torch.nn.functional.interpolate` without align_corners, which transformers' processors of RF-DETR (bilinear) and
-    PP-DocLayout (bicubic, kept in 0..255) use.
-    """
-    if given.resample == "bicubic":
-        pixels = np.clip(_bicubic(image, size_hw), 0, 255)
-        return np.round(pixels) if given.rounded else pixels
-    pixels = image.astype(np.float32)
-    for axis, side in enumerate(size_hw):
-        length = image.shape[axis]
-        # Float64 holds the product whole, so that it is rounded once: PyTorch multiplies and adds in one instruction (AVX2, CUDA).
-        place = ((np.arange(side) + 0.5) * np.float64(np.float32(length / side)) - 0.5).astype(np.float32)
-        place = np.maximum(place, 0)
-        first = place.astype(np.int64)
-        shape = [1, 1, 1]
-        shape[axis] = side
-        weight = (place - first).reshape(shape)
-        second = np.minimum(first + 1, length - 1)
-        pixels = pixels.take(first, axis) * (1 - weight) + pixels.take(second, axis) * weight
-    return pixels
-
-
-def _bicubic(image: NDArray[np.uint8], size_hw: SizeHW) -> NDArray[np.float32]:
-    """Keys' cubic convolution with a = -0.75 over four pixels of each axis; pixels outside the image are those at its edge."""
-    if image.shape[:2] == tuple(size_hw):
-        return image.astype(np.float32)
-    pixels = image.astype(np.float32)
-    for axis in (1, 0):
-        length, side = image.shape[axis], size_hw[axis]
-        place = ((np.arange(side) + 0.5) * np.float64(np.float32(length / side)) - 0.5).astype(np.float32)
-        first = np.floor(place).astype(np.int64)
-        near = (place - first).astype(np.float32)
-        total: NDArray[np.float32] | float = 0.0
-        shape = [side if one == axis else 1 for one in range(3)]
-        for tap in range(-1, 3):
-            weight = _keys(np.abs(near - np.float32(tap))).reshape(shape)
-            total = total + pixels.take(np.clip(first + tap, 0, length - 1), axis) * weight
-        pixels = np.asarray(total, np.float32)
-    return pixels
-
-
-def _keys(distance: NDArray[np.float32], a: float = -0.75) -> NDArray[np.float32]:
-    """Weight of a pixel at a distance of up to 2 pixels, float32."""
-    inner = ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return np.where(distance <= 1, inner, outer).astype(np.float32)
 
 
 def normalize(pixels: NDArray, given: InputSpec) -> NDArray[np.float32]:

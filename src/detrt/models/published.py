@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # Float32 rounding of two implementations of the same steps, relative to the largest value.
 PIXEL_TOLERANCE = 1e-5
-# Fraction of rounded pixels that may differ by one: a value halfway between two integers goes to either by rounding of float32.
-HALVES = 1e-4
 # The same of scores, and of boxes in pixels, on equal outputs of the model.
 SCORE_TOLERANCE, BOX_TOLERANCE_PX = 1e-5, 1e-2
 RANKS = 1  # by which a reading order may differ: two queries with equal votes but for rounding change places
@@ -106,11 +104,7 @@ def pixel_error(processor: Any, spec: ModelSpec, images: Sequence[NDArray[np.uin
             raise GateError(f"preprocessing differs from transformers' {name}: another padding mask for an image of {size}")
         if PIXEL_MASK in ours and PIXEL_MASK not in theirs:  # the graph fills the padding of EoMT
             got = np.where(ours[PIXEL_MASK][:, None] == 1, got, want)
-        apart = np.abs(got - want)
-        if spec.input.rounded:
-            halves = (apart > PIXEL_TOLERANCE) & (apart <= 1.01 * spec.input.rescale / min(spec.input.std))
-            apart = np.where(halves, 0, apart) if halves.mean() <= HALVES else apart
-        error = float(apart.max() / max(1.0, float(np.abs(want).max())))
+        error = float(np.abs(got - want).max() / max(1.0, float(np.abs(want).max())))
         if not error <= PIXEL_TOLERANCE:
             raise GateError(
                 f"preprocessing differs from transformers' {name}: pixels of an image of {size} by {error:.2g} (relative, allowed "

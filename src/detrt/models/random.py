@@ -127,7 +127,7 @@ _DOCUMENT_LABELS = 25
 
 def _class_order(labels: int) -> dict[str, Any]:
     """What PP-DocLayoutV2 knows of each class: from which score on it is ordered, and its number for the reading order."""
-    return {"class_thresholds": [0.5] * labels, "class_order": [(7 * i) % labels % 20 for i in range(labels)]}
+    return {"class_thresholds": [0.3] * labels, "class_order": [(7 * i) % labels % 20 for i in range(labels)]}
 
 
 _RF_WIDE = {

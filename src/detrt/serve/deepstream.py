@@ -15,8 +15,9 @@ import numpy as np
 from .. import files
 from ..backends.tensorrt.build import plugin_operators
 from ..bundle import Bundle
+from ..data.interpolate import interpolate
 from ..data.postprocess import count_candidates
-from ..data.preprocess import BatchPlan, SizeHW, check_size, interpolate, plan_batch, preprocessing_words
+from ..data.preprocess import BatchPlan, SizeHW, check_size, plan_batch, preprocessing_words
 from ..data.resample import BITS, axis_table, down_first
 from ..errors import SpecError
 from ..graph import io
@@ -130,6 +131,11 @@ def letterbox(given: InputSpec, config: DeepStreamConfig, notes: list[str]) -> L
 
 def _resize(frame_hw: SizeHW, plan: BatchPlan, given: InputSpec) -> FrameResize:
     """The resize and the padding of `preprocess` as two matrices."""
+    if not given.antialias and given.resample != "bilinear":
+        raise SpecError(
+            f"this model resizes by {given.resample} interpolation without antialiasing, which the graph for DeepStream does not do; add "
+            "--resize nvinfer"
+        )
     inside = plan.resized_hw[0]
     matrices = []
     for length, result, side in zip(frame_hw, inside, plan.tensor_hw, strict=True):
