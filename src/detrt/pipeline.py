@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import files
 from .backends.base import output_differences
 from .backends.inductor.build import build_packages, check_packages
@@ -97,7 +99,7 @@ def build(
         export: how the checkpoint becomes an ONNX graph.
         engines: one engine file for each; empty for a bundle without engines.
         packages: one package compiled by PyTorch for each.
-        fuse_attention: also write the FP32 graph with ONNX Runtime's own attention, which runs faster on a CPU; `model.onnx` stays
+        fuse_attention: also write an FP32 graph, or INT8 beside FP32, with ONNX Runtime's own attention, which runs faster on a CPU; `model.onnx` stays
             as it is.
         openvino: at most one: the OpenVINO model of the graph, and of its text encoder.
         precision: precision of the graph; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
@@ -521,8 +523,9 @@ class _Builder:
             self._done(title, start, built.size, built.verdict)
 
     def fuse_attention(self) -> None:
-        """The graph with ONNX Runtime's own attention, where it has some and gives the same."""
-        if self._graph_precision != Precision.FP32 or self.spec.text is not None or self._graphs != self._folder:
+        """The graph with ONNX Runtime's own attention, where it has some in FP32 and gives the same."""
+        precision = self._graph_precision
+        if precision not in (Precision.FP32, Precision.INT8) or self.spec.text is not None or self._graphs != self._folder:
             return
         from . import graph
         from .graph.fuse_attention import fuse_attention, save_beside
@@ -535,7 +538,9 @@ class _Builder:
             return
         save_beside(model, self._folder / FUSED, self._folder / MODEL)
         try:
-            error = _largest_difference(self._folder / MODEL, self._folder / FUSED, self.spec)
+            error = _largest_difference(
+                self._folder / MODEL, self._folder / FUSED, self.spec, quantized=precision == Precision.INT8
+            )
         except SessionError as failure:
             self.warnings.append(f"ONNX Runtime's own attention cannot run here, so {MODEL} runs as it is: {failure}")
             error = math.inf
@@ -718,15 +723,38 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
     }
 
 
-def _largest_difference(path: Path, fused: Path, spec: ModelSpec) -> float:
-    """Between two forms of a graph in ONNX Runtime, on one drawn scene and on two; relative to the largest value."""
+def _largest_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: bool = False) -> float:
+    """Between two forms of a graph in ONNX Runtime, on one drawn scene and on two; relative to the largest value.
+
+    quantized: both are compared without their quantization, which makes steps of differences in the last bit, and the fused one must run
+    with it.
+
+    Raises:
+        SessionError: one of them cannot run.
+    """
+    if quantized:
+        from . import graph
+        from .graph.dequantize import remove_quantization
+
+        with OnnxSession(path, spec, fused=fused) as session:
+            found = session.run(preprocess(draw_images(session.info.fixed_batch or 1, spec.input.size_hw), spec).feeds)
+        if not all(np.isfinite(output).all() for output in found.values()):
+            return math.inf
+        with tempfile.TemporaryDirectory() as folder:
+            exact = []
+            for one in (path, fused):
+                model = graph.load(one)
+                remove_quantization(model)
+                graph.save(model, Path(folder) / one.name)
+                exact.append(Path(folder) / one.name)
+            return _largest_difference(exact[0], exact[1], spec)
     with OnnxSession(path, spec) as plain, OnnxSession(path, spec, fused=fused) as other:
         batches = (1, 2) if plain.info.fixed_batch is None else (plain.info.fixed_batch,)
-        found: list[float] = []
+        errors: list[float] = []
         for count in batches:
             feeds = preprocess(draw_images(count, spec.input.size_hw), spec).feeds
-            found += output_differences(plain.run(feeds), other.run(feeds), Precision.FP32.output_tolerance).values()
-        return max(found)
+            errors += output_differences(plain.run(feeds), other.run(feeds), Precision.FP32.output_tolerance).values()
+        return max(errors)
 
 
 def _try_device(path: Path, spec: ModelSpec, device: str) -> Stage:

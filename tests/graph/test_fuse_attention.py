@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("onnx", reason="needs the 'export' extra")
 from detrt import graph
@@ -15,6 +16,7 @@ from detrt.backends.open import open_session
 from detrt.bundle import Bundle
 from detrt.graph.fuse_attention import fuse_attention, save_beside
 from detrt.pipeline import build
+from detrt.precision import PrecisionConfig
 
 # Self-attention without a mask; YOLOS has it in the backbone alone, DETR with a mask in the encoder.
 FAMILIES = {"yolos": "backbone", "lw_detr": "backbone", "rt_detr_v2": "encoder", "detr": "decoder"}
@@ -56,6 +58,33 @@ def test_bundle_runs_it_on_the_cpu_and_keeps_the_plain_graph(exported, tmp_path)
         open_session(out)
     manifest = json.loads((out / "detrt.json").read_text())
     assert [row["kind"] for row in manifest["files"]] == ["onnx", "onnx-fused"]
+
+
+@pytest.mark.slow
+def test_int8_beside_fp32_has_it_too(exported, tmp_path, monkeypatch):
+    from detrt.data.scenes.scene import draw_images
+    from detrt.graph import fuse_attention as module
+
+    (tmp_path / "scenes").mkdir()
+    Image.fromarray(draw_images(1, (64, 64))[0]).save(tmp_path / "scenes/0.png")
+    precision = PrecisionConfig("int8", calibration=tmp_path / "scenes", qdq_placement="cpu", min_fraction=0.0)
+
+    def operators(out):
+        build(exported("lw_detr").path, tmp_path / out, engines=(), fuse_attention=True, precision=precision)
+        fused = Bundle.open(tmp_path / out).of_kind("onnx-fused")
+        return {node.op_type for entry in fused for node in graph.load(tmp_path / out / entry.path).graph.node}
+
+    assert {"MultiHeadAttention", "QuantizeLinear"} <= operators("bundle")
+
+    def wrong(model):
+        count = fuse_attention(model)
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                attribute.f *= 1.5 if node.op_type == "MultiHeadAttention" and attribute.name == "scale" else 1
+        return count
+
+    monkeypatch.setattr(module, "fuse_attention", wrong)
+    assert not operators("wrong")
 
 
 def test_another_pattern_stays():
