@@ -1,0 +1,62 @@
+"""PP-DocLayout beyond its graph: what is refused, engines, packages. Its numbers are in test_families.py and data/test_reading_order.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt.build import build_engine
+from detrt.backends.tensorrt.config import EngineConfig
+from detrt.backends.torch import TorchSession
+from detrt.data.scenes.scene import draw_scene
+from detrt.detector import Detector
+from detrt.errors import ExportError, SourceError
+from detrt.models.contract import ExportConfig, exported_spec
+from detrt.models.load import load_source
+
+NAMES = [f"pp_doclayout_v{version}" for version in (2, 3, 4)]
+IMAGE = draw_scene(1, size_hw=(150, 200)).image
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_export_reads_in_the_order_of_the_model(name, exported, tiny):
+    with (
+        Detector(OnnxSession(exported(name).path), threshold=0.0) as ours,
+        Detector(TorchSession(tiny(name)), threshold=0.0) as reference,
+    ):
+        found, want = ours(IMAGE), reference(IMAGE)
+    assert len(set(found.reading_order.tolist())) > 5
+    if name.endswith("2"):  # PyTorch's sort of its flags has no order of equal ones
+        return
+    np.testing.assert_array_equal(found.reading_order, want.reading_order)
+    np.testing.assert_allclose(found.boxes_xyxy, want.boxes_xyxy, atol=0.01)
+
+
+def test_what_is_refused(tiny):
+    with pytest.raises(ExportError, match="--decode graph: PP-DocLayoutV4 returns detections in reading order"):
+        exported_spec(tiny("pp_doclayout_v4"), ExportConfig(decode="graph"))
+    with pytest.raises(SourceError, match="--queries 5: PP-DocLayoutV3 is not made for fewer queries"):
+        load_source("random:pp_doclayout_v3/tiny", queries=5)
+
+
+def test_boxes_without_masks():
+    source = load_source("random:pp_doclayout_v3/tiny", no_masks=True)
+    assert (
+        not source.spec.has_masks and [info for info in exported_spec(source, ExportConfig()).to_dict() if info == "task"] == []
+    )
+    with Detector(TorchSession(source), threshold=0.0) as detector:
+        found = detector(IMAGE)
+    assert found.masks is None and found.reading_order is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_engine_is_built(name, exported, tmp_path):
+    pytest.importorskip("tensorrt_rtx", reason="needs the 'rtx' extra")
+    report = exported(name, height=320, width=320)
+    built = build_engine(report.path, tmp_path / "m.engine", EngineConfig(target="tensorrt-rtx", sms=(89,)))
+    assert built.path.stat().st_size > 100_000 and built.facts.layers > 100
