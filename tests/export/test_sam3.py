@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import textwrap
 from pathlib import Path
@@ -17,17 +18,19 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 from checkpoint_folders import save_folder
 
-from detrt import Detector
+from detrt import Detector, ExportConfig, export_onnx, graph
 from detrt.backends.open import open_session
 from detrt.cli import main
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.detections import Masks, mask_iou
 from detrt.errors import PromptError, SourceError
+from detrt.evaluation.parity import verify
 from detrt.export.prompted import unpadded
 from detrt.models.arch.sam3 import both
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
 from detrt.models.load import load_source
+from detrt.models.published import check_processing
 from detrt.models.wrapper import StockTextEncoder, StockTextModule
 from detrt.spec import PHRASE_MASK
 
@@ -186,6 +189,61 @@ def test_commands(exported, tmp_path, capsys):
     options = ["--ground-truth", str(annotations), "--images", str(images), "--json", str(tmp_path / "ap.json")]
     assert main(["eval", model, *options]) == 0
     assert "segm" in (tmp_path / "ap.json").read_text() + capsys.readouterr().out
+
+
+def test_no_masks(tiny, model, tmp_path):
+    """The same boxes without the mask head."""
+    export_onnx(load_source("random:sam3/tiny", no_masks=True), tmp_path / "model.onnx", ExportConfig(check=False))
+    nodes = [node.name for node in graph.load(tmp_path / "model.onnx").graph.node]
+    assert not any("pixel_decoder" in name for name in nodes)
+    with open_session(str(tmp_path / "model.onnx")) as boxes:
+        found, want = (Detector(one, prompt=PROMPT, threshold=0.0)(IMAGE) for one in (boxes, model))
+    assert found.masks is None and found.class_ids.tolist() == want.class_ids.tolist()
+    np.testing.assert_allclose(found.boxes_xyxy, want.boxes_xyxy, atol=1e-3)
+
+
+def test_a_server_answers_with_masks(exported):
+    httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
+    pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+    from serve_support import Server, png
+
+    path = exported("sam3").path
+    with Detector.open(str(path), prompt="red bus. dog.", threads=1, threshold=0.1) as detector:
+        expected = detector(IMAGE).to_list()
+    with Server(path, "--workers", 1) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        asked = {"prompt": "red bus. dog.", "threshold": "0.1"}
+        answer = client.post("/v1/detect", files={"images": png(IMAGE)}, data=asked).json()
+    found = answer["images"][0]["detections"]
+    assert [one["label"] for one in found] == [one["label"] for one in expected] and expected[0]["segmentation"]["counts"]
+    assert found[0]["segmentation"] == expected[0]["segmentation"]
+
+
+@pytest.mark.slow
+def test_a_compiled_package(exported, tmp_path):
+    """Four phrases in a run, so that six take two runs."""
+    from detrt.backends.inductor.config import InductorConfig
+    from detrt.pipeline import build
+
+    build("random:sam3/tiny", tmp_path / "b", engines=(InductorConfig(tokens=4),), export=ExportConfig(check=False))
+    found = []
+    for backend in ("inductor", "onnxruntime"):
+        with Detector.open(str(tmp_path / "b"), backend=backend, prompt=PROMPT, threshold=0.0) as detector:
+            found.append(detector(IMAGE))
+    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=1e-5)
+    assert mask_iou(found[0].masks, found[1].masks).max(1).min() >= 0.99
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="SAM 3's processor needs torchvision: make test-torchvision"
+)
+def test_its_processor_by_torchvision(tiny, tmp_path):
+    """Pixels, and from pixels and text to boxes, by transformers' own classes."""
+    folder = save_folder(tiny("sam3"), tmp_path)
+    source = load_source(str(folder))
+    done = check_processing(source)
+    assert done.oracle == "Sam3ImageProcessor" and done.pixels < 1e-5
+    report = verify(str(folder), str(folder), [IMAGE], slots=False, prompt="a cat. red bus.")
+    assert report.passed and report.published.images and not report.published.differences
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,8 @@ def encode_prompt(
         raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with --classes")
     if bundle.spec.text.kind == "phrases":
         raise PromptError(
-            f"'{bundle.folder}' is {bundle.spec.family}, with masks for a prompt, which the C++ runtime does not run; use detrt detect"
+            f"'{bundle.folder}' is of family {bundle.spec.family}, whose phrases have queries of their own, which the C++ runtime does "
+            "not run; use detrt detect"
         )
     files.check_place(path)
     with open_prompted(folder, backend="onnxruntime") as session:

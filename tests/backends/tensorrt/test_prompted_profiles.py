@@ -50,6 +50,15 @@ def test_profile_of_class_names(tiny):
     assert shapes(text_encoder, "input_ids") == [[1, 4], [16, 32], [64, 77]]
 
 
+def test_profile_of_phrases_with_queries_of_their_own(tiny):
+    spec = exported_spec(tiny("sam3"), ExportConfig())
+    found = plan_profile(network(contract(spec)[0]), EngineConfig(batch=(1, 1, 2)), spec)
+    assert shapes(found, "phrase_features") == [[1, 1, 4, 32], [1, 1, 32, 32], [2, 4, 32, 32]]
+    assert shapes(found, "phrase_mask") == [[1, 1, 4], [1, 1, 32], [2, 4, 32]]
+    text_encoder = plan_profile(network(text_encoder_contract(spec)[0]), EngineConfig(), spec)
+    assert shapes(text_encoder, "input_ids") == [[1, 4], [16, 32], [64, 32]]
+
+
 def test_a_short_limit_bounds_the_profile(tiny):
     spec = exported_spec(tiny("grounding_dino"), ExportConfig())
     spec = replace(spec, text=replace(spec.text, max_tokens=20))
@@ -216,11 +225,12 @@ def test_the_text_encoder_builds(name, tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grounding_dino", "mm_grounding_dino", "omdet_turbo"])
+@pytest.mark.parametrize("name", ["grounding_dino", "mm_grounding_dino", "omdet_turbo", "sam3"])
 @pytest.mark.parametrize("choices", [{}, {"decode": "graph", "msda": "gridsample"}], ids=str)
 def test_both_graphs_build(name, choices, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
-    config = EngineConfig(sms=(89,), height=(64, 128, 256), width=(64, 128, 256))
+    sides = (56, 112, 224) if name == "sam3" else (64, 128, 256)
+    config = EngineConfig(sms=(89,), height=sides, width=sides)
     export = ExportConfig(check=False, **choices)
     report = build(f"random:{name}/tiny", tmp_path / "b", engines=(config,), export=export)
     found = {f.kind: f.path for f in report.bundle.files}
