@@ -56,7 +56,7 @@ def test_boxes_without_masks():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_engine_is_built(name, exported, tmp_path):
-    pytest.importorskip("tensorrt_rtx", reason="needs the 'rtx' extra")
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     report = exported(name, height=320, width=320)
     built = build_engine(report.path, tmp_path / "m.engine", EngineConfig(target="tensorrt-rtx", sms=(89,)))
     assert built.path.stat().st_size > 100_000 and built.facts.layers > 100
