@@ -173,6 +173,7 @@ FAMILIES = {
     "rt_detr_v2": 2,
     "d_fine": 2,
     "deimv2": 2,
+    "ecseg": 2,
     "lw_detr": 2,
     "rf_detr": 2,
     "dino": 4,
