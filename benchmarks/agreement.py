@@ -18,8 +18,8 @@ def relative(a, b):
 
 def matched(want, got):
     """Share of the 100 best queries of each image that have a twin: corners within 1 % of the image, score within 0.02."""
-    if want[1].ndim == 4:  # queries for each phrase
-        want, got = ([side[0].flatten(1).unsqueeze(-1), side[1].flatten(1, 2)] for side in (want, got))
+    if want[0].ndim < want[1].ndim:  # one logit for each query, of each phrase
+        want, got = ([side[0].flatten(1).unsqueeze(-1), side[1].flatten(1, -2)] for side in (want, got))
     shares = []
     for logits, boxes, other_logits, other_boxes in zip(want[0], want[1], got[0], got[1], strict=True):
         scores, found = logits.sigmoid().amax(-1), other_logits.sigmoid().amax(-1)

@@ -1,6 +1,6 @@
 """What transformers itself gives: eager, torch.compile, and compiled with a plain Triton op in place of its deformable attention.
 
-Of models that transformers lacks, detrt's own PyTorch module takes its place.
+Of models that transformers lacks, detrt's own PyTorch module takes its place, in 16 bits with autocast.
 
 The last one is what a skilled user writes in an afternoon: one `torch.library` op around a plain kernel, so that the model
 compiles without a graph break.
@@ -24,6 +24,8 @@ def transformers_job(source, spec, row, kind, precision, batch, tokens):
         if getattr(type(part), "_supports_sdpa", False) and getattr(config, "_attn_implementation", None) == "eager":
             config._attn_implementation = "sdpa"
     module = module.to("cuda", dtype)
+    if type(module).__module__.startswith("detrt."):  # its rotary positions are FP32, which autocast rounds before matmuls
+        module.forward = torch.autocast("cuda", dtype, enabled=dtype != torch.float32)(module.forward)
     pixels = torch.rand(batch, 3, row["height"], row["width"], device="cuda", dtype=dtype)
     feeds = {"pixel_values": pixels}
     if spec.text is not None:

@@ -78,7 +78,7 @@ def prepare_job(kind, model, size, precision, batch, how):
     height, width = (int(s) for s in size.split("x")) if size != "-" else given.size_hw
     step_of = given.multiple_of
     height, width = height // step_of * step_of, width // step_of * step_of
-    config = ExportConfig(height=height, width=width, mask=False) if given.dynamic else ExportConfig(mask=not given.mask or False)
+    config = ExportConfig(height=height, width=width, mask=False) if given.dynamic or given.mask else ExportConfig()
     spec = exported_spec(source, config)
     row = {"kind": kind, "model": model, "height": height, "width": width, "precision": precision, "batch": batch}
     tokens = 6

@@ -104,7 +104,7 @@ def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
 
 def _use_kernel(model: torch.nn.Module) -> str:
     """Run deformable attention as the fused op; a note if some modules are not supported."""
-    from ..models.ops.install import install, missing
+    from ..models.ops.replace import install, missing
 
     install(model)
     return "".join(f"{name} is not the code that detrt knows, and runs without its kernel; " for name in missing(model)).strip(

@@ -187,7 +187,7 @@ FAMILIES = {
 def test_every_family_reaches_the_fused_op(name, tiny):
     """The model's own sampling against the fused op, in the whole model, at a size with levels of odd sides."""
     from detrt.backends.torch import TorchSession
-    from detrt.models.ops.install import missing
+    from detrt.models.ops.replace import missing
 
     source = copy.deepcopy(tiny(name))
     assert missing(source.module) == []
@@ -245,7 +245,7 @@ def test_tiles_follow_the_work():
 
 def test_import_needs_no_triton():
     """The CPU builds of PyTorch have none; the ops must be there all the same."""
-    code = "import sys; sys.modules['triton'] = None; import detrt.models.ops.install; print(sorted(m for m in sys.modules if m == 'detrt.models.ops.msda_launch'))"
+    code = "import sys; sys.modules['triton'] = None; import detrt.models.ops.replace; print(sorted(m for m in sys.modules if m == 'detrt.models.ops.msda_launch'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

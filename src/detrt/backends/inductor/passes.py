@@ -127,10 +127,9 @@ def prepare(
 
 
 def _use_kernels(source: Source) -> None:
-    from ...models import ops as kernels
+    from ...models.ops import install, triton_available
 
-    install = getattr(kernels, "install", None)
-    if install is not None and kernels.triton_available():
+    if triton_available():
         install(source.module)
 
 

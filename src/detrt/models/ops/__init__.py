@@ -13,7 +13,7 @@ __all__ = ["FUSED_OP", "OP", "install", "ms_deform_attn", "ms_deform_attn_fused"
 
 
 def install(model: nn.Module, *, everywhere: bool = False) -> int:
-    """See `detrt.models.ops.install.install`."""
-    from .install import install  # knows the models, which know the ops
+    """See `detrt.models.ops.replace.install`."""
+    from .replace import install  # knows the models, which know the ops
 
     return install(model, everywhere=everywhere)
