@@ -131,7 +131,9 @@ def decode(
         keep = np.flatnonzero(wanted)[:max_detections]
         height, width = original_sizes_hw[image]
         size = (int(height), int(width))
-        found, keep = _of_queries({name: arrays[image] for name, arrays in extras.items()}, queries, keep, size, spec)
+        found: dict[str, Any] = {}
+        if extras:
+            found, keep = _of_queries({name: arrays[image] for name, arrays in extras.items()}, queries, keep, size, spec)
         labels = tuple(spec.label(i) for i in ids[keep])
         results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, **found))
     return results
