@@ -110,7 +110,7 @@ def _eomt(name: str, model_type: str, title: str, example: str, licence: str) ->
         max_detections=None,
         mask=True,
         dynamic=False,
-        fixed_reason="its masks are made on the grid of patches of one size",
+        fixed_reason="its masks lie on one grid of patches",
         multiple_of="patch",
         processor="Eomt",
         licence=licence,

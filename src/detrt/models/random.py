@@ -269,7 +269,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             **_class_order(7),
             "reading_order_config": {
                 **{"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48},
-                **{"coordinate_size": 6, "shape_size": 4, "relation_bias_embed_dim": 8, "global_pointer_head_size": 8},
+                **{"coordinate_size": 6, "shape_size": 4, "relation_bias_embed_dim": 16, "global_pointer_head_size": 8},
             },
         },
     ),
