@@ -14,7 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..detections import Detections
 from ..errors import ImageError
-from .images import load_image
+from .images import ImageSource, load_image
+from .raw_image import RawImage
 
 RGB = tuple[int, int, int]
 Box = tuple[int, int, int, int]
@@ -36,7 +37,7 @@ def class_colour(class_id: int) -> RGB:
 
 
 def draw_detections(
-    image: NDArray[np.uint8] | Image.Image, detections: Detections, *, font: str | os.PathLike | None = None
+    image: ImageSource | RawImage, detections: Detections, *, font: str | os.PathLike | None = None
 ) -> Image.Image:
     """A copy of the image with boxes, class names, track ids and scores, and masks in the colours of their classes.
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import ImageError
-from .raw_image import EncodedImage
+from .raw_image import EncodedImage, RawImage
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
 MAX_PIXELS = 178_956_970
@@ -54,16 +54,18 @@ class Input:
     kind: str = "image"
 
 
-def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+def load_image(source: ImageSource | RawImage, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """An image as (H, W, 3) uint8 RGB.
 
     source: a path; the bytes of an image file; a PIL image; or a uint8 array (H, W), (H, W, 1),
-        (H, W, 3) RGB or (H, W, 4) RGBA. Arrays from OpenCV are BGR: pass `array[..., ::-1]`.
+        (H, W, 3) RGB or (H, W, 4) RGBA. Arrays from OpenCV are BGR: pass `array[..., ::-1]`. A `RawImage` is converted.
 
     Raises:
         ImageError: missing, empty, damaged, truncated or too large file, not an image, or an array
             of another form.
     """
+    if isinstance(source, RawImage):
+        return source.rgb()
     if isinstance(source, np.ndarray):
         return _from_array(source)
     if isinstance(source, Image.Image):

@@ -119,11 +119,6 @@ class EncodedImage(RawImage):
 LoadedImage = NDArray[np.uint8] | RawImage
 
 
-def as_array(image: LoadedImage) -> NDArray[np.uint8]:
-    """(H, W, 3) uint8 RGB. Raises ImageError: a file that is damaged after all."""
-    return image if isinstance(image, np.ndarray) else image.rgb()
-
-
 def yuv_to_rgb(y: NDArray, u: NDArray, v: NDArray, colours: Colours, fields: bool = False) -> NDArray[np.uint8]:
     """Reference of `Colours`: planes and `fields` as in `YuvImage` -> (height, width, 3) uint8."""
     height, width = y.shape

@@ -15,7 +15,6 @@ import numpy as np
 from ..data.draw import draw_detections
 from ..data.images import Input
 from ..data.live import LiveSource
-from ..data.raw_image import as_array
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
 from ..files import writing
@@ -58,7 +57,7 @@ class AnnotatedCopies:
     def save(self, found: ImageResult) -> None:
         """Draw and save one image, or the next frame of a video."""
         assert found.image is not None  # not an image of another process
-        image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
+        image = draw_detections(found.image, found.record.detections, font=self.font)
         path = self._paths[found.input]
         if found.input.kind == "video":
             if self._video != found.input:
@@ -118,7 +117,7 @@ class StreamCopies:
             path = self._path(found.input, file.number)
             file.write = file.stack.enter_context(video_writer(path, fps=None, size_hw=size_hw))
         assert found.image is not None
-        image = draw_detections(as_array(found.image), found.record.detections, font=self.font)
+        image = draw_detections(found.image, found.record.detections, font=self.font)
         file.write(np.asarray(image), found.record.time_s)
 
     def _path(self, source: LiveSource, number: int) -> Path:

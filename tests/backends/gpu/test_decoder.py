@@ -20,7 +20,7 @@ from detrt.backends.gpu.yuv import GpuImage
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.openvino.config import OpenVinoRun
 from detrt.data.images import Input, common_jpeg, load_encoded, load_image
-from detrt.data.raw_image import EncodedImage, as_array
+from detrt.data.raw_image import EncodedImage
 from detrt.detector import Detector
 from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
 from detrt.jobs.run import ImageFailure, detect_inputs
@@ -129,7 +129,7 @@ def test_files_are_decoded_there_and_the_rest_here(exported, tmp_path):
         bright = [np.minimum(load_image(files[name]), 254) + 1 for name in ("a.jpg", "b.jpg")]
         with Detector(OnnxSession(exported("detr").path), threshold=0.0, batch_size=2) as plain:
             for one, image, want in zip(found[:2], bright, plain(bright), strict=True):
-                assert np.array_equal(as_array(one.image), image)
+                assert np.array_equal(load_image(one.image), image)
                 assert np.allclose(one.record.detections.boxes_xyxy, want.boxes_xyxy, atol=1e-3)
         counts = detector.decoder.counts
         assert counts["files on the GPU"] == 2 and counts["files on the CPU"] == 2

@@ -21,7 +21,7 @@ from detrt.backends.gpu.runner import DEPTH
 from detrt.backends.gpu.staging import COPY_CHUNK_BYTES, layout
 from detrt.backends.gpu.top_k import select, unpack
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.data.images import Input
+from detrt.data.images import Input, load_image
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import plan_batches, preprocess, resize
 from detrt.data.resample import resized
@@ -150,7 +150,7 @@ def test_files_are_decoded_side_by_side(exported, tmp_path):
 
 def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
     pytest.importorskip("av", reason="PyAV comes with detrt[video]")
-    from detrt.data.raw_image import YuvImage, as_array
+    from detrt.data.raw_image import YuvImage
     from detrt.data.video import video_writer
 
     clip = Input(tmp_path / "clip.mp4", "video")
@@ -163,7 +163,7 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
         pairs = list(zip(detect_inputs(there, [clip]), detect_inputs(here, [clip]), strict=True))
     assert len(pairs) == 5
     for got, want in pairs:
-        assert isinstance(got.image, YuvImage) and np.array_equal(as_array(got.image), want.image)
+        assert isinstance(got.image, YuvImage) and np.array_equal(load_image(got.image), want.image)
         assert len(want.record.detections) > 0
         assert np.allclose(got.record.detections.boxes_xyxy, want.record.detections.boxes_xyxy, atol=1e-3)
 

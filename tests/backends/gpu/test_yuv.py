@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.staging import layout
 from detrt.backends.gpu.yuv import convert_to_rgb, fill_rgb
+from detrt.data.images import load_image
 from detrt.data.preprocess import resize
-from detrt.data.raw_image import Colours, YuvImage, as_array, yuv_to_rgb
+from detrt.data.raw_image import Colours, YuvImage, yuv_to_rgb
 from detrt.data.video import _download, _planar, _suits, _upright, raw_frames, read_frames, video_writer
 from detrt.spec import InputSpec
 
@@ -66,7 +67,7 @@ def test_arrays_and_frames_share_a_batch():
     pixels = torch.empty((4, 3, 40, 56), dtype=torch.uint8)
     resize_batch(device, 4, pixels, None, given)
     for got, image in zip(pixels.numpy(), images, strict=True):
-        assert np.array_equal(got, resize(as_array(image), (40, 56), given.resample).transpose(2, 0, 1))
+        assert np.array_equal(got, resize(load_image(image), (40, 56), given.resample).transpose(2, 0, 1))
 
 
 @pytest.fixture(scope="module")
