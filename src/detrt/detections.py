@@ -243,10 +243,9 @@ class Detections:
         ]
         for row, span in zip(rows, self.phrase_spans or (), strict=False):
             row["phrase_span"] = list(span)
-        if any(values is not None for values in (self.masks, self.reading_order, self.quads)):
-            for name, values in self.extra_columns().items():
-                for row, value in zip(rows, values, strict=True):
-                    row[name] = value
+        for name, values in self.extra_columns().items():
+            for row, value in zip(rows, values, strict=True):
+                row[name] = value
         for row, track in zip(rows, () if self.track_ids is None else self.track_ids.tolist(), strict=False):
             row["track_id"] = None if track < 0 else track
         return rows
