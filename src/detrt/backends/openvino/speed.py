@@ -14,6 +14,7 @@ from ...data.scenes.scene import draw_images
 from ...spec import ModelSpec
 from ...system import processor_name, usable_cores
 from ..base import BaseSession
+from ..engine_check import PROMPT
 from ..onnxruntime.session import OnnxSession
 from ..open import with_text
 from ..prompted import PromptedSession
@@ -21,7 +22,6 @@ from .session import OpenVinoSession
 
 SECONDS = 1.0  # of runs for each backend
 FEWEST, MOST = 3, 10  # runs
-PROMPT = "a cat. a remote control."
 
 
 def measure_speed(source: Path, fused: Path | None, model: Path, spec: ModelSpec, facts: EngineFacts) -> CpuSpeed:
