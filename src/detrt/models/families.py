@@ -99,10 +99,10 @@ def _document(version: int, reading_order: str, rewrites: tuple[str, ...] = (), 
     return _hybrid(name, name, f"PP-DocLayoutV{version}", example, reading_order=reading_order, **{**base, **facts})
 
 
-def _eomt(name: str, model_type: str, title: str, example: str, licence: str) -> Family:
+def _eomt(name: str, title: str, example: str, licence: str) -> Family:
     return Family(
         name=name,
-        model_type=model_type,
+        model_type=name,
         title=title,
         example=example,
         activation="sigmoid",
@@ -229,9 +229,8 @@ FAMILIES: tuple[Family, ...] = (
         licence="MIT",
         **_SOFTMAX,  # type: ignore[arg-type]
     ),
-    _eomt("eomt", "eomt", "EoMT", "tue-mps/coco_instance_eomt_large_640", "MIT"),
+    _eomt("eomt", "EoMT", "tue-mps/coco_instance_eomt_large_640", "MIT"),
     _eomt(
-        "eomt_dinov3",
         "eomt_dinov3",
         "EoMT with DINOv3",
         "tue-mps/coco_instance_eomt_large_640_dinov3",
