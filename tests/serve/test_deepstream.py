@@ -39,7 +39,7 @@ def distances(detector, nvinfer, images, most=20):
         ("rt_detr_v2", {}, None),  # pairs of query and class, sigmoid
         ("detr", {}, (96, 128)),  # softmax and the best class of a query, with a mask
         ("yolos", {}, (96, 128)),  # no mask
-        ("rf_detr-seg", {}, None),  # with masks, which are left out
+        ("rf_detr-seg", {}, None),  # with masks, whose queries follow the pairs
     ],
 )
 def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, size):
@@ -48,7 +48,7 @@ def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, si
     with Detector(path, threshold=0.0, size_hw=size) as detector:
         height, width = size or detector.spec.input.size_hw
         app = write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width), size, threshold=0.0))
-        assert ("masks are left out" in app.notes) is detector.spec.has_masks
+        assert any(note.startswith("masks are ") for note in app.notes) is detector.spec.has_masks
         graph = onnx.load(tmp_path / "app" / MODEL).graph
         read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
         assert all(read.intersection(node.output) for node in graph.node), "nodes that nothing reads"
@@ -67,6 +67,71 @@ def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, si
     assert [label for (label, _, _), one in zip(theirs, alone, strict=True) if one] == [
         label for label, one in zip(ours.labels, alone, strict=True) if one
     ]
+
+
+def mask_iou(nvinfer, box, values, mask):
+    """Of a mask of nvinfer with one of `detect`, of which the part inside the box counts: nvinfer knows no other."""
+    theirs, inside = nvinfer.drawn(box, values, mask.shape), nvinfer.drawn(box, np.ones_like(values), mask.shape)
+    return (theirs & mask).sum() / max((theirs | (mask & inside)).sum(), 1)
+
+
+@pytest.mark.parametrize(
+    "options", [["--frame", "240x320"], ["--frame", "240x320", "--resize", "nvinfer"]], ids=["graph", "nvinfer"]
+)
+def test_masks_of_drawn_scenes(cli, exported, tmp_path, options):
+    """A trained model: nvinfer's masks are those of `detect` inside their boxes."""
+    path = exported("embedded:shapes").path
+    done = cli("deepstream", path, "-o", tmp_path / "app", "-t", 0.5, *options, "--json", "-").json
+    assert done["notes"][0].startswith("masks are 60x80" if len(options) == 2 else "masks are 80x80")
+    nvinfer, found = NvInfer(tmp_path / "app" / CONFIG), []
+    with Detector(path, threshold=0.5) as detector:
+        for seed in range(4):
+            image = draw_scene(seed, size_hw=(240, 320)).image
+            ours = detector(image)
+            masks = ours.masks.to_array()
+            for label, _, box, values in nvinfer.objects(image):
+                assert values.min() >= 0 and values.max() <= 1, "probabilities"
+                near = [i for i in range(len(ours)) if ours.labels[i] == label and np.abs(ours.boxes_xyxy[i] - box).max() < 2]
+                if not near:
+                    continue
+                found.append(mask_iou(nvinfer, box, values, masks[near[0]]))
+    assert len(found) > 10 and np.median(found) > 0.98 and min(found) > 0.95, (len(found), np.median(found), min(found))
+
+
+def test_masks_of_a_letterboxed_frame(cli, tmp_path):
+    """The map covers the padding, too, and a box only the frame; boxes of the whole frame, of halves and of a corner."""
+    spec, frame = make_spec(masks=True, resize="fit", mask=True, height=64, width=96), (128, 96)
+    model = onnx.load_from_string(make_model(spec))
+    (maps,) = (one for one in model.graph.initializer if one.name == "maps")
+    row, column = np.mgrid[:32, :48] / 8
+    smooth = [np.sin(row + number) + np.cos(column * (number + 1) / 2) - 0.3 for number in range(4)]
+    maps.CopyFrom(onnx.numpy_helper.from_array(np.array(smooth, np.float32)[None], "maps"))
+    onnx.save(model, tmp_path / "model.onnx")
+    image = np.full((*frame, 3), (200, 100, 0), np.uint8)
+    with Detector(tmp_path / "model.onnx", threshold=0.0) as detector:
+        ours = detector(image)
+    masks = ours.masks.to_array()
+    for options in ([], ["--resize", "nvinfer"]):
+        cli("deepstream", tmp_path / "model.onnx", "-o", tmp_path / "app", "--frame", "128x96", "-t", 0, *options)
+        nvinfer = NvInfer(tmp_path / "app" / CONFIG)
+        assert nvinfer.keys.getint("maintain-aspect-ratio") == bool(options)
+        theirs = nvinfer.objects(image)
+        assert len(theirs) == len(ours) == 12
+        for i, (label, score, box, values) in enumerate(theirs):
+            assert label == ours.labels[i] and score == pytest.approx(ours.scores[i], abs=1e-5)
+            np.testing.assert_allclose(box, ours.boxes_xyxy[i], atol=1e-3)
+            assert 0 < masks[i].sum() < masks[i].size and mask_iou(nvinfer, box, values, masks[i]) > 0.97
+
+
+def test_masks_that_are_left_out_or_have_no_room(cli, tmp_path):
+    spec = make_spec(masks=True)
+    (tmp_path / "model.onnx").write_bytes(make_model(spec))
+    cli.refused(
+        "deepstream", tmp_path / "model.onnx", "-o", tmp_path / "app", "--frame", "2x8", names="at least 4x4", advice="--no-masks"
+    )
+    done = cli("deepstream", tmp_path / "model.onnx", "-o", tmp_path / "app", "--frame", "2x8", "--no-masks", "--json", "-").json
+    assert done["notes"] == ["masks are left out"]
+    assert not NvInfer(tmp_path / "app" / CONFIG).masks
 
 
 def photographs(real_data):

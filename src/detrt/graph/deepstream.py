@@ -1,7 +1,9 @@
-"""The graph that DeepStream's nvinfer takes: raw RGB as float32 in, boxes, scores and classes as one tensor out.
+"""The graph that DeepStream's nvinfer takes: raw RGB as float32 in, boxes, scores, classes and masks as one tensor out.
 
 The output has the form of DeepStream-Yolo's parser `NvDsInferParseYolo`: (batch, rows, 6) with x0, y0, x1, y1 in pixels of the
-network's input, score and class. Scaling and normalisation are in the graph, so that nvinfer passes its pixels on as they are.
+network's input, score and class. With masks it has that of DeepStream-Yolo-Seg's `NvDsInferParseYoloSeg`: behind the six numbers the
+probabilities of a mask of a quarter of the network's height and width, which covers the box. Scaling and normalisation are in the graph,
+so that nvinfer passes its pixels on as they are.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ..errors import GraphError
-from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
+from ..spec import BOXES, LABELS, LOGITS, MASK_LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
 from .clean import drop_dead
 from .nodes import GraphBuilder, replace_nodes
 
 INPUT, OUTPUT = "input", "output"
+MASK_STRIDE = 4  # of the masks in pixels of the network's input, a constant of the parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,14 @@ class Letterbox:
         return self.content_hw if self.resize is None else self.network_hw
 
 
-def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows: int) -> onnx.ModelProto:
-    """A copy of a detector's graph for nvinfer; the batch stays symbolic if it is. rows: of the output.
+def mask_side(box: Letterbox) -> tuple[int, int]:
+    """(height, width) of the masks, as the parser computes it."""
+    height, width = box.network_hw
+    return height // MASK_STRIDE, width // MASK_STRIDE
+
+
+def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows: int, *, masks: bool = False) -> onnx.ModelProto:
+    """A copy of a detector's graph for nvinfer; the batch stays symbolic if it is. rows: of the output. masks: it has them, too.
 
     Raises:
         GraphError: a graph that is built for another size.
@@ -69,7 +78,10 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     (pixels,) = (value for value in graph.input if value.name == PIXEL_VALUES)
     before, after = GraphBuilder("deepstream"), GraphBuilder("deepstream/after")
     _before(before, copy, spec, box, pixels.type.tensor_type.elem_type)
-    _after(after, spec, box, rows)
+    boxes, others, query = _after(after, spec, box, rows)
+    columns = [boxes, *others, *([_masks(after, spec, box, rows, boxes, query)] if masks else [])]
+    after.op("Concat", *columns, output=OUTPUT, axis=-1)
+    tall, wide = mask_side(box) if masks else (0, 0)
     batch = pixels.type.tensor_type.shape.dim[0]
     for dim, side in zip(pixels.type.tensor_type.shape.dim[2:], box.tensor_hw, strict=True):
         if dim.HasField("dim_value") and dim.dim_value != side:
@@ -80,9 +92,9 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     graph.initializer.extend([*before.initializers, *after.initializers])
     del graph.input[:], graph.output[:]
     graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [size, 3, height, width]))
-    graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [size, rows, 6]))
+    graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [size, rows, 6 + tall * wide]))
     del graph.value_info[:], copy.metadata_props[:]
-    drop_dead(copy)  # a mask head
+    drop_dead(copy)  # outputs that are left out, with what leads to them alone
     onnx.checker.check_model(copy)
     return copy
 
@@ -130,14 +142,14 @@ def _resized(b: GraphBuilder, resize: FrameResize) -> str:
     return pixels
 
 
-def _after(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int) -> None:
-    """From the detector's outputs to rows of six numbers, best score first."""
+def _after(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int) -> tuple[str, list[str], str]:
+    """Boxes (batch, rows, 4), best score first, scores and classes (batch, rows, 1), and the number of each row's query (batch, rows), "" if
+    the detector's outputs are rows already."""
     last = b.ints(-1)
     if spec.decode.in_graph:
         scores = b.op("Unsqueeze", SCORES, last)
         labels = b.op("Unsqueeze", b.op("Cast", LABELS, to=TensorProto.FLOAT), last)
-        b.op("Concat", BOXES, scores, labels, output=OUTPUT, axis=-1)
-        return
+        return BOXES, [scores, labels], ""
     rule = spec.decode
     if rule.activation == "softmax":
         scores = b.op("Softmax", LOGITS, axis=-1)
@@ -165,5 +177,38 @@ def _after(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int) -> None:
             # The parser clips to the network's input, which is larger than the frame where there is padding.
             inside = b.op("Clip", b.op("Mul", edge, limit), b.const(0.0, np.float32), limit)
             corners.append(b.op("GatherElements", inside, index, axis=1))
-    wide = [b.op("Unsqueeze", value, last) for value in (scores, b.op("Cast", ids, to=TensorProto.FLOAT))]
-    b.op("Concat", *corners, *wide, output=OUTPUT, axis=-1)
+    others = [b.op("Unsqueeze", value, last) for value in (scores, b.op("Cast", ids, to=TensorProto.FLOAT))]
+    return b.op("Concat", *corners, axis=-1), others, query
+
+
+def _masks(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int, boxes: str, query: str) -> str:
+    """Probabilities (batch, rows, pixels of a mask): the logits between the values of each box's map, by the rule of `data.masks`.
+
+    Two matmuls for each box, whose weights are 0 but for the two nearest values, so that every TensorRT can run them.
+    """
+    stride = spec.decode.mask_stride
+    sides = [int(side / stride) for side in box.tensor_hw]
+    maps = MASK_LOGITS
+    if query:
+        queries = b.const(spec.decode.num_queries, np.int64)
+        images = b.op("Squeeze", b.op("Slice", b.op("Shape", query), b.ints(0), b.ints(1)), b.ints(0))
+        first = b.op("Mul", b.op("Range", b.const(0, np.int64), images, b.const(1, np.int64)), queries)
+        index = b.op("Add", query, b.op("Unsqueeze", first, b.ints(1)))
+        maps = b.op("Gather", b.reshape(maps, -1, *sides), index, axis=0)  # of whole maps
+    one, zero = b.const(1.0, np.float32), b.const(0.0, np.float32)
+    weights = []
+    for axis, side, pixels, content, frame in zip((1, 0), sides, mask_side(box), box.content_hw, box.boxes_hw, strict=True):
+        low, high = (b.op("Gather", boxes, b.ints(corner), axis=2) for corner in (axis, axis + 2))  # (batch, rows, 1)
+        steps = b.const((np.arange(pixels) + 0.5) / pixels, np.float32)
+        position = b.op("Add", low, b.op("Mul", b.op("Sub", high, low), steps))  # in pixels of the network's input
+        position = b.op("Mul", position, b.const(content / stride / frame, np.float32))
+        position = b.op("Sub", position, b.const(0.5, np.float32))
+        position = b.op("Clip", position, zero, b.const(float(side - 1), np.float32))
+        values = np.arange(side, dtype=np.float32)
+        of_map = b.const(values if axis else values[:, None], np.float32)
+        position = b.op("Unsqueeze", position, b.ints(-1 if axis else -2))
+        distance = b.op("Abs", b.op("Sub", position, of_map))
+        weights.append(b.op("Max", b.op("Sub", one, distance), zero))  # rows: (batch, rows, mask, map), columns: (.., map, mask)
+    found = b.op("Sigmoid", b.op("MatMul", b.op("MatMul", weights[0], maps), weights[1]))
+    tall, wide = mask_side(box)
+    return b.reshape(found, 0, rows, tall * wide)

@@ -2,7 +2,8 @@
 
 Keys, the formula of the pixels and the scaling filters are those of NVIDIA's manual of Gst-nvinfer
 (https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html); boxes are read by the parser of DeepStream-Yolo
-(https://github.com/marcoslucianops/DeepStream-Yolo).
+(https://github.com/marcoslucianops/DeepStream-Yolo), boxes with masks by that of DeepStream-Yolo-Seg
+(https://github.com/marcoslucianops/DeepStream-Yolo-Seg).
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ from ..data.preprocess import BatchPlan, SizeHW, check_size, plan_batch, preproc
 from ..data.resample import BITS, axis_table, down_first
 from ..errors import SpecError
 from ..graph import io
-from ..graph.deepstream import FrameResize, Letterbox, for_deepstream
+from ..graph.deepstream import FrameResize, Letterbox, for_deepstream, mask_side
 from ..spec import MASK_LOGITS, ORDER_LOGITS, QUADS, InputSpec, ModelSpec, extra_outputs
 from .deepstream_config import FULL_HD, DeepStreamConfig
 
 MODEL, LABELS_FILE, CONFIG, APP_CONFIG = "model.onnx", "labels.txt", "config_infer_primary.txt", "deepstream_app_config.txt"
 _FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # NvBufSurfTransform_Inter on a GPU
 _SCALE_TOLERANCE = 0.03  # by which nvinfer's letterbox may be larger or smaller than the model's own
+_PARSER = {
+    "parse-bbox-func-name": "NvDsInferParseYolo",
+    "custom-lib-path": "nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so",
+    "engine-create-func-name": "NvDsInferYoloCudaEngineGet",
+}
+_SEG_PARSER = {
+    "parse-bbox-instance-mask-func-name": "NvDsInferParseYoloSeg",
+    "custom-lib-path": "nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so",
+    "output-instance-mask": 1,
+    "segmentation-threshold": 0.5,
+}
 _LEFT_OUT = {MASK_LOGITS: "masks", ORDER_LOGITS: "reading order and its ranks", QUADS: "quadrilaterals"}
 
 
@@ -51,19 +63,37 @@ def write_deepstream(model: Path | str, output: Path | str, config: DeepStreamCo
     config, output = config or DeepStreamConfig(), Path(output)
     path, spec = _graph_of(Path(model))
     _check(path, spec, config.resize)
-    notes = [f"{what} are left out" for name, what in _LEFT_OUT.items() if name in extra_outputs(spec)]
+    masks = spec.has_masks and not config.no_masks
+    left_out = [name for name in extra_outputs(spec) if not (name == MASK_LOGITS and masks)]
+    notes = [f"{what} are left out" for name, what in _LEFT_OUT.items() if name in left_out]
     box = letterbox(spec.input, config, notes)
     rows = spec.decode.max_detections if spec.decode.in_graph else count_candidates(spec)
-    graph = for_deepstream(io.load(path), spec, box, rows)
+    if masks:
+        notes.append(_mask_note(path, box, rows))
+    graph = for_deepstream(io.load(path), spec, box, rows, masks=masks)
     texts = {
         LABELS_FILE: "".join(f"{_one_line(spec.label(i))}\n" for i in range(spec.decode.num_classes)),
         APP_CONFIG: _app_config(config),
-        CONFIG: _infer_config(spec, box, config, graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value),
+        CONFIG: _infer_config(spec, box, config, graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value, masks),
     }
     io.save(graph, output / MODEL)
     for name, text in texts.items():
         files.write_text(output / name, text)
     return DeepStreamApp(output, (MODEL, *texts), box, tuple(notes))
+
+
+def _mask_note(path: Path, box: Letterbox, rows: int) -> str:
+    """What masks cost. Raises SpecError for frames without room for one."""
+    tall, wide = mask_side(box)
+    if not tall * wide:
+        raise SpecError(
+            f"the masks of '{path}' need frames of at least 4x4 pixels; add --no-masks, or give larger ones with --frame"
+        )
+    megabytes = 4e-6 * rows * tall * wide
+    return (
+        f"masks are {_words((tall, wide))} for each of {rows} rows, {megabytes:.3g} MB a frame, which --resize nvinfer makes smaller and "
+        "--no-masks leaves out"
+    )
 
 
 def _graph_of(model: Path) -> tuple[Path, ModelSpec]:
@@ -166,7 +196,7 @@ def _one_line(label: str) -> str:
     return " ".join(label.split()) or "-"
 
 
-def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fixed_batch: int) -> str:
+def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fixed_batch: int, masks: bool) -> str:
     """config_infer_primary.txt, in the order of DeepStream-Yolo's own."""
     rule = spec.decode
     nms = rule.nms == "nms" and not rule.nms_in_graph
@@ -185,15 +215,13 @@ def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fix
         "interval": 0,
         "gie-unique-id": 1,
         "process-mode": 1,
-        "network-type": 0,
+        "network-type": 3 if masks else 0,
         "cluster-mode": 2 if nms else 4,
         "maintain-aspect-ratio": int(box.padded and box.resize is None),
         "symmetric-padding": 0,
         "scaling-filter": _FILTERS.get(spec.input.resample, 1),
         "scaling-compute-hw": 1,
-        "parse-bbox-func-name": "NvDsInferParseYolo",
-        "custom-lib-path": "nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so",
-        "engine-create-func-name": "NvDsInferYoloCudaEngineGet",
+        **(_SEG_PARSER if masks else _PARSER),
     }
     lines = [f"# {spec.family}: {_one_line(spec.name) or 'unnamed'}; {preprocessing_words(spec.input)}"]
     if spec.input.resize != "stretch" or box.resize is not None:

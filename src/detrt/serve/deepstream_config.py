@@ -18,7 +18,7 @@ class DeepStreamConfig:
 
     frame_hw: of the frames that reach nvinfer, which are those of nvstreammux; None: FULL_HD, for models that stretch.
     size_hw: input size of the detector; None: its own. resize: the "graph" resizes, exactly as detrt does, or "nvinfer", whose filters
-        are others.
+        are others. no_masks: boxes alone, of a model that has masks.
 
     Raises:
         SpecError: out of range.
@@ -39,6 +39,7 @@ class DeepStreamConfig:
         default="graph",
         metadata={"help": "The graph resizes frames, exactly as detrt does; or nvinfer, with less memory and other pixels."},
     )
+    no_masks: bool = field(default=False, metadata={"help": "Boxes alone, of a model that has masks."})
     batch: int = field(default=1, metadata={"help": "Batch size: the number of streams."})
     threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
     class_thresholds: tuple[tuple[str, float], ...] = field(
