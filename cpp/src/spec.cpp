@@ -189,9 +189,12 @@ ModelSpec read_spec(const Json& json) {
   spec.family = fields.text("family");
   check(!spec.family.empty(), "family must not be empty");
   spec.name = fields.text("name", "");
-  if (fields.has("text") && fields.at("text").is_object())
-    check(fields.at("text").value("kind", Json()) != "phrases",
+  if (fields.has("text") && fields.at("text").is_object()) {
+    const Json kind = fields.at("text").value("kind", Json());
+    check(kind != "phrases",
           "phrases with queries of their own (text.kind 'phrases', SAM 3) are not for this runtime; run the model in Python");
+    check(kind != "names", "names without a task (text.kind 'names', OWL-ViT) are not for this runtime; run the model in Python");
+  }
   spec.input = read_input(fields.at("input"));
   spec.decode = read_decode(fields.at("decode"));
   spec.has_masks = fields.has("task") && fields.one_of("task", {"detection", "instance-segmentation"}) == 1;

@@ -26,7 +26,7 @@ PIXEL_VALUES = "pixel_values"  # (batch, 3, height, width)
 PIXEL_MASK = "pixel_mask"  # (batch, height, width), 1 = image, 0 = padding
 TARGET_SIZES = "target_sizes"  # (batch, 2) int64, (height, width) of the original image
 LOGITS = "logits"  # (batch, queries, classes)
-PRED_BOXES = "pred_boxes"  # (batch, queries, 4) cxcywh, relative to the unpadded image
+PRED_BOXES = "pred_boxes"  # (batch, queries, 4) cxcywh, relative to the unpadded image; see `InputSpec.box_size`
 BOXES = "boxes"  # (batch, max_detections, 4) xyxy, pixels of the original image
 SCORES = "scores"  # (batch, max_detections) descending
 LABELS = "labels"  # (batch, max_detections) int64
@@ -49,13 +49,13 @@ CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
 TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
 PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
 PHRASE_FEATURES = "phrase_features"  # (batch, phrases, tokens, d) float32
-RESIZE_MODES = ("stretch", "shortest_edge", "fit", "max_size")
+RESIZE_MODES = ("stretch", "shortest_edge", "fit", "max_size", "square")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
 DTYPES = ("uint8", "float32")
 ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
-PROMPTS = ("tokens", "classes", "phrases")
+PROMPTS = ("tokens", "classes", "phrases", "names")
 READING_ORDERS = ("none", "votes", "successors")
 DETECTION, INSTANCE_SEGMENTATION = TASKS = ("detection", "instance-segmentation")
 # Fields that came after the first files of this schema, and what they are in these.
@@ -101,10 +101,11 @@ class InputSpec:
     resize: "stretch" to exactly (height, width); "shortest_edge" keeps the aspect ratio so that the
     short side is `shortest_edge` and the long side at most `longest_edge`, and pads a batch right and
     bottom; "fit" keeps the aspect ratio inside (height, width) and pads right and bottom; "max_size" keeps
-    it inside (`max_height`, `max_width`), sides rounded down, and pads a batch as "shortest_edge" does.
+    it inside (`max_height`, `max_width`), sides rounded down, and pads a batch as "shortest_edge" does; "square" stretches the image with
+    a black square around it, at whose top left it lies, to (height, width), see `detrt.data.square`.
     pad: every batch is padded right and bottom to exactly (height, width), whatever its images are.
-    antialias: False takes the two ("bilinear") or four ("bicubic") nearest pixels of each axis, in float32, also where the image
-    becomes smaller ("stretch" only); True filters, as Pillow does.
+    antialias: False for "square", which blurs; of "stretch", False takes the two ("bilinear") or four ("bicubic") nearest pixels of each axis, in float32, also where the image
+    becomes smaller; True filters, as Pillow does.
     rounded: pixels are integers all the same, as Pillow's are, rounded after each axis ("bicubic" without antialias only).
     dynamic: height and width of the graph are symbolic; (height, width) is then the usual size.
     multiple_of: both sides of the tensor must be multiples of it.
@@ -160,7 +161,8 @@ class InputSpec:
             f"input.resize {self.resize!r} needs a graph with symbolic height and width, or padding to one size",
         )
         _check(
-            not self.pad or self.resize != "stretch", "input.pad is for resize modes that keep the aspect ratio; got 'stretch'"
+            not self.pad or self.resize not in ("stretch", "square"),
+            f"input.pad is for resize modes that keep the aspect ratio inside the tensor; got {self.resize!r}",
         )
         for name in ("mean", "std"):
             given = getattr(self, name)
@@ -177,9 +179,11 @@ class InputSpec:
             "input.dtype must be float32 when normalisation is not in the graph",
         )
 
+        resamples = {"stretch": ("bilinear", "bicubic"), "square": ("bilinear",)}.get(self.resize, ())
+        _check(self.resize != "square" or not self.antialias, "input.resize 'square' needs antialias false: it blurs by itself")
         _check(
-            self.antialias or (self.resize == "stretch" and self.resample in ("bilinear", "bicubic") and self.dtype == "float32"),
-            "input.antialias false needs resize 'stretch', resample 'bilinear' or 'bicubic', and dtype 'float32'; got "
+            self.antialias or (self.resample in resamples and self.dtype == "float32"),
+            "input.antialias false needs resize 'stretch' or 'square', resample 'bilinear' (of 'stretch' also 'bicubic'), and dtype 'float32'; got "
             f"{self.resize!r}, {self.resample!r} and {self.dtype!r}",
         )
         _check(
@@ -194,7 +198,11 @@ class InputSpec:
     @property
     def one_size(self) -> bool:
         """Whether preprocessing gives every batch the size (height, width)."""
-        return self.pad or self.resize in ("stretch", "fit")
+        return self.pad or self.resize in ("stretch", "fit", "square")
+
+    def box_size(self, original_hw: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) in pixels of the original image of what boxes of 0 to 1 are relative to: the image, or the square around it."""
+        return (max(original_hw),) * 2 if self.resize == "square" else original_hw
 
     def fixed(self, size_hw: tuple[int, int], *, stretch: bool = False) -> InputSpec:
         """The preprocessing of a graph of one size, (height, width).
@@ -202,6 +210,8 @@ class InputSpec:
         A padding mask, or padding that the checkpoint asks for, keeps the aspect ratio exact inside it; without them, or
         with `stretch`, the image is stretched to it.
         """
+        if self.resize == "square":
+            return replace(self, height=size_hw[0], width=size_hw[1], dynamic=False)
         keeps_aspect = not stretch and self.resize != "stretch" and (self.mask or self.pad or self.resize == "fit")
         if keeps_aspect and self.pad and size_hw == self.size_hw:
             return replace(self, dynamic=False)
@@ -281,6 +291,7 @@ class TextSpec:
     kind "tokens": one prompt of phrases, and one logit for each token (Grounding DINO); `separators` are the
     token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one
     logit for each name (OmDet-Turbo). kind "phrases": phrases that do not see each other, each with its own queries (SAM 3).
+    kind "names": class names alone, and one logit for each, which the others do not change (OWL-ViT, OWLv2).
     tokenizer: file of the `tokenizers` library beside the model. encoder: ONNX file of the text encoder beside
     the model (key "tower" in JSON); "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
     max_tokens: longest prompt, with its framing tokens. features: width of the text features.
@@ -498,6 +509,7 @@ TEXT_ENCODER_OUTPUTS = {
     "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
     "classes": (TEXT_FEATURES, CLASS_FEATURES),
     "phrases": (TEXT_FEATURES,),
+    "names": (CLASS_FEATURES,),
 }
 
 
@@ -516,6 +528,8 @@ def text_inputs(spec: ModelSpec) -> list[str]:
         return []
     if spec.text.kind == "classes":
         return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
+    if spec.text.kind == "names":
+        return [CLASS_FEATURES, CLASS_MASK]
     if spec.text.kind == "phrases":
         return [PHRASE_FEATURES, PHRASE_MASK]
     names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.encoder else list(TEXT_ENCODER_INPUTS)

@@ -289,10 +289,3 @@ def test_anchors_for_one_size_do_not_fix_the_size(name, saved, tmp_path):
     torch.testing.assert_close(got.logits, want.logits, atol=1e-5, rtol=0)
     torch.testing.assert_close(got.pred_boxes, want.pred_boxes, atol=1e-5, rtol=0)
     assert torch.isfinite(other.logits).all()
-
-
-@pytest.mark.parametrize(("model_type", "words"), [("owlv2", "a query for each patch")])
-def test_what_is_not_exported_is_refused_by_name(model_type, words, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    with pytest.raises(SourceError, match=rf"has model_type '{model_type}', which detrt does not export: .*{words}"):
-        load_source(str(tmp_path))

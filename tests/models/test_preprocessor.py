@@ -163,8 +163,12 @@ IMAGES = [np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8) 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(
     "name",
-    # EoMT takes one size only, see tests/models/arch/test_eomt.py.
-    [f.name for f in FAMILIES if hasattr(transformers, f"{f.processor}ImageProcessorPil") and f.processor != "Eomt"],
+    # These take one size only, see tests/models/arch/test_eomt.py and tests/export/test_owl.py.
+    [
+        f.name
+        for f in FAMILIES
+        if hasattr(transformers, f"{f.processor}ImageProcessorPil") and f.processor not in ("Eomt", "OwlViT", "Owlv2")
+    ],
 )
 def test_pixels_are_those_of_transformers(name, settings, tiny, tmp_path):
     """Both sides start from the file that transformers wrote."""
@@ -322,6 +326,11 @@ def test_defaults_of_processors_are_those_of_transformers():
                 f"    {line}\n" in text for line in (*lines, 'size = {"height": 800, "width": 800}', "do_normalize = True")
             )
             assert "do_pad = " not in text and settings["resample"] == 3
+            continue
+        if name.startswith("Owl"):
+            found = {key: getattr(kind, key, None) or False for key in settings}
+            assert {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()} == settings
+            assert (kind.resample, kind.rescale_factor) == (settings.get("resample", 2), 1 / 255)
             continue
         assert {key: getattr(kind, key) for key in settings} == settings
         assert (kind.resample, kind.rescale_factor) == (2, 1 / 255)

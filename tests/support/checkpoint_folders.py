@@ -25,7 +25,7 @@ def own_settings(source) -> dict[str, Any]:
         size = {"shortest_edge": entry.shortest_edge, "longest_edge": entry.longest_edge}
     else:
         size = {"height": entry.height, "width": entry.width}
-    pad = {"do_pad": True} if source.family.processor == "Eomt" else {}
+    pad = {"do_pad": True} if source.family.processor in ("Eomt", "Owlv2") else {}
     return {"size": size, "do_normalize": any(entry.mean), **pad}
 
 

@@ -24,6 +24,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "lw_detr": {},
     "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},
     "omdet_turbo": {},
+    "owlv2": {},
+    "owlvit": {},
     "pp_doclayout_v2": {},
     "pp_doclayout_v3": {},
     "pp_doclayout_v4": {},

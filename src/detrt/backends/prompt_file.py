@@ -58,10 +58,9 @@ def encode_prompt(
     bundle = Bundle.open(folder)
     if bundle.spec.text is None:
         raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with --classes")
-    if bundle.spec.text.kind == "phrases":
+    if bundle.spec.text.kind in ("phrases", "names"):
         raise PromptError(
-            f"'{bundle.folder}' is of family {bundle.spec.family}, whose phrases have queries of their own, which the C++ runtime does "
-            "not run; use detrt detect"
+            f"'{bundle.folder}' is of family {bundle.spec.family}, which the C++ runtime does not run; use detrt detect"
         )
     files.check_place(path)
     with open_prompted(folder, backend="onnxruntime") as session:

@@ -11,6 +11,8 @@ A list of class names that is longer than the model takes runs in chunks, whose 
 with the best of its own names only. For models with one class per query, cross-chunk NMS therefore drops a box that overlaps a
 better one of another chunk (`CROSS_CHUNK_IOU`). No class is in two chunks, so that nothing has to be merged inside a class.
 
+Of kind "names" no name changes what another finds, nor the boxes: the logits of all chunks are columns of one result.
+
 Of kind "phrases" every phrase has queries of its own, and no phrase changes another's: those of all phrases and chunks are merged by
 their scores, and only the best remain, so that masks of a long list need the memory of one chunk.
 """
@@ -128,10 +130,10 @@ class PromptedSession(BaseSession):
         # Both graphs must take a length.
         both = [detector] if text_encoder is None else [detector, text_encoder]
         self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
-        most = {text.kind: self.spec.decode.num_classes}
-        self._classes = _Lengths([detector], _CLASS_AXES, limit=most.get("classes"))
-        self._phrases = _Lengths([detector], _PHRASE_AXES, limit=most.get("phrases"))
-        longest = self._classes.high if text.kind == "classes" else self._phrases.high
+        most, of_classes = self.spec.decode.num_classes, text.kind in ("classes", "names")
+        self._classes = _Lengths([detector], _CLASS_AXES, limit=most if of_classes else None)
+        self._phrases = _Lengths([detector], _PHRASE_AXES, limit=most if text.kind == "phrases" else None)
+        longest = self._classes.high if of_classes else self._phrases.high
         tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=longest)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
 
@@ -181,7 +183,7 @@ class PromptedSession(BaseSession):
     def text_feeds(self, chunks: Sequence[Chunk]) -> Feeds:
         """The text inputs of the detector for a batch, one chunk of a prompt for each image."""
         names = {info.name for info in self.inputs}
-        if self.text.kind == "classes":
+        if self.text.kind in ("classes", "names"):
             return {name: array for name, array in self._class_feeds(chunks).items() if name in names}
         if self.text.kind == "phrases":
             return self._phrase_feeds(chunks)
@@ -237,21 +239,29 @@ class PromptedSession(BaseSession):
         given = [chunk for chunk in chunks if isinstance(chunk, ClassChunk)]
         count = len(given)
         names = self._cached_rows(self._names, CLASS_FEATURES, [ids for chunk in given for ids in chunk.names])
-        sentences = self._cached_rows(self._features, TEXT_FEATURES, [chunk.task for chunk in given])
         most = self._classes.fit(max(len(chunk.names) for chunk in given))
-        length = self._tokens.fit(max(len(chunk.task) for chunk in given))
         classes = np.zeros((count, most, names[given[0].names[0].tobytes()].shape[-1]), np.float32)
         class_mask = np.zeros((count, most), np.int64)
-        tasks = np.zeros((count, length, sentences[given[0].task.tobytes()].shape[-1]), np.float32)
-        task_mask = np.zeros((count, length), np.int64)
         for row, chunk in enumerate(given):
             for column, ids in enumerate(chunk.names):
                 classes[row, column] = names[ids.tobytes()]
             class_mask[row, : len(chunk.names)] = 1
+        return {
+            CLASS_FEATURES: classes,
+            CLASS_MASK: class_mask,
+            **(self._task_feeds(given) if self.text.kind == "classes" else {}),
+        }
+
+    def _task_feeds(self, given: Sequence[ClassChunk]) -> dict[str, NDArray]:
+        count, length = len(given), self._tokens.fit(max(len(chunk.task) for chunk in given))
+        sentences = self._cached_rows(self._features, TEXT_FEATURES, [chunk.task for chunk in given])
+        tasks = np.zeros((count, length, sentences[given[0].task.tobytes()].shape[-1]), np.float32)
+        task_mask = np.zeros((count, length), np.int64)
+        for row, chunk in enumerate(given):
             n = len(chunk.task)
             tasks[row, :n] = sentences[chunk.task.tobytes()]
             task_mask[row, :n] = 1
-        return {CLASS_FEATURES: classes, CLASS_MASK: class_mask, TASK_FEATURES: tasks, TASK_MASK: task_mask}
+        return {TASK_FEATURES: tasks, TASK_MASK: task_mask}
 
     def _phrase_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
         given = [chunk.names for chunk in chunks if isinstance(chunk, ClassChunk)]
@@ -384,7 +394,7 @@ class BoundSession(BaseSession):
         self._texts: dict[int, list[Feeds]] = {}
         rule, chunks = model.spec.decode, len(prompts[0].chunks)
         rule = replace(rule, num_classes=max(one.prompt.num_classes for one in prompts))
-        if chunks > 1 and not rule.in_graph and not self._of_phrases:
+        if chunks > 1 and not rule.in_graph and model.text.kind in ("tokens", "classes"):
             rule = replace(rule, num_queries=rule.num_queries * chunks)
         if every_class and not rule.in_graph:
             rule = replace(rule, select="topk")
@@ -471,13 +481,15 @@ class BoundSession(BaseSession):
         return _with_spans(prompt, replace(detections, labels=tuple(names[int(i)] for i in detections.class_ids)))
 
     def _merge_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity."""
+        """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity. Of kind "names" all chunks have the
+        same queries."""
         queries, classes = self.model.spec.decode.num_queries, self.spec.decode.num_classes
-        logits = np.full((count, queries * len(runs), classes), -np.inf, np.float32)
-        boxes = np.zeros((count, queries * len(runs), 4), np.float32)
+        logits = np.full((count, self.spec.decode.num_queries, classes), -np.inf, np.float32)
+        boxes = np.zeros((count, self.spec.decode.num_queries, 4), np.float32)
+        one = self.model.text.kind == "names"
         for number, outputs in enumerate(runs):
             raw = checked_output(outputs, LOGITS, (count, queries, -1))
-            rows = slice(number * queries, (number + 1) * queries)
+            rows = slice(0, queries) if one else slice(number * queries, (number + 1) * queries)
             boxes[:, rows] = checked_output(outputs, PRED_BOXES, (count, queries, 4))
             for image in range(count):
                 chunk = self.prompts[image % len(self.prompts)].chunks[number]
@@ -491,7 +503,7 @@ class BoundSession(BaseSession):
                 if isinstance(chunk, TokenChunk):
                     found = phrase_logits(found, chunk.phrase_mask)
                 logits[image, rows, list(chunk.prompt.class_ids)] = found.T
-        if len(runs) > 1 and self.spec.decode.select == "query":
+        if len(runs) > 1 and not one and self.spec.decode.select == "query":
             chunk_of = np.repeat(np.arange(len(runs)), queries)
             for image in range(count):
                 best = logits[image].max(-1)

@@ -138,6 +138,7 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
     what = {
         "tokens": "phrases",
         "classes": f"up to {spec.decode.num_classes} class names, and a task",
+        "names": f"class names, up to {spec.decode.num_classes} in one run",
         "phrases": f"phrases, up to {spec.decode.num_classes} in one run",
     }[text.kind]
     text_encoder = f"text encoder {text.encoder}" if text.encoder else "one graph"

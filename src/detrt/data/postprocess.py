@@ -10,7 +10,7 @@ The rules, which every other runtime and the graph of `decode.in_graph` follow:
                 clipped before
     cut         `max_detections` of the spec first, then score > threshold (of the class, or of all), then `class_ids`,
                 then the caller's own `max_detections`
-    boxes       cxcywh of the unpadded image -> xyxy pixels of the original image, clipped to it
+    boxes       cxcywh of the unpadded image, or of the square around it -> xyxy pixels of the original image, clipped to it
     masks       of the detections that remain, not clipped to their boxes; see `detrt.data.masks`
     reading     of the detections that remain: they are returned by rank, equal ranks by score; see `detrt.data.reading_order`
     quads       in pixels of the original image, not clipped to it
@@ -112,7 +112,8 @@ def decode(
         raise ValueError(f"max_detections must be at least 1; got {max_detections}")
     own = class_thresholds or {}
     lowest = min([threshold, *own.values()])
-    scales = [np.array([width, height, width, height], np.float32) for height, width in original_sizes_hw]
+    limits = [_edges(size) for size in original_sizes_hw]
+    scales = [_edges(spec.input.box_size(size)) for size in original_sizes_hw]
     if isinstance(outputs, Candidates):
         rows, extras = _read_candidates(outputs, spec, scales, lowest), outputs.extras
     else:
@@ -120,8 +121,8 @@ def decode(
         rows = read(outputs, spec, scales, lowest)
         extras = {name: _read_extra(outputs, name, spec, len(scales)) for name in extra_outputs(spec)}
     results = []
-    for image, (row, scale) in enumerate(zip(rows, scales, strict=True)):
-        boxes, scores, ids, queries = np.clip(row.boxes, 0, scale), row.scores, row.ids, row.queries
+    for image, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+        boxes, scores, ids, queries = np.clip(row.boxes, 0, limit), row.scores, row.ids, row.queries
         if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
             stay, scores = (found[: spec.decode.max_detections] for found in suppress(boxes, scores, ids, spec.decode))
             boxes, ids, queries = boxes[stay], ids[stay], queries[stay]
@@ -137,6 +138,11 @@ def decode(
         labels = tuple(spec.label(i) for i in ids[keep])
         results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, **found))
     return results
+
+
+def _edges(size_hw: tuple[int, int]) -> NDArray[np.float32]:
+    height, width = size_hw
+    return np.array([width, height, width, height], np.float32)
 
 
 def _of_queries(
@@ -224,7 +230,7 @@ def count_candidates(spec: ModelSpec) -> int:
 
 
 def _read_candidates(found: Candidates, spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
-    """scales: (width, height, width, height) of each image, float32; also below."""
+    """scales: (width, height, width, height) of what the boxes of each image are relative to, float32; also below."""
     if found.overflow:
         raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values

@@ -14,6 +14,7 @@ How an image gets its size:
     fit            the largest size of the same aspect ratio inside (height, width), then padded
     max_size       the largest size of the same aspect ratio inside (max_height, max_width), sides rounded
                    down; padding as shortest_edge
+    square         exactly (height, width), with a black square around the image; see `detrt.data.square`
 
 With `pad`, shortest_edge and max_size pad every batch to (height, width), with a mask or without one.
 
@@ -37,6 +38,7 @@ from ..errors import ImageError, SpecError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, RESAMPLES, TARGET_SIZES, InputSpec, ModelSpec
 from .interpolate import interpolate
 from .raw_image import LoadedImage, RawImage
+from .square import resize_in_square
 
 SizeHW = tuple[int, int]
 
@@ -116,7 +118,10 @@ def preprocess(
     batch = np.zeros((len(images), 3, height, width), given.dtype)
 
     def fill(slot: NDArray, image: NDArray[np.uint8], size: SizeHW) -> None:
-        resized = resize(image, size, given.resample) if given.antialias else interpolate(image, size, given)
+        if given.resize == "square":
+            resized = resize_in_square(image, size)
+        else:
+            resized = resize(image, size, given.resample) if given.antialias else interpolate(image, size, given)
         pixels = resized.transpose(2, 0, 1)
         slot[:, : size[0], : size[1]] = pixels if given.normalize_in_graph else normalize(pixels, given)
 
@@ -224,7 +229,7 @@ def check_size(given: InputSpec, size_hw: SizeHW | None) -> None:
 def resized_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None = None) -> SizeHW:
     """Size of the image inside the tensor, without padding."""
     target = size_hw or given.size_hw
-    if given.resize == "stretch":
+    if given.resize in ("stretch", "square"):
         return target
     if given.resize == "fit":
         return fit_size(original_hw, target)
@@ -260,6 +265,7 @@ def preprocessing_words(given: InputSpec) -> str:
         "stretch": f"stretch to {size}",
         "shortest_edge": f"shortest edge {given.shortest_edge}, at most {given.longest_edge}",
         "fit": f"fit into {size}",
+        "square": f"pad to a black square, stretch to {size}",
         "max_size": f"fit into {given.max_height}x{given.max_width}, rounded down",
     }[given.resize]
     if given.resize == "fit" or given.pad:
@@ -269,7 +275,9 @@ def preprocessing_words(given: InputSpec) -> str:
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (given.mean, given.std))
     scale = f"times 1/{1 / given.rescale:g}" if given.rescale < 1 else f"times {given.rescale:g}" * (given.rescale != 1)
     normal = f"mean {mean}, std {std}" if any(given.mean) or set(given.std) != {1.0} else "no normalisation"
-    resample = given.resample + ("" if given.antialias else " without antialiasing")
+    resample = given.resample + (
+        "" if given.antialias else " after a blur" if given.resize == "square" else " without antialiasing"
+    )
     return ", ".join(part for part in (words, resample, scale, normal) if part)
 
 

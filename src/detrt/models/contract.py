@@ -104,7 +104,7 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
         if spec.text is not None and spec.text.kind == "phrases":
             rows, columns = ("batch", "phrases", rule.num_queries), ()
         elif spec.text is not None:
-            columns = (spec.text.kind,)
+            columns = ("tokens" if spec.text.kind == "tokens" else "classes",)
         outputs: Sequence[TensorInfo] = (
             TensorInfo(LOGITS, "float32", (*rows, *columns)),
             TensorInfo(PRED_BOXES, "float32", (*rows, 4)),
@@ -146,9 +146,9 @@ def text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tupl
     """Inputs and outputs of a text encoder's graph."""
     assert spec.text is not None
     inputs = tuple(_text_input(name, spec) for name in TEXT_ENCODER_INPUTS)
-    outputs = [_text_input(name, spec) for name in TEXT_ENCODER_OUTPUTS[spec.text.kind]]
-    if spec.text.kind == "classes":  # one row per name: no axis of classes yet
-        outputs[1] = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
+    # One row per name: no axis of classes yet.
+    names = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
+    outputs = (names if name == CLASS_FEATURES else _text_input(name, spec) for name in TEXT_ENCODER_OUTPUTS[spec.text.kind])
     return inputs, tuple(outputs)
 
 
@@ -164,7 +164,7 @@ def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec
     if spec.text is None:
         raise ExportError(f"--single-graph is for models that take a prompt; {title} has one graph anyway")
     if spec.text.kind != "tokens":
-        what = "every name and once for the task" if spec.text.kind == "classes" else "every phrase"
+        what = {"classes": "every name and once for the task", "names": "every name"}.get(spec.text.kind, "every phrase")
         raise ExportError(
             f"--single-graph: {title} runs its text encoder over {what}, so the two are graphs "
             "of different batches; leave --single-graph out"

@@ -160,7 +160,7 @@ def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEnco
     """Text feeds of a detector, one prompt per image.
 
     Kind "classes": all rows of the batch are names; image i has all classes but i of them, and its task is row i. Kind "phrases":
-    image i has the prompts of all rows from its own on, but the last image only its own.
+    image i has the prompts of all rows from its own on, but the last image only its own. Kind "names": as "classes", without tasks.
     """
     assert spec.text is not None
     feeds = token_feeds(ids, spec)
@@ -176,9 +176,12 @@ def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEnco
         mask[-1, 1:] = 0
         return {PHRASE_FEATURES: features[rows] * mask[..., None].astype(np.float32), PHRASE_MASK: mask}
     names = example_ids(source, batch + 2, 7, seed=batch)
-    features, task = text_encoder(*names)[CLASS_FEATURES], text_encoder(*ids)[TEXT_FEATURES]
+    features = text_encoder(*names)[CLASS_FEATURES]
     mask = np.ones((batch, len(names[0])), np.int64)
     for image in range(batch):
         mask[image, len(names[0]) - image :] = 0
     repeated = np.repeat(features[None], batch, 0) * mask[..., None].astype(np.float32)
-    return {CLASS_FEATURES: repeated, CLASS_MASK: mask, TASK_FEATURES: task, TASK_MASK: ids[1]}
+    classes = {CLASS_FEATURES: repeated, CLASS_MASK: mask}
+    if spec.text.kind == "names":
+        return classes
+    return {**classes, TASK_FEATURES: text_encoder(*ids)[TEXT_FEATURES], TASK_MASK: ids[1]}

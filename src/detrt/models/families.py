@@ -136,6 +136,26 @@ def _grounding(name: str, model_type: str, title: str, example: str) -> Family:
     )
 
 
+def _owl(name: str, title: str, example: str, processor: str) -> Family:
+    return Family(
+        name=name,
+        model_type=name,
+        title=title,
+        activation="sigmoid",
+        select="query",
+        max_detections=None,
+        licence="Apache-2.0",
+        example=example,
+        dynamic=False,
+        fixed_reason="each position of its one grid of patches has weights of its own",
+        multiple_of="image",
+        size=0,
+        rewrites=("tensors_only",),
+        text="names",
+        processor=processor,
+    )
+
+
 _SOFTMAX = {"activation": "softmax", "select": "query", "max_detections": None}
 
 FAMILIES: tuple[Family, ...] = (
@@ -274,6 +294,8 @@ FAMILIES: tuple[Family, ...] = (
         text="phrases",
         processor="Sam3",
     ),
+    _owl("owlvit", "OWL-ViT", "google/owlvit-base-patch32", "OwlViT"),
+    _owl("owlv2", "OWLv2", "google/owlv2-base-patch16-ensemble", "Owlv2"),
 )
 
 # Detectors that transformers does not have (`detrt.models.arch`): original checkpoint files only. A model_type is that of the modules
@@ -303,7 +325,6 @@ NOT_EXPORTED = {
         "(model_type sam3, or sam3_video, of which the detector is read)",
     ),
     "sam3_lite_text": "its text encoder is MobileCLIP, and detrt exports SAM 3 with CLIP's",
-    **dict.fromkeys(("owlvit", "owlv2"), "it has a query for each patch and no decoder, which is no DETR"),
 }
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 BY_NAME = {family.name: family for family in FAMILIES + OWN_FAMILIES}

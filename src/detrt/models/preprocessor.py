@@ -28,6 +28,11 @@ CHOICE = (
 )
 
 _HALF = (0.5, 0.5, 0.5)
+_CLIP = {
+    "do_normalize": True,
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
 _EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_normalize": True, "do_pad": True}
 _DOCUMENTS = {
     **{"size": {"height": 800, "width": 800}, "resample": 3, "do_pad": False},
@@ -44,6 +49,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_mean": _HALF,
         "image_std": _HALF,
     },
+    "OwlViT": {"size": {"height": 768, "width": 768}, "resample": 3, "do_pad": False, **_CLIP},
+    "Owlv2": {"size": {"height": 960, "width": 960}, "do_pad": True, **_CLIP},
     "Eomt": {"size": {"shortest_edge": 640, "longest_edge": 640}, "do_normalize": True, "do_pad": False},
     "RTDetr": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
     **dict.fromkeys(("PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4"), _DOCUMENTS),
@@ -75,7 +82,7 @@ _PAD_BY_MASK = {
 }
 _READ = (
     *("do_resize", "size", "max_size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
-    *("do_pad", "pad_and_return_pixel_mask", "pad_size", "do_split_image"),
+    *("do_pad", "pad_and_return_pixel_mask", "pad_size", "do_split_image", "rescale"),
 )
 
 
@@ -192,7 +199,7 @@ def _family_settings(family: Family, config: Any) -> dict[str, Any]:
         # RF-DETR has one size for each position table, rounded up to its windows.
         side = family.size or -(-_one(_backbone(config).image_size) // multiple) * multiple
         size = {"height": side, "width": side}
-    return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask}
+    return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask or family.processor == "Owlv2"}
 
 
 def _refuse_unknown(data: Mapping[str, Any]) -> None:
@@ -216,6 +223,10 @@ class _ConfigReader:
             known = ", ".join(f"{one}ImageProcessor" for one in PROCESSORS)
             raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {known}")
         self._data = {**PROCESSORS.get(self.processor, {}), **data}
+        if "rescale" in data:  # do_rescale in the first files of OWL-ViT
+            if not self.processor.startswith("Owl"):
+                raise _Refused(f"rescale {data['rescale']!r}, which detrt does not know; remove the key if it has no effect")
+            self._data["do_rescale"] = data["rescale"]
         if self.processor == "Eomt":
             self._check_eomt(config)
 
@@ -252,6 +263,8 @@ class _ConfigReader:
                     f"resample {resample} of {self.processor}ImageProcessor, which does not antialias; detrt does that for {only} only"
                 )
             common |= {"antialias": False, "dtype": "float32", "rounded": rounded}
+        if self.processor == "Owlv2" and wanted is None:
+            return self._square(resample, common)
         size = self._size() if wanted is None else _size_of(wanted)
         pad = self._pad_size(size) if wanted is None else _canvas_of(wanted)
         shaped = self._stretch if "height" in size else self._aspect
@@ -303,6 +316,15 @@ class _ConfigReader:
             raise _Refused(f"pad_size {dict(pad)} around images of size {dict(size)}, which detrt does not do")
         self._check_multiple(size, "size")
         return InputSpec("stretch", size["height"], size["width"], **common)
+
+    def _square(self, resample: int, common: Mapping[str, Any]) -> InputSpec:
+        size = self._size()
+        if resample != 2 or not self._data["do_pad"]:
+            raise _Refused(
+                f"resample {resample} and do_pad {self._data['do_pad']}; detrt does resample 2 with do_pad true for it"
+            )
+        self._check_multiple(size, "size")
+        return InputSpec("square", size["height"], size["width"], antialias=False, dtype="float32", **common)
 
     def _aspect(self, size: Mapping[str, int], pad: Mapping[str, int] | None, common: Mapping[str, Any]) -> InputSpec:
         """Images that keep their aspect ratio, padded to one size or to the largest of their batch."""
@@ -366,6 +388,8 @@ def multiple_of(family: Family, config: Any) -> int:
         return family.multiple_of
     if family.multiple_of == "patch":
         return _one(getattr(config, "patch_size", None) or _backbone(config).patch_size)
+    if family.multiple_of == "image":
+        return _one(_backbone(config).image_size)
     backbone = _backbone(config)
     windows = int(backbone.num_windows)
     # LW-DETR counts the windows of an image, RF-DETR those along one side.
@@ -374,7 +398,8 @@ def multiple_of(family: Family, config: Any) -> int:
 
 
 def _backbone(config: Any) -> Any:
-    return getattr(config, "vision_config", config).backbone_config
+    vision = getattr(config, "vision_config", config)
+    return getattr(vision, "backbone_config", vision)
 
 
 def _one(value: Any) -> int:

@@ -6,6 +6,7 @@ of a processor is taken where there is one, since Pillow's pixels are ours; RF-D
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
 from ..detections import Detections, Masks, mask_iou
 from ..errors import GateError, MissingPackageError
-from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec
+from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
 from .hub import quiet, require_transformers
 from .wrapper import named_outputs
 
@@ -73,11 +74,14 @@ def open_processor(file: Path | None) -> tuple[Any, str]:
     folder = file.parent
     try:
         with quiet(transformers):
-            return transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True), ""
+            found = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
     except (ImportError, OSError, ValueError, TypeError, LookupError) as error:
         if isinstance(error, ImportError) or "torchvision" in str(error):
             return None, "not compared with transformers' processor, which needs torchvision: install it to compare"
         return None, f"not compared with transformers' processor, which does not open it: {' '.join(str(error).split())[:200]}"
+    if type(found).__name__ == "Owlv2ImageProcessorPil" and importlib.util.find_spec("scipy") is None:
+        return None, "not compared with transformers' processor, which needs scipy: install it to compare"
+    return found, ""
 
 
 def checked_images() -> list[NDArray[np.uint8]]:
@@ -297,6 +301,8 @@ class PublishedDetector:
         if self._both is None:
             return self._images(images=image, return_tensors="pt")
         assert self._prompt is not None and self._source.spec.text is not None
+        if self._source.spec.text.kind == "names":
+            return self._both(images=image, text=[list(self._prompt.names.values())], return_tensors="pt")
         if self._source.spec.text.kind == "classes":
             task = {"task": self._prompt.task} if self._prompt.task else {}
             return self._both(images=image, text=list(self._prompt.names.values()), return_tensors="pt", **task)
@@ -328,7 +334,7 @@ class PublishedDetector:
             return self._named(
                 _as_detections({"labels": labels[best], **{k: v[best] for k, v in found.items()}}, (), outputs.size_hw)
             )
-        if outputs.input_ids is None:
+        if outputs.input_ids is None or self._source.spec.text.kind == "names":
             names = list(self._prompt.names.values())
             found = self._both.post_process_grounded_object_detection(
                 outputs.tensors, text_labels=[names], threshold=0.0, target_sizes=target
@@ -394,22 +400,24 @@ def processor_with_text(source: Source, image_processor: Any) -> Any:
     transformers = require_transformers()
     text = source.spec.text
     assert text is not None and source.tokenizer is not None
-    tokenizer = _tokenizer(source.tokenizer, text.pad_id)
+    tokenizer = _tokenizer(source.tokenizer, text)
     if text.kind == "tokens":
         return transformers.GroundingDinoProcessor(image_processor, tokenizer)
-    name = "OmDetTurboProcessor" if text.kind == "classes" else "Sam3Processor"
+    name = {"classes": "OmDetTurbo", "phrases": "Sam3"}.get(text.kind, source.family.processor) + "Processor"
     try:
         return getattr(transformers, name)(image_processor, tokenizer)
     except ImportError:
         raise MissingPackageError("torchvision", "", f"transformers' processor of {source.family.title}") from None
 
 
-def _tokenizer(content: bytes, pad_id: int) -> Any:
+def _tokenizer(content: bytes, text: TextSpec) -> Any:
     """transformers' wrapper of a checkpoint's tokenizer."""
     transformers = require_transformers()
     with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
         path = Path(folder) / "tokenizer.json"
         path.write_bytes(content)
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(text.pad_id)
+    if text.kind == "names":  # its processor pads to it
+        tokenizer.model_max_length = text.max_tokens
     return tokenizer

@@ -589,6 +589,20 @@ def _clip(size: int, **settings: int | str) -> dict[str, Any]:
     return {"model_type": "clip_text_model", "vocab_size": size, **ends, **settings}
 
 
+def _owl(name: str, **vision: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    kind = {"model_type": f"{name}_text_model", "max_position_embeddings": 16}
+    small = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    return (
+        name,
+        {"text_config": _clip(49408, **kind, hidden_size=512), "vision_config": vision},
+        {
+            "text_config": _clip(TINY_VOCABULARY, **kind, **small, hidden_size=24),
+            "vision_config": {"image_size": 96, "patch_size": 16, "hidden_size": 32, **small},
+            "projection_dim": 24,
+        },
+    )
+
+
 # name -> (family, full-size settings, tiny settings on top of them)
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grounding_dino": (
@@ -673,6 +687,8 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "mask_decoder_config": {"hidden_size": 32, "num_attention_heads": 4},
         },
     ),
+    "owlvit": _owl("owlvit", image_size=768, patch_size=32),
+    "owlv2": _owl("owlv2", image_size=960, patch_size=16),
 }
 
 

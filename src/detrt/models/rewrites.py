@@ -262,6 +262,16 @@ REWRITES: dict[str, Rewrite] = {
                     *("MaskDecoder.forward", "MaskDecoder._embed_pixels", "MaskEmbedder.forward", "PixelDecoder.forward"),
                 )
             ),
+            *(
+                f"{prefix}{place}"
+                for prefix in ("OwlViT", "Owlv2")
+                for place in (
+                    *("ForObjectDetection.forward", "ForObjectDetection.image_embedder", "ForObjectDetection.box_predictor"),
+                    *("ForObjectDetection.embed_image_query", "ClassPredictionHead.forward", "BoxPredictionHead.forward"),
+                    *("VisionTransformer.forward", "VisionEmbeddings.forward", "TextTransformer.forward", "Model.forward"),
+                    *("EncoderLayer.forward", "Attention.forward", "MLP.forward"),
+                )
+            ),
         ),
         lambda module, model: [],
     ),

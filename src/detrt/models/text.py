@@ -52,6 +52,8 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
     pad = pad_id(tokenizer)
     if family.text == "phrases":
         return _with_masks(family, config, input_spec, pad)
+    if family.text == "names":
+        return _of_patches(family, config, input_spec, pad)
     queries = int(config.num_queries)
     if family.text == "tokens":
         wanted = [int(i) for i in modeling_module(module).SPECIAL_TOKENS]
@@ -73,6 +75,14 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
         )
         classes = MOST_CLASSES
     rule = DecodeSpec(family.activation, family.select, queries, classes, queries, nms=family.nms, nms_iou=family.nms_iou)
+    return ModelSpec(family.name, input_spec, rule, {}, text=text)
+
+
+def _of_patches(family: Family, config: Any, input_spec: InputSpec, pad: int) -> ModelSpec:
+    vision, words = config.vision_config, config.text_config
+    queries = (int(vision.image_size) // int(vision.patch_size)) ** 2
+    text = TextSpec("names", int(words.max_position_embeddings), int(config.projection_dim), pad)
+    rule = DecodeSpec(family.activation, family.select, queries, MOST_CLASSES, queries)
     return ModelSpec(family.name, input_spec, rule, {}, text=text)
 
 

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ..spec import (
     ATTENTION_MASK,
+    CLASS_FEATURES,
     CLASS_MASK,
     INPUT_IDS,
     LOGITS,
@@ -33,6 +34,7 @@ from ..spec import (
 )
 from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
 from .arch.omdet_turbo import OmDetDetector, OmDetText
+from .arch.owl import OwlDetector, OwlText
 from .arch.sam3 import Sam3Detector, Sam3Text
 from .contract import contract, text_encoder_contract
 from .nms_op import surviving
@@ -144,6 +146,8 @@ class ExportModule(nn.Module):
         # One Gather of whole maps; torch.gather would need an index for each of their values.
         first = torch.arange(target_sizes.shape[0], device=query.device).unsqueeze(1) * (rule.num_queries * phrases)
         rows = [maps.flatten(0, 1)[query + first] for maps in masks]
+        if self.spec.input.resize == "square":
+            return torch.minimum(corners * size.amax(-1, keepdim=True), size), scores, labels, count, *rows
         return corners * size, scores, labels, count, *rows
 
 
@@ -210,6 +214,8 @@ class TextExportModule(ExportModule):
             return self.finished(scores, phrase, rows, flat[0], feeds[TARGET_SIZES], *flat[1:], phrases=phrases)
         if PHRASE_MASK in feeds:
             picked = self.best_queries(*best_phrases(probabilities, feeds[PHRASE_MASK]))
+        elif self.spec.decode.select == "query":
+            picked = self.best_queries(*probabilities.max(-1))
         else:
             picked = self.best_pairs(probabilities, logits.shape[2])
         return self.finished(*picked, boxes, feeds[TARGET_SIZES])
@@ -245,10 +251,11 @@ def text_encoder_of(source: Source, spec: ModelSpec) -> nn.Module:
     assert spec.text is not None
     if spec.text.kind == "tokens":
         return GroundingText(source.module, spec.text.separators)
-    return OmDetText(source.module) if spec.text.kind == "classes" else Sam3Text(source.module)
+    return {"classes": OmDetText, "phrases": Sam3Text, "names": OwlText}[spec.text.kind](source.module)
 
 
-_DETECTORS = {"tokens": GroundingDetector, "classes": OmDetDetector, "phrases": Sam3Detector}  # by `TextSpec.kind`
+# By `TextSpec.kind`.
+_DETECTORS = {"tokens": GroundingDetector, "classes": OmDetDetector, "phrases": Sam3Detector, "names": OwlDetector}
 
 
 class StockTextModule(ExportModule):
@@ -275,6 +282,8 @@ class StockTextModule(ExportModule):
             return self._classes(pixels, feeds)
         if self.kind == "phrases":
             return self._phrases(pixels, feeds)
+        if self.kind == "names":
+            return self._names(pixels, feeds)
         ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
         outputs = self.model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
         # transformers pads to the longest prompt, with infinity.
@@ -303,6 +312,13 @@ class StockTextModule(ExportModule):
             logits = torch.nn.functional.pad(outputs.decoder_classes[-1], (0, missing), value=PADDED_LOGIT)
             parts.append((logits, outputs.decoder_coords[-1]))
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _names(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        model: Any = self.model
+        grid = model.image_embedder(pixels)[0]
+        patches, seen = grid.flatten(1, 2), feeds[CLASS_MASK]
+        logits = model.class_predictor(patches, feeds[CLASS_FEATURES], seen)[0]
+        return logits.masked_fill(seen[:, None, :] == 0, PADDED_LOGIT), model.box_predictor(patches, grid)
 
     def _phrases(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """One phrase of every image after the other."""
@@ -338,9 +354,10 @@ def _positions_of(backbone: Any, size_hw: Sequence[int]) -> Iterator[None]:
 
 
 class StockTextEncoder(torch.nn.Module):
-    """The text model of transformers, of the kinds "classes" and "phrases".
+    """The text model of transformers, of all kinds but "tokens".
 
-    input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d), and of kind "classes" class_features (n, d).
+    input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d) unless of kind "names", and of it and of kind "classes"
+    class_features (n, d).
     """
 
     input_names = (INPUT_IDS, ATTENTION_MASK)
@@ -348,13 +365,16 @@ class StockTextEncoder(torch.nn.Module):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.kind = source.family.text
-        self.model = source.module if self.kind == "phrases" else source.module.language_backbone
+        self.model = source.module.language_backbone if self.kind == "classes" else source.module.base_model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         if self.kind == "phrases":
             model: Any = self.model
             features = model.get_text_features(input_ids, attention_mask, return_dict=True).pooler_output
             return (features * attention_mask.unsqueeze(-1).to(features.dtype),)
+        if self.kind == "names":
+            features = self.model.get_text_features(input_ids, attention_mask, return_dict=True).pooler_output
+            return (features / features.norm(dim=-1, keepdim=True),)
         features = self.model(input_ids, mask=torch.ones_like(attention_mask), encode_type="task")[0].transpose(0, 1)
         names = self.model(input_ids, encode_type="class")
         return features * attention_mask.unsqueeze(-1).to(features.dtype), names

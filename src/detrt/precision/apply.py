@@ -42,7 +42,7 @@ from .rules import Rules
 
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
 MAX_EXACT_FRACTION = 0.015
-_PROMPT_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 8}
+_PROMPT_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 8, "names": 16}
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class ClassChunk:
-    """One run of a model of kind "classes" or "phrases". names: the ids of each class name; task: of the task, if any; framed."""
+    """One run of a model of kind "classes", "phrases" or "names". names: the ids of each class name; task: of the task, if any; framed."""
 
     prompt: Prompt
     names: tuple[Ids, ...]

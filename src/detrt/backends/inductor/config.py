@@ -103,7 +103,7 @@ class InductorConfig:
 
     def lengths(self, text: TextSpec, num_classes: int) -> tuple[int, int]:
         """(tokens, class names or phrases) that a package of a prompted model takes; 0 where only tokens count."""
-        if text.kind == "classes":
+        if text.kind in ("classes", "names"):
             return text.max_tokens, min(self.tokens or DEFAULT_TOKENS, num_classes)
         if text.kind == "phrases":  # each costs time, also the padded ones
             return text.max_tokens, min(self.tokens or 1, num_classes)

@@ -37,10 +37,15 @@ class OmDetText(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         x = clip_states(self.clip, input_ids)
-        # The end token has the largest id; the first one is used.
-        end = input_ids.argmax(-1)
-        pooled = x.gather(1, end.view(-1, 1, 1).expand(-1, -1, x.shape[-1])).squeeze(1)
+        pooled = end_states(x, input_ids)
         return x * attention_mask.unsqueeze(-1).to(x.dtype), pooled @ self.text_projection
+
+
+def end_states(x: Tensor, input_ids: Tensor) -> Tensor:
+    """States (n, d) at the end tokens of CLIP's texts, of states (n, tokens, d)."""
+    # The end token has the largest id; the first one is used.
+    end = input_ids.argmax(-1)
+    return x.gather(1, end.view(-1, 1, 1).expand(-1, -1, x.shape[-1])).squeeze(1)
 
 
 def clip_states(clip: Any, input_ids: Tensor) -> Tensor:
@@ -52,15 +57,17 @@ def clip_states(clip: Any, input_ids: Tensor) -> Tensor:
     bias = additive(place.view(1, -1) <= place.view(-1, 1))
     for layer in clip.encoder.layers:
         with inside(clip.encoder, layer):
-            x = x + _clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
+            x = x + clip_attention(layer.self_attn, layer.layer_norm1(x), bias)
             x = x + layer.mlp(layer.layer_norm2(x))
     return clip.final_layer_norm(x)
 
 
-def _clip_attention(own: Any, x: Tensor, bias: Tensor) -> Tensor:
+def clip_attention(own: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Self-attention of CLIP's layers over states (n, tokens, d); bias: added to the scores."""
     heads, dim = own.num_heads, own.head_dim
     query, key, value = (linear(x).unflatten(-1, (heads, dim)).transpose(1, 2) for linear in (own.q_proj, own.k_proj, own.v_proj))
-    weights = (query @ key.transpose(-1, -2) * dim**-0.5 + bias).softmax(-1)
+    scores = query @ key.transpose(-1, -2) * dim**-0.5
+    weights = (scores if bias is None else scores + bias).softmax(-1)
     return own.out_proj((weights @ value).transpose(1, 2).flatten(2))
 
 

@@ -1,0 +1,189 @@
+"""OWL-ViT and OWLv2: names to boxes, beside transformers' own processors, models and post-processing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+pytest.importorskip("transformers", reason="needs the 'export' extra")
+pytest.importorskip("onnxslim", reason="needs the 'export' extra")
+
+from checkpoint_folders import save_folder
+
+from detrt import Detector, ExportConfig, export_onnx
+from detrt.backends.open import open_session
+from detrt.cli import main
+from detrt.data.scenes.scene import draw_scene
+from detrt.errors import ExportError, PromptError, SourceError
+from detrt.evaluation.parity import verify
+from detrt.export.prompted import unpadded
+from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
+from detrt.models.load import load_source
+from detrt.models.wrapper import StockTextEncoder, StockTextModule
+
+NAMES = ["owlvit", "owlv2"]
+IMAGES = [draw_scene(index, size_hw=size).image for index, size in enumerate([(150, 200), (180, 120)])]
+PROMPT = "a cat. dog. red bus. chair. person."
+
+
+@pytest.fixture(scope="module")
+def models(exported):
+    """The exported detectors with their text encoders, without a prompt."""
+    opened = {name: open_session(str(exported(name).path)) for name in NAMES}
+    yield opened
+    for session in opened.values():
+        session.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_detections_are_those_of_transformers(name, tiny, exported, tmp_path):
+    """From pixels and text: its image processor, tokenization, model and post-processing, on a folder as it saves one."""
+    pytest.importorskip("scipy", reason="OWLv2's processor needs it")
+    folder = save_folder(tiny(name), tmp_path)
+    report = verify(str(folder), str(exported(name).path), IMAGES, slots=False, prompt=PROMPT)
+    published = report.published
+    assert report.passed and published.oracle.startswith("Ow") and published.pixels < 1e-5 and not published.differences
+    assert published.unmatched[:2] == (0, 0) and published.unmatched[2] >= 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 4), (4, 16)])
+def test_untraced_batches_and_names_equal_the_library(name, batch, tokens, tiny, exported, models):
+    source, spec, session = tiny(name), exported(name).spec, models[name]
+    ids = example_ids(source, batch, tokens, seed=7)
+    encode = lambda rows, mask: session.text_encoder.run({"input_ids": rows, "attention_mask": mask})  # noqa: E731
+    with torch.no_grad():
+        (want,) = StockTextEncoder(source)(*map(torch.from_numpy, ids))
+    np.testing.assert_allclose(encode(*ids)["class_features"], want.numpy(), atol=1e-5)
+    feeds = image_feeds(spec, batch, spec.input.size_hw) | text_feeds(source, spec, ids, encode)
+    got = session.detector.run(feeds)
+    stock = StockTextModule(source, spec).eval()
+    with torch.no_grad():
+        expected = stock(*(torch.from_numpy(feeds[name]) for name in stock.input_names))
+    assert got["logits"].shape == (batch, 36, batch + 2)
+    for output, tensor in zip(("logits", "pred_boxes"), expected, strict=True):
+        a, b = unpadded(tensor.numpy(), got[output], feeds, output)
+        assert np.abs(a - b).max() < 1e-4 and a.std() > 0.01
+    # The library's whole forward, from token ids.
+    if batch == 1:
+        pixels = stock.normalized(torch.from_numpy(feeds["pixel_values"]), None)
+        one = example_ids(source, 3, 7, seed=1)
+        with torch.no_grad():
+            whole = source.module(
+                input_ids=torch.from_numpy(one[0]), attention_mask=torch.from_numpy(one[1]), pixel_values=pixels
+            )
+        np.testing.assert_allclose(got["logits"], whole.logits.numpy(), atol=1e-4)
+        np.testing.assert_allclose(got["pred_boxes"], whole.pred_boxes.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("choices", [{}, pytest.param({"decode": "graph"}, marks=pytest.mark.slow)], ids=["raw", "graph"])
+def test_a_list_in_chunks_equals_one_run(choices, exported):
+    path, spec = exported("owlv2", **choices).path, exported("owlv2", **choices).spec
+    names = [name.strip() for name in PROMPT.split(".") if name]
+    found = []
+    for one in (spec, spec.with_decode(num_classes=2)):
+        with open_session(str(path), spec=one) as session:
+            bound = session.bind(names)
+            found.append((bound.chunks, Detector(bound, threshold=0.0)(IMAGES[0])))
+    (one, want), (several, got) = found
+    assert (one, several) == (1, 3) and len(set(want.class_ids.tolist())) > 1
+    if not choices:  # in a graph, boxes of two chunks at the same position are one
+        assert got.class_ids.tolist() == want.class_ids.tolist()
+        np.testing.assert_allclose(got.scores, want.scores, atol=1e-6)
+    np.testing.assert_allclose(got.scores[:3], want.scores[:3], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [pytest.param("owlvit", marks=pytest.mark.slow), "owlv2"])
+def test_decoding_in_the_graph(name, exported, models):
+    """Boxes of OWLv2 are relative to the square around the image, and clipped to the image."""
+    want = [Detector(models[name], prompt=PROMPT, threshold=0.3)(image) for image in IMAGES]
+    with Detector.open(str(exported(name, decode="graph").path), prompt=PROMPT, threshold=0.3, batch_size=2) as detector:
+        found = detector(IMAGES)
+    for a, b in zip(want, found, strict=True):
+        assert len(a) and a.class_ids.tolist() == b.class_ids.tolist()
+        np.testing.assert_allclose(a.boxes_xyxy, b.boxes_xyxy, atol=0.01)
+        height, width = b.image_size_hw
+        assert (b.boxes_xyxy.max(0) <= [width, height, width, height]).all()
+
+
+def test_facts(tiny):
+    for name, resize, dtype in (("owlvit", "stretch", "float32"), ("owlv2", "square", "float32")):
+        spec = tiny(name).spec
+        assert (spec.text.kind, spec.text.max_tokens, spec.decode.select, spec.decode.num_queries) == ("names", 16, "query", 36)
+        assert spec.input.resize == resize and spec.input.size_hw == (96, 96) and not spec.input.dynamic
+        assert type(spec).from_json(spec.to_json()) == spec
+        assert (spec.input.antialias, spec.input.dtype) in ((True, "uint8"), (False, dtype))
+    assert spec.input.box_size((30, 50)) == (50, 50)
+
+
+def test_what_is_refused(tiny, models, tmp_path):
+    with pytest.raises(PromptError, match="takes no task"):
+        models["owlvit"].bind("cat", task="Find it.")
+    with pytest.raises(PromptError, match=r"has \d+ tokens, this model takes at most 16 in one name"):
+        models["owlv2"].bind("cat " * 20)
+    for size, words in ((64, "multiple of 96; got 64"), (192, "takes 96x96 only")):
+        with pytest.raises(ExportError, match=words):
+            export_onnx(tiny("owlv2"), tmp_path / "model.onnx", ExportConfig(height=size, width=size))
+    with pytest.raises(ExportError, match="runs its text encoder over every name"):
+        export_onnx(tiny("owlvit"), tmp_path / "model.onnx", ExportConfig(single_graph=True))
+    assert not list(tmp_path.iterdir())
+    folder = save_folder(tiny("owlv2"), tmp_path / "folder")
+    path = folder / "preprocessor_config.json"
+    written = json.loads(path.read_text())
+    for change, words in (
+        ({"do_pad": False}, "do_pad False"),
+        ({"resample": 3}, "resample 3"),
+        ({"size": [64, 64]}, "e.g. --resize 96x96"),
+    ):
+        path.write_text(json.dumps({**written, **change}))
+        with pytest.raises(SourceError, match=words):
+            load_source(str(folder))
+
+
+def test_the_first_files_of_owlvit_are_read(tiny, tmp_path):
+    """Their key of do_rescale was "rescale", which transformers still reads."""
+    folder = save_folder(tiny("owlvit"), tmp_path)
+    path = folder / "preprocessor_config.json"
+    data = json.loads(path.read_text())
+    del data["do_rescale"]
+    kind = {"feature_extractor_type": "OwlViTFeatureExtractor", "size": [96, 96], "rescale": True, "crop_size": 96}
+    path.write_text(json.dumps({**data, **kind}))
+    assert load_source(str(folder)).spec.input == tiny("owlvit").spec.input
+
+
+def test_commands(exported, tmp_path, capsys):
+    model = str(exported("owlv2").path)
+    assert main(["demo-data", str(tmp_path / "scenes"), "--count", "2"]) == 0
+    images, found = tmp_path / "scenes" / "images", tmp_path / "found.jsonl"
+    assert main(["detect", model, str(images), "--prompt", PROMPT, "--threshold", "0.1", "--json", str(found)]) == 0
+    rows = [json.loads(line) for line in found.read_text().splitlines()]
+    assert len(rows) == 2 and rows[0]["detections"][0]["label"] in PROMPT
+    pytest.importorskip("pycocotools")
+    annotations = tmp_path / "scenes" / "annotations.json"
+    assert main(["eval", model, "--ground-truth", str(annotations), "--images", str(images)]) == 0
+    assert "AP" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_compiled_package(tmp_path):
+    """Four names in a run, so that five take two."""
+    from detrt.backends.inductor.config import InductorConfig
+    from detrt.pipeline import build
+
+    build("random:owlv2/tiny", tmp_path / "b", engines=(InductorConfig(tokens=4),), export=ExportConfig(check=False))
+    found = []
+    for backend in ("inductor", "onnxruntime"):
+        with Detector.open(str(tmp_path / "b"), backend=backend, prompt=PROMPT, threshold=0.0) as detector:
+            found.append(detector(IMAGES[0]))
+    assert found[0].class_ids.tolist() == found[1].class_ids.tolist()
+    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_full_size(name, tmp_path):
+    report = export_onnx(load_source(f"random:{name}"), tmp_path / "model.onnx")
+    assert report.errors and report.worst < 1e-3
