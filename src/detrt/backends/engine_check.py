@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..data.matching import Gate, gate_for, match, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
-from ..data.scenes.scene import draw_images
 from ..errors import SessionError
 from ..spec import PIXEL_VALUES
 from .base import Outputs, Session, relative_error
@@ -121,6 +120,9 @@ def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
 
 
 def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate) -> EngineRow:
+    # Not with the module, which every opening of a bundle loads: Pillow's drawing takes a megabyte.
+    from ..data.scenes.scene import draw_images
+
     where = (batch, *size_hw)
     facts = candidate.spec.input
     given = preprocess(draw_images(batch, size_hw), candidate.spec, size_hw=size_hw if facts.dynamic else None)

@@ -9,7 +9,6 @@ Pickle is safe here, because only parent and child can write to a socket pair.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pickle
@@ -29,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import DetrtError, SessionError, missing_package
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")  # of the message that follows, in bytes
 _EXIT_SECONDS = 10.0
 # A task that was lost with this many workers is not tried again.
 MAX_DEATHS = 2
@@ -106,7 +105,7 @@ class Channel:
 
     def send(self, message: Any) -> None:
         body = pickle.dumps(message, protocol=5)
-        self.write(_LENGTH.pack(len(body)) + body)
+        self.write(LENGTH.pack(len(body)) + body)
 
     def receive(self) -> Any:
         """The next message.
@@ -114,7 +113,7 @@ class Channel:
         Raises:
             EOFError: the other end is closed.
         """
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         return pickle.loads(self._exactly(length))
 
     def fileno(self) -> int:
@@ -218,42 +217,6 @@ class Worker:
                 return
             except subprocess.TimeoutExpired:
                 continue
-
-
-class AsyncWorker(Worker):
-    """A worker process whose messages an event loop reads and writes; the caller limits what is on its way."""
-
-    _writer: asyncio.StreamWriter | None = None
-    _reading: asyncio.Task[None] | None = None
-
-    async def connect(self, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
-        """Read the worker's messages in the running loop from now on.
-
-        on_exit: called when the socket is closed: the process has ended, or is about to.
-        """
-        reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
-        self.channel.write = self._writer.write
-        self._reading = asyncio.create_task(self._read(reader, on_message, on_exit))
-
-    async def disconnect(self) -> None:
-        """`stop` for the event loop; `on_exit` is not called."""
-        if self._reading is not None:
-            self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reading
-        if self._writer is not None:
-            self._writer.close()
-        await asyncio.to_thread(self.stop)
-
-    async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
-        assert self._writer is not None
-        try:
-            while True:
-                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                on_message(pickle.loads(await reader.readexactly(length)))
-        except (asyncio.IncompleteReadError, OSError):
-            self._writer.close()
-            on_exit()
 
 
 def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored: Sequence[int] = (signal.SIGINT,)) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import math
+import pickle
 import sys
 import time
 from collections import deque
@@ -16,7 +18,7 @@ from typing import Any
 from PIL import Image
 from starlette.requests import Request
 
-from ..backends.worker_process import AsyncWorker, Failed, after_death
+from ..backends.worker_process import LENGTH, Failed, Worker, after_death
 from ..data.preprocess import needs_equal_sizes, resized_size
 from ..errors import DetrtError, SessionError
 from .batcher import ALONE, Batcher, Item, QueueFull
@@ -33,8 +35,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
 
 
-class ServerWorker(AsyncWorker):
-    """running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
+class ServerWorker(Worker):
+    """A worker process whose messages the event loop reads and writes; the caller limits what is on its way.
+
+    running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
 
     retrying: it runs tasks whose worker died, and gets nothing else meanwhile.
 
@@ -42,12 +46,44 @@ class ServerWorker(AsyncWorker):
         OSError: no process can be started.
     """
 
+    _writer: asyncio.StreamWriter | None = None
+    _reading: asyncio.Task[None] | None = None
+
     def __init__(self, index: int, setup: Setup) -> None:
         super().__init__((sys.executable, "-m", "detrt.serve.worker"), environment=_ENVIRONMENT)
         self.send(setup)
         self.index = index
         self.state, self.retrying = "starting", False
         self.running: dict[int, tuple[list[Item], float]] = {}
+
+    async def connect(self, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
+        """Read the worker's messages in the running loop from now on.
+
+        on_exit: called when the socket is closed: the process has ended, or is about to.
+        """
+        reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
+        self.channel.write = self._writer.write
+        self._reading = asyncio.create_task(self._read(reader, on_message, on_exit))
+
+    async def disconnect(self) -> None:
+        """`stop` for the event loop; `on_exit` is not called."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        if self._writer is not None:
+            self._writer.close()
+        await asyncio.to_thread(self.stop)
+
+    async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
+        assert self._writer is not None
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                on_message(pickle.loads(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, OSError):
+            self._writer.close()
+            on_exit()
 
 
 class Pool:
