@@ -57,9 +57,11 @@ def export_onnx(
     start = time.perf_counter()
     module = ExportModule(source.module, spec).eval()
     say("tracing")
-    model = trace(module, source.family.rewrites, spec, config.opset)
+    infos = contract(spec)
+    feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec))
+    model = trace(module, feeds, infos, source.module, source.family.rewrites, config.opset)
     say("simplifying")
-    model = finish(model, source, spec, config, {info.name: info.shape for info in contract(spec)[1]})
+    model = finish(model, source, spec, config, infos[1])
     seconds = time.perf_counter() - start
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:

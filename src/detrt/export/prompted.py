@@ -31,7 +31,7 @@ from ..spec import (
     PIXEL_VALUES,
     ModelSpec,
 )
-from .trace import ExportReport, finish, require_equal, trace_tensors
+from .trace import ExportReport, finish, require_equal, trace
 
 # (rows, longest prompt) while tracing; the checks use other numbers.
 TRACED_ROWS, TRACED_TOKENS = 2, 9
@@ -75,28 +75,22 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     return ExportReport(path, spec, summarise(model), seconds, errors, processing)
 
 
-def _axes(infos: Any) -> dict[str, dict[int, str]]:
-    return {i.name: {axis: side for axis, side in enumerate(i.shape) if isinstance(side, str)} for i in infos}
-
-
 def _traced_text_encoder(source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
-    inputs, outputs = text_encoder_contract(spec)
+    inputs, outputs = infos = text_encoder_contract(spec)
     ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
-    module = TextEncoderModule(source, spec).eval()
-    arrays = tuple(torch.from_numpy(array) for array in ids)
+    feeds = {info.name: array for info, array in zip(inputs, ids, strict=True)}
     names = [name for name in source.family.rewrites if name != "msda"]
-    traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, names, config.opset)
-    return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
+    traced = trace(TextEncoderModule(source, spec).eval(), feeds, infos, source.module, names, config.opset)
+    return finish(traced, source, spec, config, outputs)
 
 
 def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
-    inputs, outputs = contract(spec)
+    infos = contract(spec)
     feeds = image_feeds(spec, TRACED_ROWS, trace_size(spec))
     ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
     feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
-    arrays = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
-    traced = trace_tensors(module, arrays, _axes((*inputs, *outputs)), source.module, source.family.rewrites, config.opset)
-    return finish(traced, source, spec, config, {info.name: info.shape for info in outputs})
+    traced = trace(module, feeds, infos, source.module, source.family.rewrites, config.opset)
+    return finish(traced, source, spec, config, infos[1])
 
 
 def check_text_export(

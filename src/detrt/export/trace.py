@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from .. import graph
 from ..backends.onnxruntime.session import optimize_basic
@@ -23,14 +23,12 @@ from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
 from ..graph.msda_plugin import cut, rejoin
 from ..models import nms_op as nms
-from ..models.contract import ExportConfig, trace_size
-from ..models.example_inputs import example_feeds
+from ..models.contract import ExportConfig
 from ..models.fingerprints import TESTED
 from ..models.published import ProcessingCheck
 from ..models.rewrites import rewrites
 from ..models.source import Source, transformers_version
-from ..models.wrapper import ExportModule
-from ..spec import PIXEL_VALUES, ModelSpec
+from ..spec import PIXEL_VALUES, ModelSpec, TensorInfo
 from ..system import package_version
 from . import symbolic as msda
 
@@ -38,7 +36,6 @@ from . import symbolic as msda
 # (docs/results/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
 CHECK_TOLERANCE = 1e-3
 Progress = Callable[[str], None]
-Axes = dict[str, dict[int, str]]  # tensor -> symbolic axis -> its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,8 @@ class ExportReport:
         return max((row["error"] for row in self.errors), default=0.0)
 
 
-def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Mapping[str, Sequence[int | str]]) -> Any:
-    """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: their shapes.
+def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, outputs: Sequence[TensorInfo]) -> Any:
+    """A traced graph lowered, cleaned, with readable names and the spec inside. outputs: with their shapes.
 
     For a plugin, deformable attention is still `detrt.MSDeformAttn`; see `detrt.graph.msda_plugin`.
     """
@@ -76,7 +73,7 @@ def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, ou
     if kept:
         rejoin(model, kept)
     readable_names(model)
-    declare_outputs(model, outputs)
+    declare_outputs(model, {info.name: info.shape for info in outputs})
     model.producer_name, model.producer_version = "detrt", package_version()
     model.graph.name = spec.name or spec.family
     options = {**source.provenance.options, "export": options_of(config)}
@@ -115,43 +112,45 @@ def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def trace(module: ExportModule, names: Sequence[str], spec: ModelSpec, opset: int) -> Any:
+def trace(
+    module: Any,
+    feeds: Mapping[str, NDArray],
+    infos: tuple[Sequence[TensorInfo], Sequence[TensorInfo]],
+    library: torch.nn.Module,
+    names: Sequence[str],
+    opset: int,
+) -> Any:
     """TorchScript trace to an ONNX ModelProto in which deformable attention is still one node.
+
+    Args:
+        module: takes the inputs and returns the outputs of `infos`; has a `spec`.
+        feeds: input -> array that it is traced with.
+        infos: inputs and outputs; sides with a name stay symbolic.
+        library: the model that the rewrites `names` are for.
 
     Raises:
         ExportError: PyTorch cannot trace or translate the model.
     """
-    feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec))
-    inputs = tuple(torch.from_numpy(feeds[name]) for name in module.input_names)
-    sizes = {0: "batch", 2: "height", 3: "width"} if spec.input.dynamic else {0: "batch"}
-    axes: dict[str, dict[int, str]] = {PIXEL_VALUES: sizes}
-    for name in module.input_names[1:]:
-        axes[name] = {0: "batch"}
-        if spec.input.dynamic and name == "pixel_mask":
-            axes[name] = {0: "batch", 1: "height", 2: "width"}
-    axes |= {name: {0: "batch"} for name in module.output_names}
-    return trace_tensors(module, inputs, axes, module.model, names, opset)
-
-
-def trace_tensors(
-    module: Any, inputs: tuple[Tensor, ...], axes: Axes, library: torch.nn.Module, names: Sequence[str], opset: int
-) -> Any:
-    """See `trace`. module: has `input_names`, `output_names` and `spec`. library: the model that the rewrites are for."""
     import onnx
 
+    inputs, outputs = infos
+    tensors = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
     buffer = io.BytesIO()
     try:
         with _quiet_trace(), torch.no_grad(), rewrites(library, names):
-            module(*inputs)  # fills the tables that some rewrites compute before the trace
+            module(*tensors)  # fills the tables that some rewrites compute before the trace
             torch.onnx.export(
                 module,
-                inputs,
+                tensors,
                 buffer,
                 dynamo=False,
                 opset_version=opset,
-                input_names=module.input_names,
-                output_names=module.output_names,
-                dynamic_axes=axes,
+                input_names=[info.name for info in inputs],
+                output_names=[info.name for info in outputs],
+                dynamic_axes={
+                    info.name: {axis: side for axis, side in enumerate(info.shape) if isinstance(side, str)}
+                    for info in (*inputs, *outputs)
+                },
                 custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in names else None,
             )
     except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
