@@ -87,6 +87,28 @@ def test_int8_beside_fp32_has_it_too(exported, tmp_path, monkeypatch):
     assert not operators("wrong")
 
 
+def test_scores_that_tie_within_rounding_do_not_drop_it(tmp_path):
+    """LW-DETR gives each rank of its proposals an embedding of its own: one swap, and two queries are others."""
+    from onnx_models import make_spec, ranked_model
+
+    from detrt.pipeline import _largest_difference
+
+    spec = make_spec()
+
+    def write(path, scores, step=1.0):
+        path.write_bytes(ranked_model(spec, scores, step))
+
+    tied, rounded = (0.5, 0.5, 0.25, 0.125), (0.5, np.nextafter(np.float32(0.5), np.float32(1)), 0.25, 0.125)
+    write(tmp_path / "plain.onnx", tied)
+    write(tmp_path / "fused.onnx", rounded)
+    plain, fused = OnnxSession(tmp_path / "plain.onnx"), OnnxSession(tmp_path / "plain.onnx", fused=tmp_path / "fused.onnx")
+    feeds = {"pixel_values": np.full((1, 3, 8, 12), 100, np.uint8)}
+    assert max(output_differences(plain.run(feeds), fused.run(feeds), 1e-3).values()) > 0.1, "the swap is not seen"
+    assert _largest_difference(tmp_path / "plain.onnx", tmp_path / "fused.onnx", spec) < 1e-6
+    write(tmp_path / "fused.onnx", rounded, step=1.5)
+    assert _largest_difference(tmp_path / "plain.onnx", tmp_path / "fused.onnx", spec) > 0.1, "what differs beside the selection"
+
+
 def test_another_pattern_stays():
     import onnx
     from onnx_models import make_model, make_spec

@@ -309,6 +309,30 @@ def test_calibration_is_deterministic_and_clips_outliers(method):
             threshold(counts, 50.0, method, Precision.FP8)
 
 
+def test_int8_for_a_cpu_reads_what_it_quantizes_alone(exported, monkeypatch):
+    """A large model has ten times as many values, and each gigabyte of them is one more run of the whole graph."""
+    from detrt.precision import apply
+
+    report, counts = exported("rt_detr_v2"), []
+    scan = apply.scan
+
+    def counted(*arguments):
+        found = scan(*arguments)
+        counts.append(len({id(one) for one in found.values()}))
+        return found
+
+    monkeypatch.setattr(apply, "scan", counted)
+    config = PrecisionConfig("int8", calibration="x", min_fraction=0.0, qdq_placement="cpu")
+    found = calibrate(graph.load(report.path), report.spec, config, images())
+    monkeypatch.setattr(apply, "scan", lambda *arguments: counted(*arguments[:5], None))
+    whole = calibrate(graph.load(report.path), report.spec, config, images())
+    # Other outputs, other fusions: the last bits differ.
+    assert found.thresholds == pytest.approx(whole.thresholds, rel=1e-5) and found.positive == whole.positive
+    assert len(found.thresholds) > 20
+    assert set(found.ranges) >= {name for name in found.thresholds if name in whole.ranges}
+    assert counts[0] * 3 < counts[1]
+
+
 def test_gpus_without_the_type_are_refused():
     rtx_default, ada = EngineConfig(), EngineConfig(sms=(89, 120))
     with pytest.raises(EngineError, match=r"fp8 does not run on compute capability 80, 86.*--sm 89,120,121"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -75,4 +77,25 @@ def make_model(spec: ModelSpec | None, *, batch: int | str = "batch", node: str 
     if spec is not None:
         helper.set_model_props(model, {"detrt.spec": spec.to_json()})
     onnx.checker.check_model(model) if not domain else None
+    return model.SerializeToString()
+
+
+def ranked_model(spec: ModelSpec, scores: Sequence[float], step: float = 1.0) -> bytes:
+    """`make_model` whose queries are ordered by constant scores, with `step` more on the logits of each rank: a swap makes them others."""
+    model = onnx.load_from_string(make_model(spec))
+    next(node for node in model.graph.node if "logits" in node.output).output[0] = "proposals"
+    ranks = step * np.arange(QUERIES, dtype=np.float32)[:, None]
+    constants = {"k": np.array([QUERIES]), "scores": np.array([scores], np.float32), "ranks": ranks, "last": np.array([-1])}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    model.graph.node.extend(
+        [
+            helper.make_node("Concat", ["n", "k"], ["score_shape"], axis=0),
+            helper.make_node("Expand", ["scores", "score_shape"], ["all_scores"]),
+            helper.make_node("TopK", ["all_scores", "k"], ["best", "chosen"], axis=1),
+            helper.make_node("Unsqueeze", ["chosen", "last"], ["places"]),
+            helper.make_node("GatherND", ["proposals", "places"], ["picked"], batch_dims=1),
+            helper.make_node("Add", ["picked", "ranks"], ["logits"]),
+        ]
+    )
+    onnx.checker.check_model(model)
     return model.SerializeToString()

@@ -16,7 +16,7 @@ from .view import FLOATS, GraphView
 
 COMPUTED = "own/"  # prefix of the computed value of a forced tensor
 _AS_FLOAT = "probe/"  # prefix of a tensor cast to float32
-_LIMIT = 2_000_000_000  # bytes, of protobuf
+MAX_PROBED_BYTES = 2_000_000_000  # of protobuf
 
 
 def probe(
@@ -38,7 +38,7 @@ def probe(
         GraphError: a graph of 2 GB or more, or a name that is not in the graph.
     """
     model = onnx.ModelProto()
-    if view.model.ByteSize() >= _LIMIT:
+    if view.model.ByteSize() >= MAX_PROBED_BYTES:
         raise GraphError("graphs of 2 GB and more cannot be probed; compare a smaller model of the same family")
     model.CopyFrom(view.model)
     forced = dict(forced or {})

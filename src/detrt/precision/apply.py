@@ -23,7 +23,7 @@ from ..graph.view import GraphView
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec, Precision
 from ..system import Progress
-from .calibrate import TensorRange, fp16_failures, histograms, scan, threshold
+from .calibrate import TensorRange, bytes_of, fp16_failures, histograms, scan, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
 from .noise import LayerNoise, correct_biases, exclude_noisy, measure
@@ -50,7 +50,7 @@ class PrecisionReport:
     """How a graph was converted, and what it computes in.
 
     precision: the low type. fractions: of MatMul and Conv MACs by type. fp32_reasons: node -> why it stays FP32. excluded: layer ->
-    why it is not quantized. ranges: of every tensor, if images were given. thresholds: calibrated |x|.
+    why it is not quantized. ranges: of every tensor, beside FP32 of those that are quantized, if images were given. thresholds: calibrated |x|.
     """
 
     precision: str
@@ -196,20 +196,21 @@ def calibrate(
         missing = "no --calibration was given, so no tensor was checked for overflow; check the result with detrt verify"
         return Calibration(warnings=(missing,) if config.target == Precision.FP16 else ())
     runs = runnable(model)
-    ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"))
-    view = GraphView.typed(model)
-    calibration_result = Calibration(len(images), ranges, fp16_failures(view, ranges, config.margin))
+    view, sizes = GraphView.typed(model), bytes_of(runs, spec, images)
+    # Beside FP32 nothing overflows, so that only what is quantized has to be read; large models have ten times as much.
+    plan = _calibrated(view, config, {}) if config.target.quantized and config.base == Precision.FP32 else None
+    wanted = None if plan is None else plan.tensors
+    ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"), sizes, wanted)
+    calibration_result = Calibration(len(images), ranges, {} if plan is not None else fp16_failures(view, ranges, config.margin))
     if config.target.quantized:
-        rules = Rules(view, config.base, (), calibration_result.fp16_failures if config.base == Precision.FP16 else {})
-        plan = plan_quantization(view, rules, config.target, fuses=config.fuses)
-        plan.residuals = residual_inputs(view, rules, plan) if config.target == Precision.INT8 else {}
-        plan.results = conv_results(view, plan) if config.for_cpu else {}
+        if plan is None:
+            plan = _calibrated(view, config, calibration_result.fp16_failures if config.base == Precision.FP16 else {})
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.tensors}
         axes = {}
         if config.target == Precision.FP8:
             readers = {node.name: node for node in view.nodes}
             axes = {tensor: channel_axis(readers[name]) for name, tensor in plan.activations.items()}
-        counts, means = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"), axes)
+        counts, means = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"), axes, sizes)
         if config.for_cpu:
             calibration_result.positive = frozenset(name for name in absmax if name in ranges and ranges[name].minimum >= 0)
         calibration_result.thresholds = {
@@ -225,9 +226,18 @@ def calibrate(
         }
         calibration_result.noise = measure(
             runs, spec, images, plan, calibration_result.thresholds, config.target,
-            lambda done, all_: say(done / all_, "noise of layers"), means, calibration_result.positive,
+            lambda done, all_: say(done / all_, "noise of layers"), means, calibration_result.positive, sizes,
         )  # fmt: skip
     return calibration_result
+
+
+def _calibrated(view: GraphView, config: PrecisionConfig, keep_fp32: Mapping[str, str]) -> QuantPlan:
+    """The plan whose tensors need a threshold. keep_fp32: node -> why it stays FP32."""
+    rules = Rules(view, config.base, (), keep_fp32)
+    plan = plan_quantization(view, rules, config.target, fuses=config.fuses)
+    plan.residuals = residual_inputs(view, rules, plan) if config.target == Precision.INT8 else {}
+    plan.results = conv_results(view, plan) if config.for_cpu else {}
+    return plan
 
 
 def blank_feeds(spec: ModelSpec) -> Feeds:

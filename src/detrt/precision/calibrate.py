@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -170,14 +170,16 @@ def run_tensors(
     names: Sequence[str],
     visit: Callable[[str, np.ndarray], None],
     progress: CountProgress | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Call `visit(name, array)` for FP32 tensors of a graph on every image, in chunks of bounded memory.
+
+    sizes: of `bytes_of`, for a graph that is run several times.
 
     Raises:
         SessionError, ImageError: the graph does not run, or an image cannot be read.
     """
-    first = next(image_feeds(images, spec))
-    sizes = _bytes_of(model, first)
+    sizes = bytes_of(model, spec, images) if sizes is None else sizes
     chunks: list[list[str]] = [[]]
     chunk_bytes = 0
     for name in names:
@@ -202,8 +204,9 @@ def run_tensors(
             session.close()
 
 
-def _bytes_of(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
-    shapes = run_shapes(model, feeds)
+def bytes_of(model: onnx.ModelProto, spec: ModelSpec, images: Sequence[ImageSource]) -> dict[str, int]:
+    """Tensor -> its bytes in FP32, on the first image."""
+    shapes = run_shapes(model, next(image_feeds(images, spec)))
     sizes: dict[str, int] = {}
     for node in model.graph.node:
         for name, shape in zip(node.output, shapes.get(node.name, ([], []))[1], strict=False):
@@ -269,8 +272,10 @@ def scan(
     spec: ModelSpec,
     images: Sequence[ImageSource],
     progress: CountProgress | None = None,
+    sizes: Mapping[str, int] | None = None,
+    wanted: Collection[str] | None = None,
 ) -> dict[str, TensorRange]:
-    """Ranges of every computed FP32 tensor of a graph.
+    """Ranges of the computed FP32 tensors of a graph: of all, or of those `wanted`. sizes: see `run_tensors`.
 
     Operators that only rearrange values have the range of their input, so that the large gathers of deformable attention are not
     outputs of the scan.
@@ -287,7 +292,11 @@ def scan(
             else:
                 ranges[name] = TensorRange(node.name)
                 names.append(name)
-    run_tensors(model, spec, images, names, lambda name, array: ranges[name].add(array), progress)
+    if wanted is not None:
+        read = {id(ranges[name]) for name in wanted if name in ranges}
+        ranges = {name: found for name, found in ranges.items() if id(found) in read}
+        names = [name for name in names if name in ranges]
+    run_tensors(model, spec, images, names, lambda name, array: ranges[name].add(array), progress, sizes)
     return ranges
 
 
@@ -340,9 +349,10 @@ def histograms(
     absmax: dict[str, float],
     progress: CountProgress | None = None,
     axes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float32]]]:
     """Tensor -> counts of |x| in BINS equal bins of 0 .. absmax[tensor], and for the tensors of `axes` -> (channels,)
-    mean over all other axes."""
+    mean over all other axes. sizes: see `run_tensors`."""
     counts = {name: np.zeros(BINS, np.int64) for name in absmax}
     sums: dict[str, NDArray[np.float64]] = {}
     values: dict[str, int] = {}
@@ -357,7 +367,7 @@ def histograms(
             index = np.minimum((np.abs(array).reshape(-1) * (BINS / largest)).astype(np.int64), BINS - 1)
             counts[name] += np.bincount(index, minlength=BINS)
 
-    run_tensors(model, spec, images, sorted(absmax), visit, progress)
+    run_tensors(model, spec, images, sorted(absmax), visit, progress, sizes)
     return counts, {name: (total / max(values[name], 1)).astype(np.float32) for name, total in sums.items()}
 
 

@@ -64,11 +64,12 @@ def measure(
     progress: CountProgress | None = None,
     means: Mapping[str, NDArray[np.float32]] | None = None,
     positive: Collection[str] = (),
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, LayerNoise]:
     """Node name -> noise and offset, for the layers of a plan.
 
     thresholds: see `insert_qdq`. means: tensor -> (channels,) mean that a layer with a bias may subtract from its input.
-    positive: tensors that are stored unsigned.
+    positive: tensors that are stored unsigned. sizes: see `run_tensors`.
     """
     view = GraphView.typed(model)
     by_name = {node.name: node for node in view.nodes}
@@ -97,7 +98,7 @@ def measure(
                 error = round_to_precision(centred / step, low) * step @ layer.low.T - result
                 layer.sums[4:] += [error.sum(0), (error**2).sum(0)]
 
-    run_tensors(model, spec, images, sorted(readers), visit, progress)
+    run_tensors(model, spec, images, sorted(readers), visit, progress, sizes)
     return {name: _result(layer) for name, layer in layers.items() if layer.count}
 
 

@@ -18,14 +18,14 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 if find_spec("openvino") is None:  # not importorskip, whose import would send telemetry
     pytest.skip("needs the 'openvino' extra", allow_module_level=True)
 from cli_support import cli  # noqa: F401 - a fixture
-from onnx_models import make_model, make_spec
+from onnx_models import make_model, make_spec, ranked_model
 from serve_support import png
 
 from detrt.backends.base import output_differences
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import PREFERRED_ON_CPU, open_session
 from detrt.backends.openvino import build as builder
-from detrt.backends.openvino import runtime
+from detrt.backends.openvino import runtime, worker
 from detrt.backends.openvino.config import OpenVinoConfig, OpenVinoRun, model_name
 from detrt.backends.openvino.session import OpenVinoSession
 from detrt.backends.prompted import PromptedSession
@@ -347,6 +347,19 @@ def test_refused_before_and_during_the_build(tmp_path):
             openvino=(OpenVinoConfig(),),
             export=ExportConfig(msda="plugin"),
         )
+
+
+def test_scores_that_tie_are_no_difference(tmp_path):
+    """OpenVINO and ONNX Runtime order equal scores otherwise, and LW-DETR gives each rank an embedding of its own."""
+    (tmp_path / "tied.onnx").write_bytes(ranked_model(SPEC, (0.5, 0.0, 0.0, 0.5)))
+    built = builder.build_openvino(tmp_path / "tied.onnx", tmp_path / "tied.xml", OpenVinoConfig(), SPEC)
+    assert max(built.errors.values()) < 1e-5
+    feeds = {"pixel_values": np.full((1, 3, 8, 12), 100, np.uint8)}
+    with OpenVinoSession(built.path) as session, OnnxSession(tmp_path / "tied.onnx") as reference:
+        assert max(output_differences(reference.run(feeds), session.run(feeds), 1e-3).values()) > 0.1, "no other order"
+    (tmp_path / "other.onnx").write_bytes(ranked_model(SPEC, (0.5, 0.0, 0.0, 0.5), 1.5))
+    found = worker._compare(tmp_path / "other.onnx", built.path, SPEC, built.facts, False)
+    assert max(found.values()) > 0.1, "the model of another graph"
 
 
 def test_import_sends_no_telemetry(tmp_path):
