@@ -36,6 +36,43 @@ def test_an_export_reads_in_the_order_of_the_model(name, exported, tiny):
     np.testing.assert_allclose(found.boxes_xyxy, want.boxes_xyxy, atol=0.01)
 
 
+def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeypatch):
+    """PP-DocLayoutV2 cuts coordinates to thousandths: a graph whose coordinates are larger by less than CUT_TOLERANCE of one, so that some
+    are cut to the next, passes, and one with larger differences does not."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    from detrt.export.onnx import check_export
+    from detrt.graph.clean import cut_outputs, with_outputs
+    from detrt.models.example_inputs import example_feeds
+    from detrt.models.hooks import CUT_TOLERANCE
+    from detrt.models.wrapper import ExportModule
+
+    report, source = exported("pp_doclayout_v2"), tiny("pp_doclayout_v2")
+    model = onnx.load(report.path)
+    (cut,) = cut_outputs(model)
+    cast = next(node for node in model.graph.node if cut in node.output)
+
+    def shifted(by):
+        copy = onnx.ModelProto.FromString(model.SerializeToString())
+        copy.graph.initializer.append(numpy_helper.from_array(np.float32(by), "by"))
+        at, node = next((i, node) for i, node in enumerate(copy.graph.node) if cut in node.output)
+        copy.graph.node.insert(at, helper.make_node("Add", [node.input[0], "by"], ["moved"]))
+        copy.graph.node[at + 1].input[0] = "moved"
+        return copy
+
+    module = ExportModule(source.module, report.spec)
+    errors = lambda graph: max(row["error"] for row in check_export(module, source, graph, report.spec))  # noqa: E731
+    wide = with_outputs(model, [cast.input[0]], onnx.TensorProto.FLOAT)
+    feeds = example_feeds(report.spec, 3, report.spec.input.size_hw, seed=3)
+    values = OnnxSession(wide.SerializeToString(), report.spec).run(feeds)[cast.input[0]]
+    assert (values % 1 > 1 - CUT_TOLERANCE * 0.9).any(), "no coordinate that a shift of this size cuts otherwise"
+    assert errors(model) < 1e-3 and errors(shifted(CUT_TOLERANCE * 0.9)) < 1e-3
+    assert errors(shifted(0.3)) > 1e-3
+    monkeypatch.setattr("detrt.models.hooks.CUT_TOLERANCE", 0.0)
+    assert errors(shifted(CUT_TOLERANCE * 0.9)) > 1e-3, "no other integer"
+
+
 def test_what_is_refused(tiny):
     with pytest.raises(ExportError, match="--decode graph: PP-DocLayoutV4 returns detections in reading order"):
         exported_spec(tiny("pp_doclayout_v4"), ExportConfig(decode="graph"))

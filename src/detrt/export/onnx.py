@@ -12,12 +12,12 @@ import torch
 from .. import graph
 from ..backends.base import relative_error
 from ..errors import ExportError
-from ..graph.clean import topk_outputs, with_outputs
+from ..graph.clean import cut_outputs, topk_outputs, with_outputs
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
 from ..models.example_inputs import example_feeds
-from ..models.hooks import forced_topk
+from ..models.hooks import forced_cuts, forced_topk
 from ..models.published import ProcessingCheck, check_processing
 from ..models.rewrites import rewrites
 from ..models.source import Source
@@ -82,7 +82,8 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
     from ..backends.onnxruntime.session import OnnxSession
 
     selections = topk_outputs(model)
-    session = OnnxSession(with_outputs(model, selections).SerializeToString(), spec)
+    cuts = cut_outputs(model) if spec.decode.reading_order == "votes" else []
+    session = OnnxSession(with_outputs(model, [*selections, *cuts]).SerializeToString(), spec)
     try:
         for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
             feeds = example_feeds(spec, batch, size, seed=batch)
@@ -90,7 +91,8 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
             forced = [torch.from_numpy(got[name]) for name in selections]
             # The plain model, without rewrites: what is checked includes the rewrites.
             names = [name for name in source.family.rewrites if name == "frozen_positions"]
-            with torch.no_grad(), rewrites(source.module, names), forced_topk(forced):
+            integers = [got[name] for name in cuts]
+            with torch.no_grad(), rewrites(source.module, names), forced_topk(forced), forced_cuts(integers):
                 want = module(*(torch.from_numpy(feeds[name]) for name in module.input_names))
             for name, tensor in zip(module.output_names, want, strict=True):
                 expected, actual = tensor.numpy(), got[name]

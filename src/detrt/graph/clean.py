@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
 from .nodes import DEFAULT_DOMAINS, replace_nodes, subgraphs
-from .view import attribute
+from .view import attribute, element_types
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
 _WRAPPER = "/model"
@@ -356,6 +356,23 @@ def constants_to_initializers(model: onnx.ModelProto) -> None:
 def topk_outputs(model: onnx.ModelProto) -> list[str]:
     """Names of the index outputs of all TopK nodes, in graph order."""
     return [node.output[1] for node in model.graph.node if node.op_type == "TopK" and len(node.output) > 1]
+
+
+def cut_outputs(model: onnx.ModelProto) -> list[str]:
+    """Names of the integers that floats are cut to and that choose rows of a constant table, in graph order."""
+    types = element_types(model)
+    tables = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    found: dict[str, None] = {}
+    for node in model.graph.node:
+        if node.op_type != "Gather" or node.input[0] not in tables:
+            continue
+        name = node.input[1]
+        while (producer := producers.get(name)) is not None and producer.op_type in ("Gather", "Slice", "Squeeze", "Clip", "Sub"):
+            name = producer.input[0]
+        if producer is not None and producer.op_type == "Cast" and types.get(producer.input[0]) == onnx.TensorProto.FLOAT:
+            found[name] = None
+    return list(found)
 
 
 def with_outputs(model: onnx.ModelProto, names: list[str], dtype: int = onnx.TensorProto.INT64) -> onnx.ModelProto:

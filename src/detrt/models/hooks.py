@@ -139,6 +139,46 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
+# How far beside the integer of the other runtime a number may lie: rounding moves a coordinate of a thousandth by a thousandth of it.
+CUT_TOLERANCE = 0.01
+
+
+@contextlib.contextmanager
+def forced_cuts(values: Sequence[Any]) -> Iterator[None]:
+    """Make the calls of `Tensor.long` on floats in the block return the given integers, in call order.
+
+    PP-DocLayoutV2 cuts coordinates to integers, which choose rows of a table: where one lies at an integer, rounding alone chooses another
+    row. A number that is not within CUT_TOLERANCE of what is cut to the given integer keeps its own.
+
+    values: integer arrays or tensors, on any device.
+
+    Raises:
+        ExportError: another number of calls, or integers of another shape.
+    """
+    remaining = list(values)
+    original = torch.Tensor.long
+
+    def forced(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        own = original(tensor, *args, **kwargs)
+        if not tensor.is_floating_point():
+            return own
+        if not remaining:
+            raise ExportError("the graph cuts fewer numbers to integers than the PyTorch model")
+        given = torch.as_tensor(remaining.pop(0), device=tensor.device)
+        if given.shape != own.shape:
+            raise ExportError(f"integers have shape {tuple(given.shape)}, PyTorch's {tuple(own.shape)}")
+        near = (tensor >= given - CUT_TOLERANCE) & (tensor < given + 1 + CUT_TOLERANCE)
+        return torch.where(near, given, own)
+
+    torch.Tensor.long = forced  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.long = original  # type: ignore[method-assign]
+    if remaining:
+        raise ExportError("the graph cuts more numbers to integers than the PyTorch model")
+
+
 @contextlib.contextmanager
 def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
     """Make the calls of `torch.topk` and `torch.argsort` in the block return what is at the given indices, in call order.
