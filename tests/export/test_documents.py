@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,59 @@ def test_an_export_reads_in_the_order_of_the_model(name, exported, tiny):
         return
     np.testing.assert_array_equal(found.reading_order, want.reading_order)
     np.testing.assert_allclose(found.boxes_xyxy, want.boxes_xyxy, atol=0.01)
+
+
+def test_a_server_answers_in_reading_order(exported):
+    httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
+    pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+    from serve_support import Server, png
+
+    path = exported("pp_doclayout_v4").path
+    with Detector(OnnxSession(path), threshold=0.3) as detector:
+        expected = detector(IMAGE)
+    with Server(path, "--workers", 1) as server:
+        answer = httpx.post(
+            server.address + "/v1/detect", files={"images": png(IMAGE)}, data={"threshold": "0.3"}, timeout=60
+        ).json()
+    found = answer["images"][0]["detections"]
+    assert found == expected.to_list() and len(found) > 5
+    assert [one["reading_order"] for one in found] == sorted(one["reading_order"] for one in found)
+    scores = [one["score"] for one in found]
+    assert scores != sorted(scores, reverse=True) and np.array(found[0]["quad"]).shape == (4, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_ranks_by_score(name, exported, tiny, tmp_path):
+    """The truth is what PyTorch finds with the best scores; pycocotools judges PyTorch's detections by themselves."""
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    from PIL import Image
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    from detrt.evaluation.coco import evaluate_coco
+
+    images, found = [], []
+    with TorchSession(tiny(name)) as session, Detector(session, threshold=0.0) as reference:
+        categories = [{"id": i, "name": session.spec.label(i)} for i in range(session.spec.decode.num_classes)]
+        for number in range(3):
+            image = draw_scene(number, size_hw=(150, 200)).image
+            Image.fromarray(image).save(tmp_path / f"{number}.png")
+            images.append({"id": number, "file_name": f"{number}.png", "height": 150, "width": 200})
+            found += reference(image).to_coco(number)
+    best = sorted(found, key=lambda one: -one["score"])[: len(found) // 2]
+    annotations = [{**one, "id": i, "area": one["bbox"][2] * one["bbox"][3], "iscrowd": 0} for i, one in enumerate(best, 1)]
+    for one in annotations:
+        one.pop("segmentation", None)
+    truth = tmp_path / "truth.json"
+    truth.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    with OnnxSession(exported(name).path) as session:
+        figures = evaluate_coco(session, truth, tmp_path, iou_type="bbox").metrics
+    coco = COCO(str(truth))
+    judged = COCOeval(coco, coco.loadRes(sorted(found, key=lambda one: -one["score"])), "bbox")
+    judged.evaluate()
+    judged.accumulate()
+    judged.summarize()
+    assert len(annotations) > 20 and figures["AP"] == pytest.approx(judged.stats[0], abs=1e-3) and judged.stats[0] > 0.9
 
 
 def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeypatch):
