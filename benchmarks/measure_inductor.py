@@ -7,8 +7,8 @@ A JOB is kind|model|size|precision|batch[|how]: kind "ours"; "eager", "compile" 
 our graph); size HEIGHTxWIDTH or "-"; precision fp32, tf32, fp16 or bf16. @NAME is a list of LISTS. Ours in FP32 at batch 1 give a row
 for TF32 as well, from the same package.
 
-Every job is a process with one thread, PARALLEL of them at once (default: one a core; each takes 4 to 6 GB of the host), spread over
-the GPUs of the host. When one has compiled its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time
+Every job is a process with one thread, PARALLEL of them at once (default: one a core, and at most 15 a GPU; each takes 4 to 6 GB of the
+host and of the GPU), spread over the GPUs of the host. When one has compiled its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time
 is Python's in part, all others of the host; then it is tuned, checked and timed, and the others continue. Each row is written
 at once. tables.py makes the document's tables of the rows.
 """
@@ -45,6 +45,7 @@ RECENT = {
 }  # fmt: skip
 SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then
 LONGEST_S = 90
+PER_GPU = 15  # 24 filled the 141 GB of an H200
 
 
 def _jobs(kind: str, models: Any, precision: str, *batches: int) -> list[str]:
@@ -127,7 +128,7 @@ class Runner:
         self.timed: dict[Running, float] = {}  # and when they must have answered
         self.started = time.monotonic()
         self.end = self.started + seconds
-        self.parallel = int(os.environ.get("PARALLEL", "0")) or os.cpu_count() or 1
+        self.parallel = int(os.environ.get("PARALLEL", "0")) or min(os.cpu_count() or 1, PER_GPU * max(self.gpus, 1))
 
     def run(self) -> int:
         while (self.waiting or self.running) and time.monotonic() < self.end - 3:

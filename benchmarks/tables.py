@@ -65,9 +65,9 @@ def table(columns: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [columns, head, *rows])
 
 
-def size(rows: Rows, model: str, batch: int = 1) -> str:
-    row = rows.row("ours", model, "fp16", batch)
-    return f"{row['height']}x{row['width']}" if "height" in row else (SIZES | RECENT)[model]
+def size(rows: Rows, model: str) -> str:
+    row = next((row for (_, name, *_), row in rows.rows.items() if name == model and "height" in row), None)
+    return f"{row['height']}x{row['width']}" if row else (SIZES | RECENT)[model]
 
 
 def latency(rows: Rows) -> str:
@@ -84,7 +84,7 @@ def latency(rows: Rows) -> str:
         ratios = [rows.ratio(kind, model, batch) for kind in ("eager", "compile", "patched")]
         ours = rows.ms("ours", model, "fp16", batch)
         bold = f"**{ours.rstrip('*')}**" + "\\*" * ours.endswith("*") if ours else ""
-        found.append([title, size(rows, model, batch), *cells, bold, f"{target or ''}", *ratios])
+        found.append([title, size(rows, model), *cells, bold, f"{target or ''}", *ratios])
     return table(columns, found, 2)
 
 

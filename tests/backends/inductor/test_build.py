@@ -21,7 +21,7 @@ from detrt.backends.inductor.capture import CapturedGraph, capture
 from detrt.backends.inductor.compile import compile_artifact, options_for
 from detrt.backends.inductor.config import InductorConfig, package_name
 from detrt.backends.inductor.fusing import fuse_attention
-from detrt.backends.inductor.nodes import MSDA
+from detrt.backends.inductor.nodes import MSDA, Constants, move_constants
 from detrt.backends.inductor.package import load_package
 from detrt.backends.inductor.passes import prepare, simplify
 from detrt.backends.inductor.session import InductorSession
@@ -143,6 +143,60 @@ def test_types_keep_positions_exact():
     assert [t.dtype for t in got] == [torch.float32, torch.float32]
     assert all(t.isfinite().all() for t in got)
     assert float((want[0] - got[0]).norm() / want[0].norm()) < 0.2
+
+
+class _Assigned(torch.nn.Module):
+    """A number assigned to elements, as PP-DocLayoutV2 marks the tokens of its reading order."""
+
+    def forward(self, x):
+        found = x.clone()
+        found[x > 1] = 5
+        return found
+
+
+def test_assigned_numbers_are_on_the_device_of_the_graph():
+    x = torch.arange(4)
+    graph = torch.export.export(_Assigned(), (x,), strict=False).run_decompositions({}).module(check_guards=False)
+    constants = Constants(graph)
+    held = lambda: [tensor for node in graph.graph.nodes if (tensor := constants.get(node)) is not None]  # noqa: E731
+    assert [tensor.item() for tensor in held()] == [5]
+    move_constants(graph, torch.device("cpu"))
+    assert graph(x).tolist() == [0, 1, 5, 5]
+    move_constants(graph, torch.device("meta"))
+    assert [tensor.device.type for tensor in held()] == ["meta"]
+    assert [node.meta["val"].device.type for node in graph.graph.nodes if node.op == "get_attr"] == ["meta"]
+
+
+class _Split(torch.nn.Module):
+    """A stack of hidden states that is taken apart again, as RF-DETR's mask head does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        low, high = torch.stack([self.first(x), self.first(x + 1)]).unbind()
+        return self.last(self.norm(low) + high)
+
+
+def test_types_of_tensors_taken_from_a_list_are_known():
+    # A GPU's LayerNorm refuses input and weights of two types, which a CPU's takes.
+    x = torch.rand(2, 3, 8)
+    graph = torch.export.export(_Split(), (x,), strict=False).run_decompositions({}).module(check_guards=False)
+    assert any(node.target == torch.ops.aten.unbind.int for node in graph.graph.nodes)
+    lower_types(graph, Precision.FP16)
+
+    class Checked(torch.fx.Interpreter):
+        def run_node(self, n):
+            result = super().run_node(n)
+            if isinstance(result, torch.Tensor):
+                assert result.dtype == n.meta["val"].dtype, n.name
+            return result
+
+    with torch.no_grad():
+        Checked(graph).run(x)
+    norms = [node for node in graph.graph.nodes if "layer_norm" in str(node.target)]
+    assert norms and all(len({source.meta["val"].dtype for source in node.all_input_nodes}) == 1 for node in norms)
 
 
 @pytest.mark.slow

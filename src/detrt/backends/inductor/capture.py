@@ -25,6 +25,7 @@ from ...models.rewrites import modeling_module, rewrites
 from ...models.source import Source
 from ...models.wrapper import ExportModule
 from ...spec import CLASS_FEATURES, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK, PIXEL_MASK, ModelSpec
+from .nodes import move_constants
 
 Range = tuple[int, int]
 # (axis name -> smallest and largest length); an axis that is not here is fixed.
@@ -126,6 +127,7 @@ def capture_module(
             module(*inputs)  # fills the tables that some rewrites compute beforehand
             program = _export(module, inputs, names, axes, ranges)
             graph = _functional(program)
+        move_constants(graph, torch.device(device))
     except ExportError:
         raise
     except Exception as error:  # torch.export's exceptions share no base class

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch.utils import _pytree as pytree
 
 from ...models.ops.msda import ms_deform_attn
 
@@ -23,8 +24,9 @@ def value_of(node: Any) -> Any:
 
 
 def fake_mode(*values: Any) -> Any:
-    """The mode of the first fake tensor; None if there is none."""
-    return next((mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None), None)
+    """The mode of the first fake tensor, also in lists of them; None if there is none."""
+    leaves = pytree.tree_leaves(values)
+    return next((mode for value in leaves if (mode := getattr(value, "fake_mode", None)) is not None), None)
 
 
 @contextmanager
@@ -69,6 +71,20 @@ class Constants:
             node = self.graph.graph.get_attr(name)
         node.meta["val"] = fake_like(tensor, like or before)
         return node
+
+
+def move_constants(graph: fx.GraphModule, device: torch.device) -> None:
+    """Put every constant tensor on the graph's device.
+
+    PyTorch keeps a number that is assigned to elements of a GPU's tensor on the CPU. The compiled code would read it with a wait for the
+    GPU, which a CUDA graph cannot record.
+    """
+    constants = Constants(graph)
+    for node in list(graph.graph.nodes):
+        tensor = constants.get(node)
+        if tensor is not None and tensor.device.type != device.type:
+            node.replace_all_uses_with(constants.add(tensor.to(device), node))
+            graph.graph.erase_node(node)
 
 
 def fake_like(tensor: Tensor, node: fx.Node) -> Any:
