@@ -21,10 +21,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-def built(folder: Path, *choices: str) -> str:
+def built(folder: Path, *choices: str, model: str = "embedded:shapes") -> str:
     from detrt.cli import main
 
-    command = ["build", "embedded:shapes", "-o", str(folder), "--target", "inductor", "--device", "cuda", "--no-check"]
+    command = ["build", model, "-o", str(folder), "--target", "inductor", "--device", "cuda", "--no-check"]
     assert main([*command, *choices]) == 0
     return str(folder)
 
@@ -71,3 +71,16 @@ def test_a_session_that_nobody_closes_ends_well(ranged: str) -> None:
         done = subprocess.run([sys.executable, "-c", code, ranged, backend, provider], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-800:]
         assert len(set(json.loads(done.stdout.splitlines()[-1]))) == 1
+
+
+# A LayerNorm with inputs of two types, and a number on the CPU that a CUDA graph cannot read: neither shows on a CPU.
+@pytest.mark.parametrize("model", ["random:rf_detr-seg/tiny", "random:pp_doclayout_v2/tiny"])
+def test_a_package_in_16_bits_is_recorded_as_a_cuda_graph(tmp_path: Path, model: str) -> None:
+    folder = built(tmp_path / "bundle", "--precision", "fp16", model=model)
+    images = [draw_scene(seed).image for seed in range(900_000_400, 900_000_405)]
+    with open_session(folder, backend="inductor") as session:
+        detector = Detector(session, threshold=0.0)
+        first, again = detector(images), detector(images)
+    assert all(map(len, first))
+    for one, other in zip(first, again, strict=True):
+        assert np.array_equal(one.boxes_xyxy, other.boxes_xyxy) and np.array_equal(one.scores, other.scores)
