@@ -529,12 +529,13 @@ class _Builder:
             return
         from . import graph
         from .graph.fuse_attention import fuse_attention, save_beside
+        from .graph.split_resize import split_resize
 
         start = time.perf_counter()
         self._say("attention", None, "fusing")
         model = graph.load(self._graphs / MODEL)
         count = fuse_attention(model)
-        if not count:
+        if not count + split_resize(model):
             return
         save_beside(model, self._folder / FUSED, self._folder / MODEL)
         try:

@@ -24,7 +24,7 @@ import torch
 from ..bundle import Provenance
 from ..errors import SourceError
 from .arch.dino import CoDino, Dino, DinoConfig
-from .checkpoints import dino
+from .checkpoints import d_fine, dino
 from .families import BY_NAME, Family
 from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
@@ -369,7 +369,9 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
         settings |= {**deepcopy(tiny), "num_labels": 7}
     module = build(family, settings, settle=size != "tiny")
     names = read_labels(labels, int(module.config.num_labels)) if labels else None
-    spec = make_spec(family, module, read_input_spec(None, family, module.config), names)
+    # D-FINE-seg is of its authors alone, who resize otherwise than transformers does for a D-FINE.
+    entry = d_fine.input_spec(module.config) if family.name == "d_fine" else read_input_spec(None, family, module.config)
+    spec = make_spec(family, module, entry, names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 

@@ -104,3 +104,10 @@ def test_safetensors_and_labels_by_count(loaded, tmp_path):
     assert (got.spec.label(0), got.spec.label(79), got.spec.name) == ("person", "toothbrush", "detector")
     assert "class names of COCO" in got.notes[0]
     assert got.provenance.checkpoint_sha256 and got.provenance.source == f"ckpt:{path}"
+
+
+@pytest.mark.parametrize("case", ["d_fine-seg", "ecseg"])
+def test_a_random_model_is_preprocessed_as_the_authors_file(case, tmp_path):
+    """Families that transformers does not have: OpenCV's resize of D-FINE-seg does not antialias."""
+    path, _ = write_file(case, tmp_path / "file.pth", module_of(case))
+    assert load_source(f"random:{case}/tiny").spec.input == load_source(f"ckpt:{path}", family=CASES[case][1]).spec.input
