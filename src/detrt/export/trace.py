@@ -138,7 +138,8 @@ def trace(
     buffer = io.BytesIO()
     try:
         with _quiet_trace(), torch.no_grad(), rewrites(library, names):
-            module(*tensors)  # fills the tables that some rewrites compute before the trace
+            if "frozen_positions" in names:
+                module(*tensors)  # fills its tables; a second run of a large model, whose trace is a run as well
             torch.onnx.export(
                 module,
                 tensors,
