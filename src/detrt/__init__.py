@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .models.load import load_source
     from .pipeline import build
     from .spec import DecodeSpec, InputSpec, ModelSpec
+    from .text.prompts import ImageQueries
 
 _HOMES = {
     "Bundle": "bundle",
@@ -32,6 +33,7 @@ _HOMES = {
     "EngineConfig": "backends.tensorrt",
     "ExportConfig": "export",
     "Gate": "data.matching",
+    "ImageQueries": "text.prompts",
     "InputSpec": "spec",
     "ModelSpec": "spec",
     "TensorRTSession": "backends.tensorrt",
@@ -53,6 +55,7 @@ __all__ = [
     "EngineConfig",
     "ExportConfig",
     "Gate",
+    "ImageQueries",
     "InputSpec",
     "ModelSpec",
     "TensorRTSession",

@@ -26,7 +26,7 @@ from .models.load import LoadChanges, LoadOptions, check_changes, takes_load_opt
 from .spec import ModelSpec
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
-from .text.prompts import Prompt
+from .text.prompts import ImageQueries, Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -95,7 +95,7 @@ class Detector:
             runs the model. What it cannot decode is decoded on the CPU; `decoder.counts` tells how many.
         color: channel order of NumPy arrays: "rgb", or "bgr" as OpenCV reads them. Files and PIL images have one of their own.
         prompt: what to find in all images, for models that take a prompt (docs/guide/prompts.md); None: every call brings its
-            own. A text gives its phrases as classes; a list of names runs in as many chunks as it needs.
+            own. A text gives its phrases as classes; a list of names runs in as many chunks as it needs; `ImageQueries` shows it.
         task: task sentence, for models that take one.
         phrases: label of a box: "best", its best phrase; "tokens", the tokens above `text_threshold` as published;
             "tokens-of-best", those of its best sub-sentence.
@@ -327,7 +327,7 @@ class Detector:
         Raises:
             DetrtError: as `__call__`, and its ValueError and TypeError.
         """
-        if isinstance(prompts, (str, Prompt)):
+        if isinstance(prompts, (str, Prompt, ImageQueries)):
             raise PromptError(f"give a list of prompts, one for each image, or prompt=... for all; got one, {prompts!r}")
         if prompt is not None and prompts is not None:
             raise PromptError("give prompt=... for all images or prompts, one for each; not both")

@@ -668,7 +668,7 @@ def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
     for name in graph.data_files(path):
         shutil.copyfile(path.parent / name, folder / name)
     shutil.copyfile(path, folder / MODEL)
-    for name in (spec.text.encoder, spec.text.tokenizer) if spec.text is not None else ():
+    for name in (spec.text.encoder, spec.text.tokenizer, spec.text.query_encoder) if spec.text is not None else ():
         if name and not (path.parent / name).is_file():
             raise SpecError(f"'{path}' needs '{name}' beside it, which is not there; export the checkpoint again")
         if name:
@@ -703,7 +703,7 @@ def _graph_digests(entries: Iterable[BundleFile]) -> dict[str, str]:
 def _model_entries(folder: Path, spec: ModelSpec) -> list[BundleFile]:
     kinds = {MODEL: "onnx", RANGES: "ranges", SEARCH_PLOT: "plot", SEARCH_STATE: "search"}
     if spec.text is not None:
-        kinds |= {spec.text.encoder: "text", spec.text.tokenizer: "tokenizer"}
+        kinds |= {spec.text.encoder: "text", spec.text.tokenizer: "tokenizer", spec.text.query_encoder: "query"}
     return [_entry(folder, path.name, kinds.get(path.name, "weights")) for path in sorted(folder.iterdir())]
 
 

@@ -292,6 +292,7 @@ class TextSpec:
     token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one
     logit for each name (OmDet-Turbo). kind "phrases": phrases that do not see each other, each with its own queries (SAM 3).
     kind "names": class names alone, and one logit for each, which the others do not change (OWL-ViT, OWLv2).
+    query_encoder: ONNX file beside the model that turns an image into the feature of a class, of kind "names"; "" where there is none.
     tokenizer: file of the `tokenizers` library beside the model. encoder: ONNX file of the text encoder beside
     the model (key "tower" in JSON); "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
     max_tokens: longest prompt, with its framing tokens. features: width of the text features.
@@ -304,6 +305,7 @@ class TextSpec:
     separators: tuple[int, ...] = ()
     tokenizer: str = "tokenizer.json"
     encoder: str = "text.onnx"
+    query_encoder: str = ""
 
     def __post_init__(self) -> None:
         _one_of("text.kind", self.kind, PROMPTS)
@@ -313,10 +315,11 @@ class TextSpec:
         ok = isinstance(self.separators, (list, tuple)) and all(type(i) is int and i >= 0 for i in self.separators)
         _check(ok, f"text.separators must be token ids; got {self.separators!r}")
         object.__setattr__(self, "separators", tuple(self.separators))
-        for name, value in (("tokenizer", self.tokenizer), (_ENCODER_KEY, self.encoder)):
+        for name, value in (("tokenizer", self.tokenizer), (_ENCODER_KEY, self.encoder), ("query_encoder", self.query_encoder)):
             plain = isinstance(value, str) and "/" not in value and "\\" not in value and value not in (".", "..")
             _check(plain, f"text.{name} must be the name of a file beside the model; got {value!r}")
         _check(bool(self.tokenizer), "text.tokenizer must not be empty")
+        _check(not self.query_encoder or self.kind == "names", f"text.query_encoder is for kind 'names'; got kind {self.kind!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +421,8 @@ class ModelSpec:
         else:
             data["text"]["separators"] = list(self.text.separators)
             data["text"][_ENCODER_KEY] = data["text"].pop("encoder")
+            if not self.text.query_encoder:
+                del data["text"]["query_encoder"]
         return {"schema": SCHEMA, **data}
 
     def to_json(self) -> str:
@@ -553,6 +558,11 @@ def extra_outputs(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         QUADS: (count, 4, 2) if rule.quads else None,
     }
     return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def is_query_encoder(inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> bool:
+    """Whether a model with these inputs and outputs is an encoder of query images."""
+    return {info.name for info in inputs} == {PIXEL_VALUES} and {info.name for info in outputs} == {CLASS_FEATURES}
 
 
 def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:

@@ -31,6 +31,7 @@ from ..spec import (
     ModelSpec,
     TensorInfo,
     TextSpec,
+    is_query_encoder,
     is_text_encoder,
     output_names,
     text_inputs,
@@ -282,6 +283,8 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
     has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
     if spec.text is not None and is_text_encoder(inputs):
         wants_in, wants_out = list(TEXT_ENCODER_INPUTS), list(TEXT_ENCODER_OUTPUTS[spec.text.kind])
+    if spec.text is not None and spec.text.query_encoder and is_query_encoder(inputs, outputs):
+        wants_in, wants_out = has_in, has_out
     if set(has_in) != set(wants_in) or not set(wants_out) <= set(has_out):
         raise SpecError(
             f"{name} has the inputs {has_in} and outputs {has_out}; its spec promises {wants_in} and "

@@ -12,7 +12,7 @@ from ..bundle import MANIFEST, Bundle, BundleFile, EngineFacts, text_encoder_bes
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from ..models.source import checkpoint_inside
-from ..spec import ModelSpec, is_text_encoder
+from ..spec import ModelSpec, is_query_encoder, is_text_encoder
 from ..system import CPU, processor_name
 from ..text.tokenizer import PromptTokenizer
 from .base import Backend, BaseSession
@@ -456,6 +456,24 @@ def _with_text_of(
     text = bundle.spec.text
     if text is None:
         return session
+    found = _with_encoder_of(bundle, session, backend, provider, device, threads, engine)
+    if encoders := bundle.of_kind("query"):
+        # It runs once for each query: on the CPU, whatever runs the detector.
+        found.query_encoder = lambda: OnnxSession(bundle.checked_path(encoders[0]), session.spec, threads=threads)
+    return found
+
+
+def _with_encoder_of(
+    bundle: Bundle,
+    session: BaseSession,
+    backend: str,
+    provider: str,
+    device: str | None,
+    threads: int | None,
+    engine: BundleFile | None,
+) -> PromptedSession:
+    text = bundle.spec.text
+    assert text is not None
     with _closing_on_error(session) as opened:
         tokenizer = PromptTokenizer(_only(bundle, "tokenizer", text.tokenizer), text)
         if not text.encoder:
@@ -505,8 +523,10 @@ def with_text(
     if text is None:
         return session
     with _closing_on_error(session) as opened:
-        if is_text_encoder(session.inputs):
-            raise SessionError("this is the text encoder of a model; give the model itself, which lies beside it")
+        if is_text_encoder(session.inputs) or is_query_encoder(session.inputs, session.outputs):
+            raise SessionError(
+                "this is the text encoder of a model, or its encoder of query images; give the model itself, which lies beside it"
+            )
         tokenizer = PromptTokenizer(folder / text.tokenizer, text)
         if not text.encoder:
             return PromptedSession(session, tokenizer)
@@ -522,7 +542,11 @@ def with_text(
                     "model was exported, or export the model again with detrt export"
                 )
             opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
-        return PromptedSession(session, tokenizer, opened[-1])
+        prompted = PromptedSession(session, tokenizer, opened[-1])
+        path = folder / text.query_encoder
+        if text.query_encoder and path.is_file():
+            prompted.query_encoder = lambda: OnnxSession(path, session.spec, threads=threads)
+        return prompted
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ their scores, and only the best remain, so that masks of a long list need the me
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -29,8 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.postprocess import Candidates, DetectionFilter, checked_output
-from ..data.preprocess import BatchPlan, SizeHW
+from ..data.images import load_image
+from ..data.postprocess import Candidates, DetectionFilter, checked_output, sigmoid, suppress
+from ..data.preprocess import BatchPlan, SizeHW, preprocess
 from ..data.raw_image import LoadedImage
 from ..detections import Detections, box_iou, cxcywh_to_xyxy
 from ..errors import PromptError, SessionError
@@ -62,8 +65,9 @@ from ..spec import (
     text_inputs,
 )
 from ..text.postprocess import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
-from ..text.prompts import Prompt
-from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, PromptTokenizer, TokenChunk
+from ..text.prompts import ImageQueries, Prompt
+from ..text.prompts import chunks as split_in_chunks
+from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, ImageChunk, PromptTokenizer, TokenChunk
 from .base import NO_PROMPT, Backend, BaseSession, Feeds, ImageRunner, Outputs, PendingOutputs, Session
 
 CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
@@ -89,7 +93,8 @@ _CLASS_AXES = {CLASS_FEATURES: (1,), CLASS_MASK: (1,)}
 _PHRASE_AXES = {PHRASE_MASK: (1,), PHRASE_FEATURES: (1,)}
 
 
-Prompts = str | Sequence[str] | Prompt  # one prompt: a text, or a list of class names
+Prompts = str | Sequence[str] | Prompt | ImageQueries  # one prompt: a text, a list of class names, or images
+QUERY_NMS_IOU = 0.3  # of what an image query finds, as in transformers
 
 
 class PromptedSession(BaseSession):
@@ -99,6 +104,7 @@ class PromptedSession(BaseSession):
         detector: takes images and text features (or token ids, if the model is one graph).
         tokenizer: of the model.
         text_encoder: None for a model of one graph.
+        query_encoder: opens the session of the encoder of query images, which is closed after each query; None for a model without one.
         cache_size: prompts whose features are cached.
 
     Raises:
@@ -106,7 +112,13 @@ class PromptedSession(BaseSession):
     """
 
     def __init__(
-        self, detector: Session, tokenizer: PromptTokenizer, text_encoder: Session | None = None, *, cache_size: int = CACHE_SIZE
+        self,
+        detector: Session,
+        tokenizer: PromptTokenizer,
+        text_encoder: Session | None = None,
+        *,
+        query_encoder: Callable[[], Session] | None = None,
+        cache_size: int = CACHE_SIZE,
     ) -> None:
         text = detector.spec.text
         if text is None:
@@ -121,12 +133,12 @@ class PromptedSession(BaseSession):
             raise SessionError(
                 f"the text encoder must take {list(TEXT_ENCODER_INPUTS)}; got {[i.name for i in text_encoder.inputs]}"
             )
-        self.detector, self.text_encoder, self.tokenizer = detector, text_encoder, tokenizer
+        self.detector, self.text_encoder, self.tokenizer, self.query_encoder = detector, text_encoder, tokenizer, query_encoder
         self.spec: ModelSpec = detector.spec
         self.text: TextSpec = text
         self._info = replace(detector.info, text=text)
         self._lock = threading.RLock()
-        self._features, self._names = _Cache(cache_size), _Cache(NAMES_SIZE)
+        self._features, self._names, self._queries = _Cache(cache_size), _Cache(NAMES_SIZE), _Cache(cache_size)
         # Both graphs must take a length.
         both = [detector] if text_encoder is None else [detector, text_encoder]
         self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
@@ -141,8 +153,11 @@ class PromptedSession(BaseSession):
         """Parse and tokenize a prompt, in chunks if a list is longer than the model takes.
 
         Raises:
-            PromptError: an empty prompt, too many tokens, or a task for a model without one.
+            PromptError: an empty prompt, too many tokens, a task for a model without one, or images for a model that takes none.
+            ImageError: a query image that cannot be read.
         """
+        if isinstance(prompt, ImageQueries):
+            return self._encode_images(prompt, task)
         return self._tokenized(self.tokenizer.parse(prompt, task))
 
     def bind(
@@ -176,7 +191,8 @@ class PromptedSession(BaseSession):
 
     def with_sessions(self, detector: Session, text_encoder: Session | None) -> PromptedSession:
         """The same model with other sessions, e.g. ones that emulate low precision."""
-        other = PromptedSession(detector, self.tokenizer, text_encoder, cache_size=self._features.size)
+        size, query_encoder = self._features.size, self.query_encoder
+        other = PromptedSession(detector, self.tokenizer, text_encoder, query_encoder=query_encoder, cache_size=size)
         other._info = replace(other.info, notes=tuple(dict.fromkeys((*self.info.notes, *other.info.notes))))
         return other
 
@@ -237,15 +253,18 @@ class PromptedSession(BaseSession):
 
     def _class_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
         given = [chunk for chunk in chunks if isinstance(chunk, ClassChunk)]
-        count = len(given)
         names = self._cached_rows(self._names, CLASS_FEATURES, [ids for chunk in given for ids in chunk.names])
-        most = self._classes.fit(max(len(chunk.names) for chunk in given))
-        classes = np.zeros((count, most, names[given[0].names[0].tobytes()].shape[-1]), np.float32)
-        class_mask = np.zeros((count, most), np.int64)
-        for row, chunk in enumerate(given):
-            for column, ids in enumerate(chunk.names):
-                classes[row, column] = names[ids.tobytes()]
-            class_mask[row, : len(chunk.names)] = 1
+        rows = [
+            chunk.features if isinstance(chunk, ImageChunk) else np.stack([names[ids.tobytes()] for ids in chunk.names])
+            for chunk in chunks
+            if not isinstance(chunk, TokenChunk)
+        ]
+        most = self._classes.fit(max(map(len, rows)))
+        classes = np.zeros((len(rows), most, rows[0].shape[-1]), np.float32)
+        class_mask = np.zeros((len(rows), most), np.int64)
+        for image, features in enumerate(rows):
+            classes[image, : len(features)] = features
+            class_mask[image, : len(features)] = 1
         return {
             CLASS_FEATURES: classes,
             CLASS_MASK: class_mask,
@@ -275,6 +294,39 @@ class PromptedSession(BaseSession):
                 features[row, column, : len(ids)] = found[ids.tobytes()]
                 mask[row, column, : len(ids)] = 1
         return {PHRASE_FEATURES: features, PHRASE_MASK: mask}
+
+    def _encode_images(self, queries: ImageQueries, task: str) -> EncodedPrompt:
+        if self.text.kind != "names":
+            raise PromptError(f"this model ({self.spec.family}) takes no query image, only text: give --prompt or --classes-from")
+        if task:
+            raise PromptError("a query image takes no task; leave --task out")
+        if self.query_encoder is None:
+            raise PromptError(
+                "this model comes without its encoder of query images, which turns them into what to find; export or build it again with "
+                "--image-queries"
+            )
+        if self.spec.decode.in_graph:
+            raise PromptError(
+                f"query images need the scores of all patches, since of overlapping boxes (IoU above {QUERY_NMS_IOU}) the best is kept; "
+                "this graph decodes by itself: export the model again without --decode graph"
+            )
+        images = [load_image(image) for image in queries.images]
+        with self._lock:
+            keys = [hashlib.sha256(b"%d %d " % image.shape[:2] + image.tobytes()).digest() for image in images]
+            found = {key: self._queries.get(key) for key in keys}
+            if new := {key: image for key, image in zip(keys, images, strict=True) if found[key] is None}:
+                with contextlib.closing(self.query_encoder()) as encoder:
+                    found |= {key: self._queries.put(key, self._encode_image(encoder, image)) for key, image in new.items()}
+        features, prompt = np.stack([found[key] for key in keys]), queries.prompt()
+        split = split_in_chunks([0] * len(images), 0, self._classes.high)
+        return EncodedPrompt(prompt, tuple(ImageChunk(prompt.part(some), features[some]) for some in split))
+
+    def _encode_image(self, encoder: Session, image: NDArray[np.uint8]) -> NDArray[np.float32]:
+        pixels = preprocess([image], self.spec).feeds[PIXEL_VALUES]
+        features = np.array(encoder.run({PIXEL_VALUES: pixels})[CLASS_FEATURES][0], np.float32)
+        if not np.isfinite(features).all():
+            raise SessionError("the encoder of query images returned NaN or infinite values; export the model again")
+        return features
 
     def _encoder_row(self, ids: NDArray) -> dict[str, NDArray]:
         # One at a time, so that cached features do not depend on the rest of a batch.
@@ -388,6 +440,8 @@ class BoundSession(BaseSession):
     """
 
     def __init__(self, model: PromptedSession, prompts: Sequence[EncodedPrompt], *, every_class: bool = False) -> None:
+        if len({one.of_images for one in prompts}) > 1:
+            raise PromptError("query images and texts cannot share a batch")
         if len(prompts) > 1 and any(len(one.chunks) > 1 for one in prompts):
             raise PromptError("lists of class names that run in chunks cannot share a batch with other prompts")
         self.model = model
@@ -469,6 +523,9 @@ class BoundSession(BaseSession):
 
     def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         """As in any session, with the phrases of the prompt of each image and their spans."""
+        if self.prompts[0].of_images:
+            assert isinstance(outputs, dict)  # its graph does not decode
+            outputs = self._best_of_overlapping(outputs, keep)
         found = super().postprocess(outputs, sizes_hw, keep)
         return [self._with_labels(index, detections) for index, detections in enumerate(found)]
 
@@ -479,6 +536,19 @@ class BoundSession(BaseSession):
         prompt = self.prompts[index % len(self.prompts)].prompt
         names = prompt.names
         return _with_spans(prompt, replace(detections, labels=tuple(names[int(i)] for i in detections.class_ids)))
+
+    def _best_of_overlapping(self, outputs: Outputs, keep: DetectionFilter) -> Outputs:
+        """Outputs without the patches whose boxes overlap a better one of the same query; before boxes are clipped, as transformers does."""
+        rule = replace(self.spec.decode, nms="nms", nms_iou=QUERY_NMS_IOU)
+        logits = np.array(outputs[LOGITS])
+        scores, ids = sigmoid(logits.max(-1)), logits.argmax(-1)
+        corners = cxcywh_to_xyxy(outputs[PRED_BOXES].astype(np.float32))
+        for image in range(len(logits)):
+            order = np.argsort(-scores[image], kind="stable")
+            order = order[scores[image, order] > np.float32(keep.threshold)]  # the others suppress none of these
+            kept, _ = suppress(corners[image, order], scores[image, order], ids[image, order], rule)
+            logits[image, np.setdiff1d(np.arange(logits.shape[1]), order[kept])] = -np.inf
+        return {**outputs, LOGITS: logits}
 
     def _merge_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
         """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity. Of kind "names" all chunks have the
@@ -493,7 +563,7 @@ class BoundSession(BaseSession):
             boxes[:, rows] = checked_output(outputs, PRED_BOXES, (count, queries, 4))
             for image in range(count):
                 chunk = self.prompts[image % len(self.prompts)].chunks[number]
-                columns = len(chunk.ids) if isinstance(chunk, TokenChunk) else len(chunk.names)
+                columns = chunk.length
                 if columns > raw.shape[-1]:
                     raise SessionError(
                         f"the model returned {raw.shape[-1]} columns of '{LOGITS}' for {columns} tokens or classes; "
@@ -689,7 +759,8 @@ def prompt_groups(session: Session, prompts: Sequence[Prompts], task: str = "") 
         raise PromptError(NO_PROMPT)
     encoded = [model.encode(prompt, task) for prompt in prompts]
     if all(len(one.chunks) == 1 for one in encoded):
-        return [list(range(len(encoded)))]
+        kinds = ([i for i, one in enumerate(encoded) if one.of_images is images] for images in (False, True))
+        return [indices for indices in kinds if indices]
     groups: dict[Prompt, list[int]] = {}
     for index, one in enumerate(encoded):
         groups.setdefault(one.prompt, []).append(index)

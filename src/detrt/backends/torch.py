@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import SessionError, SourceError
-from ..models.contract import ExportConfig, contract, exported_spec, text_encoder_contract
+from ..models.contract import ExportConfig, contract, exported_spec, query_encoder_contract, text_encoder_contract
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec, TextSpec
 from ..text.tokenizer import PromptTokenizer
@@ -38,7 +39,10 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
     spec = replace(spec, text=replace(text, encoder=_text_encoder_of(text)))
     encoder = TorchSession(source, device=device, spec=spec, part="text encoder") if _text_encoder_of(text) else None
-    return PromptedSession(TorchSession(source, device=device, spec=spec), tokenizer, encoder)
+    detector = TorchSession(source, device=device, spec=spec)
+    part = "encoder of query images"
+    queries = functools.partial(TorchSession, source, device=device, spec=spec, part=part) if text.kind == "names" else None
+    return PromptedSession(detector, tokenizer, encoder, query_encoder=queries)
 
 
 def _text_encoder_of(text: TextSpec) -> str:
@@ -50,7 +54,7 @@ class TorchSession(BaseSession):
 
     source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
     outputs; the default takes raw uint8 pixels and returns logits and boxes. part: "detector", or
-    "text encoder" of a model that takes a prompt; `open_torch` puts both together.
+    "text encoder" or "encoder of query images" of a model that takes a prompt; `open_torch` puts them together.
 
     Raises:
         SessionError: a device that does not exist.
@@ -66,7 +70,8 @@ class TorchSession(BaseSession):
         except (RuntimeError, ValueError) as error:
             raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
         note = _use_kernel(source.module) if self._device.type == "cuda" else ""
-        inputs, outputs = contract(self.spec) if part == "detector" else text_encoder_contract(self.spec)
+        contracts = {"detector": contract, "text encoder": text_encoder_contract}
+        inputs, outputs = contracts.get(part, query_encoder_contract)(self.spec)
         where = str(self._device) if self._device.index is not None or self._device.type == "cpu" else "cuda:0"
         self._info = SessionInfo(
             Backend.TORCH, f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ()
@@ -97,9 +102,11 @@ class TorchSession(BaseSession):
 def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
     if spec.text is None:
         return ExportModule(source.module, spec)
-    from ..models.wrapper import StockTextEncoder, StockTextModule
+    from ..models.wrapper import StockQueryEncoder, StockTextEncoder, StockTextModule
 
-    return StockTextModule(source, spec) if part == "detector" else StockTextEncoder(source)
+    if part == "text encoder":
+        return StockTextEncoder(source)
+    return StockTextModule(source, spec) if part == "detector" else StockQueryEncoder(source, spec)
 
 
 def _use_kernel(model: torch.nn.Module) -> str:

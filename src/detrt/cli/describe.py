@@ -142,6 +142,8 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
         "phrases": f"phrases, up to {spec.decode.num_classes} in one run",
     }[text.kind]
     text_encoder = f"text encoder {text.encoder}" if text.encoder else "one graph"
+    if text.query_encoder:
+        text_encoder += f"; encoder of query images {text.query_encoder}"
     return {"prompt": f"{what}, up to {text.max_tokens} tokens{'' if text.kind == 'tokens' else ' each'}; {text_encoder}"}
 
 

@@ -152,6 +152,10 @@ def detect(
     sources = find_sources(inputs, live, stream)
     if cluster.cluster is not None:
         check_alone(output, run)
+        if prompt.query_image:
+            raise DetrtError(
+                "--query-image shows what to find on this machine, and --cluster detects on others; leave one of them out"
+            )
         if track.track:
             raise DetrtError("--track follows objects through one video, and --cluster spreads frames; leave one of them out")
         if sources:

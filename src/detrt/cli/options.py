@@ -21,13 +21,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from ..backends.tensorrt.config import Triple, parse_triple
 from ..errors import DetrtError, PromptError
 from ..spec import parse_size
+
+if TYPE_CHECKING:
+    from ..text.prompts import ImageQueries
 
 Config = TypeVar("Config")
 
@@ -280,18 +283,30 @@ class PromptOptions:
         metadata={"help": "Task sentence, for models that take one; default: 'Detect NAMES.'", "panel": "Prompt"},
     )
 
-    def read(self) -> str | list[str] | None:
+    query_image: tuple[Path, ...] = field(
+        default=(),
+        metadata={
+            "help": "Image of what to find, instead of words (OWL-ViT, OWLv2); may be repeated.",
+            "panel": "Prompt",
+            "many": True,
+        },
+    )
+
+    def read(self) -> str | list[str] | ImageQueries | None:
         """The prompt; None where none is given.
 
         Raises:
             PromptError: more than one is given, or a file that cannot be used.
         """
-        from ..text.prompts import read_class_file, read_prompt_file
+        from ..text.prompts import ImageQueries, read_class_file, read_prompt_file
 
         given = {"--prompt": self.prompt, "--prompt-file": self.prompt_file, "--classes-from": self.classes_from}
+        given["--query-image"] = self.query_image or None
         named = [option for option, value in given.items() if value is not None]
         if len(named) > 1:
             raise PromptError(f"{' and '.join(named)} say what to find more than once; give one of them")
+        if self.query_image:
+            return ImageQueries(self.query_image)
         if self.prompt_file is not None:
             return read_prompt_file(self.prompt_file)
         return self.prompt if self.classes_from is None else read_class_file(self.classes_from)

@@ -63,6 +63,9 @@ def with_published(
         note = f"the end result is not compared with transformers' own: another {chosen} was chosen when the candidate was built"
         return replace(report, published=done, notes=(*report.notes, note))
     prompt = cand.session.prompts[0] if cand.session.prompts else None
+    if prompt is not None and prompt.of_images:
+        note = "no end result of transformers: it reports the scores of an image query relative to the best one of an image"
+        return replace(report, published=done, notes=(*report.notes, note))
     if prompt is not None and len(prompt.chunks) > 1:
         note = (
             f"no end result of transformers: the {len(prompt.prompt.phrases)} class names are more than one of its prompts takes"

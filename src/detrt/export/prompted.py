@@ -16,14 +16,15 @@ from ..backends.base import relative_error
 from ..errors import ExportError, SourceError
 from ..graph.clean import topk_outputs, with_outputs
 from ..graph.io import summarise
-from ..models.contract import ExportConfig, contract, other_size, text_encoder_contract, trace_size
+from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
 from ..models.hooks import forced_topk
 from ..models.published import ProcessingCheck, check_processing
 from ..models.source import Source
-from ..models.wrapper import StockTextModule, TextEncoderModule, TextExportModule
+from ..models.wrapper import QueryEncoderModule, StockQueryEncoder, StockTextModule, TextEncoderModule, TextExportModule
 from ..spec import (
     ATTENTION_MASK,
+    CLASS_FEATURES,
     CLASS_MASK,
     PHRASE_FEATURES,
     PHRASE_MASK,
@@ -50,8 +51,8 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     assert text is not None
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
-    if path.name in (text.encoder, text.tokenizer):
-        raise ExportError(f"'{path.name}' is the name of the {text.encoder and 'text encoder'} beside the model; give another")
+    if path.name in (text.encoder, text.tokenizer, text.query_encoder):
+        raise ExportError(f"'{path.name}' is the name of another file beside the model; give another")
     processing = check_processing(source, say) if config.check else ProcessingCheck()
     start = time.perf_counter()
     text_encoder = None
@@ -61,15 +62,23 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     say("tracing")
     module = TextExportModule(source, spec).eval()
     model = _traced_detector(module, source, spec, config)
+    query_encoder = None
+    if text.query_encoder:
+        say("tracing the encoder of query images")
+        query_encoder = _traced_query_encoder(source, spec, config)
     seconds = time.perf_counter() - start
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
         errors = tuple(check_text_export(module, source, model, text_encoder, spec))
+        if query_encoder is not None:
+            errors += tuple(_check_query_encoder(source, query_encoder, spec))
         require_equal(errors)
     graph.save(model, path)
     if text_encoder is not None:
         graph.save(text_encoder, path.with_name(text.encoder))
+    if query_encoder is not None:
+        graph.save(query_encoder, path.with_name(text.query_encoder))
     with files.writing(path.with_name(text.tokenizer)) as temporary:
         temporary.write_bytes(source.tokenizer)
     return ExportReport(path, spec, summarise(model), seconds, errors, processing)
@@ -82,6 +91,29 @@ def _traced_text_encoder(source: Source, spec: ModelSpec, config: ExportConfig) 
     names = [name for name in source.family.rewrites if name != "msda"]
     traced = trace(TextEncoderModule(source, spec).eval(), feeds, infos, source.module, names, config.opset)
     return finish(traced, source, spec, config, outputs)
+
+
+def _traced_query_encoder(source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
+    infos = query_encoder_contract(spec)
+    feeds = image_feeds(spec, TRACED_ROWS, trace_size(spec))
+    traced = trace(QueryEncoderModule(source, spec).eval(), feeds, infos, source.module, source.family.rewrites, config.opset)
+    return finish(traced, source, spec, config, infos[1])
+
+
+def _check_query_encoder(source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[str, Any]]:
+    """As `check_text_export`, of the encoder of query images beside the library's functions."""
+    from ..backends.onnxruntime.session import OnnxSession
+
+    stock = StockQueryEncoder(source, spec).eval()
+    with OnnxSession(model.SerializeToString(), spec) as session:
+        for batch, _, _ in CHECKS:
+            size = trace_size(spec)
+            pixels = image_feeds(spec, batch, size, seed=batch)[PIXEL_VALUES]
+            with torch.no_grad():
+                want = stock(torch.from_numpy(pixels))[0].numpy()
+            found = session.run({PIXEL_VALUES: pixels})[CLASS_FEATURES]
+            row = {"batch": batch, "height": size[0], "width": size[1], "tokens": 0, "output": CLASS_FEATURES}
+            yield {**row, "error": relative_error(want, found)}
 
 
 def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, config: ExportConfig) -> Any:

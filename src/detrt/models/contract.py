@@ -152,6 +152,12 @@ def text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tupl
     return inputs, tuple(outputs)
 
 
+def query_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Inputs and outputs of the graph of an encoder of query images."""
+    assert spec.text is not None
+    return contract(spec)[0][:1], (TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features)),)
+
+
 def _text_input(name: str, spec: ModelSpec) -> TensorInfo:
     assert spec.text is not None
     shape = tuple(spec.text.features if axis == "d" else axis for axis in _TEXT_SHAPES[name])
@@ -159,6 +165,10 @@ def _text_input(name: str, spec: ModelSpec) -> TensorInfo:
 
 
 def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec:
+    if config.image_queries:
+        if spec.text is None or spec.text.kind != "names":
+            raise ExportError(f"--image-queries is for OWL-ViT and OWLv2; {title} finds nothing by an image; leave it out")
+        spec = replace(spec, text=replace(spec.text, query_encoder=QUERY_ENCODER))
     if not config.single_graph:
         return spec
     if spec.text is None:
@@ -210,6 +220,7 @@ def _multiple(value: int, spec: ModelSpec) -> int:
     return max(step * 2, round(value / step) * step)
 
 
+QUERY_ENCODER = "query.onnx"
 OPSETS = (17, 18, 19, 20)
 LOWERINGS = ("auto", "gather", "gridsample", "plugin", "nvidia-plugin")
 DECODES = ("raw", "graph")
@@ -233,6 +244,7 @@ class ExportConfig:
     normalize: whether rescale and normalisation are part of the graph.
     input_dtype: "uint8" or "float32" raw pixels (only float32 when normalize is False).
     mask: keep the padding mask input of families that have one; False needs a fixed size.
+    image_queries: of OWL-ViT and OWLv2, also the graph that encodes an image of what to find; it has the weights of the image encoder too.
     single_graph: of a prompted model, one graph that takes token ids, instead of a detector and a text encoder.
     check: run the result at a batch and a size that were not traced and compare with PyTorch.
     """
@@ -290,6 +302,11 @@ class ExportConfig:
     single_graph: bool = field(
         default=False,
         metadata={"help": "One graph that takes token ids, for a prompted model.", "panel": "Prompt"},
+    )
+
+    image_queries: bool = field(
+        default=False,
+        metadata={"help": "Also the encoder of query images (OWL-ViT, OWLv2).", "panel": "Prompt"},
     )
 
     def __post_init__(self) -> None:

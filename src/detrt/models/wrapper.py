@@ -34,7 +34,7 @@ from ..spec import (
 )
 from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
 from .arch.omdet_turbo import OmDetDetector, OmDetText
-from .arch.owl import OwlDetector, OwlText
+from .arch.owl import OwlDetector, OwlQuery, OwlText
 from .arch.sam3 import Sam3Detector, Sam3Text
 from .contract import contract, text_encoder_contract
 from .nms_op import surviving
@@ -256,6 +256,30 @@ def text_encoder_of(source: Source, spec: ModelSpec) -> nn.Module:
 
 # By `TextSpec.kind`.
 _DETECTORS = {"tokens": GroundingDetector, "classes": OmDetDetector, "phrases": Sam3Detector, "names": OwlDetector}
+
+
+class QueryEncoderModule(ExportModule):
+    """An encoder of query images: pixel_values as the detector takes them -> class_features (batch, d)."""
+
+    def __init__(self, source: Source, spec: ModelSpec) -> None:
+        super().__init__(OwlQuery(source.module), spec)
+        self.input_names, self.output_names = [PIXEL_VALUES], [CLASS_FEATURES]
+
+    def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        return (self.model(self.normalized(pixel_values, None)),)
+
+
+class StockQueryEncoder(QueryEncoderModule):
+    """The same by the functions of transformers."""
+
+    def __init__(self, source: Source, spec: ModelSpec) -> None:
+        super().__init__(source, spec)
+        self.model = source.module
+
+    def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        model: Any = self.model
+        grid = model.image_embedder(self.normalized(pixel_values, None))[0]
+        return (model.embed_image_query(grid.flatten(1, 2), grid)[0].squeeze(1),)
 
 
 class StockTextModule(ExportModule):

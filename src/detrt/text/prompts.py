@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..data.images import ImageSource
 from ..errors import PromptError
 
 _LONGEST_FILE = 4 * 1024 * 1024  # bytes
@@ -55,6 +56,34 @@ class Prompt:
         """A prompt of some of the phrases of a list, with their class ids."""
         names = [self.phrases[i].text for i in indices]
         return joined(names, [self.class_ids[i] for i in indices], self.task)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageQueries:
+    """Images of what to find, instead of words: each shows one object that fills it, and is a class of its own.
+
+    images: what `load_image` takes. names: of the classes; empty for the names of the files, or "image 0" and so on.
+
+    Raises:
+        PromptError: no image, or another number of names.
+    """
+
+    images: tuple[ImageSource, ...]
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.images:
+            raise PromptError("there is no image to find others like it; give at least one")
+        if self.names and len(self.names) != len(self.images):
+            raise PromptError(f"there are {len(self.names)} names of {len(self.images)} query images; give one for each, or none")
+
+    def prompt(self) -> Prompt:
+        """The names as a list of classes."""
+        found = self.names or [
+            Path(image).stem if isinstance(image, (str, os.PathLike)) else f"image {index}"
+            for index, image in enumerate(self.images)
+        ]
+        return joined(found, range(len(found)))
 
 
 def parse_prompt(text: str, *, separators: str = ".", task: str = "") -> Prompt:

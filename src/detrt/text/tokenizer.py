@@ -51,7 +51,19 @@ class ClassChunk:
         return len(self.names)
 
 
-Chunk = TokenChunk | ClassChunk
+@dataclass(frozen=True, slots=True)
+class ImageChunk:
+    """Image queries of one run of a model of kind "names". features: (images, d) float32 of its encoder of query images."""
+
+    prompt: Prompt
+    features: NDArray[np.float32]
+
+    @property
+    def length(self) -> int:
+        return len(self.features)
+
+
+Chunk = TokenChunk | ClassChunk | ImageChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,11 @@ class EncodedPrompt:
     prompt: Prompt
     chunks: tuple[Chunk, ...]
     unknown: tuple[str, ...] = ()
+
+    @property
+    def of_images(self) -> bool:
+        """Whether images are asked for, see `ImageQueries`."""
+        return isinstance(self.chunks[0], ImageChunk)
 
 
 class PromptTokenizer:
@@ -230,7 +247,8 @@ def same_tokens(a: Sequence[EncodedPrompt], b: Sequence[EncodedPrompt]) -> bool:
 
     def rows(prompts: Sequence[EncodedPrompt]) -> list[list[int]]:
         chunks = [chunk for prompt in prompts for chunk in prompt.chunks]
-        return [ids.tolist() for c in chunks for ids in ((c.ids,) if isinstance(c, TokenChunk) else (*c.names, c.task))]
+        of_texts = [c for c in chunks if not isinstance(c, ImageChunk)]
+        return [ids.tolist() for c in of_texts for ids in ((c.ids,) if isinstance(c, TokenChunk) else (*c.names, c.task))]
 
     return rows(a) == rows(b)
 

@@ -17,6 +17,7 @@ from .omdet_turbo import clip_attention, clip_states, end_states
 from .trace_scope import inside
 
 EPS = 1e-6  # of the library's normalisation in the class head
+COVERING = 0.8  # of the best IoU with the whole image, of the boxes that a query image may mean
 
 
 class OwlText(nn.Module):
@@ -85,6 +86,39 @@ class OwlDetector(nn.Module):
             patches, names = _unit(head.dense0(x)), _unit(class_features)
             logits = (patches @ names.transpose(1, 2) + head.logit_shift(x)) * (head.elu(head.logit_scale(x)) + 1)
         return torch.where(class_mask.unsqueeze(1) > 0, logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
+
+
+class OwlQuery(nn.Module):
+    """Image of an object -> the feature that finds others like it.
+
+    pixels: as `OwlDetector` takes them. Returns class_features (batch, d) of any length: those of one patch, as the library chooses it. Of
+    OWLv2 it is the one with the largest objectness; of OWL-ViT, among the patches whose boxes cover the image nearly as well as the best
+    does, the one that is least like the mean of all patches. The library's fallback for boxes outside of the image is left out: the centre
+    of every box is inside.
+    """
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.patches, self.box_head = OwlPatches(detector), detector.box_head
+        self.dense: Any = detector.class_head.dense0  # type: ignore[union-attr]
+        self.objectness: Any = getattr(detector, "objectness_head", None)
+        self.register_buffer("box_bias", detector.box_bias, persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patches(pixels)
+        features = self.dense(x)
+        if self.objectness is not None:
+            best = self.objectness(x).squeeze(-1).argmax(-1)
+        else:
+            boxes = (self.box_head(x) + self.box_bias).sigmoid()
+            centre, half = boxes[..., :2], boxes[..., 2:] * 0.5
+            low, high = centre - half, centre + half
+            inner = (high.clamp(max=1.0) - low.clamp(min=0.0)).prod(-1)
+            iou = inner / (1.0 + (high - low).prod(-1) - inner)  # with the whole image
+            likeness = (features @ features.mean(1).unsqueeze(-1)).squeeze(-1)
+            covers = iou >= iou.amax(-1, keepdim=True) * COVERING
+            best = torch.where(covers, likeness, torch.full_like(likeness, torch.inf)).argmin(-1)
+        return features.gather(1, best.view(-1, 1, 1).expand(-1, -1, features.shape[-1])).squeeze(1)
 
 
 def _unit(x: Tensor) -> Tensor:
