@@ -143,6 +143,7 @@ def decode_image(setup: Setup, opened_task: OpenedTask) -> Decoded:
             decoded = load_encoded(task.data, max_pixels=setup.max_pixels)
         else:
             decoded = image.load()
+            image.image.close()  # a batch that waits for its turn holds the arrays alone
     except DetrtError as error:
         decoded = Refused(400, "bad_image", str(error))
     except MemoryError:
