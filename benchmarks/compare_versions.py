@@ -4,7 +4,9 @@
     python benchmarks/compare_versions.py /tmp/before . --json versions.json
 
 Every command runs in a process of its own, before and after in turn, with the packages of this interpreter. Peak memory is that
-of the largest single process. Prints median, least and largest of each, and the ratio of the medians.
+of the largest single process. CPU time is that of a command and the processes that it waits for, of a server's run divided by its
+images; other work on the machine changes it less than the clock. Prints median, least and largest of each, and the ratio of the
+medians.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ SERVE_SECONDS = 15
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run took: seconds, or images per second, and the peak memory of its largest process in MiB."""
+    """What one run took: seconds, or images per second; peak memory of its largest process in MiB; CPU seconds, or CPU
+    milliseconds an image."""
 
     value: float
     memory_mib: float
+    cpu: float
 
 
 def environment(checkout: Path) -> dict[str, str]:
@@ -47,19 +51,19 @@ def start(checkout: Path, log: Path, *arguments: str | Path) -> subprocess.Popen
         )
 
 
-def finish(process: subprocess.Popen, log: Path, allowed: tuple[int, ...] = (0,)) -> float:
-    """Peak memory in MiB of a process and its children, the largest of them, once it has ended."""
+def finish(process: subprocess.Popen, log: Path, allowed: tuple[int, ...] = (0,)) -> tuple[float, float]:
+    """Peak memory in MiB of a process and its children, the largest of them, and CPU seconds of all, once it has ended."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in allowed:
         raise SystemExit(f"{' '.join(map(str, process.args))} ended with {process.returncode}:\n{log.read_text()}")
-    return usage.ru_maxrss / 1024
+    return usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime
 
 
 def timed(checkout: Path, log: Path, *arguments: str | Path) -> Measured:
     begin = time.perf_counter()
-    memory = finish(start(checkout, log, *arguments), log)
-    return Measured(time.perf_counter() - begin, memory)
+    memory, cpu_s = finish(start(checkout, log, *arguments), log)
+    return Measured(time.perf_counter() - begin, memory, cpu_s)
 
 
 def served(checkout: Path, log: Path, model: Path, images: list[bytes]) -> Measured:
@@ -92,7 +96,8 @@ def served(checkout: Path, log: Path, model: Path, images: list[bytes]) -> Measu
         one.join()
     seconds = time.perf_counter() - begin
     process.send_signal(signal.SIGTERM)
-    return Measured(sum(counts) / seconds, finish(process, log))
+    memory, cpu_s = finish(process, log)
+    return Measured(sum(counts) / seconds, memory, cpu_s * 1e3 / sum(counts))
 
 
 def detections(path: Path) -> list:
@@ -137,14 +142,16 @@ def main() -> int:
                 times = [run.value for run in runs]
                 print(
                     f"{row}, {name}: {statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f}), "
-                    f"{statistics.median(run.memory_mib for run in runs):.0f} MiB"
+                    f"{statistics.median(run.memory_mib for run in runs):.0f} MiB, "
+                    f"CPU {statistics.median(run.cpu for run in runs):.2f} ({min(run.cpu for run in runs):.2f} to "
+                    f"{max(run.cpu for run in runs):.2f})"
                 )
-            of_value, of_memory = (
+            of_value, of_memory, of_cpu = (
                 statistics.median(getattr(run, key) for run in values["after"])
                 / statistics.median(getattr(run, key) for run in values["before"])
-                for key in ("value", "memory_mib")
+                for key in ("value", "memory_mib", "cpu")
             )
-            print(f"{row}: after / before {of_value:.3f}, memory {of_memory:.3f}", flush=True)
+            print(f"{row}: after / before {of_value:.3f}, memory {of_memory:.3f}, CPU {of_cpu:.3f}", flush=True)
 
         compare("detrt --help, s", 3 * options.repeats, lambda name, checkout: timed(checkout, log, "--help"))
         compare(
