@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("precision", nargs="*")
     parser.add_argument("--noise", type=int, default=0, help="repeats of FP32 on changed pixels")
-    parser.add_argument("--quantize-fraction", type=float, default=0.7)
+    parser.add_argument("--quantize-fraction", type=float, help="default: that of detrt build")
     parser.add_argument("--trust-remote-code", action="store_true")
     args = parser.parse_args()
     coco, samples, ids = read(args.folder)

@@ -76,16 +76,28 @@ def test_the_noisiest_layers_for_their_work_stay_out():
     plan = QuantPlan(dict.fromkeys(names, "x"))
     counts = {"a": 40, "b": 20, "c": 20, "d": 10, "not quantised": 10}
     noise = {n: LayerNoise(v, np.zeros(1)) for n, v in zip(names, (0.04, 0.2, 0.002, 0.004), strict=True)}
-    exclude_noisy(plan, noise, counts, 0.69, {})
+    alone = [[name] for name in names]
+    exclude_noisy(plan, noise, counts, 0.69, alone)
     assert set(plan.activations) == {"a", "c", "d"} and plan.excluded == {"b": NOISY_REASON}
-    exclude_noisy(plan, noise, counts, 0.65, {})  # a is the next, but that would be too much; so is c
+    plan = QuantPlan(dict.fromkeys(names, "x"))
+    exclude_noisy(plan, noise, counts, 0.65, alone)  # a is the next, but that would be too much; so is c
     assert set(plan.activations) == {"a", "c", "d"}
-    chain = QuantPlan(dict.fromkeys(names, "x"))  # b only with c, and c only with d: d stays out alone
-    exclude_noisy(chain, noise | {"d": LayerNoise(9.0, np.zeros(1))}, counts, 0.4, {"d": ["c"], "c": ["b"]})
-    assert set(chain.activations) == {"a"} and set(chain.excluded.values()) == {NOISY_REASON}
     whole = QuantPlan(dict.fromkeys(names, "x"))
-    exclude_noisy(whole, noise, counts, 1.0, {})
+    exclude_noisy(whole, noise, counts, 1.0, alone)
     assert set(whole.activations) == set(names)
+
+
+def test_a_stage_stays_out_as_a_whole():
+    names = "abcd"
+    counts = {"a": 40, "b": 20, "c": 20, "d": 10, "not quantised": 10}
+    noise = {n: LayerNoise(v, np.zeros(1)) for n, v in zip(names, (0.04, 0.2, 0.002, 9.0), strict=True)}
+    plan = QuantPlan(dict.fromkeys(names, "x"))
+    exclude_noisy(plan, noise, counts, 0.4, [["a"], ["b", "c", "d"]])
+    assert set(plan.activations) == {"a"} and set(plan.excluded.values()) == {NOISY_REASON}
+    plan = QuantPlan(dict.fromkeys(names, "x"))
+    del noise["c"]  # a layer that was not measured
+    exclude_noisy(plan, noise, counts, 0.4, [["a"], ["b", "c", "d"]])
+    assert set(plan.activations) == {"b", "c", "d"}
 
 
 @pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))

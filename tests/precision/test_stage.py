@@ -24,13 +24,14 @@ from detrt.evaluation.parity import verify
 from detrt.export import ExportConfig, export_onnx
 from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.unsigned import drop_result_pairs
-from detrt.graph.view import GraphView, element_types, graph_precision
+from detrt.graph.view import GraphView, attribute, element_types, graph_precision
 from detrt.pipeline import build
-from detrt.precision import PrecisionConfig
-from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision import PrecisionConfig, quantize
+from detrt.precision.apply import apply_precision, blank_feeds, calibrate
 from detrt.precision.calibrate import find_images, threshold
 from detrt.precision.capability import check_capability, check_engine
-from detrt.precision.quantize import fp8_bits, mlp_partners, plan_quantization, round_to_precision, weight_scales
+from detrt.precision.proof import count_macs
+from detrt.precision.quantize import exclude_halves, fp8_bits, plan_quantization, round_to_precision, stages, weight_scales
 from detrt.precision.rules import Rules
 from detrt.precision.search import Search, blocks_of, plot
 from detrt.precision.stage import convert_file, export_converted
@@ -79,9 +80,14 @@ def low_file(exported, photos, tmp_path_factory):
     def make(name, precision):
         if (name, precision) not in made:
             path = exported(name).path
-            config = PrecisionConfig(precision, calibration=photos, min_fraction=0.0)
+            fraction = 1.0 if precision == "int8" else None
+            config = PrecisionConfig(precision, calibration=photos, min_fraction=0.0, quantize_fraction=fraction)
             images = [] if precision == "bf16" else sorted(photos.iterdir())
-            model, report = apply_precision(graph.load(path), small(graph.read_spec(path)), config, images)
+            with pytest.MonkeyPatch.context() as patch:
+                # Tiny models have an eighth of the channels, and no stage of theirs is small.
+                patch.setattr(quantize, "CHANNELS_TOGETHER", 4)
+                patch.setattr(quantize, "MIN_STAGE", 0.0)
+                model, report = apply_precision(graph.load(path), small(graph.read_spec(path)), config, images)
             graph.save(model, folder / f"{name}.{precision}.onnx")
             made[name, precision] = folder / f"{name}.{precision}.onnx", report
         return made[name, precision]
@@ -218,14 +224,45 @@ def test_the_layers_of_an_mlp_are_quantised_together(exported):
     plan = plan_quantization(view, Rules(view, Precision.FP16), Precision.INT8, fuses=True)
     firsts = [n for n in plan.activations if "/intermediate/dense/" in n]
     seconds = {n: n.replace("/intermediate/dense/", "/output/dense/") for n in firsts}
-    assert firsts and mlp_partners(view, Rules(view, Precision.FP16), plan) == {
-        second: [first] for first, second in seconds.items()
-    }
+    exclude_halves(view, Rules(view, Precision.FP16), plan)
+    assert firsts and {*firsts, *seconds.values()} == set(plan.activations)
     rules = Rules(view, Precision.FP16, ("vit.encoder.layer.0.output",))
     kept = plan_quantization(view, rules, Precision.INT8, fuses=True)
-    mlp_partners(view, rules, kept)
+    exclude_halves(view, rules, kept)
     assert set(plan.activations) - set(kept.activations) == {firsts[0], seconds[firsts[0]]}
     assert "MLP" in kept.excluded[firsts[0]]
+
+
+def test_int8_for_tensorrt_takes_whole_stages(exported, monkeypatch):
+    """Between INT8 and FP16 TensorRT converts whole tensors: no layer inside a stage of a backbone stays in 16 bits, nor are there islands."""
+    path = exported("rt_detr_v2").path
+    view = GraphView.typed(graph.load(path))
+    counts = count_macs(graph.load(path), blank_feeds(graph.read_spec(path)))
+
+    def groups(together, least):
+        monkeypatch.setattr(quantize, "CHANNELS_TOGETHER", together)
+        monkeypatch.setattr(quantize, "MIN_STAGE", least)
+        plan = plan_quantization(view, Rules(view, Precision.FP16), Precision.INT8, fuses=True)
+        return stages(view, plan, counts), plan
+
+    every, plan = groups(4, 0.0)
+    assert sorted(name for group in every for name in group) == sorted(plan.activations)
+    strided = {node.name for node in view.nodes if node.op_type == "Conv" and max(attribute(node, "strides", [1])) > 1}
+    for stage in range(4):
+        members = [n for n in plan.activations if f"/backbone/model/encoder/stages.{stage}/" in n]
+        ends = [n for n in members if "/layer.2/" in n or "/layer.1/" in n]  # what follows the convolution with a stride
+        found = {number for number, group in enumerate(every) for name in ends if name in group}
+        assert ends and len(found) == 1, (stage, found)
+    first = next(n for n in strided if "/stages.1/" in n and n in plan.activations)
+    zeroth = next(group for group in every if any("/stages.0/" in name for name in group))
+    assert first not in zeroth, "a convolution with a stride begins another stage"
+
+    fewer, plan = groups(4, 0.02)
+    work = sum(counts.values())
+    assert fewer and all(sum(counts[name] for name in group) >= 0.02 * work for group in fewer)
+    assert "less than 2% of the work" in " ".join(plan.excluded.values())
+    none, plan = groups(1024, 0.0)
+    assert not none and not plan.activations and "no multiple of 1024" in " ".join(plan.excluded.values())
 
 
 @pytest.mark.parametrize("precision", ("int8", "fp8"))

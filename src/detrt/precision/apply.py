@@ -32,11 +32,12 @@ from .quantize import (
     QuantPlan,
     channel_axis,
     conv_results,
+    exclude_halves,
     insert_qdq,
-    mlp_partners,
     output_layers,
     plan_quantization,
     residual_inputs,
+    stages,
 )
 from .rules import Rules
 
@@ -126,8 +127,10 @@ def apply_precision(
     rules = Rules(view, config.base, config.keep_fp32, keep_fp32)
     plan = plan_quantization(view, rules, target, fuses=config.fuses) if target.quantized else QuantPlan()
     if plan.activations:
-        partners = mlp_partners(view, rules, plan) if config.fuses else {}
-        exclude_noisy(plan, calibration.noise, counts, config.quantize_fraction, partners)
+        if config.fuses:
+            exclude_halves(view, rules, plan)
+        groups = stages(view, plan, counts) if config.fuses else [[name] for name in plan.activations]
+        exclude_noisy(plan, calibration.noise, counts, config.quantize_at_least, groups)
         if target == Precision.INT8:
             inputs = residual_inputs(view, rules, plan)
             plan.residuals = {name: one for name, one in inputs.items() if one[1] in calibration.thresholds}

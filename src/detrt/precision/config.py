@@ -57,7 +57,8 @@ class PrecisionConfig:
     budget: (kind, allowed) for "auto": ("ap", points of 100) or ("drift", mean change of matched detections).
     low: the type that "auto" prefers.
     quantize_fraction: with int8 and fp8, smallest fraction of the MatMul and Conv MACs to quantize; the most sensitive
-        remaining layers stay in 16 bits. 1 quantizes every layer that the rules allow.
+        remaining layers stay in 16 bits. 1 quantizes every layer that the rules allow. None: 0.5 where whole stages are taken
+        (`fuses`), else 0.7.
     qdq_placement: one of PLACEMENTS, for INT8: see `quantize.plan_quantization`. None: "tensorrt", and in `build` "cpu" where
         OpenVINO is the only target.
     min_fraction: smallest fraction of the MatMul and Conv MACs in the low type; below it is a GateError.
@@ -125,10 +126,11 @@ class PrecisionConfig:
             "needs": {"precision": ("auto",)},
         },
     )
-    quantize_fraction: float = field(
-        default=0.7,
+    quantize_fraction: float | None = field(
+        default=None,
         metadata={
-            "help": "Smallest fraction of MatMul and Conv MACs to quantize; the most sensitive remaining layers stay in 16 bits.",
+            "help": "Smallest fraction of MatMul and Conv MACs to quantize; the most sensitive remaining layers stay in 16 bits. "
+            "Default: 0.5 for INT8 of TensorRT, which takes whole stages, else 0.7.",
             "panel": "Precision",
             "needs": {"precision": EIGHT_BITS, "low": EIGHT_BITS},
         },
@@ -177,7 +179,7 @@ class PrecisionConfig:
             raise GraphError(f"the calibration percentile must be from 50 to 100; got {self.percentile}")
         if not 1.0 <= self.margin <= 1000.0:
             raise GraphError(f"the overflow margin must be from 1 to 1000; got {self.margin}")
-        if not 0.0 <= self.quantize_fraction <= 1.0:
+        if self.quantize_fraction is not None and not 0.0 <= self.quantize_fraction <= 1.0:
             raise GraphError(f"--quantize-fraction must be from 0 to 1; got {self.quantize_fraction}")
         if self.min_fraction is not None and not 0.0 <= self.min_fraction <= 1.0:
             raise GraphError(f"--min-fraction must be from 0 to 1; got {self.min_fraction}")
@@ -219,6 +221,13 @@ class PrecisionConfig:
     def fuses(self) -> bool:
         """Whether Q/DQ pairs are placed for a runtime that fuses attentions, MLPs and residual additions: INT8 for TensorRT."""
         return self.target == Precision.INT8 and not self.for_cpu
+
+    @property
+    def quantize_at_least(self) -> float:
+        """Fraction of the MACs, 0..1, below which no more layers are excluded from quantization for their noise."""
+        if self.quantize_fraction is not None:
+            return self.quantize_fraction
+        return 0.5 if self.fuses else 0.7
 
     @property
     def required_fraction(self) -> float:

@@ -151,26 +151,24 @@ def exclude_noisy(
     noise: Mapping[str, LayerNoise],
     counts: Mapping[str, int],
     fraction: float,
-    partners: Mapping[str, Sequence[str]],
+    groups: Sequence[Sequence[str]],
 ) -> None:
-    """Exclude the noisiest layers, relative to their work, from a plan, in place, down to `fraction` of all work.
+    """Exclude the noisiest groups of layers, relative to their work, from a plan, in place, down to `fraction` of all work.
 
-    counts: node -> MACs of every matmul and convolution of the graph. fraction: 0..1; 1 excludes nothing. partners: layer -> layers
-    that are excluded with it.
+    counts: node -> MACs of every matmul and convolution of the graph. fraction: 0..1; 1 excludes nothing. groups: the layers of the
+    plan, those of a group excluded together; a group with a layer without `noise` stays.
     """
     total = sum(counts.values())
-    work = {name: counts.get(name, 0) / total for name in plan.activations} if total else {}
-    left = sum(work.values())
+    work = [sum(counts.get(name, 0) for name in group) / total if total else 0.0 for group in groups]
+    left = sum(work)
+    known = [i for i, group in enumerate(groups) if all(name in noise for name in group)]
     # 1e-4 prevents that layers with hardly any work are ranked first.
-    for name in sorted(work, key=lambda n: -noise[n].noise / (work[n] + 1e-4) if n in noise else 0.0):
-        group = [name] if name in plan.activations else []
-        for one in group:  # it grows
-            group += [first for first in partners.get(one, ()) if first in plan.activations and first not in group]
-        if group and name in noise and left - sum(work[one] for one in group) >= fraction:
-            left -= sum(work[one] for one in group)
-            for one in group:
-                del plan.activations[one]
-                plan.excluded[one] = NOISY_REASON
+    for i in sorted(known, key=lambda i: -sum(noise[name].noise for name in groups[i]) / (work[i] + 1e-4)):
+        if left - work[i] >= fraction:
+            left -= work[i]
+            for name in groups[i]:
+                del plan.activations[name]
+                plan.excluded[name] = NOISY_REASON
 
 
 def correct_biases(model: onnx.ModelProto, plan: QuantPlan, noise: Mapping[str, LayerNoise]) -> int:

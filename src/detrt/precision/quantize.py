@@ -25,6 +25,11 @@ from .rules import Rules
 
 # Tensor core kernels need a multiple of so many channels.
 CHANNEL_MULTIPLE = {Precision.INT8: 4, Precision.FP8: 16}
+# TensorRT's INT8 formats hold so many channels together; others are padded (rf-detr 1.12, `_tensorrt/quantize.py`).
+CHANNELS_TOGETHER = 32
+# Smallest fraction of the MACs of a group of INT8 layers. It leaves the decoders of detectors with a ResNet or HGNetV2 in FP16.
+MIN_STAGE = 0.02
+WITHIN_STAGE = (ELEMENTWISE | MOVEMENT | {"Erf", "Gelu", "HardSigmoid"}) - {"MaxPool"}
 SCALE_CANDIDATES = 8  # per channel of FP8 weights
 # Smallest normal number of FP16.
 MIN_SCALE = 2.0**-14
@@ -107,26 +112,62 @@ def conv_results(view: GraphView, plan: QuantPlan) -> dict[str, str]:
     return found
 
 
-def mlp_partners(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, list[str]]:
-    """Second layer of an MLP -> its first layers, which are quantized only with it.
+def exclude_halves(view: GraphView, rules: Rules, plan: QuantPlan) -> None:
+    """Exclude the first layers of MLPs whose second one is excluded, in place.
 
     An INT8 matmul with bias and GELU in front of an FP16 layer gives NaN in TensorRT 10.16 and 11.3 (rf-detr 1.12, as above).
-    First layers whose second one is excluded already are excluded here, in place.
     """
-    partners: dict[str, list[str]] = {}
     matmuls = [i for i, node in enumerate(view.nodes) if node.op_type in ("MatMul", "Gemm") and _is_layer(view, node)]
     for i in reversed(matmuls):  # the last layer of several decides
         name = view.nodes[i].name
-        if name not in plan.activations:
-            continue
         seconds = [view.nodes[int(c)].name for c in _consumers(view, rules, i) if c.isdecimal() and int(c) in matmuls]
-        if any(second not in plan.activations for second in seconds):
+        if name in plan.activations and any(second not in plan.activations for second in seconds):
             del plan.activations[name]
             plan.excluded[name] = "the next layer of its MLP stays in 16 bits"
+
+
+def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[list[str]]:
+    """The layers of a plan in groups, each to be quantized as a whole.
+
+    Groups below `MIN_STAGE` of the MACs, and those with most of their work in padded channels, are excluded, in place.
+
+    Between INT8 and FP16 layers TensorRT converts types, a pass over the whole tensor. A group are layers that read each other's
+    results through activations, movement and residual additions. A convolution with a stride, a pooling, a resize, a normalization
+    and an attention end it: a stage of a backbone is one group, and so is an MLP. counts: node -> MACs, of the whole graph.
+    """
+    group = {name: [name] for name in plan.activations}
+    for node in view.nodes:
+        if node.name not in group:
+            continue
+        todo, seen = [node.output[0]], set()
+        while todo:
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for reader in view.consumers(name):
+                if reader.name in group:
+                    one, other = group[node.name], group[reader.name]
+                    if one is not other and all(step == 1 for step in attribute(reader, "strides", [1])):
+                        one += other
+                        group.update(dict.fromkeys(other, one))
+                elif reader.op_type in WITHIN_STAGE:
+                    todo += reader.output
+    padded = {node.name for node in view.nodes if node.name in group and _is_padded(view, node)}
+    total, result = sum(counts.values()), []
+    for one in {id(one): one for one in group.values()}.values():
+        work = sum(counts.get(name, 0) for name in one)
+        if work < MIN_STAGE * total:
+            reason = f"its stage has less than {MIN_STAGE:.0%} of the work, which conversions around it would cost"
+        elif sum(counts.get(name, 0) for name in one if name in padded) > work / 2:
+            reason = f"most input channels of its stage are no multiple of {CHANNELS_TOGETHER}"
         else:
-            for second in seconds:
-                partners.setdefault(second, []).append(name)
-    return partners
+            result.append(one)
+            continue
+        for name in one:
+            del plan.activations[name]
+            plan.excluded[name] = reason
+    return result
 
 
 def residual_inputs(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str, tuple[int, str]]:
@@ -209,6 +250,12 @@ def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
         if node.op_type == "Gemm" and attribute(node, "transA", 0):
             return "transposed input"
     return "" if all(side % step == 0 for side in sides) else f"channels {sides} are not multiples of {step}"
+
+
+def _is_padded(view: GraphView, node: onnx.NodeProto) -> bool:
+    """Whether TensorRT pads the input channels of a layer for INT8."""
+    dims = view.constants[node.input[1]].dims
+    return bool(dims[int(node.op_type == "Conv" or attribute(node, "transB", 0))] % CHANNELS_TOGETHER)
 
 
 def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
