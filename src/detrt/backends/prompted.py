@@ -319,7 +319,7 @@ class PromptedSession(BaseSession):
                     found |= {key: self._queries.put(key, self._encode_image(encoder, image)) for key, image in new.items()}
         features, prompt = np.stack([found[key] for key in keys]), queries.prompt()
         split = split_in_chunks([0] * len(images), 0, self._classes.high)
-        return EncodedPrompt(prompt, tuple(ImageChunk(prompt.part(some), features[some]) for some in split))
+        return EncodedPrompt(prompt, tuple(ImageChunk(prompt.part(some), features[some]) for some in split), of_images=True)
 
     def _encode_image(self, encoder: Session, image: NDArray[np.uint8]) -> NDArray[np.float32]:
         pixels = preprocess([image], self.spec).feeds[PIXEL_VALUES]
@@ -563,7 +563,8 @@ class BoundSession(BaseSession):
             boxes[:, rows] = checked_output(outputs, PRED_BOXES, (count, queries, 4))
             for image in range(count):
                 chunk = self.prompts[image % len(self.prompts)].chunks[number]
-                columns = chunk.length
+                classes_here = list(chunk.prompt.class_ids)
+                columns = len(chunk.ids) if isinstance(chunk, TokenChunk) else len(classes_here)
                 if columns > raw.shape[-1]:
                     raise SessionError(
                         f"the model returned {raw.shape[-1]} columns of '{LOGITS}' for {columns} tokens or classes; "
@@ -572,7 +573,7 @@ class BoundSession(BaseSession):
                 found = raw[image, :, :columns]  # without padding
                 if isinstance(chunk, TokenChunk):
                     found = phrase_logits(found, chunk.phrase_mask)
-                logits[image, rows, list(chunk.prompt.class_ids)] = found.T
+                logits[image, rows, classes_here] = found.T
         if len(runs) > 1 and not one and self.spec.decode.select == "query":
             chunk_of = np.repeat(np.arange(len(runs)), queries)
             for image in range(count):

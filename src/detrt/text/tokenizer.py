@@ -71,16 +71,13 @@ class EncodedPrompt:
     """A tokenized prompt: one chunk, or several for a list that is longer than the model takes.
 
     unknown: phrases whose tokens are all unknown to the tokenizer; the model cannot distinguish them.
+    of_images: whether images are asked for, see `ImageQueries`.
     """
 
     prompt: Prompt
     chunks: tuple[Chunk, ...]
     unknown: tuple[str, ...] = ()
-
-    @property
-    def of_images(self) -> bool:
-        """Whether images are asked for, see `ImageQueries`."""
-        return isinstance(self.chunks[0], ImageChunk)
+    of_images: bool = False
 
 
 class PromptTokenizer:
