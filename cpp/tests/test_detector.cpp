@@ -156,6 +156,7 @@ TEST_CASE("a spec and outputs with masks that do not fit are refused") {
   CHECK_ERROR(spec_of(R"({"task": "instance-segmentation", "decode": {"mask_stride": 4}, "input": {"mask": true, "dynamic": true}})"),
               "without padding mask");
   CHECK_ERROR(spec_of(R"({"text": {"kind": "phrases"}, "decode": {"mask_stride": 3.5}})"), "run the model in Python");
+  CHECK_ERROR(spec_of(R"({"text": {"kind": "names"}})"), "OWL-ViT");
   detrt::Tensor images(detrt::DType::uint8, {1, 3, 8, 8});
   std::fill_n(images.as<std::uint8_t>(), images.elements(), std::uint8_t{0});
   detrt::Tensors outputs = one_dog({{"pixel_values", images}});

@@ -168,5 +168,5 @@ def _image_processor(kind: str, spec: Any, size: tuple[int, int]) -> Any:
         do_normalize=any(facts.mean) or facts.std != (1.0, 1.0, 1.0),
         image_mean=list(facts.mean),
         image_std=list(facts.std),
-        do_pad=facts.mask,
+        do_pad=facts.mask or facts.resize == "square",
     )

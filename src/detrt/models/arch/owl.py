@@ -84,7 +84,11 @@ class OwlDetector(nn.Module):
         boxes = (self.box_head(x) + self.box_bias).sigmoid()
         with inside(head):
             patches, names = _unit(head.dense0(x)), _unit(class_features)
-            logits = (patches @ names.transpose(1, 2) + head.logit_shift(x)) * (head.elu(head.logit_scale(x)) + 1)
+            scale = head.logit_scale(x)
+            scale = (
+                scale.relu() + scale.clamp(max=0.0).exp()
+            )  # ELU and 1, of which not every TensorRT version is known to have the first
+            logits = (patches @ names.transpose(1, 2) + head.logit_shift(x)) * scale
         return torch.where(class_mask.unsqueeze(1) > 0, logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT)), boxes
 
 
@@ -115,9 +119,9 @@ class OwlQuery(nn.Module):
             low, high = centre - half, centre + half
             inner = (high.clamp(max=1.0) - low.clamp(min=0.0)).prod(-1)
             iou = inner / (1.0 + (high - low).prod(-1) - inner)  # with the whole image
-            likeness = (features @ features.mean(1).unsqueeze(-1)).squeeze(-1)
+            unlikeness = -(features @ features.mean(1).unsqueeze(-1)).squeeze(-1)
             covers = iou >= iou.amax(-1, keepdim=True) * COVERING
-            best = torch.where(covers, likeness, torch.full_like(likeness, torch.inf)).argmin(-1)
+            best = torch.where(covers, unlikeness, torch.full_like(unlikeness, -torch.inf)).argmax(-1)
         return features.gather(1, best.view(-1, 1, 1).expand(-1, -1, features.shape[-1])).squeeze(1)
 
 
