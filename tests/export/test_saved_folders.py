@@ -302,7 +302,7 @@ def test_omdet_turbo_ends_as_in_transformers(tiny, exported, tmp_path, monkeypat
         raising=False,
     )
     images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    words = published._tokenizer(source.tokenizer, source.spec.text.pad_id)
+    words = published._tokenizer(source.tokenizer, source.spec.text)
     processor = processing_omdet_turbo.OmDetTurboProcessor(images, words)
     model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(folder, dtype=torch.float32).eval()
     names, loaded = ["red circle", "striped star", "cat"], load_source(str(folder))

@@ -67,6 +67,8 @@ def test_folder_loads_back_equal(name, saved, tiny):
     assert loaded.family is source.family
     # RF-DETR's authors antialias, and transformers' processor of its folders does not.
     entry = replace(source.spec.input, antialias=False, dtype="float32") if name.startswith("rf_detr") else source.spec.input
+    if name == "d_fine-seg":  # its author resizes without antialiasing; a folder without settings is read as transformers' D-FINE
+        entry = replace(source.spec.input, antialias=True, dtype="uint8")
     assert (loaded.spec.input, loaded.spec.decode, loaded.spec.labels) == (
         entry,
         source.spec.decode,

@@ -13,7 +13,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SpecError
 from detrt.export.trace import trace
-from detrt.models.contract import ExportConfig, exported_spec
+from detrt.models.contract import ExportConfig, contract, exported_spec, trace_size
 from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME
 from detrt.models.wrapper import ExportModule
@@ -55,7 +55,9 @@ def source(nms):
 
 def run(spec, module, feeds, tmp_path):
     path = tmp_path / f"{spec.decode.nms_in_graph}.onnx"
-    path.write_bytes(trace(ExportModule(module, spec).eval(), (), spec, 17).SerializeToString())
+    traced = example_feeds(spec, 2, trace_size(spec))
+    model = trace(ExportModule(module, spec).eval(), traced, contract(spec), module, (), 17)
+    path.write_bytes(model.SerializeToString())
     return OnnxSession(path, spec).run(feeds)
 
 
