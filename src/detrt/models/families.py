@@ -147,7 +147,7 @@ def _owl(name: str, title: str, example: str, processor: str) -> Family:
         licence="Apache-2.0",
         example=example,
         dynamic=False,
-        fixed_reason="each position of its one grid of patches has weights of its own",
+        fixed_reason="each place of its grid of patches has its weights",
         multiple_of="image",
         size=0,
         rewrites=("tensors_only",),
