@@ -129,7 +129,9 @@ def apply_precision(
     if plan.activations:
         if config.fuses:
             exclude_halves(view, rules, plan)
-        groups = stages(view, plan, counts) if config.fuses else [[name] for name in plan.activations]
+            groups = stages(view, plan, counts)
+        else:
+            groups = [[name] for name in plan.activations]
         exclude_noisy(plan, calibration.noise, counts, config.quantize_at_least, groups)
         if target == Precision.INT8:
             inputs = residual_inputs(view, rules, plan)

@@ -29,7 +29,7 @@ CHANNEL_MULTIPLE = {Precision.INT8: 4, Precision.FP8: 16}
 CHANNELS_TOGETHER = 32
 # Smallest fraction of the MACs of a group of INT8 layers. It leaves the decoders of detectors with a ResNet or HGNetV2 in FP16.
 MIN_STAGE = 0.02
-WITHIN_STAGE = (ELEMENTWISE | MOVEMENT | {"Erf", "Gelu", "HardSigmoid"}) - {"MaxPool"}
+PASSED = ELEMENTWISE | MOVEMENT | {"Erf", "Gelu", "HardSigmoid"}  # on the way from a layer to those that read its result
 SCALE_CANDIDATES = 8  # per channel of FP8 weights
 # Smallest normal number of FP16.
 MIN_SCALE = 2.0**-14
@@ -151,7 +151,7 @@ def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[
                     if one is not other and all(step == 1 for step in attribute(reader, "strides", [1])):
                         one += other
                         group.update(dict.fromkeys(other, one))
-                elif reader.op_type in WITHIN_STAGE:
+                elif reader.op_type in PASSED and reader.op_type != "MaxPool":
                     todo += reader.output
     padded = {node.name for node in view.nodes if node.name in group and _is_padded(view, node)}
     total, result = sum(counts.values()), []
@@ -286,7 +286,7 @@ def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
                 result.add("attention")
             elif node.op_type in ("Add", "Sub") and not any(n in view.constants or n in seen for n in node.input if n != name):
                 result.add("sum")
-            elif node.op_type in ELEMENTWISE or node.op_type in MOVEMENT or node.op_type in ("Erf", "Gelu", "HardSigmoid"):
+            elif node.op_type in PASSED:
                 todo += node.output
             else:
                 result.add("norm")
