@@ -199,7 +199,7 @@ void row(const char* name, std::vector<double> samples) {
   const auto at = [&](double share) {
     return samples[static_cast<std::size_t>(share * static_cast<double>(samples.size() - 1) + 0.5)];
   };
-  std::printf("%-12s p50 %8.3f  p90 %8.3f  min %8.3f ms\n", name, at(0.5), at(0.9), samples.front());
+  std::printf("%-14s p50 %8.3f  p90 %8.3f  min %8.3f ms\n", name, at(0.5), at(0.9), samples.front());
 }
 
 // Times one batch of the inputs from files to detections, part by part.
@@ -209,7 +209,7 @@ int benchmark(const Options& options, const detrt::Detector& detector, const std
   std::vector<fs::path> batch;
   for (std::size_t i = 0; i < count; ++i)
     batch.push_back(paths[i % paths.size()]);
-  std::vector<double> read, preprocess, model, decode, whole;
+  std::vector<double> read, preprocess, model, forward, decode, boxes, whole;
   constexpr int warmup = 5;
   for (int i = 0; i < warmup + options.benchmark; ++i) {
     const auto start = std::chrono::steady_clock::now();
@@ -225,14 +225,19 @@ int benchmark(const Options& options, const detrt::Detector& detector, const std
     read.push_back(read_ms);
     preprocess.push_back(timing.preprocess_ms);
     model.push_back(timing.model_ms);
+    forward.push_back(timing.forward_ms);
     decode.push_back(timing.decode_ms);
+    boxes.push_back(timing.preprocess_ms + timing.model_ms + timing.decode_ms);
   }
   std::printf("%s, batch %zu, %d runs after %d; start-up %.0f ms\n", detector.session().backend().c_str(), count,
               options.benchmark, warmup, startup_ms);
   row("read", read);
   row("preprocess", preprocess);
   row("model", model);
+  if (forward.front() > 0)
+    row("  forward", forward);
   row("decode", decode);
+  row("image to boxes", boxes);
   row("end to end", whole);
   return 0;
 }

@@ -66,6 +66,8 @@ std::optional<Options> parse_options(int count, char** arguments) {
       ->type_name("N")
       ->check(CLI::Range(1, 64));
   app.add_flag("--cuda-graph", detector.session.cuda_graph, "TensorRT: record and replay a CUDA graph");
+  app.add_flag("!--resize-on-cpu", detector.session.resize_on_gpu,
+               "TensorRT: resize images and choose candidates on the CPU; the GPU does so otherwise");
   app.add_option("--plugin", detector.session.plugins, "TensorRT: library with plugins; may be repeated")
       ->type_name("LIB")
       ->allow_extra_args(false);

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "detrt/error.hpp"
+#include "chosen.hpp"
 #include "detrt/preprocess.hpp"
 
 namespace detrt {
@@ -33,7 +33,7 @@ const Tensor* take(const Tensors& outputs, const char* name, DType dtype, std::v
 void check_finite(const float* values, std::int64_t count, bool minus_infinity, const std::string& name) {
   for (std::int64_t i = 0; i < count; ++i)
     if (!(std::isfinite(values[i]) || (minus_infinity && values[i] == -std::numeric_limits<float>::infinity())))
-      throw Error(ErrorKind::session, "the model returned NaN or infinite values in '" + name + "'" + overflow);
+      throw not_finite(name);
 }
 
 float sigmoid(float x) {
@@ -63,34 +63,70 @@ std::array<float, 4> corners(const float* box, Size size) {
   return {(box[0] - half_w) * w, (box[1] - half_h) * h, (box[0] + half_w) * w, (box[1] + half_h) * h};
 }
 
+// The raw outputs of a batch: of all queries, or of those that a device chose.
+struct RawOutputs {
+  const float *logits = nullptr, *boxes = nullptr;
+  const std::int64_t* chosen = nullptr; // image and query of each row
+  std::int64_t rows = 0;                // of all images, if chosen; else of each
+};
+
+RawOutputs read_raw(const Tensors& outputs, const DecodeSpec& rule, std::int64_t images) {
+  const std::int64_t columns = rule.num_classes + (rule.activation == Activation::softmax);
+  RawOutputs raw{nullptr, nullptr, nullptr, rule.num_queries};
+  std::vector<std::int64_t> shape{images, rule.num_queries};
+  if (const auto found = outputs.find(chosen_queries); found != outputs.end()) {
+    raw.rows = found->second.shape().front();
+    raw.chosen = found->second.as<std::int64_t>();
+    shape = {raw.rows};
+  }
+  const auto values = [&](const char* name, std::int64_t last) {
+    std::vector<std::int64_t> whole = shape;
+    whole.push_back(last);
+    const Tensor& tensor = *take(outputs, name, DType::float32, whole);
+    check_finite(tensor.as<float>(), tensor.elements(), last == columns, name);
+    return tensor.as<float>();
+  };
+  raw.logits = values("logits", columns);
+  raw.boxes = values("pred_boxes", 4);
+  return raw;
+}
+
 // The best candidates of one image, best first; equal scores by query and class.
-std::vector<Candidate> read_raw(const float* logits, const float* boxes, Size size, const DecodeSpec& rule,
-                                float threshold) {
-  const auto classes = static_cast<std::size_t>(rule.num_classes), queries = static_cast<std::size_t>(rule.num_queries);
+std::vector<Candidate> candidates_of(const RawOutputs& raw, std::int64_t image, Size size, const DecodeSpec& rule,
+                                     float threshold) {
+  struct Picked {
+    float score;
+    std::size_t flat, row; // query * classes + class, row of the outputs
+  };
+  const auto classes = static_cast<std::size_t>(rule.num_classes), rows = static_cast<std::size_t>(raw.rows);
   const std::size_t columns = classes + (rule.activation == Activation::softmax);
+  const std::size_t start = raw.chosen ? 0 : static_cast<std::size_t>(image) * rows;
   std::vector<float> scores(classes);
-  std::vector<std::pair<float, std::size_t>> picked;
-  for (std::size_t q = 0; q < queries; ++q) {
-    scores_of(logits + q * columns, rule, scores.data());
+  std::vector<Picked> picked;
+  for (std::size_t row = start; row < start + rows; ++row) {
+    if (raw.chosen && raw.chosen[2 * row] != image)
+      continue;
+    const std::size_t query = raw.chosen ? static_cast<std::size_t>(raw.chosen[2 * row + 1]) : row - start;
+    scores_of(raw.logits + row * columns, rule, scores.data());
     if (rule.select == Select::query) {
       const auto best = static_cast<std::size_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
       if (scores[best] > threshold)
-        picked.emplace_back(scores[best], q * classes + best);
+        picked.push_back({scores[best], query * classes + best, row});
       continue;
     }
     for (std::size_t c = 0; c < classes; ++c)
       if (scores[c] > threshold)
-        picked.emplace_back(scores[c], q * classes + c);
+        picked.push_back({scores[c], query * classes + c, row});
   }
   const auto most = static_cast<std::size_t>(rule.nms == Nms::none ? rule.max_detections : rule.num_queries);
   const auto end = picked.begin() + static_cast<std::ptrdiff_t>(std::min(most, picked.size()));
-  std::partial_sort(picked.begin(), end, picked.end(), [](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  std::partial_sort(picked.begin(), end, picked.end(), [](const Picked& a, const Picked& b) {
+    return a.score != b.score ? a.score > b.score : a.flat < b.flat;
   });
   std::vector<Candidate> found;
   for (auto it = picked.begin(); it != end; ++it)
-    found.push_back({corners(boxes + it->second / classes * 4, size), it->first,
-                     static_cast<std::int64_t>(it->second % classes), static_cast<std::int64_t>(it->second / classes)});
+    found.push_back({corners(raw.boxes + it->row * 4, size), it->score, static_cast<std::int64_t>(it->flat % classes),
+                     static_cast<std::int64_t>(it->flat / classes)});
   return found;
 }
 
@@ -155,6 +191,10 @@ Maps read_maps(const Tensors& outputs, const ModelSpec& spec, std::int64_t image
 
 } // namespace
 
+Error not_finite(const std::string& output) {
+  return Error(ErrorKind::session, "the model returned NaN or infinite values in '" + output + "'" + overflow);
+}
+
 void check_options(const DecodeOptions& options) {
   if (!(options.threshold >= 0 && options.threshold <= 1))
     throw Error(ErrorKind::usage, "threshold must be from 0 to 1; got " + std::to_string(options.threshold));
@@ -168,24 +208,13 @@ std::vector<Detections> decode(const Tensors& outputs, const ModelSpec& spec, co
   const DecodeSpec& rule = spec.decode;
   const auto images = static_cast<std::int64_t>(original_sizes.size());
   const auto threshold = static_cast<float>(options.threshold);
-  const std::int64_t columns = rule.num_classes + (rule.activation == Activation::softmax);
-  const float *logits = nullptr, *boxes = nullptr;
-  if (!rule.in_graph) {
-    const Tensor& raw = *take(outputs, "logits", DType::float32, {images, rule.num_queries, columns});
-    const Tensor& places = *take(outputs, "pred_boxes", DType::float32, {images, rule.num_queries, 4});
-    check_finite(raw.as<float>(), raw.elements(), true, "logits");
-    check_finite(places.as<float>(), places.elements(), false, "pred_boxes");
-    logits = raw.as<float>();
-    boxes = places.as<float>();
-  }
+  const RawOutputs raw = rule.in_graph ? RawOutputs{} : read_raw(outputs, rule, images);
   const Maps maps = spec.has_masks ? read_maps(outputs, spec, images) : Maps{};
   std::vector<Detections> results;
   for (std::int64_t i = 0; i < images; ++i) {
     const Size size = original_sizes[static_cast<std::size_t>(i)];
-    std::vector<Candidate> candidates = rule.in_graph
-                                            ? read_decoded(outputs, rule, images, i)
-                                            : read_raw(logits + i * rule.num_queries * columns,
-                                                       boxes + i * rule.num_queries * 4, size, rule, threshold);
+    std::vector<Candidate> candidates =
+        rule.in_graph ? read_decoded(outputs, rule, images, i) : candidates_of(raw, i, size, rule, threshold);
     for (Candidate& candidate : candidates)
       for (std::size_t c = 0; c < 4; ++c)
         candidate.box[c] =

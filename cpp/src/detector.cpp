@@ -101,23 +101,28 @@ std::vector<Detections> Detector::run(std::vector<const Image*> images, Timing& 
   const std::size_t count = images.size();
   if (fixed_batch_ > 0) // a fixed batch: repeat the last image and drop its results
     images.resize(std::max(count, static_cast<std::size_t>(fixed_batch_)), images.back());
-  PreparedBatch batch = preprocess(images, spec_, size_);
+  const BatchPlan plan = plan_batch(images, spec_, size_);
+  const bool there = session_->takes_images();
+  const Tensors feeds = there ? size_feeds(plan, spec_) : preprocess(images, spec_, size_).feeds;
   timing.preprocess_ms += clock.lap_ms();
+  const auto model = [&](const Tensors& all) {
+    return there ? session_->run_images(plan, all, decode_.threshold, timing.forward_ms) : session_->run(all);
+  };
   Tensors outputs;
   if (prompt_) {
     std::vector<Tensors> runs;
     for (std::size_t part = 0; part < prompt_->parts().size(); ++part) {
-      Tensors feeds = prompt_->feeds(part, static_cast<std::int64_t>(images.size()), *session_);
-      for (const auto& [name, tensor] : batch.feeds)
-        feeds.emplace(name, tensor);
-      runs.push_back(session_->run(feeds));
+      Tensors all = prompt_->feeds(part, static_cast<std::int64_t>(images.size()), *session_);
+      for (const auto& [name, tensor] : feeds)
+        all.emplace(name, tensor);
+      runs.push_back(model(all));
     }
     outputs = prompt_->merged(runs, static_cast<std::int64_t>(images.size()));
   } else {
-    outputs = session_->run(batch.feeds);
+    outputs = model(feeds);
   }
   timing.model_ms += clock.lap_ms();
-  std::vector<Detections> found = decode(outputs, spec_, batch.original_sizes, decode_);
+  std::vector<Detections> found = decode(outputs, spec_, plan.original_sizes, decode_);
   found.resize(count);
   if (prompt_)
     for (Detections& detections : found)

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "detrt/error.hpp"
+#include "windows.hpp"
 
 namespace detrt {
 namespace {
@@ -77,20 +78,6 @@ Size canvas(const std::vector<Size>& resized, const InputSpec& input, std::optio
   return {rounded_up(most.height, input.multiple_of), rounded_up(most.width, input.multiple_of)};
 }
 
-// Normalised value of each of the 256 levels of a channel, by the float32 steps of the reference.
-std::array<std::array<float, 256>, 3> levels_of(const InputSpec& input) {
-  std::array<std::array<float, 256>, 3> levels{};
-  for (std::size_t c = 0; c < 3; ++c)
-    for (std::size_t v = 0; v < 256; ++v) {
-      const auto raw = static_cast<float>(v);
-      levels[c][v] = input.normalize_in_graph
-                         ? raw
-                         : (raw * static_cast<float>(input.rescale) - static_cast<float>(input.mean[c])) /
-                               static_cast<float>(input.std[c]);
-    }
-  return levels;
-}
-
 // Copies interleaved pixels to the upper left corner of three planes.
 template <class T, class Convert> void place(const Image& image, T* planes, Size size, const Convert& convert) {
   const std::size_t plane = static_cast<std::size_t>(size.height) * static_cast<std::size_t>(size.width);
@@ -104,6 +91,19 @@ template <class T, class Convert> void place(const Image& image, T* planes, Size
 }
 
 } // namespace
+
+std::array<std::array<float, 256>, 3> levels_of(const InputSpec& input) {
+  std::array<std::array<float, 256>, 3> levels{};
+  for (std::size_t c = 0; c < 3; ++c)
+    for (std::size_t v = 0; v < 256; ++v) {
+      const auto raw = static_cast<float>(v);
+      levels[c][v] = input.normalize_in_graph
+                         ? raw
+                         : (raw * static_cast<float>(input.rescale) - static_cast<float>(input.mean[c])) /
+                               static_cast<float>(input.std[c]);
+    }
+  return levels;
+}
 
 void check_size(const InputSpec& input, std::optional<Size> size) {
   if (!size || *size == input.size)
@@ -140,23 +140,46 @@ Size resized_size(Size original, const InputSpec& input, std::optional<Size> siz
   return made;
 }
 
-PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size) {
+BatchPlan plan_batch(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size) {
   const InputSpec& input = spec.input;
   if (images.empty())
     throw Error(ErrorKind::image, "preprocess needs at least one image; got an empty list");
   check_size(input, size);
-  PreparedBatch batch;
+  BatchPlan plan;
+  plan.images = images;
   for (const Image* image : images) {
     const std::size_t pixels = static_cast<std::size_t>(image->height) * static_cast<std::size_t>(image->width);
     if (image->height < 1 || image->width < 1 || image->rgb.size() != pixels * 3)
-      throw Error(ErrorKind::image, "image " + std::to_string(batch.original_sizes.size()) +
+      throw Error(ErrorKind::image, "image " + std::to_string(plan.original_sizes.size()) +
                                         " of the batch must have height * width * 3 bytes and pixels; got " +
                                         text_of(image->size()) + " with " + std::to_string(image->rgb.size()) +
                                         " bytes");
-    batch.original_sizes.push_back(image->size());
-    batch.resized_sizes.push_back(resized_size(image->size(), input, size));
+    plan.original_sizes.push_back(image->size());
+    plan.resized_sizes.push_back(resized_size(image->size(), input, size));
   }
-  const Size whole = canvas(batch.resized_sizes, input, size);
+  plan.canvas = canvas(plan.resized_sizes, input, size);
+  return plan;
+}
+
+Tensors size_feeds(const BatchPlan& plan, const ModelSpec& spec) {
+  Tensors feeds;
+  if (spec.decode.in_graph) {
+    Tensor sizes(DType::int64, {static_cast<std::int64_t>(plan.images.size()), 2});
+    auto* out = sizes.as<std::int64_t>();
+    for (const Size& original : plan.original_sizes) {
+      *out++ = original.height;
+      *out++ = original.width;
+    }
+    feeds["target_sizes"] = std::move(sizes);
+  }
+  return feeds;
+}
+
+PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size) {
+  const BatchPlan plan = plan_batch(images, spec, size);
+  PreparedBatch batch{size_feeds(plan, spec), plan.original_sizes, plan.resized_sizes};
+  const InputSpec& input = spec.input;
+  const Size whole = plan.canvas;
   const auto count = static_cast<std::int64_t>(images.size());
   Tensor pixels(input.float_pixels ? DType::float32 : DType::uint8, {count, 3, whole.height, whole.width});
   const std::size_t stride = 3 * static_cast<std::size_t>(whole.height) * static_cast<std::size_t>(whole.width);
@@ -184,15 +207,6 @@ PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpe
         if (y < image.height)
           std::fill_n(row, image.width, 1);
     batch.feeds["pixel_mask"] = std::move(mask);
-  }
-  if (spec.decode.in_graph) {
-    Tensor sizes(DType::int64, {count, 2});
-    auto* out = sizes.as<std::int64_t>();
-    for (const Size& original : batch.original_sizes) {
-      *out++ = original.height;
-      *out++ = original.width;
-    }
-    batch.feeds["target_sizes"] = std::move(sizes);
   }
   return batch;
 }

@@ -3,10 +3,12 @@
 // rounds to 8 bits.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "detrt/error.hpp"
 #include "detrt/image.hpp"
+#include "windows.hpp"
 
 namespace detrt {
 namespace {
@@ -66,13 +68,7 @@ Filter filter_of(Resample resample) {
   }
 }
 
-// For each output pixel the first input pixel, their number, and as many weights.
-struct Windows {
-  int stride = 0;
-  std::vector<int> first, count, weights;
-};
-
-Windows windows(int from, int to, const Filter& filter) {
+Windows filtered(int from, int to, const Filter& filter) {
   const double scale = static_cast<double>(from) / to;
   const double widening = std::max(scale, 1.0); // the filter widens when the image shrinks
   const double support = filter.support * widening;
@@ -104,6 +100,18 @@ Windows windows(int from, int to, const Filter& filter) {
   return w;
 }
 
+// Centres of output pixels, accumulated step by step as in Pillow, so that they round in the same way.
+std::vector<int> nearest_positions(int from, int to) {
+  const double step = static_cast<double>(from) / to;
+  double position = step * 0.5;
+  std::vector<int> found(static_cast<std::size_t>(to));
+  for (int& index : found) {
+    index = std::min(static_cast<int>(position), from - 1);
+    position += step;
+  }
+  return found;
+}
+
 std::uint8_t rounded(int sum) {
   return static_cast<std::uint8_t>(std::clamp(sum >> precision_bits, 0, 255));
 }
@@ -111,8 +119,8 @@ std::uint8_t rounded(int sum) {
 constexpr int half = 1 << (precision_bits - 1);
 
 // Rows [top, top + rows) of the image, resized to `width`.
-Image horizontal(const Image& image, int top, int rows, int width, const Filter& filter) {
-  const Windows w = windows(image.width, width, filter);
+Image horizontal(const Image& image, int top, int rows, int width, Resample resample) {
+  const Windows w = windows(image.width, width, resample);
   Image made(rows, width);
   for (int y = 0; y < rows; ++y) {
     const std::uint8_t* in =
@@ -157,18 +165,6 @@ Image vertical(const Image& image, int top, int height, const Windows& w) {
   return made;
 }
 
-// Centres of output pixels, accumulated step by step as in Pillow, so that they round in the same way.
-std::vector<int> nearest_positions(int from, int to) {
-  const double step = static_cast<double>(from) / to;
-  double position = step * 0.5;
-  std::vector<int> found(static_cast<std::size_t>(to));
-  for (int& index : found) {
-    index = std::min(static_cast<int>(position), from - 1);
-    position += step;
-  }
-  return found;
-}
-
 Image nearest(const Image& image, Size size) {
   const std::vector<int> xs = nearest_positions(image.width, size.width),
                          ys = nearest_positions(image.height, size.height);
@@ -185,6 +181,23 @@ Image nearest(const Image& image, Size size) {
 
 } // namespace
 
+Windows windows(int from, int to, Resample resample) {
+  if (from != to && resample != Resample::nearest)
+    return filtered(from, to, filter_of(resample));
+  const auto count = static_cast<std::size_t>(to);
+  Windows w{1, nearest_positions(from, to), std::vector<int>(count, 1), std::vector<int>(count, 1 << precision_bits)};
+  if (from == to)
+    std::iota(w.first.begin(), w.first.end(), 0);
+  return w;
+}
+
+// The order of the passes affects rounding. Pillow 13 starts with the columns if it removes more than twice as many
+// rows as columns; older versions never did, which changes single pixels by a level or two.
+bool columns_first(Size from, Size to) {
+  const int fewer_rows = from.height - to.height, fewer_columns = from.width - to.width;
+  return fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
+}
+
 Image resize_image(const Image& image, Size size, Resample resample) {
   if (image.height < 1 || image.width < 1 || size.height < 1 || size.width < 1)
     throw Error(ErrorKind::image, "an image without pixels cannot be resized");
@@ -192,19 +205,15 @@ Image resize_image(const Image& image, Size size, Resample resample) {
     return image;
   if (resample == Resample::nearest)
     return nearest(image, size);
-  const Filter filter = filter_of(resample);
   if (image.height == size.height)
-    return horizontal(image, 0, image.height, size.width, filter);
-  const Windows w = windows(image.height, size.height, filter);
+    return horizontal(image, 0, image.height, size.width, resample);
+  const Windows w = windows(image.height, size.height, resample);
   if (image.width == size.width)
     return vertical(image, 0, size.height, w);
-  // The order of the passes affects rounding. Pillow 13 starts with the columns if it removes more than twice as many
-  // rows as columns; older versions never did, which changes single pixels by a level or two.
-  const int fewer_rows = image.height - size.height, fewer_columns = image.width - size.width;
-  if (fewer_rows > 0 && fewer_rows > 2 * fewer_columns)
-    return horizontal(vertical(image, 0, size.height, w), 0, size.height, size.width, filter);
+  if (columns_first(image.size(), size))
+    return horizontal(vertical(image, 0, size.height, w), 0, size.height, size.width, resample);
   const int top = w.first.front(), bottom = w.first.back() + w.count.back(); // rows that the second pass needs
-  return vertical(horizontal(image, top, bottom - top, size.width, filter), top, size.height, w);
+  return vertical(horizontal(image, top, bottom - top, size.width, resample), top, size.height, w);
 }
 
 } // namespace detrt

@@ -1,28 +1,41 @@
 #include "detrt/session.hpp"
 
-#include <map>
-
 #include "detrt/error.hpp"
 
 namespace detrt {
 
+Tensors Session::run_images(const BatchPlan&, const Tensors&, double, double&) {
+  throw Error(ErrorKind::session, "the backend " + backend() + " takes tensors, not images; call run()");
+}
+
+Layouts layouts_of(const Tensors& feeds) {
+  Layouts layouts;
+  for (const auto& [name, tensor] : feeds)
+    layouts.emplace(name, std::pair(tensor.dtype(), tensor.shape()));
+  return layouts;
+}
+
 void check_feeds(const std::vector<TensorInfo>& inputs, const Tensors& feeds) {
+  check_feeds(inputs, layouts_of(feeds));
+}
+
+void check_feeds(const std::vector<TensorInfo>& inputs, const Layouts& feeds) {
   std::map<std::string, std::int64_t> lengths;
   for (const TensorInfo& info : inputs) {
     const auto found = feeds.find(info.name);
     if (found == feeds.end())
       throw Error(ErrorKind::session, "the model takes the input '" + info.name + "', which is missing");
-    const Tensor& tensor = found->second;
-    const auto wrong = [&](const std::string& what) {
+    const auto& [dtype, shape] = found->second;
+    const auto wrong = [&, &given = found->second](const std::string& what) {
       return Error(ErrorKind::session, "input '" + info.name + "' must be " + name_of(info.dtype) + " " +
-                                           shape_text(info.shape) + "; got " + name_of(tensor.dtype()) + " " +
-                                           shape_text(tensor.shape()) + what);
+                                           shape_text(info.shape) + "; got " + name_of(given.first) + " " +
+                                           shape_text(given.second) + what);
     };
-    if (tensor.dtype() != info.dtype || tensor.shape().size() != info.shape.size())
+    if (dtype != info.dtype || shape.size() != info.shape.size())
       throw wrong("");
     for (std::size_t axis = 0; axis < info.shape.size(); ++axis) {
       std::int64_t expected = info.shape[axis];
-      const std::int64_t actual = tensor.shape()[axis];
+      const std::int64_t actual = shape[axis];
       if (expected < 0 && axis < info.axes.size() && !info.axes[axis].empty())
         expected = lengths.emplace(info.axes[axis], actual).first->second;
       if (expected >= 0 && expected != actual)

@@ -7,6 +7,8 @@
 namespace detrt::tensorrt {
 namespace {
 
+constexpr const char *pixel_values = "pixel_values", *pixel_mask = "pixel_mask";
+
 // TensorRT stays on the device of the thread that calls it.
 void use(int device) {
   check(cudaSetDevice(device), "cudaSetDevice");
@@ -85,7 +87,8 @@ void GrowingOutput::notifyShape(const char*, const nvinfer1::Dims& dims) noexcep
 }
 
 TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
-    : path_(file.path), device_(device_of(options.device).value_or(0)), use_graphs_(options.cuda_graph) {
+    : path_(file.path), device_(device_of(options.device).value_or(0)), use_graphs_(options.cuda_graph),
+      resize_on_gpu_(options.resize_on_gpu), spec_(bundle.spec()) {
   if (DETRT_IS_RTX && options.cuda_graph)
     throw Error(ErrorKind::usage,
                 "TensorRT-RTX compiles kernels while it runs, which a recorded CUDA graph would not see; leave --cuda-graph "
@@ -214,13 +217,21 @@ void TrtSession::give_lane(std::unique_ptr<Lane> lane) {
   freed_.notify_one();
 }
 
-Tensors TrtSession::run(const Tensors& feeds) {
-  check_feeds(inputs_, feeds);
-  check_profile(feeds);
+Tensors TrtSession::run_given(const Tensors& feeds, const Images* images) {
+  Layouts layouts = layouts_of(feeds);
+  if (images) {
+    const auto count = static_cast<std::int64_t>(images->plan.images.size());
+    const std::int64_t height = images->plan.canvas.height, width = images->plan.canvas.width;
+    layouts[pixel_values] = {spec_.input.float_pixels ? DType::float32 : DType::uint8, {count, 3, height, width}};
+    if (spec_.input.mask)
+      layouts[pixel_mask] = {DType::int64, {count, height, width}};
+  }
+  check_feeds(inputs_, layouts);
+  check_profile(layouts);
   use(device_);
   std::unique_ptr<Lane> lane = take_lane();
   try {
-    Tensors outputs = run_on(*lane, feeds);
+    Tensors outputs = run_on(*lane, feeds, layouts, images);
     give_lane(std::move(lane));
     return outputs;
   } catch (...) {
@@ -231,9 +242,9 @@ Tensors TrtSession::run(const Tensors& feeds) {
   }
 }
 
-void TrtSession::check_profile(const Tensors& feeds) const {
+void TrtSession::check_profile(const Layouts& feeds) const {
   for (const auto& [name, range] : profile_) {
-    const std::vector<std::int64_t>& shape = feeds.at(name).shape();
+    const std::vector<std::int64_t>& shape = feeds.at(name).second;
     for (std::size_t i = 0; i < shape.size() && i < range.min.size(); ++i)
       if (shape[i] < range.min[i] || shape[i] > range.max[i])
         throw Error(ErrorKind::session, "input '" + name + "' has shape " + shape_text(shape) + "; '" + path_ +
@@ -242,13 +253,14 @@ void TrtSession::check_profile(const Tensors& feeds) const {
   }
 }
 
-Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds) {
-  bind(lane, feeds);
+Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds, const Layouts& layouts, const Images* images) {
+  bind(lane, layouts);
   for (const TensorInfo& info : inputs_) {
-    const Tensor& tensor = feeds.at(info.name);
-    Buffer& buffer = lane.buffers.at(info.name);
-    if (tensor.bytes() == 0)
+    const auto found = feeds.find(info.name);
+    if (found == feeds.end() || found->second.bytes() == 0) // made from images, or empty
       continue;
+    const Tensor& tensor = found->second;
+    Buffer& buffer = lane.buffers.at(info.name);
     const std::size_t bytes = bytes_of(tensor.shape(), native_dtype(info));
     if (narrow_.count(info.name))
       copy_values<std::int64_t, std::int32_t>(tensor.data(), buffer.host.get(), tensor.bytes() / sizeof(std::int64_t));
@@ -257,16 +269,48 @@ Tensors TrtSession::run_on(Lane& lane, const Tensors& feeds) {
     check(cudaMemcpyAsync(buffer.device.get(), buffer.host.get(), bytes, cudaMemcpyHostToDevice, lane.stream.get()),
           "the copy to the GPU");
   }
+  if (images) {
+    write_images(lane, images->plan);
+    lane.forward.start(lane.stream.get());
+  }
   execute(lane);
   ++lane.runs;
-  return download(lane);
+  if (!images)
+    return download(lane);
+  lane.forward.stop(lane.stream.get());
+  Tensors outputs = answer(lane, *images);
+  images->forward_ms += lane.forward.ms();
+  return outputs;
+}
+
+// The outputs, or what is chosen of them.
+Tensors TrtSession::answer(Lane& lane, const Images& images) {
+  if (!lane.growing.empty() || !can_choose(spec_, outputs_))
+    return download(lane);
+  const auto output = [&](const char* name) { return static_cast<const float*>(lane.buffers.at(name).device.get()); };
+  const std::vector<std::int64_t>& shape = lane.output_shapes.at("logits");
+  const auto side = [&](std::size_t axis) { return static_cast<std::int32_t>(shape.at(axis)); };
+  lane.images->choose({output("logits"), output("pred_boxes"), side(0), side(1), side(2)},
+                      static_cast<float>(images.threshold), lane.stream.get());
+  return lane.images->chosen(lane.stream.get());
+}
+
+void TrtSession::write_images(Lane& lane, const BatchPlan& plan) {
+  if (!lane.images)
+    lane.images = std::make_unique<ImageStage>(spec_);
+  ImageInputs inputs;
+  inputs.pixels = lane.buffers.at(pixel_values).device.get();
+  if (spec_.input.mask)
+    inputs.mask = lane.buffers.at(pixel_mask).device.get();
+  inputs.int32_mask = narrow_.count(pixel_mask) > 0;
+  lane.images->write(plan, inputs, lane.stream.get());
 }
 
 // Returns the context its shapes and addresses, where they are not set already.
-void TrtSession::bind(Lane& lane, const Tensors& feeds) {
+void TrtSession::bind(Lane& lane, const Layouts& feeds) {
   std::vector<std::vector<std::int64_t>> shapes;
   for (const TensorInfo& info : inputs_)
-    shapes.push_back(feeds.at(info.name).shape());
+    shapes.push_back(feeds.at(info.name).second);
   if (lane.runs > 0 && shapes == lane.shapes)
     return;
   lane.runs = 0;

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "cuda.hpp"
 #include "detrt/session.hpp"
+#include "gpu/image_stage.hpp"
 #include "library.hpp"
 
 namespace detrt::tensorrt {
+
+using namespace gpu; // its CUDA objects
 
 // Memory of an output whose shape depends on the data: asked for while the engine runs.
 class GrowingOutput final : public nvinfer1::IOutputAllocator {
@@ -42,6 +44,8 @@ struct Lane {
   std::map<std::string, std::unique_ptr<GrowingOutput>> growing;
   std::vector<std::vector<std::int64_t>> shapes; // of the inputs that the context is set to
   std::map<std::string, std::vector<std::int64_t>> output_shapes;
+  std::unique_ptr<ImageStage> images;
+  StreamTimer forward;
   RunnableGraph graph; // of these shapes and addresses
   int runs = 0;        // with these shapes
 };
@@ -59,24 +63,38 @@ public:
   std::int64_t length_step() const override { return DETRT_IS_RTX ? 16 : 1; }
   std::optional<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>
   limits(const std::string& input) const override;
-  Tensors run(const Tensors& feeds) override;
+  Tensors run(const Tensors& feeds) override { return run_given(feeds, nullptr); }
+  bool takes_images() const override { return resize_on_gpu_; }
+  Tensors run_images(const BatchPlan& plan, const Tensors& feeds, double threshold, double& forward_ms) override {
+    const Images images{plan, threshold, forward_ms};
+    return run_given(feeds, &images);
+  }
 
 private:
+  struct Images { // the arguments of run_images()
+    const BatchPlan& plan;
+    double threshold;
+    double& forward_ms;
+  };
   void read_tensors(const EngineFacts& facts);
   std::unique_ptr<Lane> make_lane();
   std::unique_ptr<Lane> take_lane();
   void give_lane(std::unique_ptr<Lane> lane);
   DType native_dtype(const TensorInfo& info) const;
-  void check_profile(const Tensors& feeds) const;
-  void bind(Lane& lane, const Tensors& feeds);
+  Tensors run_given(const Tensors& feeds, const Images* images);
+  void check_profile(const Layouts& feeds) const;
+  void bind(Lane& lane, const Layouts& feeds);
+  Tensors answer(Lane& lane, const Images& images);
+  void write_images(Lane& lane, const BatchPlan& plan);
   void execute(Lane& lane);
   void record(Lane& lane);
   Tensors download(Lane& lane);
-  Tensors run_on(Lane& lane, const Tensors& feeds);
+  Tensors run_on(Lane& lane, const Tensors& feeds, const Layouts& layouts, const Images* images);
 
   std::string path_;
   int device_;
-  bool use_graphs_;
+  bool use_graphs_, resize_on_gpu_;
+  ModelSpec spec_; // of the bundle, without a prompt
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
   std::vector<TensorInfo> inputs_, outputs_;

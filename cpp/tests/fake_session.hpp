@@ -5,7 +5,7 @@
 
 #include "detrt/session.hpp"
 
-class FakeSession final : public detrt::Session {
+class FakeSession : public detrt::Session {
 public:
   using Function = std::function<detrt::Tensors(const detrt::Tensors&)>;
   FakeSession(std::vector<detrt::TensorInfo> inputs, Function function, std::optional<std::int64_t> most = {},

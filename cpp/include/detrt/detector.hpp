@@ -27,6 +27,7 @@ struct DetectorOptions {
 // Milliseconds of the parts of one call.
 struct Timing {
   double preprocess_ms = 0, model_ms = 0, decode_ms = 0;
+  double forward_ms = 0; // part of model_ms, where that has the images' way to the GPU, their resize and the choice of candidates
 };
 
 class Detector {

@@ -10,6 +10,13 @@
 
 namespace detrt {
 
+// Images of a batch before they are resized. They are not owned.
+struct BatchPlan {
+  std::vector<const Image*> images;
+  std::vector<Size> original_sizes, resized_sizes;
+  Size canvas; // of the tensors
+};
+
 struct PreparedBatch {
   Tensors feeds; // pixel_values (n, 3, H, W); pixel_mask (n, H, W) and target_sizes (n, 2) if the model has them
   std::vector<Size> original_sizes, resized_sizes;
@@ -17,6 +24,11 @@ struct PreparedBatch {
 
 // size: another input size than the spec's, for models with symbolic height and width. Throws Error.
 PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size = {});
+
+// The sizes alone, for a session that resizes on its device (`Session::run_images`). Throws Error.
+BatchPlan plan_batch(const std::vector<const Image*>& images, const ModelSpec& spec, std::optional<Size> size = {});
+// The feeds beside pixel_values and pixel_mask.
+Tensors size_feeds(const BatchPlan& plan, const ModelSpec& spec);
 
 // Throws Error (spec) if the model does not take images of this size.
 void check_size(const InputSpec& input, std::optional<Size> size);

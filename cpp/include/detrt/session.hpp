@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "detrt/bundle.hpp"
@@ -19,8 +21,11 @@ struct SessionOptions {
   int threads = 0;                  // of CPU backends; 0: their default
   int contexts = 1;                 // TensorRT: number of concurrent run() calls
   bool cuda_graph = false;          // record and replay a CUDA graph for every input shape
+  bool resize_on_gpu = true;        // TensorRT: resize images and choose candidates on the GPU; detections are the same
   std::vector<std::string> plugins; // shared libraries with TensorRT plugins, loaded before the engine
 };
+
+struct BatchPlan; // preprocess.hpp
 
 // Runs one model. run() is thread-safe; calls beyond the limit of the backend wait.
 class Session {
@@ -44,12 +49,22 @@ public:
   // Feeds by name, exactly the inputs; the outputs belong to the caller. Throws Error (session).
   virtual Tensors run(const Tensors& feeds) = 0;
 
+  // Whether there is run_images(): the device of the session resizes images, and chooses among the outputs.
+  virtual bool takes_images() const { return false; }
+  // As run(), with pixel_values and pixel_mask made from the images of `plan`. feeds: the other inputs. Returns what decode()
+  // reads with this threshold. forward_ms: the time of the model alone on the device is added. Throws Error (session).
+  virtual Tensors run_images(const BatchPlan& plan, const Tensors& feeds, double threshold, double& forward_ms);
+
 protected:
   Session() = default;
 };
 
 // Throws Error for feeds that the session does not take: names, types, ranks, fixed and shared axes.
 void check_feeds(const std::vector<TensorInfo>& inputs, const Tensors& feeds);
+// The same of the type and shape of each.
+using Layouts = std::map<std::string, std::pair<DType, std::vector<std::int64_t>>>;
+void check_feeds(const std::vector<TensorInfo>& inputs, const Layouts& feeds);
+Layouts layouts_of(const Tensors& feeds);
 
 // A backend. Each is one row in src/backends.cpp, selected when libdetrt is built.
 struct Backend {

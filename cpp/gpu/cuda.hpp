@@ -1,4 +1,4 @@
-// The few CUDA objects that a session needs, each owned by one variable. Every status is checked.
+// The few CUDA objects that sessions need, each owned by one variable. Every status is checked.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 #include "detrt/error.hpp"
 
-namespace detrt::tensorrt {
+namespace detrt::gpu {
 
 // Throws Error (session) for anything but success.
 inline void check(cudaError_t status, const char* call) {
@@ -51,6 +51,7 @@ private:
 using Stream = Owned<cudaStream_t, cudaStreamDestroy>;
 using Graph = Owned<cudaGraph_t, cudaGraphDestroy>;
 using RunnableGraph = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
+using Event = Owned<cudaEvent_t, cudaEventDestroy>;
 using DeviceMemory = Owned<void*, cudaFree>;
 using PinnedMemory = Owned<void*, cudaFreeHost>;
 
@@ -59,6 +60,29 @@ inline Stream make_stream() {
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   return Stream(stream);
 }
+
+// Time on a stream between two calls.
+class StreamTimer {
+public:
+  void start(cudaStream_t stream) { record(start_, stream); }
+  void stop(cudaStream_t stream) { record(stop_, stream); }
+  double ms() const { // of the last two, which the caller has waited for
+    float passed = 0;
+    check(cudaEventElapsedTime(&passed, start_.get(), stop_.get()), "cudaEventElapsedTime");
+    return static_cast<double>(passed);
+  }
+
+private:
+  static void record(Event& event, cudaStream_t stream) {
+    if (!event) {
+      cudaEvent_t made = nullptr;
+      check(cudaEventCreate(&made), "cudaEventCreate");
+      event = Event(made);
+    }
+    check(cudaEventRecord(event.get(), stream), "cudaEventRecord");
+  }
+  Event start_, stop_;
+};
 
 // Device memory with its pinned host copy, grown and reused.
 struct Buffer {
@@ -84,4 +108,4 @@ struct Buffer {
   }
 };
 
-} // namespace detrt::tensorrt
+} // namespace detrt::gpu
