@@ -40,7 +40,7 @@ SAMPLING = [name for name in PLAIN if name not in ("detr", "conditional_detr", "
 # Models with masks and the families of 2026.
 RECENT = {
     "ecseg": "640x640", "ecdet": "640x640", "d_fine-seg": "640x640", "rf_detr-seg": "-", "rf_detr-large": "-", "rf_detr-xlarge": "-",
-    "rf_detr-2xlarge": "-", "mm_grounding_dino": "800x1200", "sam3": "-",
+    "rf_detr-2xlarge": "-", "mm_grounding_dino": "800x1200", "sam3": "-", "owlvit": "-", "owlv2": "-",
     "eomt": "-", "eomt_dinov3": "-", "pp_doclayout_v2": "800x800", "pp_doclayout_v3": "800x800", "pp_doclayout_v4": "800x800",
 }  # fmt: skip
 SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then

@@ -137,7 +137,7 @@ def ours(source, spec, row, kind, precision, batch, how, tokens, biased):
     from detrt.backends.inductor.types import low_fraction, lower_types
     from detrt.spec import Precision
 
-    names = 1 if spec.text is not None and spec.text.kind == "phrases" else None  # as many as transformers takes at once
+    names = 1 if spec.text is not None and spec.text.kind in ("phrases", "names") else None  # as many as transformers' job has
     captured = prepare(source, spec, (batch, batch), Precision.FP32, DEVICE, tokens, biased, names)
     del source
     with alone():

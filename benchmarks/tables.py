@@ -22,6 +22,7 @@ TITLES = {
     "yolos": "YOLOS-tiny",
     "ecseg": "ECSeg-L", "ecdet": "ECDet-L", "d_fine-seg": "D-FINE-seg-L", "rf_detr-seg": "RF-DETR-Seg-M", "rf_detr-large": "RF-DETR-L",
     "rf_detr-xlarge": "RF-DETR-XL", "rf_detr-2xlarge": "RF-DETR-2XL", "mm_grounding_dino": "MM-Grounding-DINO-T, LLMDet-T", "sam3": "SAM 3, one phrase",
+    "owlvit": "OWL-ViT-B, patches of 32, one name", "owlv2": "OWLv2-B, patches of 16, one name",
     "eomt": "EoMT-L", "eomt_dinov3": "EoMT-L, DINOv3", "pp_doclayout_v2": "PP-DocLayoutV2", "pp_doclayout_v3": "PP-DocLayoutV3", "pp_doclayout_v4": "PP-DocLayoutV4",
 }  # fmt: skip
 # Milliseconds in FP16 that were to be reached at batch 1, and by DETR at batch 4.
