@@ -18,8 +18,9 @@ from detrt.bench.measure import jpeg_of
 from detrt.bench.stages import stage_times
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
-from detrt.detections import Detections
+from detrt.detections import Detections, mask_iou
 from detrt.detector import AHEAD, Detector
+from detrt.spec import INSTANCE_SEGMENTATION
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -59,6 +60,8 @@ def same(want: Detections, got: Detections) -> bool:
     box = np.abs(want.boxes_xyxy[:, None] - got.boxes_xyxy[None]).max(-1)
     score = np.abs(want.scores[:, None] - got.scores[None])
     near = (box < 0.1) & (score < 1e-3) & (want.class_ids[:, None] == got.class_ids[None])
+    if want.masks is not None and got.masks is not None:
+        near &= mask_iou(want.masks, got.masks) > 0.99
     return bool(near.any(0).all() and near.any(1).all())
 
 
@@ -116,6 +119,25 @@ def test_files_may_be_decoded_by_the_gpu(session: TensorRTSession) -> None:
     assert detector.decoder is not None and detector.decoder.counts["files on the GPU"] == len(files)
     for want, got in zip(Detector(session, threshold=0.5)(files), found, strict=True):
         assert abs(len(want) - len(got)) <= 1  # their pixels differ by a level
+
+
+def test_masks_come_from_the_engine(session: TensorRTSession) -> None:
+    if session.spec.task != INSTANCE_SEGMENTATION:
+        pytest.skip("the engine of DETRT_TEST_BUNDLE has no masks")
+    found = Detector(session, threshold=0.3)(images())
+    assert sum(map(len, found)) > 0 and all(one.masks is not None and len(one.masks) == len(one) for one in found)
+
+
+def test_layers_have_times_and_leave_the_session_as_it_was(session: TensorRTSession) -> None:
+    detector = Detector(session)
+    feeds = preprocess(images()[:1] * detector.batch_size, session.spec, size_hw=detector.size_hw).feeds
+    outputs = session.run(feeds)
+    times = session.layer_times(3)
+    assert len(times) > 10 and 0 < sum(times.values()) < 1000
+    for _ in range(4):  # again to the replay of a CUDA graph
+        for name, array in session.run(feeds).items():
+            assert np.array_equal(array, outputs[name])
+    assert session.graph_note == ""
 
 
 def test_every_stage_has_a_time(session: TensorRTSession) -> None:
