@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MODEL, FUSED = "model.onnx", "model.onnxruntime.onnx"
+# Fraction of the multiply-adds in INT8 kernels below which an engine hardly is an INT8 engine.
+LEAST_INT8_KERNELS = 0.5
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
 
 
@@ -401,6 +403,8 @@ class _Builder:
         facts = self._engine(MODEL, name, config, "engine")
         if precision is not None:
             check_engine(facts, precision)
+        if precision == Precision.INT8 and facts.multiply_adds:
+            self._count_int8_kernels(name, facts)
         if self.spec.text is not None and self.spec.text.encoder:
             self._engine(self.spec.text.encoder, text_encoder_beside(Path(name)).name, config, "text-engine")
         # TensorRT-RTX builds on machines without a GPU, and for other GPUs.
@@ -433,6 +437,24 @@ class _Builder:
         if not self.provenance.has_random_weights:
             raise GateError(failure)
         self.warnings.append(f"{failure}. Not judged, because the weights are random")
+
+    def _count_int8_kernels(self, name: str, facts: EngineFacts) -> None:
+        """How much of the graph runs in INT8 kernels, which TensorRT decides: it may undo quantization layer by layer."""
+        from . import graph
+        from .graph.msda_plugin import runnable
+        from .precision.apply import blank_feeds
+        from .precision.proof import count_macs
+
+        batch, _, height, width = facts.profile[PIXEL_VALUES]["opt"]
+        spec = replace(self.spec, input=replace(self.spec.input, height=height, width=width))
+        total = batch * sum(count_macs(runnable(graph.load(self._graphs / MODEL)), blank_feeds(spec)).values())
+        fraction = facts.multiply_adds.get(Precision.INT8.tensorrt, 0) / total
+        self._record("int8_kernels", {**self.provenance.options.get("int8_kernels", {}), name: round(fraction, 4)})
+        text = f"{fraction:.0%} of the multiply-adds of '{name}' run in INT8 kernels, by TensorRT's engine inspector"
+        if fraction < LEAST_INT8_KERNELS:
+            self.warnings.append(f"{text}; the rest gains nothing from INT8: compare with --precision fp16")
+        else:
+            self.notes.append(text)
 
     def _compare_speed(self, name: str, config: EngineConfig) -> None:
         """Time an INT8 engine beside one of the same graph without its quantization."""

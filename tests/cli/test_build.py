@@ -20,6 +20,7 @@ from detrt.backends.tensorrt import BuiltEngine, speed
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
+from detrt.precision.proof import count_macs
 from detrt.spec import Precision
 
 RTX_NAME = "model.tensorrt-rtx-sm89.engine"
@@ -356,7 +357,8 @@ def test_a_bf16_graph_alone_is_warned_about(cli, place):
 
 @pytest.fixture
 def int8(place, monkeypatch):
-    """`int8.onnx`, and a TensorRT whose engines take the milliseconds in the list that comes back: INT8's, FP16's."""
+    """`int8.onnx`, and a TensorRT of which come back: a list with the milliseconds of its engines, INT8's and FP16's; a list that
+    gets whether each graph was quantized; and what its inspector says, here nothing."""
     model, _ = apply_precision(
         pixel_model(),
         PIXELS,
@@ -364,13 +366,13 @@ def int8(place, monkeypatch):
         [np.full((16, 16, 3), value, np.uint8) for value in (40, 200)],
     )
     graph.save(model, place / "int8.onnx")
-    times, quantized = [2.0, 3.0], []
+    times, quantized, kernels = [2.0, 3.0], [], {}
 
     def write_engine(path, output, config, spec, *, progress):
         quantized.append(any(node.op_type == "QuantizeLinear" for node in graph.load(path).graph.node))
         output.write_bytes(b"engine")
         profile = {"pixel_values": {point: [4, 3, 16, 16] for point in ("min", "opt", "max")}}
-        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "int8", profile, onnx_sha256="")
+        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "int8", profile, onnx_sha256="", multiply_adds=kernels)
         return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
 
     monkeypatch.setattr(pipeline, "build_engine", write_engine)
@@ -378,12 +380,12 @@ def int8(place, monkeypatch):
     monkeypatch.setattr(pipeline._Builder, "_graph_precision", Precision.INT8)
     monkeypatch.setattr(pipeline._Builder, "_compare_engine", lambda *_: None)  # needs a GPU
     monkeypatch.setattr(speed, "median_times", lambda engines: times)
-    return times, quantized
+    return times, quantized, kernels
 
 
 def test_an_int8_engine_is_timed_beside_fp16(cli, place, int8):
     """A slower one is refused with both figures, and nothing is written; --accept-slower keeps it without the second build."""
-    times, quantized = int8
+    times, quantized, _ = int8
     build = ["build", "int8.onnx", "-o", "fast", "--target", "tensorrt", "--batch", 4]
     stages = {row["stage"]: row["verdict"] for row in cli(*build, "--json", "-").json["stages"]}
     assert stages["speed tensorrt"] == "INT8 2 ms, FP16 3 ms at batch 4: 1.50 times as fast" and quantized == [True, False]
@@ -398,6 +400,15 @@ def test_an_int8_engine_is_timed_beside_fp16(cli, place, int8):
     quantized.clear()
     cli(*slow, "--accept-slower")
     assert quantized == [True] and "engine_speeds" not in Bundle.open("slow").provenance.options
+
+
+@pytest.mark.parametrize(("done", "said"), [(0.75, "note: "), (0.25, "warning: ")])
+def test_how_much_runs_in_int8_kernels(cli, place, int8, done, said):
+    total = sum(count_macs(graph.load("int8.onnx"), {"pixel_values": np.zeros((4, 3, 16, 16), np.uint8)}).values())
+    int8[2].update(INT8=round(done * total), HALF=5)
+    result = cli("build", "int8.onnx", "-o", "out", "--target", "tensorrt", "--batch", 4)
+    assert f"{said}{done:.0%} of the multiply-adds of 'model.tensorrt.int8.engine' run in INT8 kernels" in result.err
+    assert Bundle.open("out").provenance.options["int8_kernels"] == {"model.tensorrt.int8.engine": pytest.approx(done, abs=1e-3)}
 
 
 def test_accept_slower_is_for_int8(cli, place, monkeypatch):

@@ -57,7 +57,7 @@ OF_TENSORRT_8 = {"device_memory", "device_memory_size", "create_execution_contex
 def fake_trt(target: str, cuda: FakeCuda, function: Callable[[Feeds], Outputs], version: str | None = None) -> Trt:
     """A Trt whose engines compute `function`; open engines with `fake_engine_bytes`."""
     version = version or VERSIONS[target]
-    module = SimpleNamespace(__version__=version, ILogger=ILogger, IOutputAllocator=IOutputAllocator)
+    module = SimpleNamespace(__version__=version, ILogger=ILogger, IOutputAllocator=IOutputAllocator, IProfiler=IProfiler)
     for enum in (DataType, TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy):
         setattr(module, enum.__name__, enum)
     if target == "tensorrt-rtx":
@@ -105,6 +105,11 @@ class PluginRegistry:
             return None
         self.loaded.append(plugin_path)
         return object()
+
+
+class IProfiler:
+    def __init__(self) -> None:
+        pass
 
 
 class IOutputAllocator:
@@ -217,6 +222,8 @@ class IRuntimeConfig:
 
 
 class IExecutionContext:
+    profiler: Any = None
+
     def __init__(self, engine: ICudaEngine, strategy: Any, first: bool) -> None:
         self._engine = engine
         self._needs_scratch = strategy is ExecutionContextAllocationStrategy.USER_MANAGED
@@ -302,6 +309,9 @@ class IExecutionContext:
                 cuda.memory("device", address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
         cuda.enqueue(compute, stream_handle)
+        if self.profiler is not None:
+            for number, name in enumerate(engine._tensors):
+                self.profiler.report_layer_time(f"/model/layer.{number}/{name}", 1.0 + number)
         return True
 
     def _fail(self, text: str) -> bool:

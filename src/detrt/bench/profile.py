@@ -134,7 +134,8 @@ CEILING_SIDE, CEILING_BYTES = 2048, 256 << 20
 
 
 def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: int | None, forward_ms: float) -> dict[str, Any]:
-    """{"modules", "kinds": name -> fraction of the time, the largest first; "roofline": see `roofline`, or None}.
+    """{"modules", "kinds": name -> fraction of the time, the largest first; "layers": name -> milliseconds, of TensorRT engines;
+    "roofline": see `roofline`, or None}.
 
     onnx: the graph of the session's model, None where there is none. forward_ms: median latency at these feeds.
     """
@@ -143,7 +144,22 @@ def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: in
         modules, kinds = _by_onnxruntime(onnx, feeds, threads)
     else:
         modules, kinds = {}, _by_profiler(lambda: session.run(feeds), on_gpu)
-    return {"modules": modules, "kinds": kinds, "roofline": None if onnx is None else roofline(onnx, feeds, forward_ms, on_gpu)}
+    layers: dict[str, float] = {}
+    if session.info.name == "tensorrt":  # TensorRT-RTX has no times of layers
+        from ..graph.names import module_path
+
+        session.run(feeds)
+        layers = session.layer_times(RUNS)
+        for name, took in layers.items():
+            path = ".".join(module_path(name.split(" + ")[0]).split(".")[:DEPTH])
+            modules[path or "fused nodes"] = modules.get(path or "fused nodes", 0.0) + took
+        modules = _fractions(modules)
+    return {
+        "modules": modules,
+        "kinds": kinds,
+        "layers": layers,
+        "roofline": None if onnx is None else roofline(onnx, feeds, forward_ms, on_gpu),
+    }
 
 
 def roofline(onnx: Path, feeds: Feeds, forward_ms: float, on_gpu: bool) -> dict[str, float]:

@@ -170,12 +170,23 @@ def _print_parts(part: dict[str, Any]) -> None:
         shown = [[name, f"{100 * fraction:.1f}"] for name, fraction in list(part[key].items())[:12] if fraction >= 0.0005]
         if shown:
             show.table(about, (title, "% of the time"), shown, right=(1,))
+    if layers := sorted(part["layers"].items(), key=lambda item: -item[1])[:LAYERS_SHOWN]:
+        show.table(about, ("layer, each waited for", "ms"), [[_shortened(name), f"{ms:.3f}"] for name, ms in layers], right=(1,))
     if roofline := part["roofline"]:
         print(
             f"roofline: {roofline['gflop']:.1f} GFLOP and {roofline['gbyte']:.3f} GB of matmuls and convolutions need "
             f"{roofline['bound_ms']:.2f} ms at {roofline['gflops']:.0f} GFLOP/s and {roofline['gbytes_per_s']:.0f} GB/s "
             f"(measured here): {100 * roofline['share']:.0f} % of the forward time"
         )
+
+
+LAYERS_SHOWN = 20
+
+
+def _shortened(layer: str) -> str:
+    """First and last node of a fused layer, which may name hundreds."""
+    nodes = layer.split(" + ")
+    return layer if len(nodes) < 3 else f"{nodes[0]} + ... + {nodes[-1]}"
 
 
 Cell = Callable[[dict[str, Any]], str]

@@ -54,3 +54,18 @@ def test_a_session_that_has_run_nothing_has_no_time(engines):
     paths, _, open_session = engines
     with open_session(paths[0]) as session, pytest.raises(SessionError, match="call run first"):
         session.forward_times(1)
+
+
+def test_times_of_layers(engines):
+    """The profiler of one context does not reach into later runs, whose results stay the same."""
+    paths, batches, open_session = engines
+    with open_session(paths[1]) as session:
+        feeds = {"pixel_values": np.ones((2, 3, 8, 8), np.uint8)}
+        for _ in range(3):  # the third replays a CUDA graph
+            before = session.run(feeds)
+        assert session.layer_times(4) == {
+            f"/model/layer.{n}/{name}": 1.0 + n for n, name in enumerate(("pixel_values", "logits", "pred_boxes"))
+        }
+        assert len(batches) == 7
+        after = session.run(feeds)
+        assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -114,6 +114,25 @@ def test_types_are_read_from_the_inspector():
     assert weak.count_types(json.dumps(told)) == {"HALF": 1, "INT8": 1, "FLOAT": 1, "INT32": 1}
 
 
+def test_multiply_adds_are_read_from_the_inspector():
+    """A convolution 3x3 of 32 to 64 channels in INT8, a product of two FP16 matrices, and a fused node, which says nothing."""
+
+    def tensor(kind, *shape):
+        return {"Format/Datatype": f"Row major linear {kind}", "Dimensions": list(shape)}
+
+    convolution = {
+        "ParameterType": "Convolution", "Kernel": [3, 3], "OutMaps": 64, "Groups": 1, "Weights": {"Type": "Int8", "Count": 64 * 32 * 9},
+        "Inputs": [tensor("Int8", 2, 32, 10, 20), tensor("FP16", 2, 64, 10, 20)], "Outputs": [tensor("Int8", 2, 64, 10, 20)],
+    }  # fmt: skip
+    product = {
+        "ParameterType": "MatrixMultiply", "MatrixOpA": "TRANSPOSE", "MatrixOpB": "GENERAL",
+        "Inputs": [tensor("FP16", 8, 7, 100), tensor("FP16", 8, 7, 50)], "Outputs": [tensor("FP16", 8, 100, 50)],
+    }  # fmt: skip
+    fused = {"LayerType": "Myelin", "Inputs": [tensor("FP16", 1, 4)], "Outputs": [tensor("FP16", 1, 4)]}
+    counts = weak.count_multiply_adds(json.dumps({"Layers": [convolution, product, fused, "a name only"]}))
+    assert counts == {"INT8": 2 * 64 * 10 * 20 * 32 * 9, "HALF": 8 * 100 * 50 * 7}
+
+
 def rewritten(path, tmp_path, row=OLD, **choices):
     folder = tmp_path / "dialect"
     folder.mkdir(exist_ok=True)

@@ -219,6 +219,10 @@ class Trt:
         """An IOutputAllocator for one output whose shape depends on the data; see `_make_output_allocator`."""
         return _make_output_allocator(self.module, reallocate)
 
+    def make_profiler(self, report: Callable[[str, float], None]) -> Any:
+        """An IProfiler that calls report(layer, milliseconds) for each layer of a run."""
+        return _make_profiler(self.module, report)
+
 
 _loaded: dict[str, Trt] = {}
 _load_lock = threading.Lock()
@@ -342,3 +346,14 @@ def _make_output_allocator(module: Any, reallocate: Callable[[int], int]) -> Any
             self.shape = tuple(shape)
 
     return Allocator()
+
+
+def _make_profiler(module: Any, report: Callable[[str, float], None]) -> Any:
+    class Profiler(module.IProfiler):
+        def __init__(self) -> None:
+            module.IProfiler.__init__(self)
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            report(layer_name, ms)
+
+    return Profiler()

@@ -107,6 +107,7 @@ def build_engine(
         inputs=tuple(answer["inputs"]),
         outputs=tuple(answer["outputs"]),
         layer_types=answer["layer_types"],
+        multiply_adds=answer["multiply_adds"],
         peak_memory_mib=answer["peak_memory_mib"],
         activation_bytes=answer.get("activation_bytes", 0),
     )

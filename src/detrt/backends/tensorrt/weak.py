@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Any
 
@@ -52,7 +53,7 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten) ->
         )
     sources = module.TacticSource.__members__
     builder_config.set_tactic_sources(sum(1 << int(source) for name, source in sources.items() if name not in _NO_TACTICS))
-    builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `layer_types`
+    builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `inspect`
 
 
 def constrain(trt: Trt, network: Any) -> int:
@@ -80,23 +81,54 @@ def constrain(trt: Trt, network: Any) -> int:
     return count
 
 
-def layer_types(trt: Trt, engine: bytes) -> dict[str, int]:
-    """TensorRT type -> number of layer outputs of a built engine, which alone knows what the builder chose."""
+def inspect(trt: Trt, engine: bytes) -> str:
+    """What the engine inspector says of a built engine, JSON: it alone knows which types and kernels the builder chose.
+
+    Raises:
+        EngineError: the engine does not open.
+    """
     runtime = trt.module.Runtime(trt.logger)
     native = runtime.deserialize_cuda_engine(engine)
     if native is None:
         raise EngineError(f"TensorRT {trt.version} does not open the engine that it has just built; build it again")
-    told = native.create_engine_inspector().get_engine_information(trt.module.LayerInformationFormat.JSON)
-    return count_types(told)
+    return native.create_engine_inspector().get_engine_information(trt.module.LayerInformationFormat.JSON)
 
 
 def count_types(inspected: str) -> dict[str, int]:
-    """Types of layer outputs in what the engine inspector says."""
-    counts: Counter[str] = Counter()
-    for layer in json.loads(inspected).get("Layers", ()):
-        for output in layer.get("Outputs", ()) if isinstance(layer, dict) else ():
-            text = str(output.get("Format/Datatype", ""))
-            kind = next((kind for word, kind in _FORMATS if word in text), "")
-            if kind:
-                counts[kind] += 1
+    """TensorRT type -> number of layer outputs."""
+    counts = Counter(_type(output) for layer in _layers(inspected) for output in layer.get("Outputs", ()))
+    del counts[""]
     return dict(counts.most_common())
+
+
+def count_multiply_adds(inspected: str) -> dict[str, int]:
+    """TensorRT type -> multiply-adds of the convolutions and matrix products that read it.
+
+    What lies inside a fused node of Myelin ("ForeignNode") is not described, and not counted.
+    """
+    counts: Counter[str] = Counter()
+    for layer in _layers(inspected):
+        inputs, outputs = layer.get("Inputs") or (), layer.get("Outputs") or ()
+        if not inputs or not outputs:
+            continue
+        size = math.prod(outputs[0]["Dimensions"])
+        match layer.get("ParameterType"):
+            case "Convolution":
+                counts[_type(inputs[0])] += size * layer["Weights"]["Count"] // layer["OutMaps"]
+            case "Deconvolution":
+                weights = layer["Weights"]["Count"] // inputs[0]["Dimensions"][1]
+                counts[_type(inputs[0])] += math.prod(inputs[0]["Dimensions"]) * weights
+            case "MatrixMultiply":
+                counts[_type(inputs[0])] += size * inputs[0]["Dimensions"][-2 if layer.get("MatrixOpA") == "TRANSPOSE" else -1]
+    del counts[""]
+    return dict(counts.most_common())
+
+
+def _layers(inspected: str) -> list[dict[str, Any]]:
+    """Layers with their details: engines of symbolic shapes, and those built without `configure`, have names alone."""
+    return [layer for layer in json.loads(inspected).get("Layers", ()) if isinstance(layer, dict)]
+
+
+def _type(tensor: dict[str, Any]) -> str:
+    text = str(tensor.get("Format/Datatype", ""))
+    return next((kind for word, kind in _FORMATS if word in text), "")

@@ -83,8 +83,11 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         _save_timing_cache(builder_config, config)
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
+        multiply_adds: dict[str, int] = {}
         if not row.strongly_typed:
-            layer_types = weak.layer_types(trt, Path(request["engine"]).read_bytes())
+            inspected = weak.inspect(trt, Path(request["engine"]).read_bytes())
+            layer_types = weak.count_types(inspected)
+            multiply_adds = weak.count_multiply_adds(inspected)
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
     if activation_bytes > LARGE_ACTIVATION:
@@ -94,6 +97,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "compute_capabilities": list(sms),
         "precision": precision_of(layer_types) if layer_types else _allowed(source),
         "layer_types": layer_types,
+        "multiply_adds": multiply_adds,
         "profile": profile,
         "layers": int(network.num_layers),
         "inputs": [_described(tensor) for tensor in inputs] if source.inputs is None else list(source.inputs),
