@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.backends.gpu.top_k import portable, top_k
+from detrt.backends.gpu.top_k import pack, portable, select, top_k
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -35,3 +36,24 @@ def test_compiled_and_captured():
     scores.copy_(scores.flip(1))
     graph.replay()
     assert torch.equal(found.cpu(), portable(scores.cpu() * 2, 300)[1] + 1)
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("activation", "choice"), [("sigmoid", "topk"), ("softmax", "query")])
+def test_candidates_are_packed_as_by_pytorch(activation, choice, bad):
+    rule = DecodeSpec(activation, choice, 300, 80, 300)
+    spec = ModelSpec("test", InputSpec("stretch", 64, 64), rule, {})
+    generator = torch.Generator().manual_seed(0)
+    logits, boxes = (
+        torch.randn(3, 300, 80 + (activation == "softmax"), generator=generator),
+        torch.rand(3, 300, 4, generator=generator),
+    )
+    if bad is not None:
+        logits[1, 7, 3] = boxes[2, 299, 3] = bad
+    rows = select(logits.cuda(), boxes.cuda(), spec).cpu()
+    flat = rows[:, :-1, 1].long()
+    assert rows.shape == (3, 301, 6) and all(len(set(row.tolist())) == 300 for row in flat)
+    want = pack(rows[:, :-1, 0], flat, logits, boxes, 80)
+    assert torch.equal(rows.nan_to_num(99.0), want.nan_to_num(99.0))
+    if activation == "sigmoid":
+        assert torch.equal(flat, portable(logits.flatten(1), 300)[1])

@@ -1,4 +1,4 @@
-"""The Triton kernel that ranks scores; `top_k.py` launches it."""
+"""The Triton kernels that rank scores and pack candidates; `top_k.py` launches them."""
 
 from __future__ import annotations
 
@@ -102,3 +102,58 @@ def rank_scores(scores, names, k: int, chunk: int, launch=None, block: int = 16,
         num_warps=warps,
     )
     return values, indices
+
+
+@triton.jit
+def pack_kernel(
+    values, flat, logits, boxes, rows,
+    N: tl.constexpr, QUERIES: tl.constexpr, CLASSES: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program writes the candidates of an image, and which outputs have values that they must not have. N: logits of an image."""
+    image = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    rows += image * (K + 1) * COLUMNS
+    boxes += image * QUERIES * 4
+    for start in range(0, K, BLOCK):
+        i = start + lanes
+        inside = i < K
+        index = tl.load(flat + image * K + i, inside, 0)
+        row, box = rows + i * COLUMNS, boxes + index // CLASSES * 4
+        tl.store(row, tl.load(values + image * K + i, inside, 0), inside)
+        tl.store(row + 1, index.to(tl.float32), inside)
+        for side in tl.static_range(4):
+            tl.store(row + 2 + side, tl.load(box + side, inside, 0), inside)
+    bad_logits = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, N, BLOCK):
+        value = tl.load(logits + image * N + start + lanes, start + lanes < N, 0)
+        bad_logits |= ((value != value) | (value == float("inf"))).to(tl.int32)
+    bad_boxes = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, QUERIES * 4, BLOCK):
+        value = tl.load(boxes + start + lanes, start + lanes < QUERIES * 4, 0)
+        bad_boxes |= ((value != value) | (tl.abs(value) == float("inf"))).to(tl.int32)
+    flags = tl.where(lanes == 0, tl.max(bad_logits, 0), tl.where(lanes == 1, tl.max(bad_boxes, 0), 0))
+    tl.store(rows + K * COLUMNS + lanes, flags.to(tl.float32), lanes < COLUMNS)
+
+
+def pack_candidates(values, flat, logits, boxes, classes: int, columns: int, block: int = 2048, warps: int = 8):
+    """Run the kernel: (n, k + 1, columns) float32, see `top_k.select`.
+
+    values, flat: (n, k) FP32 and int64. logits: (n, queries, ...) and boxes: (n, queries, 4) FP32. All are contiguous.
+    """
+    images, k = values.shape
+    rows = values.new_empty(images, k + 1, columns)
+    pack_kernel[(images,)](
+        values,
+        flat,
+        logits,
+        boxes,
+        rows,
+        N=logits[0].numel(),
+        QUERIES=boxes.shape[1],
+        CLASSES=classes,
+        K=k,
+        COLUMNS=columns,
+        BLOCK=block,
+        num_warps=warps,
+    )
+    return rows
