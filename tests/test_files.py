@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,35 @@ def test_a_folder_may_be_written(tmp_path):
         temporary.mkdir()
         raise ValueError("x")
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_pipe_is_written_and_stays(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.check_place(pipe)
+    files.write_text(pipe, "ä")
+    assert os.read(reader, 10).decode() == "ä" and pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    os.close(reader)
+
+
+def test_the_name_of_an_open_file_stays_a_link(tmp_path):
+    with open(tmp_path / "out", "w") as out:
+        name = tmp_path / "stdout"  # as /dev/stdout is one
+        name.symlink_to(f"/proc/self/fd/{out.fileno()}")
+        files.write_text(name, "x")
+    assert name.is_symlink() and (tmp_path / "out").read_text() == "x"
+
+
+def test_a_device_that_is_full(tmp_path):
+    device = tmp_path / "full"
+    try:
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+    except PermissionError:
+        device = Path("/dev/full")  # this user may not replace it
+    with pytest.raises(OutputError, match="the disk is full"):
+        files.write_text(device, "x")
+    assert device.is_char_device()
 
 
 def test_place_that_cannot_be_written(tmp_path):

@@ -27,7 +27,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[Path]:
-    """Give a temporary name beside `path`; rename it to `path` if the block succeeds, else remove it.
+    """Give a temporary name beside `path`; rename it to `path` if the block succeeds, else remove it. A device or a pipe is given itself.
 
     Raises:
         OutputError: the folder cannot be written, or the disk is full.
@@ -35,17 +35,37 @@ def writing(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     if not path.name:  # "." and "/", which have no name to put another beside
         raise OutputError(_FOLDER.format(path))
+    if _is_stream(path):
+        with naming(path):
+            yield path
+        return
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with naming(path), making_parents(path):
+        try:
+            yield temporary
+            if path.is_dir():
+                raise OutputError(_FOLDER.format(path))
+            os.replace(temporary, path)
+        finally:
+            remove(temporary)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a file renamed to `path` would replace what programs share: /dev/null, a named pipe, /dev/stdout, >(jq)."""
+    links = (os.path.realpath(path.parent) + "/", os.readlink(path) if path.is_symlink() else "")
+    return path.exists() and not path.is_dir() and (not path.is_file() or any(link.startswith("/proc/") for link in links))
+
+
+@contextlib.contextmanager
+def naming(path: Path | str | os.PathLike) -> Iterator[None]:
+    """Name `path` in the errors of the operating system.
+
+    Raises:
+        OutputError: in place of any OSError but a BrokenPipeError.
+    """
     try:
-        with making_parents(path):
-            try:
-                yield temporary
-                if path.is_dir():
-                    raise OutputError(_FOLDER.format(path))
-                os.replace(temporary, path)
-            finally:
-                remove(temporary)
-    except BrokenPipeError:  # stdout's reader has gone, inside the block: nothing to do with `path`
+        yield
+    except BrokenPipeError:  # the reader of stdout, or of `path`, has gone, which is not an error
         raise
     except OSError as error:
         raise output_error(path, error) from error
@@ -78,7 +98,7 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def output_error(path: Path | str, error: OSError) -> OutputError:
+def output_error(path: Path | str | os.PathLike, error: OSError) -> OutputError:
     """Turn an operating system error into one that says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(f"cannot write '{path}': the disk is full; free space or give another output path")
@@ -99,6 +119,8 @@ def check_place(path: Path | str) -> None:
     try:
         if path.is_dir():
             raise OutputError(_FOLDER.format(path))
+        if _is_stream(path):
+            return
         folder = path.absolute().parent
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent

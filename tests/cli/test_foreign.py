@@ -86,6 +86,22 @@ def test_refusals(cli, place, arguments, names, advice):
     assert snapshot(place) == before
 
 
+def test_the_file_that_is_exported_stays(cli, place):
+    before = snapshot(place)
+    for more in ((), ("--precision", "fp16")):
+        cli.refused(
+            "export",
+            "rt-detr.onnx",
+            "-o",
+            "../" + place.name + "/rt-detr.onnx",
+            *SAID,
+            *more,
+            names="rt-detr.onnx",
+            advice="another output",
+        )
+    assert snapshot(place) == before
+
+
 @pytest.mark.parametrize(
     ("text", "advice"),
     [

@@ -151,7 +151,7 @@ def test_place_that_cannot_be_written(tmp_path):
 
 def test_outputs_are_given_once():
     check_stdout_once(["-", "a.json", None, None])
-    with pytest.raises(OutputError, match=r"twice: -"):
+    with pytest.raises(OutputError, match=r"two outputs have the name '-'"):
         check_stdout_once(["-", None, "-"])
     with pytest.raises(OutputError, match=r"a.json"):
-        check_stdout_once(["a.json", "a.json"])
+        check_stdout_once(["a.json", "b.json", "./a.json"])

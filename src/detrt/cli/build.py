@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +16,7 @@ from .. import files
 from ..backends.inductor.config import InductorConfig
 from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
-from ..errors import DetrtError, EngineError, SourceError
+from ..errors import DetrtError, EngineError, OutputError, SourceError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
@@ -225,6 +226,8 @@ def export(
     warnings = check_before(precision, ())
     path = output if output.suffix == ".onnx" else output / "model.onnx"
     files.check_place(path)
+    if path.is_file() and os.path.realpath(path) == os.path.realpath(model):
+        raise OutputError(f"--output '{path}' is the file that is exported; give another output path")
     with show.progress() as step:
         step("load", None, model)
         write = partial(

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from ..detections import Detections
 from ..errors import OutputError
-from ..files import output_error, writing
+from ..files import naming, writing
 from ..spec import ModelSpec
 from .coco import CocoDataset
 
@@ -61,7 +61,7 @@ def jsonl_writer(path: str | os.PathLike) -> Iterator[Write]:
     with _text_target(path) as file:
 
         def write(record: Record) -> None:
-            with _blaming(path):
+            with naming(path):
                 file.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
                 if os.fspath(path) == STDOUT:
                     file.flush()
@@ -78,7 +78,7 @@ def text_writer() -> Iterator[Write]:
             counts = Counter(record.detections.labels)
             found = ", ".join(f"{number} {label}" for label, number in counts.most_common()) or "nothing"
             frame = "" if record.frame is None else f" frame {record.frame}"
-            with _blaming(STDOUT):
+            with naming(STDOUT):
                 file.write(f"{record.image}{frame}: {found}\n")
                 file.flush()
 
@@ -99,7 +99,7 @@ def csv_writer(path: str | os.PathLike, extra: Sequence[str] = ()) -> Iterator[W
             for found in data["detections"]:
                 corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
                 own = {key: value for key, value in found.items() if key in columns}  # no column holds masks and phrases
-                with _blaming(path):
+                with naming(path):
                     rows.writerow(common | own | corners)
 
         yield write
@@ -124,22 +124,24 @@ def coco_writer(path: str | os.PathLike, spec: ModelSpec, truth: CocoDataset | N
             nonlocal number, mark
             number += 1
             image_id = number if truth is None else truth.image_id(record.image)
-            with _blaming(path):
+            with naming(path):
                 for row in record.detections.to_coco(image_id, categories):
                     file.write(f"{mark}{json.dumps(row)}")
                     mark = ",\n"
 
         yield write
-        with _blaming(path):
+        with naming(path):
             file.write("[]\n" if mark == "[" else "]\n")
 
 
 def check_stdout_once(paths: Sequence[str | os.PathLike | None]) -> None:
     """Raise OutputError when two outputs would be mixed on stdout, or two have one path."""
-    named = [os.fspath(path) for path in paths if path is not None]
-    twice = sorted({path for path in named if named.count(path) > 1})
-    if twice:
-        raise OutputError(f"{len(twice)} output name given twice: {', '.join(twice)}; give each output its own")
+    seen = set()
+    for path in map(os.fspath, filter(None, paths)):
+        place = path if path == STDOUT else os.path.realpath(path)
+        if place in seen:
+            raise OutputError(f"two outputs have the name '{path}'; give each output its own")
+        seen.add(place)
 
 
 @contextlib.contextmanager
@@ -159,16 +161,5 @@ def _text_target(path: str | os.PathLike) -> Iterator[TextIO]:
     with contextlib.suppress(AttributeError):  # a replaced stdout may not be reconfigurable
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     yield sys.stdout
-    with _blaming(path):
+    with naming(path):
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _blaming(path: str | os.PathLike) -> Iterator[None]:
-    """Name this output in errors; enclosing blocks would name another one."""
-    try:
-        yield
-    except BrokenPipeError:  # the reader has closed stdout, which is not an error
-        raise
-    except OSError as error:
-        raise output_error(path, error) from error

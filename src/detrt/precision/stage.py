@@ -95,7 +95,7 @@ def convert_file(
         paths = sorted({node.name.strip("/").split("/")[0] for node in model.graph.node if "/" in node.name.strip("/")})
         raise GraphError(
             f"--keep-fp32 {', '.join(unknown)} matches no layer of this graph; its paths start with {', '.join(paths[:8])}; "
-            "list the names with: detrt info"
+            "give one of them, a longer path, or a pattern such as *attention*"
         )
     images: Sequence[ImageSource] = []
     images, coco = find_images(config.calibration, config.calibration_images) if config.calibration else (images, None)
