@@ -17,8 +17,9 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from serve_support import Server, in_base64, png, together
 from text_cases import colour_image
 from text_models import write_text_bundle
+from tiny_exports import SHARED
 
-from detrt import Detector
+from detrt import Detector, ImageQueries
 from detrt.backends.base import Session
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
@@ -157,6 +158,43 @@ def test_prompts(client):
 
 
 @pytest.mark.slow
+def test_query_images(tmp_path, exported, scenes):
+    """As files of a form and in JSON; what a Detector finds by them, in batches with other prompts."""
+    model = exported("owlv2", **SHARED["owlv2"]).path
+    shutil.copytree(model.parent, tmp_path / "plain", ignore=shutil.ignore_patterns("query.onnx"))
+    image, shown = png(scenes[0]), (png(scenes[1]), png(scenes[2][20:90, 10:60]))
+    with Detector.open(model, threads=1, threshold=0.2, prompt=ImageQueries(shown, ("one", "two"))) as detector:
+        want = detector(image).to_list()
+    with Detector.open(model, threads=1, threshold=0.2, prompt="a cat.") as detector:
+        worded = detector(image).to_list()
+    options = {"model": "shown", "threshold": 0.2}
+    served = (f"shown={model}", f"plain={tmp_path / 'plain' / model.name}", "--workers", 1)
+    with Server(*served, "--max-images", 2) as running, httpx.Client(base_url=running.address, timeout=60) as client:
+        cards = {card["name"]: card["takes_query_images"] for card in client.get("/v1/models").json()["models"]}
+        assert cards == {"shown": True, "plain": False}
+        files = [("images", ("a.png", image)), ("query_images", ("one.png", shown[0])), ("query_images", ("two.jpg", shown[1]))]
+        named = [{"name": name, "data": in_base64(data)} for name, data in zip(("one", "two"), shown, strict=True)]
+        body = {"images": [in_base64(image)] * 2, "query_images": named, **options}
+        asks = [{"files": files, "data": options}, {"json": body}, {"content": image, "params": {**options, "prompt": "a cat."}}]
+        for number, answer in enumerate(together(lambda i: detect(client, **asks[i % 3]), 6)):
+            found = [one["detections"] for one in answer["images"]]
+            assert len(want) > 1 and len(found) == (1, 2, 1)[number % 3]
+            for one in found:
+                check(one, worded if number % 3 == 2 else want)
+        bad = [
+            ({"query_images": ["AAAA"]}, 400, "query image 0: the image (3 bytes) is not an image"),
+            ({"query_images": ["http://x/a.png"]}, 400, "query_images[0] is an address"),
+            ({"query_images": [in_base64(image)] * 3}, 413, "3 query images; at most 2"),
+            ({"query_images": [in_base64(image)], "prompt": "a cat."}, 400, "both say what to find"),
+            ({"query_images": [in_base64(image)], "task": "Find."}, 400, "takes no task"),
+            ({"query_images": [in_base64(image)], "model": "plain"}, 400, "--image-queries"),
+        ]
+        for change, status, words in bad:
+            answer = client.post("/v1/detect", json={"images": [in_base64(image)], **options, **change})
+            assert answer.status_code == status and words in answer.json()["error"]["message"], answer.text
+        check(detect(client, json=body)["images"][0]["detections"], want)
+
+
 def test_embedded_phrases(tmp_path):
     from detrt import build
 

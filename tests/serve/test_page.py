@@ -12,6 +12,7 @@ from cli_support import write_onnx
 from onnx_models import make_spec
 from serve_support import Server, png
 from text_models import write_text_bundle
+from tiny_exports import SHARED
 
 from detrt import Detector
 
@@ -19,17 +20,20 @@ pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, exported):
     folder = tmp_path_factory.mktemp("served")
     write_onnx(folder / "toy.onnx")
     write_onnx(folder / "masked.onnx", make_spec(masks=True))
     write_text_bundle(folder / "prompted")
+    (folder / "shown").symlink_to(exported("owlv2", **SHARED["owlv2"]).path.parent)
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with Server(folder / "toy.onnx", folder / "masked.onnx", f"asked={folder / 'prompted'}", "--workers", 1) as running:
+    models = ("toy.onnx", "masked.onnx"), {"asked": "prompted", "shown": "shown/model.onnx"}
+    served = [folder / name for name in models[0]] + [f"{name}={folder / path}" for name, path in models[1].items()]
+    with Server(*served, "--workers", 1) as running:
         yield running
 
 
@@ -89,6 +93,18 @@ def test_page(server, folder, browser, tmp_path):
     page.find_element(By.ID, "prompt").send_keys("red. blue.\n")
     wait.until(lambda _: page.execute_script("return document.getElementById('json').textContent.includes('red. blue.')"))
     assert not page.find_element(By.ID, "error").is_displayed()
+    # One that also finds by an image takes either.
+    assert not page.find_element(By.ID, "show").is_displayed()
+    Select(page.find_element(By.ID, "model")).select_by_visible_text("shown")
+    wait.until(lambda _: page.find_element(By.ID, "show").is_displayed())
+    query = tmp_path / "it.png"
+    query.write_bytes(png(image[10:50, 20:60]))
+    page.find_element(By.ID, "query").send_keys(str(query))
+    wait.until(lambda _: page.execute_script("return document.getElementById('json').textContent.includes('\"label\": \"it\"')"))
+    assert page.find_element(By.ID, "prompt").get_property("value") == ""
+    page.find_element(By.ID, "prompt").send_keys("a cat.\n")
+    wait.until(lambda _: page.execute_script("return document.getElementById('json').textContent.includes('a cat')"))
+    assert page.find_element(By.ID, "query").get_property("value") == ""
     # What cannot be read is told.
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")

@@ -149,6 +149,11 @@ class PromptedSession(BaseSession):
         tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=longest)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
 
+    @property
+    def takes_query_images(self) -> bool:
+        """Whether `ImageQueries` are prompts of this model, as it was exported."""
+        return self.query_encoder is not None and not self.spec.decode.in_graph
+
     def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
         """Parse and tokenize a prompt, in chunks if a list is longer than the model takes.
 
@@ -310,15 +315,20 @@ class PromptedSession(BaseSession):
                 f"query images need the scores of all patches, since of overlapping boxes (IoU above {QUERY_NMS_IOU}) the best is kept; "
                 "this graph decodes by itself: export the model again without --decode graph"
             )
-        images = [load_image(image) for image in queries.images]
-        with self._lock:
-            keys = [hashlib.sha256(b"%d %d " % image.shape[:2] + image.tobytes()).digest() for image in images]
-            found = {key: self._queries.get(key) for key in keys}
-            if new := {key: image for key, image in zip(keys, images, strict=True) if found[key] is None}:
-                with contextlib.closing(self.query_encoder()) as encoder:
-                    found |= {key: self._queries.put(key, self._encode_image(encoder, image)) for key, image in new.items()}
-        features, prompt = np.stack([found[key] for key in keys]), queries.prompt()
-        split = split_in_chunks([0] * len(images), 0, self._classes.high)
+        found, encoder = [], None
+        with self._lock, contextlib.ExitStack() as stack:
+            for source in queries.images:  # one decoded image at a time
+                image = None if isinstance(source, bytes) else load_image(source)
+                content = source if image is None else b"%d %d " % image.shape[:2] + image.tobytes()
+                key = hashlib.sha256(content).digest()
+                feature = self._queries.get(key)
+                if feature is None:
+                    encoder = encoder or stack.enter_context(contextlib.closing(self.query_encoder()))
+                    image = load_image(source) if image is None else image
+                    feature = self._queries.put(key, self._encode_image(encoder, image))
+                found.append(feature)
+        features, prompt = np.stack(found), queries.prompt()
+        split = split_in_chunks([0] * len(found), 0, self._classes.high)
         return EncodedPrompt(prompt, tuple(ImageChunk(prompt.part(some), features[some]) for some in split), of_images=True)
 
     def _encode_image(self, encoder: Session, image: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -126,6 +126,7 @@ def model_card(facts: ModelFacts) -> dict[str, Any]:
         "classes": list(facts.spec.labels.values()),
         "takes_prompt": facts.takes_prompt,
         "takes_task": facts.takes_task,
+        "takes_query_images": facts.takes_query_images,
         "input": {"height": facts.size_hw[0], "width": facts.size_hw[1], "resize": given.resize},
         "max_batch": facts.max_batch,
         "note": facts.note,
@@ -167,6 +168,7 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> 
                     options.max_detections,
                     prompt,
                     options.task or "",
+                    asked.query_images,
                 )
                 for _, data in asked.images
             ]

@@ -41,12 +41,16 @@ class ModelFacts:
     size_hw: tuple[int, int]
     takes_prompt: bool
     takes_task: bool
+    takes_query_images: bool
     note: str
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTask:
-    """An image file to detect in. prompt: a text, or class names; classes: names or ids to keep."""
+    """An image file to detect in.
+
+    prompt: a text, or class names. query_images: (name, content of the file) of what to find, instead. classes: names or ids to keep.
+    """
 
     data: bytes
     threshold: float
@@ -54,6 +58,7 @@ class ImageTask:
     max_detections: int | None = None
     prompt: str | tuple[str, ...] | None = None
     task: str = ""
+    query_images: tuple[tuple[str | None, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

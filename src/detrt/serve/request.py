@@ -24,6 +24,7 @@ from .errors import Refused
 
 _MOST_FIELDS = 64
 _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
+_QUERY_FIELDS = ("query_image", "query_images")
 _CURLS_OWN = "application/x-www-form-urlencoded"  # the type that curl --data-binary gives by itself
 _ADDRESS = re.compile(r"(?:https?|ftp|file|s3|gs)://", re.IGNORECASE)
 Threshold = Annotated[float, Field(ge=0, le=1, description="Keep scores above it.")]
@@ -32,6 +33,10 @@ TimeoutMs = Annotated[int, Field(ge=1, le=86_400_000, description="Give up after
 Name = Annotated[str, Field(max_length=1000)]
 PromptText = Annotated[str, Field(max_length=20_000)]
 ClassNames = Annotated[list[Name], Field(min_length=1, max_length=5000)]
+
+
+# (name, content of the file) of each.
+Files = tuple[tuple[str | None, bytes], ...]
 
 
 class _Strict(BaseModel):
@@ -61,14 +66,18 @@ class DetectBody(Options):
     """The JSON form. An image is base64, a data: URI, or an object with data and name."""
 
     images: list[str | NamedImage] = Field(min_length=1, description="Image files in base64; addresses and paths are not opened.")
+    query_images: list[str | NamedImage] = Field(
+        [], description="What to find, as images that it fills, instead of a prompt; for models with takes_query_images."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DetectRequest:
-    """images: (name, content of the file)."""
+    """query_images: of what to find."""
 
     options: Options
-    images: tuple[tuple[str | None, bytes], ...]
+    images: Files
+    query_images: Files = ()
 
 
 def options_of(pairs: list[tuple[str, str]], where: str) -> dict[str, Any]:
@@ -99,14 +108,15 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     options = options_of(query, "the address")
+    queries: Files = ()
     if kind == "multipart/form-data":
-        images, more = await _multipart(headers, body, config)
+        images, queries, more = await _multipart(headers, body, config)
         made = _validate(Options, _join(options, more))
     elif kind == "application/json" or kind.endswith("+json"):
         # In a thread if it takes long.
-        made, images = await asyncio.to_thread(_json, body, options) if len(body) > MIB else _json(body, options)
+        made, images, queries = await asyncio.to_thread(_json, body, options) if len(body) > MIB else _json(body, options)
     elif kind.startswith("image/") or kind in ("application/octet-stream", ""):
-        images = [(None, body)]
+        images = ((None, body),)
         made = _validate(Options, options)
     else:
         raise Refused(
@@ -117,9 +127,10 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
         )
     if not images or (len(images) == 1 and not images[0][1]):
         raise Refused(400, "no_image", "there is no image; send the content of at least one image file")
-    if len(images) > config.max_images:
-        raise Refused(413, "too_many_images", f"the request has {len(images)} images; at most {config.max_images} are taken")
-    return DetectRequest(made, tuple(images))
+    for what, files in (("images", images), ("query images", queries)):
+        if len(files) > config.max_images:
+            raise Refused(413, "too_many_images", f"the request has {len(files)} {what}; at most {config.max_images} are taken")
+    return DetectRequest(made, images, queries)
 
 
 def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -128,11 +139,11 @@ def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return first | second
 
 
-async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tuple[list[tuple[str | None, bytes]], dict[str, Any]]:
+async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tuple[Files, Files, dict[str, Any]]:
     async def stream() -> Any:
         yield body
 
-    parser = MultiPartParser(headers, stream(), max_files=config.max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
+    parser = MultiPartParser(headers, stream(), max_files=2 * config.max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
     parser.spool_max_size = config.max_body + 1  # in memory, as the body
     try:
         form = await parser.parse()
@@ -141,33 +152,35 @@ async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tupl
         raise Refused(400, "bad_request", f"the multipart body cannot be read: {text[:200]}") from None
     try:
         images: list[tuple[str | None, bytes]] = []
+        queries: list[tuple[str | None, bytes]] = []
         fields: list[tuple[str, str]] = []
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
-                images.append((value.filename, value.file.read()))
-            elif name in ("image", "images", "file", "files"):
+                (queries if name in _QUERY_FIELDS else images).append((value.filename, value.file.read()))
+            elif name in ("image", "images", "file", "files", *_QUERY_FIELDS):
                 raise Refused(
                     400, "bad_request", f"the field '{name}' is text; send an image as a file (curl: -F {name}=@photo.jpg)"
                 )
             else:
                 fields.append((name, value))
-        return images, options_of(fields, "the form")
+        return tuple(images), tuple(queries), options_of(fields, "the form")
     finally:
         await form.close()
 
 
-def _json(body: bytes, options: dict[str, Any]) -> tuple[Options, list[tuple[str | None, bytes]]]:
+def _json(body: bytes, options: dict[str, Any]) -> tuple[Options, Files, Files]:
     try:
         found = DetectBody.model_validate_json(body)
     except ValidationError as error:
         raise _error_text(error) from None
-    given = found.model_dump(exclude={"images"}, exclude_none=True)
+    given = found.model_dump(exclude={"images", "query_images"}, exclude_none=True)
     made = _validate(Options, _join(options, given))
-    images: list[tuple[str | None, bytes]] = []
-    for number, image in enumerate(found.images):
-        name, data = (None, image) if isinstance(image, str) else (image.name, image.data)
-        images.append((name, _from_base64(data, f"images[{number}]")))
-    return made, images
+    files: dict[str, list[tuple[str | None, bytes]]] = {"images": [], "query_images": []}
+    for field, read in files.items():
+        for number, image in enumerate(getattr(found, field)):
+            name, data = (None, image) if isinstance(image, str) else (image.name, image.data)
+            read.append((name, _from_base64(data, f"{field}[{number}]")))
+    return made, tuple(files["images"]), tuple(files["query_images"])
 
 
 def _from_base64(text: str, where: str) -> bytes:
@@ -339,7 +352,9 @@ def detect_operation() -> dict[str, Any]:
     plain = _inline_refs(Options.model_json_schema())["properties"]
     fields = {name: _text_form(name, part) for name, part in plain.items()}
     files = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
-    form = {"type": "object", "required": ["images"], "properties": {"images": files, **fields}, "additionalProperties": False}
+    shown = {"query_images": {**files, "description": schema["properties"]["query_images"]["description"]}}
+    properties = {"images": files, **shown, **fields}
+    form = {"type": "object", "required": ["images"], "properties": properties, "additionalProperties": False}
     return {
         "parameters": [
             {"name": name, "in": "query", "required": False, "schema": part, "description": part.get("description", "")}

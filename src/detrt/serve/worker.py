@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +27,14 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_session
+from ..backends.prompted import PromptedSession
 from ..backends.worker_process import Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
 from ..detector import Detector
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
-from ..text.prompts import Prompt
+from ..text.prompts import ImageQueries, Prompt
 from .config import ServedModel
 from .errors import Refused
 from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
@@ -184,7 +186,7 @@ class Model:
         except BaseException:
             session.close()
             raise
-        self.session, self.spec = session, session.spec
+        self.session, self.spec, self.max_pixels = session, session.spec, setup.max_pixels
         text = session.info.text
         self.takes_prompt = text is not None
         self.facts = ModelFacts(
@@ -197,6 +199,7 @@ class Model:
             size_hw=self.detector.size_hw or self.spec.input.size_hw,
             takes_prompt=self.takes_prompt,
             takes_task=text is not None and text.kind == "classes",
+            takes_query_images=isinstance(session, PromptedSession) and session.takes_query_images,
             note=session.info.note,
         )
 
@@ -220,11 +223,12 @@ class Model:
             images = self._decoded_on_gpu(self.detector.decoder, images)
         results: list[Result | None] = [image if isinstance(image, Refused) else None for image, _ in images]
         classes: dict[int, frozenset[int] | None] = {}
-        prompts: dict[int, Prompt | None] = {}
+        prompts: dict[int, Prompt | ImageQueries | None] = {}
+        queries: dict[Any, ImageQueries] = {}  # those of a request are checked once for all of its images
         for index, task in enumerate(tasks):
             if results[index] is None:
                 try:
-                    classes[index], prompts[index] = self._wanted(task.classes, task.prompt, task.task)
+                    classes[index], prompts[index] = self._wanted(task, queries)
                 except DetrtError as error:
                     code = "bad_prompt" if isinstance(error, PromptError) else "bad_request"
                     results[index] = Refused(400, code, str(error))
@@ -304,22 +308,36 @@ class Model:
         return outputs
 
     def _wanted(
-        self, classes: Sequence[str] | None, prompt: str | Sequence[str] | None, task: str
-    ) -> tuple[frozenset[int] | None, Prompt | None]:
-        """The class ids to keep, or the prompt. Raises PromptError, SpecError."""
+        self, asked: ImageTask, queries: dict[Any, ImageQueries]
+    ) -> tuple[frozenset[int] | None, Prompt | ImageQueries | None]:
+        """The class ids to keep, or the prompt; `queries` are those that were checked. Raises PromptError, SpecError, ImageError."""
+        prompt: str | list[str] | ImageQueries | None
+        prompt = list(asked.prompt) if isinstance(asked.prompt, tuple) else asked.prompt
         if not self.takes_prompt:
-            if prompt is not None or task:
+            if prompt is not None or asked.task or asked.query_images:
                 raise PromptError("this model has fixed classes and takes no prompt; choose among them with 'classes'")
-            return None if classes is None else frozenset(self.spec.class_ids(list(classes))), None
-        if classes is not None:
+            return None if asked.classes is None else frozenset(self.spec.class_ids(list(asked.classes))), None
+        if asked.classes is not None:
             raise PromptError(
                 "this model has no classes of its own to choose from with 'classes'; say what to find with 'prompt'"
             )
+        if asked.query_images:
+            if prompt is not None:
+                raise PromptError("'prompt' and 'query_images' both say what to find; give one of them")
+            if asked.query_images not in queries:
+                for number, (_, data) in enumerate(asked.query_images):
+                    try:
+                        open_image(data, max_pixels=self.max_pixels).load()
+                    except ImageError as error:
+                        raise ImageError(f"query image {number}: {error}") from None
+                names = tuple(Path(name or f"image {number}").stem for number, (name, _) in enumerate(asked.query_images))
+                queries[asked.query_images] = ImageQueries(tuple(data for _, data in asked.query_images), names)
+            prompt = queries[asked.query_images]
         if prompt is None:
             raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
         # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
-        bound = self.session.bind(prompt if isinstance(prompt, str) else list(prompt), task=task)
-        return None, bound.prompts[0].prompt
+        bound = self.session.bind(prompt, task=asked.task)
+        return None, prompt if isinstance(prompt, ImageQueries) else bound.prompts[0].prompt
 
     def close(self) -> None:
         self.detector.close()

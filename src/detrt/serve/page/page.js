@@ -100,6 +100,7 @@ function showModel() {
   const model = currentModel();
   if (!model) return;
   $("ask").hidden = !model.takes_prompt;
+  $("show").hidden = !model.takes_query_images;
   const what = model.takes_prompt ? "takes a prompt" : `${model.classes.length} classes`;
   $("about").textContent = `${model.name} · ${what} · ${model.input.height}×${model.input.width} · ${model.backend}`;
 }
@@ -120,7 +121,8 @@ function take(file) {
 async function detect() {
   const model = currentModel();
   if (!state.file || !model) return;
-  if (model.takes_prompt && !$("prompt").value.trim()) {
+  const query = model.takes_query_images ? $("query").files[0] : null;
+  if (model.takes_prompt && !query && !$("prompt").value.trim()) {
     fail("Say what to find: this model needs a prompt.");
     $("prompt").focus();
     return;
@@ -131,7 +133,8 @@ async function detect() {
   form.append("images", state.file, state.file.name || "pasted");
   form.append("model", model.name);
   form.append("threshold", FLOOR);
-  if (model.takes_prompt) form.append("prompt", $("prompt").value);
+  if (query) form.append("query_images", query, query.name);
+  else if (model.takes_prompt) form.append("prompt", $("prompt").value);
   document.body.classList.add("busy");
   const start = performance.now();
   try {
@@ -234,6 +237,12 @@ $("prompt").addEventListener("keydown", (event) => {
     event.preventDefault();
     detect();
   }
+});
+// A prompt or an image says what to find, the one that was given last.
+$("prompt").addEventListener("input", () => ($("query").value = ""));
+$("query").addEventListener("change", () => {
+  if ($("query").files.length) $("prompt").value = "";
+  detect();
 });
 $("threshold").addEventListener("input", () => {
   $("level").textContent = Number($("threshold").value).toFixed(2);
