@@ -80,6 +80,7 @@ class SessionInfo:
         gpu_name, compute_capability: of the GPU of an engine; compute_capability e.g. 89.
         parallel: number of concurrent batches, enqueued with `start`; 1: `run` only.
         text: of a model that takes a prompt and has none bound; None: fixed classes.
+        takes_query_images: whether `ImageQueries` are prompts of it.
         notes: for people: why this session was chosen, and its limitations.
     """
 
@@ -99,6 +100,7 @@ class SessionInfo:
     compute_capability: int | None = None
     parallel: int = 1
     text: TextSpec | None = None
+    takes_query_images: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -459,7 +459,7 @@ def _with_text_of(
     found = _with_encoder_of(bundle, session, backend, provider, device, threads, engine)
     if encoders := bundle.of_kind("query"):
         # It runs once for each query: on the CPU, whatever runs the detector.
-        found.query_encoder = lambda: OnnxSession(bundle.checked_path(encoders[0]), session.spec, threads=threads)
+        found.set_query_encoder(lambda: OnnxSession(bundle.checked_path(encoders[0]), session.spec, threads=threads))
     return found
 
 
@@ -545,7 +545,7 @@ def with_text(
         prompted = PromptedSession(session, tokenizer, opened[-1])
         path = folder / text.query_encoder
         if text.query_encoder and path.is_file():
-            prompted.query_encoder = lambda: OnnxSession(path, session.spec, threads=threads)
+            prompted.set_query_encoder(lambda: OnnxSession(path, session.spec, threads=threads))
         return prompted
 
 

@@ -133,10 +133,11 @@ class PromptedSession(BaseSession):
             raise SessionError(
                 f"the text encoder must take {list(TEXT_ENCODER_INPUTS)}; got {[i.name for i in text_encoder.inputs]}"
             )
-        self.detector, self.text_encoder, self.tokenizer, self.query_encoder = detector, text_encoder, tokenizer, query_encoder
+        self.detector, self.text_encoder, self.tokenizer = detector, text_encoder, tokenizer
         self.spec: ModelSpec = detector.spec
         self.text: TextSpec = text
         self._info = replace(detector.info, text=text)
+        self.set_query_encoder(query_encoder)
         self._lock = threading.RLock()
         self._features, self._names, self._queries = _Cache(cache_size), _Cache(NAMES_SIZE), _Cache(cache_size)
         # Both graphs must take a length.
@@ -149,10 +150,10 @@ class PromptedSession(BaseSession):
         tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=longest)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
 
-    @property
-    def takes_query_images(self) -> bool:
-        """Whether `ImageQueries` are prompts of this model, as it was exported."""
-        return self.query_encoder is not None and not self.spec.decode.in_graph
+    def set_query_encoder(self, query_encoder: Callable[[], Session] | None) -> None:
+        """See the argument of the class."""
+        self.query_encoder = query_encoder
+        self._info = replace(self._info, takes_query_images=query_encoder is not None and not self.spec.decode.in_graph)
 
     def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
         """Parse and tokenize a prompt, in chunks if a list is longer than the model takes.

@@ -27,7 +27,6 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_session
-from ..backends.prompted import PromptedSession
 from ..backends.worker_process import Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
@@ -199,7 +198,7 @@ class Model:
             size_hw=self.detector.size_hw or self.spec.input.size_hw,
             takes_prompt=self.takes_prompt,
             takes_task=text is not None and text.kind == "classes",
-            takes_query_images=isinstance(session, PromptedSession) and session.takes_query_images,
+            takes_query_images=session.info.takes_query_images,
             note=session.info.note,
         )
 
