@@ -761,7 +761,7 @@ def _largest_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: 
         SessionError: one of them cannot run.
     """
     from . import graph
-    from .graph.clean import topk_outputs, with_outputs
+    from .graph.clean import serialized, topk_outputs
     from .graph.dequantize import remove_quantization
     from .graph.probe import MAX_PROBED_BYTES, probe
     from .graph.view import GraphView
@@ -780,8 +780,8 @@ def _largest_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: 
                 exact.append(Path(folder) / one.name)
             return _largest_difference(exact[0], exact[1], spec)
     plain_graph, fused_graph = graph.load(path), GraphView(graph.load(fused))
-    selections = topk_outputs(plain_graph) if plain_graph.ByteSize() < MAX_PROBED_BYTES else []
-    whole = with_outputs(plain_graph, selections).SerializeToString() if selections else path
+    selections = topk_outputs(plain_graph) if graph.weight_bytes(plain_graph) < MAX_PROBED_BYTES else []
+    whole = serialized(plain_graph, selections) if selections else path
     errors: list[float] = []
     with OnnxSession(whole, spec) as plain:
         del plain_graph, whole
@@ -790,7 +790,7 @@ def _largest_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: 
             feeds = preprocess(draw_images(count, spec.input.size_hw), spec).feeds
             outputs = plain.run(feeds)
             chosen = {name: outputs.pop(name) for name in selections}
-            following = probe(fused_graph, (), chosen)[0].SerializeToString() if chosen else path
+            following = graph.to_bytes(probe(fused_graph, (), chosen)[0]) if chosen else path
             with OnnxSession(following, spec, fused=None if chosen else fused) as other:
                 errors += output_differences(outputs, other.run(feeds), Precision.FP32.output_tolerance).values()
     return max(errors)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -72,6 +74,27 @@ def test_read_spec_errors(model, tmp_path):
     graph.save(model, path)
     with pytest.raises(SpecError, match="schema 99"):
         graph.read_spec(path)
+
+
+def test_bytes_are_those_of_the_model_in_the_memory_of_one_copy(model, tmp_path):
+    model.doc_string = "kept"
+    for index, size in enumerate((0, 3, 127, 128, 60_000, 5_000_000)):
+        model.graph.initializer.append(numpy_helper.from_array(np.arange(size, dtype=np.uint8), f"weight {index}"))
+    assert onnx.load_from_string(graph.to_bytes(model)) == model
+    script = """
+import resource, sys
+import onnx
+from detrt import graph
+model = onnx.ModelProto()
+for index in range(10):
+    model.graph.initializer.add(name=str(index), dims=[20_000_000], data_type=onnx.TensorProto.UINT8, raw_data=bytes(20_000_000))
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+assert len(graph.to_bytes(model)) > 200_000_000
+print((peak() - before) * 1024 / 200_000_000)
+"""
+    copies = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+    assert copies < 1.5  # protobuf's own: 4.5
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
             outputs = session.run(feeds)
         return outputs, [indices.cpu().numpy() for indices in selections]
     from .. import graph
-    from ..graph.clean import topk_outputs, with_outputs
+    from ..graph.clean import serialized, topk_outputs
     from ..graph.emulate_low_precision import emulate, has_16_bit
     from ..graph.view import GraphView
     from .models import is_onnx_on_cpu
@@ -80,7 +80,7 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
     if is_onnx_on_cpu(session) and has_16_bit((view := GraphView(model)).types):
         model = emulate(model, view.types)
     names = topk_outputs(model)
-    with OnnxSession(with_outputs(model, names).SerializeToString(), session.spec) as probe:
+    with OnnxSession(serialized(model, names), session.spec) as probe:
         outputs = probe.run(feeds)
     return outputs, [outputs.pop(name) for name in names]
 
@@ -99,6 +99,7 @@ def run_forced(session: Session, feeds: Feeds, selections: Sequence[NDArray]) ->
                 return session.run(feeds)
         except DetrtError as error:
             raise SessionError(str(error)) from error
+    from ..graph import to_bytes
     from ..graph.clean import topk_outputs
     from ..graph.probe import probe
     from .models import view_of
@@ -109,7 +110,7 @@ def run_forced(session: Session, feeds: Feeds, selections: Sequence[NDArray]) ->
     if len(names) != len(selections):
         raise SessionError(f"the reference has {len(names)} top-k selections, the candidate {len(selections)}")
     model, _ = probe(view, [], dict(zip(names, selections, strict=True)))
-    with OnnxSession(model.SerializeToString(), session.spec) as forced:
+    with OnnxSession(to_bytes(model), session.spec) as forced:
         outputs = forced.run(feeds)
     return outputs
 

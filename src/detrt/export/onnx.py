@@ -12,7 +12,7 @@ import torch
 from .. import graph
 from ..backends.base import relative_error
 from ..errors import ExportError
-from ..graph.clean import cut_outputs, topk_outputs, with_outputs
+from ..graph.clean import cut_outputs, serialized, topk_outputs
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
@@ -83,7 +83,7 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
 
     selections = topk_outputs(model)
     cuts = cut_outputs(model) if spec.decode.reading_order == "votes" else []
-    session = OnnxSession(with_outputs(model, [*selections, *cuts]).SerializeToString(), spec)
+    session = OnnxSession(serialized(model, [*selections, *cuts]), spec)
     try:
         for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
             feeds = example_feeds(spec, batch, size, seed=batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from .. import files, graph
 from ..backends.base import relative_error
 from ..errors import ExportError, SourceError
-from ..graph.clean import topk_outputs, with_outputs
+from ..graph.clean import serialized, topk_outputs
 from ..graph.io import summarise
 from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
@@ -74,11 +75,12 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
         if query_encoder is not None:
             errors += tuple(_check_query_encoder(source, query_encoder, spec))
         require_equal(errors)
-    graph.save(model, path)
     if text_encoder is not None:
         graph.save(text_encoder, path.with_name(text.encoder))
     if query_encoder is not None:
         graph.save(query_encoder, path.with_name(text.query_encoder))
+    del text_encoder, query_encoder
+    graph.save(model, path)
     with files.writing(path.with_name(text.tokenizer)) as temporary:
         temporary.write_bytes(source.tokenizer)
     return ExportReport(path, spec, summarise(model), seconds, errors, processing)
@@ -105,7 +107,7 @@ def _check_query_encoder(source: Source, model: Any, spec: ModelSpec) -> Iterato
     from ..backends.onnxruntime.session import OnnxSession
 
     stock = StockQueryEncoder(source, spec).eval()
-    with OnnxSession(model.SerializeToString(), spec) as session:
+    with OnnxSession(graph.to_bytes(model), spec) as session:
         for batch, _, _ in CHECKS:
             size = trace_size(spec)
             pixels = image_feeds(spec, batch, size, seed=batch)[PIXEL_VALUES]
@@ -135,33 +137,32 @@ def check_text_export(
     """
     from ..backends.onnxruntime.session import OnnxSession
 
-    selections = topk_outputs(model)
-    session = OnnxSession(with_outputs(model, selections).SerializeToString(), spec)
-    encoder_session = None if text_encoder is None else OnnxSession(text_encoder.SerializeToString(), spec)
     inputs = [info.name for info in text_encoder_contract(spec)[0]]
-    stock = StockTextModule(source, spec).eval()
-    try:
+    cases = []
+    # One session after the other: with SAM 3 each takes gigabytes.
+    with contextlib.ExitStack() as stack:
+        encoder_session = None if text_encoder is None else stack.enter_context(OnnxSession(graph.to_bytes(text_encoder), spec))
+
+        def encode(*arrays: NDArray) -> Mapping[str, NDArray]:
+            assert encoder_session is not None
+            return encoder_session.run(dict(zip(inputs, arrays, strict=True)))
+
         for batch, another, tokens in CHECKS:
             size = other_size(spec) if another else trace_size(spec)
             ids = example_ids(source, batch, tokens, seed=batch)
-
-            def encode(*arrays: NDArray) -> Mapping[str, NDArray]:
-                assert encoder_session is not None
-                return encoder_session.run(dict(zip(inputs, arrays, strict=True)))
-
             feeds = image_feeds(spec, batch, size, seed=batch) | text_feeds(source, spec, ids, encode)
+            cases.append((ids, feeds, {"batch": batch, "height": size[0], "width": size[1], "tokens": tokens}))
+    selections = topk_outputs(model)
+    stock = StockTextModule(source, spec).eval()
+    with OnnxSession(serialized(model, selections), spec) as session:
+        for ids, feeds, row in cases:
             got = session.run(feeds)
             plain = {**feeds, **token_feeds(ids, spec)} if PIXEL_MASK in stock.input_names else feeds
             want = _stock(stock, module, plain, [got[name] for name in selections])
             for name, expected in zip(module.output_names, want, strict=True):
                 if expected.shape != got[name].shape:
                     raise ExportError(f"output '{name}' has shape {got[name].shape}, PyTorch gives {expected.shape}")
-                row = {"batch": batch, "height": size[0], "width": size[1], "tokens": tokens, "output": name}
-                yield {**row, "error": relative_error(*unpadded(expected, got[name], feeds, name))}
-    finally:
-        session.close()
-        if encoder_session is not None:
-            encoder_session.close()
+                yield {**row, "output": name, "error": relative_error(*unpadded(expected, got[name], feeds, name))}
 
 
 def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]) -> list[NDArray]:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from .io import GraphSummary, data_files, find_spec, load, read_metadata, read_spec, save, summarise, with_metadata, with_spec
+from .io import (
+    GraphSummary,
+    data_files,
+    find_spec,
+    load,
+    read_metadata,
+    read_spec,
+    save,
+    summarise,
+    to_bytes,
+    weight_bytes,
+    with_metadata,
+    with_spec,
+)
 
 __all__ = [
     "GraphSummary",
@@ -13,6 +26,8 @@ __all__ = [
     "read_spec",
     "save",
     "summarise",
+    "to_bytes",
+    "weight_bytes",
     "with_metadata",
     "with_spec",
 ]

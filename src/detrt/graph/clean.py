@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
+from .io import to_bytes
 from .nodes import DEFAULT_DOMAINS, replace_nodes, subgraphs
 from .view import attribute, element_types
 
@@ -379,11 +380,23 @@ def with_outputs(model: onnx.ModelProto, names: list[str], dtype: int = onnx.Ten
     """A copy of the graph with extra outputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    present = {value.name for value in copy.graph.output}
-    for name in names:
-        if name not in present:
-            copy.graph.output.append(helper.make_tensor_value_info(name, dtype, None))
+    _add_outputs(copy, names, dtype)
     return copy
+
+
+def serialized(model: onnx.ModelProto, names: list[str], dtype: int = onnx.TensorProto.INT64) -> bytes:
+    """The bytes of the graph with extra outputs, for a session: without a copy of its weights, which may be gigabytes."""
+    own = len(model.graph.output)
+    _add_outputs(model, names, dtype)
+    try:
+        return to_bytes(model)
+    finally:
+        del model.graph.output[own:]
+
+
+def _add_outputs(model: onnx.ModelProto, names: list[str], dtype: int) -> None:
+    present = {value.name for value in model.graph.output}
+    model.graph.output.extend(helper.make_tensor_value_info(name, dtype, None) for name in names if name not in present)
 
 
 def set_opset(model: onnx.ModelProto, version: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     import onnx
 
 SPEC_KEY = "detrt.spec"
+
+# Weights of this many bytes are written around protobuf, which builds a message in buffers that double: five times its size in all.
+_LARGE_BYTES = 1 << 16
 
 # Protobuf refuses messages of 2 GiB; weights go to a file beside the graph before that.
 MAX_INLINE_BYTES = 2_000_000_000
@@ -61,10 +65,7 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
     """
     onnx = _onnx()
     path = Path(path)
-    # Weights first: protobuf cannot even compute the size of a message above its limit. The rest is small; its size by `ByteSize` would
-    # need another copy of the model.
-    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    content = model.SerializeToString() if weights < MAX_INLINE_BYTES else b""
+    content = to_bytes(model) if weight_bytes(model) < MAX_INLINE_BYTES else b""
     if 0 < len(content) < MAX_INLINE_BYTES:
         with writing(path) as temporary:
             temporary.write_bytes(content)
@@ -83,6 +84,63 @@ def save(model: onnx.ModelProto, path: Path | str) -> None:
                 if entry.key == "location":
                     entry.value = data_name
         graph.write_bytes(raw.SerializeToString())
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Size of the weights inside a model: of all but a few megabytes. `ByteSize` serializes it, and fails where it is too large."""
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+
+
+def to_bytes(model: onnx.ModelProto) -> bytes:
+    """`SerializeToString` in the memory of one copy."""
+    buffer = io.BytesIO()
+    for piece in _pieces(model):
+        buffer.write(piece)
+    return buffer.getvalue()
+
+
+def _pieces(model: onnx.ModelProto) -> Iterator[bytes]:
+    """A model in protobuf's encoding: all but the graph, the graph but for its weights, and each weight."""
+    graph = _without(model.graph, "initializer").SerializeToString()
+    weights = []  # what comes before the values of each weight, and whether they follow
+    length = len(graph)
+    for tensor in model.graph.initializer:
+        size = len(tensor.raw_data)
+        large = size > _LARGE_BYTES
+        start = (_without(tensor, "raw_data") if large else tensor).SerializeToString()
+        start += _key(tensor, "raw_data", size) if large else b""
+        start = _key(model.graph, "initializer", len(start) + size * large) + start
+        length += len(start) + size * large
+        weights.append((start, large))
+    yield _without(model, "graph").SerializeToString() + _key(model, "graph", length) + graph
+    for tensor, (start, large) in zip(model.graph.initializer, weights, strict=True):
+        yield start
+        if large:
+            yield tensor.raw_data
+
+
+def _without(message: Any, name: str) -> Any:
+    """A copy without one field, which is not copied."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if field.name == name:
+            continue
+        if hasattr(value, "extend"):
+            getattr(copy, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
+
+
+def _key(message: Any, name: str, length: int) -> bytes:
+    """What precedes the bytes of a field: its number, and their length as a varint."""
+    key = [message.DESCRIPTOR.fields_by_name[name].number << 3 | 2]  # 2: length-delimited; numbers below 16 are one byte
+    while length > 127:
+        key.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*key, length])
 
 
 def data_files(path: Path | str) -> list[str]:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
 from .clean import drop_dead
+from .io import weight_bytes
 from .nodes import replace_nodes
 from .view import FLOATS, GraphView
 
@@ -38,7 +39,7 @@ def probe(
         GraphError: a graph of 2 GB or more, or a name that is not in the graph.
     """
     model = onnx.ModelProto()
-    if view.model.ByteSize() >= MAX_PROBED_BYTES:
+    if weight_bytes(view.model) >= MAX_PROBED_BYTES:
         raise GraphError("graphs of 2 GB and more cannot be probed; compare a smaller model of the same family")
     model.CopyFrom(view.model)
     forced = dict(forced or {})

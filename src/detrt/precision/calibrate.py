@@ -24,7 +24,7 @@ from ..backends.onnxruntime.session import OnnxSession, profiled_run
 from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
 from ..errors import GraphError, ImageError
-from ..graph.clean import with_outputs
+from ..graph.clean import serialized
 from ..graph.emulate_low_precision import emulate, needs_emulation
 from ..graph.operators import FILL_LIMIT, GEMM
 from ..graph.view import FLOAT, GraphView
@@ -192,7 +192,7 @@ def run_tensors(
     for number, chunk in enumerate(chunks):
         if not chunk:
             continue
-        session = OnnxSession(with_outputs(model, chunk, FLOAT).SerializeToString(), spec)
+        session = OnnxSession(serialized(model, chunk, FLOAT), spec)
         try:
             for index, feeds in enumerate(image_feeds(images, spec)):
                 results = session.run(feeds)

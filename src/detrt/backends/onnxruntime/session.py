@@ -153,7 +153,9 @@ class OnnxSession(BaseSession):
             except Exception as error:  # onnxruntime's exceptions share no base class
                 self._graphs.failed(error)
         try:
-            return self._ort.InferenceSession(source, options, providers=providers)
+            session = self._ort.InferenceSession(source, options, providers=providers)
+            session._model_bytes = None  # it would hold the bytes as long as it lives, for providers that are changed later
+            return session
         except Exception as error:  # as above
             lowered = _without_plugins(source)
             if lowered is None:

@@ -138,7 +138,7 @@ def _selected(
     """
     model = graph.load(source)
     selections = topk_outputs(model)
-    if not selections or model.ByteSize() >= MAX_PROBED_BYTES:
+    if not selections or graph.weight_bytes(model) >= MAX_PROBED_BYTES:
         return None
     graph.save(with_outputs(model, selections), target.with_suffix(".onnx"))
     compiled = core().compile_model(str(target.with_suffix(".onnx")), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -147,7 +147,7 @@ def _selected(
         found = compiled(dict(feeds))
         same.append({name: found[compiled.output(name)].copy() for name in (*got[0], *selections)})
         chosen = {name: same[-1].pop(name) for name in selections}
-        with OnnxSession(probe(GraphView(model), (), chosen)[0].SerializeToString(), spec) as session:
+        with OnnxSession(graph.to_bytes(probe(GraphView(model), (), chosen)[0]), spec) as session:
             following.append(session.run(feeds))
     differences = (_worst(got, same, tolerance), _worst(following, same, tolerance))
     return {name: max(one[name] for one in differences) for name in got[0]}
