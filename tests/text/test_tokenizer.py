@@ -48,6 +48,19 @@ def test_tokens_of_phrases(prompt, expected):
     assert not (part.phrase_mask & np.isin(part.ids, SEPARATORS)).any()
 
 
+@pytest.mark.parametrize("kind", ["tokens", "classes"])
+@pytest.mark.parametrize("prompt", ["a K\udce4fer. cat", ["cat", "K\udce4fer"], class_list(["K\udce4fer"])], ids=ascii)
+def test_half_a_character(prompt, kind):
+    """As Python reads an argument in another character set, and JSON an escape without its second half."""
+    with pytest.raises(PromptError, match=r"not UTF-8 text: character \d+ is '\\udce4'.*--prompt-file"):
+        ask(prompt, tokenizer(kind))
+
+
+def test_half_a_character_of_a_task():
+    with pytest.raises(PromptError, match="not UTF-8 text"):
+        tokenizer("classes").parse("cat", "Detect \ud83d.")
+
+
 def test_a_missing_dot_changes_nothing():
     (a,), (b,) = ask("a cat. a dog.").chunks, ask("a cat. a dog").chunks
     assert np.array_equal(a.ids, b.ids) and np.array_equal(a.phrase_mask, b.phrase_mask)

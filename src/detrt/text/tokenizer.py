@@ -121,17 +121,26 @@ class PromptTokenizer:
         """A prompt from text or from a list of class names.
 
         Raises:
-            PromptError: an empty prompt, or a task for a model without one.
+            PromptError: an empty prompt, half a character (a lone surrogate), or a task for a model without one.
         """
         if task and self.text.kind != "classes":
             raise PromptError("this model takes no task, only a prompt; leave --task out")
-        if isinstance(prompt, Prompt):
-            return prompt
         if isinstance(prompt, str):
-            return parse_prompt(prompt, separators=self.separators, task=task)
-        if not isinstance(prompt, Sequence):
-            raise PromptError(f"a prompt is a text or a list of class names; got {type(prompt).__name__}")
-        return class_list(prompt, task=task)
+            prompt = parse_prompt(prompt, separators=self.separators, task=task)
+        elif not isinstance(prompt, Prompt):
+            if not isinstance(prompt, Sequence):
+                raise PromptError(f"a prompt is a text or a list of class names; got {type(prompt).__name__}")
+            prompt = class_list(prompt, task=task)
+        try:
+            f"{prompt.text}{prompt.task}".encode()
+        except (
+            UnicodeEncodeError
+        ) as error:  # of bytes that are not those of the terminal's character set, Python makes surrogates
+            raise PromptError(
+                f"the prompt is not UTF-8 text: character {error.start} is {error.object[error.start]!r}; set the terminal to UTF-8, or "
+                "give a file with --prompt-file or --classes-from"
+            ) from None
+        return prompt
 
     def encode(self, prompt: Prompt, *, max_tokens: int | None = None, max_phrases: int | None = None) -> EncodedPrompt:
         """Tokenize a prompt; a list of names that is too long is split into chunks.
