@@ -65,7 +65,9 @@ def test_bad_truth(tmp_path, text):
         ("annotations", {"area": ""}, r"annotations\[0\] has the area '', not a number"),
         ("annotations", {"iscrowd": "no"}, r"annotations\[0\] has iscrowd 'no', not 0 or 1"),
         ("annotations", {"iscrowd": 1e99}, "not 0 or 1"),
-        ("annotations", {"bbox": [1, 2, 3]}, "not 4 numbers"),
+        ("annotations", {"bbox": [1, 2, 3]}, "not 4 finite numbers"),
+        ("annotations", {"bbox": [1, 2, float("nan"), 3]}, "not 4 finite numbers"),
+        ("categories", {"id": 2}, "2 entries of 'categories' have the id 2"),
         ("categories", {"name": ["a"]}, r"categories\[0\] has the name \['a'\], not text"),
         ("categories", {"id": "1"}, "ids of 'categories' are numbers and text"),
     ],
@@ -83,6 +85,13 @@ def test_entries_that_pycocotools_does_not_take(part, change, words, tmp_path):
     path.write_text(json.dumps(truth))
     with pytest.raises(ImageError, match=words):
         load_coco(path)
+
+
+def test_an_image_has_one_entry(tmp_path):
+    images = [{"id": 4, "file_name": "a.png"}, {"id": 5, "file_name": "b.png"}, {"id": 4, "file_name": "a.png"}]
+    (tmp_path / "truth.json").write_text(json.dumps({"images": images, "categories": [{"id": 1, "name": "a"}]}))
+    with pytest.raises(ImageError, match="2 entries of 'images' have the id 4"):
+        load_coco(tmp_path / "truth.json", annotations=False)
 
 
 def test_an_empty_list_of_images(tmp_path):

@@ -152,6 +152,11 @@ BROKEN = {
         ImageError,
         r"1 of 3 .*gone\.png",
     ),
+    "image of another size": (
+        {**GOOD, "images": [GOOD["images"][0], {**GOOD["images"][1], "height": 160, "width": 200}]},
+        ImageError,
+        r"'b\.png' has 100x80 pixels, .*instances\.json' says 200x160",
+    ),
     "other classes": ({**GOOD, "categories": [{"id": 90, "name": "sun"}]}, SpecError, "'cat', 'dog', 'bird'.*'sun'"),
 }
 

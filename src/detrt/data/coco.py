@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,6 +55,20 @@ class CocoDataset:
             what = "several images" if self._ids_by_tail.get((name,), 0) is None else "no image"
             raise OutputError(f"'{self.path}' has {what} with the file name '{name}'; got '{os.fspath(image)}'")
         return found
+
+    def check_size(self, image_id: ImageId, size_hw: tuple[int, int]) -> None:
+        """Compare the size of an image (height, width in pixels, EXIF orientation applied) with that of its entry, where it has one.
+
+        Raises:
+            ImageError: they differ, so the boxes and masks of the annotations are those of another image.
+        """
+        image = self._images_by_id[image_id]
+        stated = image.get("height"), image.get("width")
+        if None not in stated and stated != size_hw:
+            raise ImageError(
+                f"'{image['file_name']}' has {size_hw[1]}x{size_hw[0]} pixels, '{self.path}' says {stated[1]}x{stated[0]}; give the "
+                "images that the annotations were made for, or correct the entry"
+            )
 
     def category_ids(self, spec: ModelSpec) -> dict[int, Any]:
         """Class id -> category id, for the classes of a model whose name is a category's (`match_categories`).
@@ -106,6 +122,10 @@ class CocoDataset:
         return next((found for found in tails if found is not None), None)
 
     @cached_property
+    def _images_by_id(self) -> Mapping[ImageId, Entry]:
+        return {image["id"]: image for image in self.images}
+
+    @cached_property
     def _ids_by_tail(self) -> Mapping[tuple[str, ...], ImageId | None]:
         """Tail of a path -> image id. Data sets name files with or without folders; a tail of two images identifies neither."""
         ids: dict[tuple[str, ...], ImageId | None] = {}
@@ -139,6 +159,9 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
                 raise ImageError(f"the annotation file '{path}': {part}[{index}] has the id {entry['id']!r}, not a number")
         if len({isinstance(entry["id"], str) for entry in entries}) > 1:  # pycocotools sorts them
             raise ImageError(f"the annotation file '{path}': ids of '{part}' are numbers and text; give all as numbers")
+        id_, count = Counter(entry["id"] for entry in entries).most_common(1)[0]
+        if count > 1:
+            raise ImageError(f"the annotation file '{path}': {count} entries of '{part}' have the id {id_!r}; give each its own")
     for index, category in enumerate(categories):
         if not isinstance(category["name"], (str, int, float)):
             raise ImageError(f"the annotation file '{path}': categories[{index}] has the name {category['name']!r}, not text")
@@ -151,7 +174,7 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
     for index, entry in enumerate(found):
         box = entry["bbox"]
         if not is_bbox(box):
-            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the bbox {box!r}, not 4 numbers")
+            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the bbox {box!r}, not 4 finite numbers")
         for field, known in (("image_id", image_ids), ("category_id", category_ids)):
             if not isinstance(entry[field], (int, str)) or entry[field] not in known:
                 raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")
@@ -190,7 +213,7 @@ def match_categories(labels: Mapping[int, str], categories: Iterable[Entry]) -> 
 
 def is_bbox(box: object) -> bool:
     """Whether a value is [x, y, width, height]."""
-    return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) for v in box)
+    return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) and math.isfinite(v) for v in box)
 
 
 def check_masks(dataset: CocoDataset) -> None:

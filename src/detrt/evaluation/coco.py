@@ -121,7 +121,8 @@ def evaluate_coco(
     Raises:
         MissingPackageError: pycocotools is not installed.
         SessionError: masks of a model without.
-        ImageError: the annotation file is missing or damaged, images are not in `images_dir`, or a bad batch size or limit.
+        ImageError: the annotation file is missing or damaged, images are not in `images_dir` or have another size than it says, or a bad
+            batch size or limit.
         SpecError: no class of the model has the name of a category.
         OutputError: the resume file belongs to another model, data set or batch size, or cannot be written.
     """
@@ -152,7 +153,10 @@ def evaluate_coco(
                 by_image |= {image: done[image] for image in batch}
                 resumed += len(batch)
             else:
-                new = {image: d.to_coco(image, categories) for image, d in zip(batch, next(detected), strict=True)}
+                found = dict(zip(batch, next(detected), strict=True))
+                for image, one in found.items():
+                    dataset.check_size(image, one.image_size_hw)
+                new = {image: one.to_coco(image, categories) for image, one in found.items()}
                 by_image |= new
                 if state is not None:
                     state.append(new)

@@ -289,6 +289,9 @@ def _with_ap(
     notes = report.notes
     if left_out := len(ids) - sum(i is not None for i in ids):
         notes += (f"{left_out} of {len(ids)} images have no annotations in '{path}' and do not count for the AP",)
+    for image, (reference, _) in zip(ids, found, strict=True):
+        if image is not None:
+            annotated.check_size(image, reference.image_size_hw)
     ap: dict[str, Any] = {"images": len(annotated.images)}
     iou_type = chosen_iou_type(None, specs[0].has_masks, "", annotated)
     if specs[0].has_masks:
