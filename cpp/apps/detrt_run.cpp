@@ -30,12 +30,16 @@ struct Loaded {
   std::string error; // empty: the image is there
 };
 
-std::vector<Loaded> load(const std::vector<fs::path>& paths, std::size_t start, std::size_t count) {
+detrt::Image read_image(const fs::path& path, const Options& options) {
+  return options.decode_on_gpu ? detrt::load_encoded(path) : detrt::load_image(path);
+}
+
+std::vector<Loaded> load(const std::vector<fs::path>& paths, const Options& options, std::size_t start, std::size_t count) {
   std::vector<Loaded> loaded;
   for (std::size_t i = start; i < std::min(start + count, paths.size()); ++i) {
     loaded.push_back({paths[i], {}, ""});
     try {
-      loaded.back().image = detrt::load_image(paths[i]);
+      loaded.back().image = read_image(paths[i], options);
     } catch (const Error& error) {
       loaded.back().error = error.what();
     }
@@ -112,7 +116,7 @@ public:
                                              other.string() + "'; give another --save");
   }
   void save(const Loaded& loaded, const detrt::Detections& found) const {
-    detrt::save_image(detrt::draw_detections(loaded.image, found), target(loaded.path));
+    detrt::save_image(detrt::draw_detections(detrt::decoded(loaded.image), found), target(loaded.path));
   }
 
 private:
@@ -153,11 +157,11 @@ int detect(const Options& options, const detrt::Detector& detector, const std::v
     copies = std::make_unique<Copies>(options.save, paths);
   const auto step = static_cast<std::size_t>(detector.batch());
   std::vector<std::string> bad;
-  auto next = std::async(std::launch::async, load, std::cref(paths), 0, step);
+  auto next = std::async(std::launch::async, load, std::cref(paths), std::cref(options), 0, step);
   for (std::size_t start = 0; start < paths.size(); start += step) {
     const std::vector<Loaded> loaded = next.get();
     if (start + step < paths.size()) // decode a batch ahead while the model runs
-      next = std::async(std::launch::async, load, std::cref(paths), start + step, step);
+      next = std::async(std::launch::async, load, std::cref(paths), std::cref(options), start + step, step);
     std::vector<const detrt::Image*> images;
     for (const Loaded& one : loaded)
       if (one.error.empty())
@@ -215,7 +219,7 @@ int benchmark(const Options& options, const detrt::Detector& detector, const std
     const auto start = std::chrono::steady_clock::now();
     std::vector<detrt::Image> images;
     for (const fs::path& path : batch)
-      images.push_back(detrt::load_image(path));
+      images.push_back(read_image(path, options));
     const double read_ms = ms_since(start);
     detrt::Timing timing;
     const auto found = detector(images, &timing);
@@ -250,6 +254,10 @@ int run(int count, char** arguments) {
   const Options& options = *given;
   const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs);
   const detrt::Detector detector = detrt::Detector::open(options.bundle, options.detector);
+  if (options.decode_on_gpu && !detector.session().decodes_jpegs())
+    throw Error(ErrorKind::usage, "--image-decoder gpu is for TensorRT, without --resize-on-cpu, where libdetrt was built "
+                                  "with nvJPEG; this is " +
+                                      detector.session().backend() + ": leave it out");
   const double startup_ms = ms_since(start);
   return options.benchmark > 0 ? benchmark(options, detector, paths, startup_ms) : detect(options, detector, paths);
 }

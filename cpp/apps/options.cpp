@@ -68,6 +68,11 @@ std::optional<Options> parse_options(int count, char** arguments) {
   app.add_flag("--cuda-graph", detector.session.cuda_graph, "TensorRT: record and replay a CUDA graph");
   app.add_flag("!--resize-on-cpu", detector.session.resize_on_gpu,
                "TensorRT: resize images and choose candidates on the CPU; the GPU does so otherwise");
+  app.add_option_function<std::string>(
+         "--image-decoder", [&](const std::string& name) { options.decode_on_gpu = name == "gpu"; },
+         "what decodes JPEG files: cpu, or with TensorRT gpu (nvJPEG), whose pixels differ by some levels (cpu)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"cpu", "gpu"}));
   app.add_option("--plugin", detector.session.plugins, "TensorRT: library with plugins; may be repeated")
       ->type_name("LIB")
       ->allow_extra_args(false);

@@ -16,6 +16,7 @@ struct Options {
   int benchmark = 0;   // timed runs; 0: none
   bool strict = false; // stop at an unreadable image
   bool quiet = false;
+  bool decode_on_gpu = false;
 };
 
 // Nothing after --help and --version, which are answered here. Throws detrt::Error (usage).

@@ -24,6 +24,7 @@ std::size_t ImageBlock::plan(const BatchPlan& plan) {
   rows_.clear();
   tables_.clear();
   images_.clear();
+  encoded_.clear();
   if (windows_.size() > most_windows)
     windows_.clear();
   levels_ = aligned(plan.images.size() * sizeof(ImageRow));
@@ -46,13 +47,20 @@ std::size_t ImageBlock::plan(const BatchPlan& plan) {
     const Axis down = axis(from.height, to.height), across = axis(from.width, to.width);
     rows_.push_back({0, to.height, to.width, down, across, columns_first(from, to)});
   }
-  for (std::size_t i = 0; i < plan.images.size(); ++i) {
-    const Image* image = plan.images[i];
-    auto place = images_.find(image);
-    if (place == images_.end())
-      place = images_.emplace(image, take(image->rgb.size())).first;
-    rows_[i].source = place->second;
-  }
+  const auto place = [&](std::map<const Image*, std::size_t>& places, bool encoded) {
+    for (std::size_t i = 0; i < plan.images.size(); ++i) {
+      const Image* image = plan.images[i];
+      if ((image->jpeg != nullptr) != encoded)
+        continue;
+      auto found = places.find(image);
+      if (found == places.end())
+        found = places.emplace(image, take(static_cast<std::size_t>(image->height) * static_cast<std::size_t>(image->width) * 3)).first;
+      rows_[i].source = found->second;
+    }
+  };
+  place(images_, false);
+  written_ = end;
+  place(encoded_, true);
   return end;
 }
 

@@ -36,9 +36,11 @@ struct ImageRow {
 class ImageBlock {
 public:
   explicit ImageBlock(const InputSpec& input) : input_(input) {}
-  // Lays out a batch; returns the size of its block in bytes.
+  // Lays out a batch; returns the size of its block in bytes. Files that are still encoded come last, with room for their pixels.
   std::size_t plan(const BatchPlan& plan);
   void write(std::uint8_t* block) const; // of the batch that was planned, whose images are still there
+  std::size_t written() const noexcept { return written_; } // bytes that write() writes
+  const std::map<const Image*, std::size_t>& encoded() const noexcept { return encoded_; } // offset of their pixels
   std::size_t levels() const noexcept { return levels_; } // offset of levels_of(), bytes
 
 private:
@@ -48,8 +50,8 @@ private:
   std::map<std::pair<int, int>, Windows> windows_; // of the last batches
   std::vector<ImageRow> rows_;
   std::map<const Windows*, std::size_t> tables_; // offsets in the block
-  std::map<const Image*, std::size_t> images_;
-  std::size_t levels_ = 0;
+  std::map<const Image*, std::size_t> images_, encoded_; // offsets in the block
+  std::size_t levels_ = 0, written_ = 0;
 };
 
 DETRT_ON_GPU inline int level_of(int sum) {

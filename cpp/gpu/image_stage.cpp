@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "chosen.hpp"
 
@@ -36,13 +37,32 @@ void ImageStage::write(const BatchPlan& plan, ImageInputs inputs, cudaStream_t s
   const std::size_t bytes = images_.plan(plan);
   block_.ensure(bytes);
   images_.write(static_cast<std::uint8_t*>(block_.host.get()));
-  check(cudaMemcpyAsync(block_.device.get(), block_.host.get(), bytes, cudaMemcpyHostToDevice, stream), "the copy to the GPU");
+  check(cudaMemcpyAsync(block_.device.get(), block_.host.get(), images_.written(), cudaMemcpyHostToDevice, stream),
+        "the copy to the GPU");
+  decode(static_cast<std::uint8_t*>(block_.device.get()), stream);
   inputs.images = static_cast<std::int32_t>(plan.images.size());
   inputs.height = plan.canvas.height;
   inputs.width = plan.canvas.width;
   inputs.float_pixels = spec_.input.float_pixels;
   check(gpu::write_images(static_cast<const std::uint8_t*>(block_.device.get()), images_.levels(), inputs, stream),
         "the resize on the GPU");
+}
+
+// What nvJPEG refuses, the CPU decodes.
+void ImageStage::decode(std::uint8_t* block, cudaStream_t stream) {
+  if (!images_.encoded().empty() && !decoder_)
+    decoder_ = make_jpeg_decoder();
+  bool decoding = false;
+  for (const auto& [image, place] : images_.encoded()) {
+    if (std::exchange(decoding, true))
+      check(cudaStreamSynchronize(stream), "the decoding of a JPEG file");
+    if (decoder_ && decoder_->decode(image->jpeg->data, image->height, image->width, block + place, stream))
+      continue;
+    (void)cudaGetLastError();
+    const Image pixels = decoded(*image);
+    check(cudaMemcpyAsync(block + place, pixels.rgb.data(), pixels.rgb.size(), cudaMemcpyHostToDevice, stream), "the copy to the GPU");
+    check(cudaStreamSynchronize(stream), "the copy to the GPU"); // before the pixels go
+  }
 }
 
 void ImageStage::download(std::size_t from, std::size_t to, cudaStream_t stream) {

@@ -4,13 +4,14 @@
 #include "cuda.hpp"
 #include "detrt/tensor.hpp"
 #include "images.hpp"
+#include "jpeg_decoder.hpp"
 
 namespace detrt::gpu {
 
 // Not thread-safe; its memory is reused by the next batch, so a caller waits for the stream in between.
 class ImageStage {
 public:
-  explicit ImageStage(const ModelSpec& spec);
+  explicit ImageStage(const ModelSpec& spec); // on the current device
 
   // Enqueues the upload of a batch, and the kernel that writes inputs.pixels and inputs.mask. Throws Error (session).
   void write(const BatchPlan& plan, ImageInputs inputs, cudaStream_t stream);
@@ -20,10 +21,12 @@ public:
   Tensors chosen(cudaStream_t stream);
 
 private:
+  void decode(std::uint8_t* block, cudaStream_t stream);
   void download(std::size_t from, std::size_t to, cudaStream_t stream);
 
   ModelSpec spec_;
   ImageBlock images_;
+  std::unique_ptr<JpegDecoder> decoder_;
   Buffer block_, chosen_;
   RawOutputs outputs_;
 };

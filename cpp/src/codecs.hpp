@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "detrt/image.hpp"
@@ -24,6 +25,9 @@ bool is_jpeg(Bytes file) noexcept;
 bool is_png(Bytes file) noexcept;
 bool is_pnm(Bytes file) noexcept;
 Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most);
+// Height and width of a complete JPEG file in 8-bit grey or YCbCr, stored upright, whose pixels do not depend on the decoder; as
+// common_jpeg of src/detrt/data/images.py.
+std::optional<Size> common_jpeg(Bytes file);
 Decoded read_png(Bytes file, const std::string& name, std::int64_t most);
 Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most);
 void write_jpeg(const Image& image, const std::filesystem::path& path, int quality);

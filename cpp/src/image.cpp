@@ -117,7 +117,9 @@ Image decode_image(const std::uint8_t* data, std::size_t size, const std::string
   return upright(std::move(decoded.image), decoded.orientation);
 }
 
-Image load_image(const fs::path& path) {
+namespace {
+
+JpegFile read_file(const fs::path& path) {
   const std::string name = "'" + path.string() + "'";
   std::error_code error;
   if (path.empty())
@@ -135,7 +137,30 @@ Image load_image(const fs::path& path) {
   file.read(reinterpret_cast<char*>(bytes.data()), end);
   if (file.gcount() != end)
     fail(name + " cannot be read to its end; copy it again");
-  return decode_image(bytes.data(), bytes.size(), name);
+  return {std::move(bytes), name};
+}
+
+} // namespace
+
+Image load_image(const fs::path& path) {
+  const JpegFile file = read_file(path);
+  return decode_image(file.data.data(), file.data.size(), file.name);
+}
+
+Image load_encoded(const fs::path& path) {
+  auto file = std::make_shared<const JpegFile>(read_file(path));
+  const std::optional<Size> size = common_jpeg({file->data.data(), file->data.size()});
+  if (!size)
+    return decode_image(file->data.data(), file->data.size(), file->name);
+  Image image;
+  image.height = size->height;
+  image.width = size->width;
+  image.jpeg = std::move(file);
+  return image;
+}
+
+Image decoded(const Image& image) {
+  return image.jpeg ? decode_image(image.jpeg->data.data(), image.jpeg->data.size(), image.jpeg->name) : image;
 }
 
 void save_image(const Image& image, const fs::path& path) {

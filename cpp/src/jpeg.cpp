@@ -1,4 +1,5 @@
 // JPEG through libjpeg-turbo, with Pillow's settings: exact DCT, smooth upsampling, CMYK as in Adobe files.
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
@@ -117,6 +118,25 @@ Image to_rgb(const std::vector<std::uint8_t>& raw, int height, int width, int co
 
 bool is_jpeg(Bytes file) noexcept {
   return file.size > 2 && file.data[0] == 0xFF && file.data[1] == 0xD8 && file.data[2] == 0xFF;
+}
+
+std::optional<Size> common_jpeg(Bytes file) {
+  constexpr std::size_t tail = 4096; // some cameras append data
+  constexpr std::uint8_t last[] = {0xFF, 0xD9}, several[] = {'M', 'P', 'F', 0};
+  const std::uint8_t* end = file.data + file.size;
+  if (!is_jpeg(file) || std::search(end - std::min(tail, file.size), end, last, last + 2) == end)
+    return std::nullopt;
+  const auto reader = std::make_unique<JpegReader>();
+  if (!reader->header(file))
+    return std::nullopt;
+  const auto& info = reader->info;
+  const bool known = info.jpeg_color_space == JCS_YCbCr || info.jpeg_color_space == JCS_GRAYSCALE;
+  const std::uint8_t* scan = info.src->next_input_byte; // after the header
+  if (!known || info.data_precision != 8 || info.arith_code || orientation_of(info) > 1 ||
+      std::search(file.data, scan, several, several + 4) != scan ||
+      static_cast<std::int64_t>(info.image_width) * info.image_height > max_pixels)
+    return std::nullopt;
+  return Size{static_cast<int>(info.image_height), static_cast<int>(info.image_width)};
 }
 
 Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most) {

@@ -149,7 +149,7 @@ BatchPlan plan_batch(const std::vector<const Image*>& images, const ModelSpec& s
   plan.images = images;
   for (const Image* image : images) {
     const std::size_t pixels = static_cast<std::size_t>(image->height) * static_cast<std::size_t>(image->width);
-    if (image->height < 1 || image->width < 1 || image->rgb.size() != pixels * 3)
+    if (image->height < 1 || image->width < 1 || (image->rgb.size() != pixels * 3 && !image->jpeg))
       throw Error(ErrorKind::image, "image " + std::to_string(plan.original_sizes.size()) +
                                         " of the batch must have height * width * 3 bytes and pixels; got " +
                                         text_of(image->size()) + " with " + std::to_string(image->rgb.size()) +
@@ -188,6 +188,10 @@ PreparedBatch preprocess(const std::vector<const Image*>& images, const ModelSpe
     const Size target = batch.resized_sizes[i];
     Image made;
     const Image* image = images[i];
+    if (image->jpeg) {
+      made = decoded(*image);
+      image = &made;
+    }
     if (image->size() != target) {
       made = resize_image(*image, target, input.resample);
       image = &made;

@@ -65,6 +65,7 @@ public:
   limits(const std::string& input) const override;
   Tensors run(const Tensors& feeds) override { return run_given(feeds, nullptr); }
   bool takes_images() const override { return resize_on_gpu_; }
+  bool decodes_jpegs() const override { return resize_on_gpu_ && has_jpeg_decoder(); }
   Tensors run_images(const BatchPlan& plan, const Tensors& feeds, double threshold, double& forward_ms) override {
     const Images images{plan, threshold, forward_ms};
     return run_given(feeds, &images);

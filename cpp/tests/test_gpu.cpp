@@ -73,7 +73,8 @@ bool same_tensor(const detrt::Tensor& a, const detrt::Tensor& b) {
 
 TEST_CASE("the kernel's pixels and masks are those of the CPU") {
   const std::vector<Json> inputs{
-      Json::parse(R"({})"), Json::parse(R"({"dtype": "float32", "normalize_in_graph": false, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]})"),
+      Json::parse(R"({})"), Json::parse(
+                          R"({"dtype": "float32", "normalize_in_graph": false, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]})"),
       Json::parse(R"({"resize": "shortest_edge", "shortest_edge": 40, "longest_edge": 66, "mask": true, "dynamic": true})"),
       Json::parse(R"({"resize": "fit", "dtype": "float32", "mask": true})")};
   const std::vector<detrt::Image> images = noise_images({{30, 90}, {48, 64}, {200, 21}, {48, 64}, {7, 5}});
@@ -91,6 +92,46 @@ TEST_CASE("the kernel's pixels and masks are those of the CPU") {
       for (const auto& [name, tensor] : want)
         CHECK_MESSAGE(same_tensor(tensor, got.at(name)), name << " of " << input.dump());
     }
+}
+
+TEST_CASE("a JPEG file that stays encoded is planned, and decoded where pixels are needed") {
+  const Folder folder("encoded");
+  const detrt::Image image = noise_images({{37, 53}}).front();
+  const std::filesystem::path path = folder.path / "a.jpg", cut = folder.path / "cut.jpg";
+  detrt::save_image(image, path);
+  const detrt::Image plain = detrt::load_image(path), encoded = detrt::load_encoded(path);
+  CHECK((encoded.jpeg && encoded.rgb.empty() && encoded.size() == image.size()));
+  CHECK(detrt::decoded(encoded).rgb == plain.rgb);
+  const detrt::ModelSpec spec = gpu_spec(Json::object());
+  CHECK(same_tensor(detrt::preprocess({&encoded, &plain}, spec).feeds.at("pixel_values"),
+                    detrt::preprocess({&plain, &plain}, spec).feeds.at("pixel_values")));
+
+  // The block: what is uploaded first, then room for the pixels of the file, which a GPU writes.
+  detrt::gpu::ImageBlock images(spec.input);
+  const detrt::BatchPlan plan = detrt::plan_batch({&encoded, &plain, &encoded}, spec);
+  const std::size_t bytes = images.plan(plan);
+  REQUIRE(images.encoded().size() == 1);
+  const std::size_t place = images.encoded().at(&encoded);
+  CHECK((place >= images.written() && place + plain.rgb.size() <= bytes));
+  std::vector<std::uint64_t> memory(bytes / 8 + 1);
+  auto* block = reinterpret_cast<std::uint8_t*>(memory.data());
+  images.write(block);
+  std::copy(plain.rgb.begin(), plain.rgb.end(), block + place);
+  const auto* rows = reinterpret_cast<const detrt::gpu::ImageRow*>(block);
+  CHECK((rows[0].source == place && rows[2].source == place && rows[1].source < images.written()));
+  for (int x = 0; x < 64; ++x) {
+    int a[3], b[3];
+    detrt::gpu::resized_pixel(block, rows[0], 20, x, a);
+    detrt::gpu::resized_pixel(block, rows[1], 20, x, b);
+    CHECK(std::equal(a, a + 3, b));
+  }
+
+  // Other files are decoded at once: a PNG file, and a file that is cut off, which fails.
+  detrt::save_image(image, folder.path / "a.png");
+  CHECK((!detrt::load_encoded(folder.path / "a.png").jpeg && !detrt::load_encoded(folder.path / "a.png").rgb.empty()));
+  std::filesystem::copy_file(path, cut);
+  std::filesystem::resize_file(cut, std::filesystem::file_size(path) / 2);
+  CHECK_ERROR(detrt::load_encoded(cut), "damaged or truncated");
 }
 
 TEST_CASE("chosen queries are decoded as all are") {
@@ -143,7 +184,8 @@ TEST_CASE("a session that takes images gets them, and the feeds beside them") {
   struct ImageSession final : FakeSession {
     using FakeSession::FakeSession;
     bool takes_images() const override { return true; }
-    detrt::Tensors run_images(const detrt::BatchPlan& plan, const detrt::Tensors& feeds, double threshold, double& forward_ms) override {
+    detrt::Tensors run_images(const detrt::BatchPlan& plan, const detrt::Tensors& feeds, double threshold,
+                              double& forward_ms) override {
       CHECK(feeds.empty());
       CHECK(threshold == 0.25);
       CHECK(plan.canvas == detrt::Size{48, 64});

@@ -51,6 +51,8 @@ public:
 
   // Whether there is run_images(): the device of the session resizes images, and chooses among the outputs.
   virtual bool takes_images() const { return false; }
+  // Whether run_images() decodes the JPEG files of load_encoded() on the device; if not, the CPU does.
+  virtual bool decodes_jpegs() const { return false; }
   // As run(), with pixel_values and pixel_mask made from the images of `plan`. feeds: the other inputs. Returns what decode()
   // reads with this threshold. forward_ms: the time of the model alone on the device is added. Throws Error (session).
   virtual Tensors run_images(const BatchPlan& plan, const Tensors& feeds, double threshold, double& forward_ms);
