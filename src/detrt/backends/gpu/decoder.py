@@ -34,8 +34,7 @@ class GpuDecoder:
     def __init__(self, device: torch.device, threads: int = 1, jpegs: Jpegs | None = None) -> None:
         self.index = device.index or 0
         self._device, self._threads, self._jpegs = device, threads, jpegs
-        # A priority of its own: streams of one priority share hardware queues, where files would wait for the model's whole graph.
-        self._stream: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock, self._counting = threading.Lock(), threading.Lock()
         self.counts = {"files on the GPU": 0, "files on the CPU": 0, "videos on the GPU": 0, "videos on the CPU": 0}
 

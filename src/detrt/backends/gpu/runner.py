@@ -42,10 +42,14 @@ Prepare = Callable[[Tensors, Callable[[Tensors], list[Tensor]]], tuple[Callable[
 
 
 def stream_for(index: int) -> Any:
-    """A CUDA stream for a session on GPU `index`, or None where this PyTorch has no such GPU."""
+    """A CUDA stream for the model of a session on GPU `index`, or None where this PyTorch has no such GPU.
+
+    It has a priority of its own, because streams of one priority share hardware queues: an image decoder, which has streams of
+    priority 0, would wait there for a whole graph of the model.
+    """
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         return None
-    return torch.cuda.Stream(torch.device("cuda", index))
+    return torch.cuda.Stream(torch.device("cuda", index), priority=-1)
 
 
 class Pending:
@@ -91,7 +95,7 @@ class GpuRunner:
         self._outputs = [info.name for info in outputs]
         self._prepare = prepare
         self._cuda = device.type == "cuda"
-        self._stream = stream if stream is not None or not self._cuda else torch.cuda.Stream(device)
+        self._stream = stream if stream is not None or not self._cuda else stream_for(device.index or 0)
         self._slots: dict[tuple[int, SizeHW], _Slot] = {}
         self._hosts: list[_HostBuffers] = [_HostBuffers(self._cuda) for _ in range(DEPTH)]
         self._layouts, self._layout_graphs = LayoutCache(spec.input.resample), LayoutGraphCache()

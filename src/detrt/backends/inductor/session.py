@@ -131,9 +131,9 @@ class InductorSession(BaseSession):
         if self._replays is None or self._run is None:
             return None
         if self._runner is None:
-            from ..gpu.runner import GpuRunner
+            from ..gpu.runner import GpuRunner, stream_for
 
-            stream = self._torch.cuda.Stream(self._device)
+            stream = stream_for(self._device.index or 0)
             self._runner = GpuRunner(
                 self.spec,
                 self.inputs,
