@@ -20,6 +20,7 @@ from typing import Any
 from .errors import SpecError
 
 SCHEMA = 1
+LARGEST_SIDE = 16384  # pixels of an input
 
 # Tensor names, the same in every graph, engine and runtime.
 PIXEL_VALUES = "pixel_values"  # (batch, 3, height, width)
@@ -138,7 +139,7 @@ class InputSpec:
         _one_of("input.resample", self.resample, RESAMPLES)
         _one_of("input.dtype", self.dtype, DTYPES)
         for name in ("height", "width", "multiple_of"):
-            _whole(f"input.{name}", getattr(self, name), 1, 16384)
+            _whole(f"input.{name}", getattr(self, name), 1, LARGEST_SIDE)
         for name in ("height", "width"):
             _check(
                 getattr(self, name) % self.multiple_of == 0,
@@ -148,14 +149,14 @@ class InputSpec:
             _flag(f"input.{name}", getattr(self, name))
         for name in ("shortest_edge", "longest_edge", "max_height", "max_width"):
             if getattr(self, name) is not None:
-                _whole(f"input.{name}", getattr(self, name), 1, 16384)
+                _whole(f"input.{name}", getattr(self, name), 1, LARGEST_SIDE)
         if self.resize == "shortest_edge":
-            _whole("input.shortest_edge", self.shortest_edge, 1, 16384)
+            _whole("input.shortest_edge", self.shortest_edge, 1, LARGEST_SIDE)
             if self.longest_edge is not None:
-                _whole("input.longest_edge", self.longest_edge, self.shortest_edge or 1, 16384)
+                _whole("input.longest_edge", self.longest_edge, self.shortest_edge or 1, LARGEST_SIDE)
         if self.resize == "max_size":
             for name, side in (("max_height", self.height), ("max_width", self.width)):
-                _whole(f"input.{name}", getattr(self, name), 1, side if self.pad else 16384)
+                _whole(f"input.{name}", getattr(self, name), 1, side if self.pad else LARGEST_SIDE)
         _check(
             self.dynamic or self.pad or self.resize not in ("shortest_edge", "max_size"),
             f"input.resize {self.resize!r} needs a graph with symbolic height and width, or padding to one size",
@@ -396,8 +397,10 @@ class ModelSpec:
             else:
                 import difflib
 
-                close = difflib.get_close_matches(key, by_name, n=3)
-                hint = f"did you mean {', '.join(close)}?" if close else f"it has: {', '.join(list(by_name)[:20])} ..."
+                close = [self.labels[by_name[one]] for one in difflib.get_close_matches(key, by_name, n=3)]
+                shown = [self.labels[class_id] for class_id in list(by_name.values())[:20]]
+                more = " ..." if len(by_name) > len(shown) else ""
+                hint = f"did you mean {', '.join(close)}?" if close else f"it has: {', '.join(shown)}{more}"
                 raise SpecError(f"this model has no class {name!r}; {hint}")
         return ids
 
@@ -573,8 +576,10 @@ def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:
 def parse_size(text: str, flag: str = "--size") -> tuple[int, int]:
     """ "480x640" -> (480, 640), (height, width) in pixels; "640" -> (640, 640). Raises SpecError."""
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
-    if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
-        raise SpecError(f"{flag} must be one number such as 640, or HEIGHTxWIDTH such as 480x640; got {text!r}")
+    if not match or not all(1 <= int(side) <= LARGEST_SIDE for side in match.groups() if side):
+        raise SpecError(
+            f"{flag} must be one number such as 640, or HEIGHTxWIDTH such as 480x640, from 1 to {LARGEST_SIDE} pixels; got {text!r}"
+        )
     return int(match[1]), int(match[2] or match[1])
 
 

@@ -147,7 +147,7 @@ def cut(folder):
 
 
 DAMAGE = {
-    "no config": (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"has neither config\.json"),
     "damaged config": (lambda f: (f / "config.json").write_text('{"model_type": '), r"config\.json' is not readable JSON"),
     "config of no model": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json' has no model_type"),
     "unknown model_type": (
@@ -266,7 +266,7 @@ def test_references_that_name_nothing(tmp_path):
         str(tmp_path / "gone"): "there is no folder '.*gone'; check the path.*ckpt:FILE",
         f"ckpt:{weights}": r"model.safetensors' is a file of a checkpoint in transformers format; give its folder: .*tuned$",
         str(beside): r"is a file of a checkpoint in transformers format; give its folder: .*tuned$",
-        str(tmp_path): r"has no config\.json",
+        str(tmp_path): r"has neither config\.json",
         "hf:detr": "'hf:detr' is not a hub reference",
         "hf:a/b/c": "'hf:a/b/c' is not a hub reference",
         "ckpt:dfine.pth": "'ckpt:dfine.pth': the file 'dfine.pth' is not there",

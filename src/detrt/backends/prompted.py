@@ -782,9 +782,10 @@ def prompt_groups(session: Session, prompts: Sequence[Prompts], task: str = "") 
 def require_prompt(session: Session) -> None:
     """Raise PromptError if the model takes a prompt and none is bound."""
     if session.info.text is not None:
+        last = ", --classes-from or --query-image" if session.info.takes_query_images else " or --classes-from"
         raise PromptError(
-            "this model finds what a prompt names, and there is none; give --prompt 'a cat. a dog.', --prompt-file or "
-            "--classes-from (Python: prompt=... or detector(images, prompts=[...]))"
+            f"this model finds what a prompt names, and there is none; give --prompt 'a cat. a dog.', --prompt-file{last} "
+            "(Python: prompt=... or detector(images, prompts=[...]))"
         )
 
 

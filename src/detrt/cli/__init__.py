@@ -151,19 +151,21 @@ def main(arguments: list[str] | None = None) -> int:
         # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
         if not callable(getattr(error, "format_message", None)):
             raise
-        print(f"detrt: {_usage_error(error)}", file=sys.stderr)
+        print(f"detrt: {_usage_error(error, arguments or sys.argv[1:])}", file=sys.stderr)
         return 2
     return _stopped() if result == _INTERRUPTED else result if isinstance(result, int) else 0
 
 
-def _usage_error(error: Any) -> str:
+def _usage_error(error: Any, arguments: list[str]) -> str:
     """A usage error of click in one line: what is wrong, and where the options are listed."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
-    path = context.command_path if context is not None else "detrt"
-    if option is not None:
+    command = arguments[0] if context is None and arguments[0] in _COMMANDS else ""  # an option without its value has no context
+    path = context.command_path if context is not None else f"detrt {command}".rstrip()
+    command = path.partition(" ")[2]
+    if option is not None and option not in _options_of(command):
         from .spellings import hint
 
-        found = hint(option, path.partition(" ")[2], _options_of, _COMMANDS)
+        found = hint(option, command, _options_of, _COMMANDS)
         if found is not None:
             return found
     message = " ".join(error.format_message().split()).rstrip(".")

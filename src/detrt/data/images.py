@@ -121,7 +121,7 @@ def _why_not_opened(source: str | os.PathLike, error: OSError | ValueError) -> s
     if not os.fspath(source):
         return "the image path is '' (empty); give the path of an image file"
     if os.path.isdir(source):
-        return f"'{Path(source)}' is a folder, not an image; use expand_inputs to list the images in it"
+        return f"'{Path(source)}' is a folder, not an image; give an image file"
     if isinstance(error, (FileNotFoundError, NotADirectoryError, ValueError)):
         return _missing(str(source))
     return f"'{Path(source)}' cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -187,8 +187,9 @@ def _opened(file: object, name: str, max_pixels: int) -> OpenedImage:
             return OpenedImage(Image.open(file), name, max_pixels)
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"{name} is too large: {error}; allowed are {max_pixels} pixels. Make it smaller") from None
+    except Image.DecompressionBombError as error:  # "Image size (400 pixels) exceeds limit ...": Pillow's, which may not be ours
+        pixels = re.findall(r"\d+|$", str(error))[0]
+        raise ImageError(f"{name} is too large: {pixels} pixels; allowed are {max_pixels}. Make it smaller") from None
     except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
 

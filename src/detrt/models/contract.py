@@ -13,6 +13,7 @@ from ..spec import (
     CLASS_MASK,
     INPUT_IDS,
     LABELS,
+    LARGEST_SIDE,
     LOGITS,
     MASK_LOGITS,
     NUM_DETECTIONS,
@@ -320,8 +321,8 @@ class ExportConfig:
         if (self.height is None) != (self.width is None):
             raise ExportError("give both --height and --width (or --size for a square), or neither")
         for name, value in (("--height", self.height), ("--width", self.width)):
-            if value is not None and not (isinstance(value, int) and 1 <= value <= 16384):
-                raise ExportError(f"{name} must be an integer of pixels from 1 to 16384; got {value!r}")
+            if value is not None and not (isinstance(value, int) and 1 <= value <= LARGEST_SIDE):
+                raise ExportError(f"{name} must be an integer of pixels from 1 to {LARGEST_SIDE}; got {value!r}")
         if self.max_detections is not None and self.max_detections < 1:
             raise ExportError(f"--max-detections must be at least 1; got {self.max_detections}")
         if not 0.0 <= self.score_threshold <= 1.0:

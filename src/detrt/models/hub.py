@@ -225,7 +225,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         if (folder / MANIFEST).is_file():
             raise SourceError(f"'{folder}' is a bundle, not a checkpoint: its graph is exported; give what it was made from")
-        raise SourceError(f"'{folder}' has no config.json; give a transformers checkpoint folder{checkpoint_inside(folder)}")
+        raise SourceError(
+            f"'{folder}' has neither config.json (a checkpoint) nor {MANIFEST} (a bundle); give a folder with one of them{checkpoint_inside(folder)}"
+        )
     try:
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SourceError, SpecError
-from ..spec import RESAMPLES, InputSpec
+from ..spec import LARGEST_SIDE, RESAMPLES, InputSpec
 from .families import IMAGENET_MEAN, IMAGENET_STD, Family
 
 FILES = ("processor_config.json", "preprocessor_config.json")  # the order in which transformers looks for them
@@ -98,7 +98,7 @@ def parse_resize(text: str) -> Resize:
     """ "640", "480x640", "shortest:800,1333" or "fit:480x640" -> Resize. Raises SourceError."""
     found = re.fullmatch(r"(?:(fit|stretch):)?(\d{1,5})(?:x(\d{1,5}))?|shortest:(\d{1,5}),(\d{1,5})", text.strip().lower())
     sides = [int(part) for part in (found.groups()[1:] if found else ()) if part]
-    if not found or not all(1 <= side <= 16384 for side in sides) or (found[4] and sides[0] > sides[1]):
+    if not found or not all(1 <= side <= LARGEST_SIDE for side in sides) or (found[4] and sides[0] > sides[1]):
         raise SourceError(
             f"--resize must be HEIGHTxWIDTH such as 640x640, shortest:SHORT,LONG such as shortest:800,1333, or fit:HEIGHTxWIDTH "
             f"such as fit:480x480; got {text!r}"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...errors import EngineError
-from ...spec import Precision, TextSpec
-from ..tensorrt.config import LARGEST_BATCH, LARGEST_SIDE, Triple
+from ...spec import LARGEST_SIDE, Precision, TextSpec
+from ..tensorrt.config import LARGEST_BATCH, Triple
 
 TARGET = "inductor"
 DEVICES = ("cpu", "cuda")

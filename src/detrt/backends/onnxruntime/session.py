@@ -345,7 +345,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
     if kind == "rtx" and (not number or number.isdigit()):
         return [(kind, {"device_id": number or "0"})], RTX
     if kind not in _PROVIDERS:
-        raise SessionError(f"provider must be one of {', '.join(_PROVIDERS)}, e.g. cuda:0; got {provider!r}")
+        raise SessionError(f"a device of ONNX Runtime is one of {', '.join(_PROVIDERS)}, e.g. cuda:0; got {provider!r}")
     if number and not number.isdigit():
         raise SessionError(f"the device number of a provider must be an integer; got {provider!r}")
     if _PROVIDERS[kind] not in available:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError
+from ...spec import LARGEST_SIDE
 
 TARGETS = ("tensorrt-rtx", "tensorrt")
 BUILDERS = (*TARGETS, "inductor")  # targets that compile the model
@@ -18,7 +19,6 @@ RTX_SMS = (75, 80, 86, 89, 120, 121)
 DEFAULT_RTX_SMS = (80, 86, 89, 120, 121)
 DEFAULT_BATCH = (1, 1, 8)
 HARDWARE_COMPATIBILITIES = ("none", "ampere_plus", "same_compute_capability")
-LARGEST_SIDE = 16384
 LARGEST_BATCH = 4096
 
 Triple = tuple[int, int, int]
@@ -47,7 +47,7 @@ def parse_sms(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         digits = part.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
         if not digits.isdecimal():
-            raise EngineError(f"expected compute capabilities such as 86,89; got {text!r}")
+            raise EngineError(f"--sm must be compute capabilities such as 86,89; got {text!r}")
         sms.append(int(digits))
     return tuple(sms)
 

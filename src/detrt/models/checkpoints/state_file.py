@@ -103,7 +103,9 @@ def _read_pickle(path: Path, ref: str) -> Any:
         text = str(error)
         named = _REFUSED_GLOBAL.search(text)
         if named is None and not re.search(r"nsupported (global|class)|not an allowed global", text, re.IGNORECASE):
-            raise SourceError(f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(text)}") from None
+            raise SourceError(
+                f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(text)}; download or save it again"
+            ) from None
         what = named[1] if named else _short(text)
         hint = "save a plain state dict with the authors' code: torch.save({'model': model.state_dict()}, path)"
         if what.split(".")[0] == "ultralytics":
@@ -117,14 +119,16 @@ def _read_pickle(path: Path, ref: str) -> Any:
             f"'{ref}' asks to run Python code when it is read ('{what}'). It was refused and not run; {hint}"
         ) from None
     except Exception as error:  # torch interprets the file's bytes, and raises anything: struct.error, AssertionError, ...
-        raise SourceError(f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(str(error))}") from None
+        raise SourceError(
+            f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(str(error))}; download or save it again"
+        ) from None
 
 
 def _short(text: str) -> str:
     """The cause in an error of torch, without its advice to read the file with `weights_only=False`, which would run code."""
     if "weights_only" in text:
         text = text.partition("WeightsUnpickler error:")[2].partition("\n")[0]
-    text = " ".join(text.split())[:200]
+    text = " ".join(text.partition("This is an internal miniz error")[0].split())[:200].rstrip(". ")
     return text if re.search("[A-Za-z]", text) else "it ends too early, or is something else"
 
 
