@@ -65,9 +65,14 @@ std::optional<Options> parse_options(int count, char** arguments) {
   app.add_option("--contexts", detector.session.contexts, "TensorRT: runs at a time")
       ->type_name("N")
       ->check(CLI::Range(1, 64));
-  app.add_flag("--cuda-graph", detector.session.cuda_graph, "TensorRT: record and replay a CUDA graph");
-  app.add_flag("!--resize-on-cpu", detector.session.resize_on_gpu,
-               "TensorRT: resize images and choose candidates on the CPU; the GPU does so otherwise");
+  app.add_flag_callback(
+      "--cuda-graph", [&] { detector.session.cuda_graph = true; },
+      "TensorRT: record and replay a CUDA graph, also where the engine takes several shapes");
+  app.add_flag_callback(
+      "--no-cuda-graph", [&] { detector.session.cuda_graph = false; }, "TensorRT: run without a CUDA graph");
+  app.add_flag_callback(
+      "--resize-on-cpu", [&] { detector.session.resize_on_gpu = false; },
+      "TensorRT: resize images and choose candidates on the CPU; the GPU does so otherwise");
   app.add_option_function<std::string>(
          "--image-decoder", [&](const std::string& name) { options.decode_on_gpu = name == "gpu"; },
          "what decodes JPEG files: cpu, or with TensorRT gpu (nvJPEG), whose pixels differ by some levels (cpu)")

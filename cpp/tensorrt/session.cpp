@@ -87,9 +87,9 @@ void GrowingOutput::notifyShape(const char*, const nvinfer1::Dims& dims) noexcep
 }
 
 TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
-    : path_(file.path), device_(device_of(options.device).value_or(0)), use_graphs_(options.cuda_graph),
+    : path_(file.path), device_(device_of(options.device).value_or(0)), needs_graphs_(options.cuda_graph.value_or(false)),
       resize_on_gpu_(options.resize_on_gpu), spec_(bundle.spec()) {
-  if (DETRT_IS_RTX && options.cuda_graph)
+  if (DETRT_IS_RTX && needs_graphs_)
     throw Error(ErrorKind::usage,
                 "TensorRT-RTX compiles kernels while it runs, which a recorded CUDA graph would not see; leave --cuda-graph "
                 "out for this engine");
@@ -109,6 +109,7 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
     throw Error(ErrorKind::usage, "with TensorRT " + library_version() + " an engine of symbolic shapes has one context; got " +
                                       std::to_string(options.contexts) +
                                       " contexts; leave the option out, or build the engine with a fixed --batch");
+  use_graphs_ = options.cuda_graph.value_or(!DETRT_IS_RTX && !symbolic);
   for (int i = 0; i < options.contexts; ++i)
     free_.push_back(make_lane());
 }
@@ -366,7 +367,7 @@ void TrtSession::execute(Lane& lane) {
     throw Error(ErrorKind::session, "'" + path_ + "' could not be run: " + Logger::instance().taken());
 }
 
-// An engine that cannot be recorded is an error: the caller asked for a graph, and can leave it out.
+// An engine that cannot be recorded is an error where the caller asked for a graph, and runs without one otherwise.
 void TrtSession::record(Lane& lane) {
   check(cudaStreamBeginCapture(lane.stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   const bool started = lane.context->enqueueV3(lane.stream.get());
@@ -375,6 +376,10 @@ void TrtSession::record(Lane& lane) {
   const Graph graph(captured);
   if (!started || ended != cudaSuccess) {
     (void)cudaGetLastError();
+    if (!needs_graphs_) {
+      use_graphs_ = false;
+      return;
+    }
     throw Error(ErrorKind::session, "'" + path_ + "' cannot be recorded as a CUDA graph (" +
                                         (started ? cudaGetErrorString(ended) : Logger::instance().taken()) +
                                         "); run it without one");

@@ -1,6 +1,7 @@
 // One engine, and the contexts that run it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -94,7 +95,8 @@ private:
 
   std::string path_;
   int device_;
-  bool use_graphs_, resize_on_gpu_;
+  std::atomic<bool> use_graphs_{false};
+  bool needs_graphs_, resize_on_gpu_; // needs_graphs_: the caller asked for them
   ModelSpec spec_; // of the bundle, without a prompt
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;

@@ -132,6 +132,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([bundle, "--size", "64x64"], "this model takes 32x40 only"),
         ([bundle, "--json", tmp_path], "a folder has that name"),
         ([bundle, "--cuda-graph"], "choices for the tensorrt backend"),
+        ([bundle, "--image-decoder", "gpu"], "this is libtorch-cpu: leave it out"),
     ]
     # Others that are built in would add their reasons.
     named = [(arguments if "--backend" in arguments else [*arguments, "--backend", "libtorch"], why) for arguments, why in cases]
@@ -144,6 +145,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([bundle, "--batch", "0"], "--batch: Value 0 not in range 1 to 1000000"),
         ([bundle, "--threshold", "2"], "--threshold: Value 2 not in range 0.0"),
         ([bundle, "--prompt", "p.json"], "there is no prompt file 'p.json'"),
+        ([bundle, "--image-decoder", "tpu"], "--image-decoder: tpu not in {"),
         ([bundle, "--what"], "The following argument was not expected: --what"),
         ([bundle, "--json"], "--json: 1 required"),
     ]
