@@ -145,7 +145,10 @@ def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: in
     else:
         modules, kinds = {}, _by_profiler(lambda: session.run(feeds), on_gpu)
     layers: dict[str, float] = {}
-    if session.info.name == "tensorrt":  # TensorRT-RTX has no times of layers
+    facts = session.info.facts
+    if (
+        session.info.backend is Backend.TENSORRT and facts is not None and facts.target == "tensorrt"
+    ):  # RTX has no times of layers
         from ..graph.names import module_path
 
         session.run(feeds)
