@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,19 @@ BACKENDS = ("auto", "onnxruntime", RTX, "openvino", "tensorrt", "inductor", "tor
 # On a CPU a bundle's OpenVINO model comes before its ONNX file, unless the ONNX file was the faster one on this processor.
 PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
 OPENVINO_DEVICES = ("xpu", "npu")  # that no other backend has
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """The arguments of `open_session` of these names. tuning: `performance` and `streams`, where they are given."""
+
+    backend: str
+    device: str | None = None
+    threads: int | None = None
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    spec: ModelSpec | None = None
+    eager_kernels: bool = False
+    rounded: bool = False
 
 
 @takes_load_options
@@ -76,7 +90,8 @@ def open_session(
     """
     check_changes(open_session, changes)
     tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
-    session = _open(ref, backend, device, threads, tuning, spec, changed(load, changes), eager_kernels, rounded)
+    choices = _Choices(backend, device, threads, tuning, spec, eager_kernels, rounded)
+    session = _open(ref, choices, changed(load, changes))
     if tuning and session.info.backend != Backend.OPENVINO:
         name, why = session.info.name, f" ({session.info.note})" if session.info.note else ""
         session.close()
@@ -87,18 +102,8 @@ def open_session(
     return session
 
 
-def _open(
-    ref: str | os.PathLike,
-    backend: str,
-    device: str | None,
-    threads: int | None,
-    tuning: Mapping[str, Any],
-    spec: ModelSpec | None,
-    load: LoadOptions,
-    eager_kernels: bool,
-    rounded: bool,
-) -> BaseSession:
-    """As `open_session`. tuning: its `performance` and `streams`, where they are given."""
+def _open(ref: str | os.PathLike, choices: _Choices, load: LoadOptions) -> BaseSession:
+    backend, device, threads, spec = choices.backend, choices.device, choices.threads, choices.spec
     if backend not in BACKENDS:
         raise SessionError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
     kind = kind_of(ref)
@@ -110,20 +115,20 @@ def _open(
     if kind == "checkpoint":
         return _open_checkpoint(ref, load, device)
     if kind == "onnx":
-        provider = _provider(backend, device)
-        onnx = _open_onnx(Path(ref), spec, load, provider, threads, rounded)
+        provider = _provider(choices)
+        onnx = _open_onnx(Path(ref), load, choices, provider)
         return with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
-        return _open_bundle(Bundle.open(Path(ref)), backend, device, threads, tuning, spec, eager_kernels, rounded)
+        return _open_bundle(Bundle.open(Path(ref)), choices)
     if kind == "inductor":
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
-        session = OpenVinoSession(Path(ref), device=device, threads=threads, **tuning)
+        session = OpenVinoSession(Path(ref), device=device, threads=threads, **choices.tuning)
         return with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
-    engine = open_engine(Path(ref), device, eager_kernels=eager_kernels)
+    engine = open_engine(Path(ref), device, eager_kernels=choices.eager_kernels)
     encoder = text_encoder_beside(Path(ref))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
     return with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
@@ -152,17 +157,15 @@ def load_options_for(refs: Sequence[str], load: LoadOptions) -> list[LoadOptions
     return [load if one else LoadOptions() for one in reads]
 
 
-def _open_onnx(
-    path: Path, spec: ModelSpec | None, load: LoadOptions, provider: str, threads: int | None, rounded: bool
-) -> OnnxSession:
+def _open_onnx(path: Path, load: LoadOptions, choices: _Choices, provider: str) -> OnnxSession:
     """An ONNX file with its spec, or one of another exporter in detrt's contract."""
     try:
-        session = OnnxSession(path, spec, provider=provider, threads=threads, rounded=rounded)
+        session = OnnxSession(path, choices.spec, provider=provider, threads=choices.threads, rounded=choices.rounded)
     except NoSpecError:
         from ..models.foreign import read_foreign
 
         foreign = read_foreign(path, load, run_graph)
-        session = OnnxSession(foreign.contract().SerializeToString(), foreign.spec, provider=provider, threads=threads)
+        session = OnnxSession(foreign.contract().SerializeToString(), foreign.spec, provider=provider, threads=choices.threads)
         session.name = f"'{path}'"
         session.add_note("a graph of another exporter: " + "; ".join(foreign.notes))
         return session
@@ -267,13 +270,13 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
         )
 
 
-def _provider(backend: str, device: str | None) -> str:
+def _provider(choices: _Choices) -> str:
     """The execution provider of ONNX Runtime, as `OnnxSession` takes it. Raises SessionError: a device that it does not run on."""
-    if backend != RTX:
-        return device or CPU
-    kind, _, number = (device or "cuda:0").partition(":")
+    if choices.backend != RTX:
+        return choices.device or CPU
+    kind, _, number = (choices.device or "cuda:0").partition(":")
     if kind != "cuda":
-        raise SessionError(f"--backend {RTX} runs on NVIDIA's RTX GPUs, such as cuda:0; got the device {device!r}")
+        raise SessionError(f"--backend {RTX} runs on NVIDIA's RTX GPUs, such as cuda:0; got the device {choices.device!r}")
     return f"rtx:{number or 0}"
 
 
@@ -284,16 +287,8 @@ def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = 
     return TensorRTSession(path, device=device or "cuda:0", specialization="eager" if eager_kernels else "lazy")
 
 
-def _open_bundle(
-    bundle: Bundle,
-    backend: str,
-    device: str | None,
-    threads: int | None,
-    tuning: Mapping[str, Any],
-    spec: ModelSpec | None,
-    eager_kernels: bool,
-    rounded: bool,
-) -> BaseSession:
+def _open_bundle(bundle: Bundle, choices: _Choices) -> BaseSession:
+    backend, device, spec = choices.backend, choices.device, choices.spec
     reasons: list[str] = []
     engines = bundle.of_kind("engine") if backend in ("auto", "tensorrt") else []
     packages = bundle.of_kind("inductor") if backend in ("auto", "inductor") else []
@@ -308,14 +303,14 @@ def _open_bundle(
         # Outside of the `try`: a damaged file is an error, not a reason to take another one.
         path = bundle.checked_path(entry)
         try:
-            session = open_engine(path, device, eager_kernels=eager_kernels)
+            session = open_engine(path, device, eager_kernels=choices.eager_kernels)
         except (EngineError, MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
         else:
-            return _with_first_check(bundle, _with_text_of(bundle, session, backend, CPU, device, threads, entry), entry)
+            return _with_first_check(bundle, _with_text_of(bundle, session, choices, engine=entry), entry)
     opened = _open_package(bundle, packages, device, reasons)
     if opened is not None:
-        return _with_text_of(bundle, opened, backend, CPU, device, threads)
+        return _with_text_of(bundle, opened, choices)
     if backend == "inductor":
         why = "; ".join(reasons) or "it holds none"
         raise EngineError(
@@ -330,9 +325,9 @@ def _open_bundle(
         )
     chosen = ""
     if backend == "auto" and models and device in (None, CPU):
-        onnx_first, chosen = _faster_on_cpu(models[0].engine, tuning)
+        onnx_first, chosen = _faster_on_cpu(models[0].engine, choices.tuning)
         models = [] if onnx_first else models
-    found = _open_openvino(bundle, models, backend, device, threads, tuning, reasons)
+    found = _open_openvino(bundle, models, choices, reasons)
     if found is not None:
         if chosen:
             found.add_note(chosen)
@@ -346,16 +341,16 @@ def _open_bundle(
     if not graphs:
         why = f" ({'; '.join(reasons)})" if reasons else ""
         raise SessionError(f"the bundle '{bundle.folder}' has no ONNX file to fall back to{why}; build it again")
-    provider = _provider(backend, device)
+    provider = _provider(choices)
     fused = [bundle.checked_path(entry) for entry in bundle.of_kind("onnx-fused")] if provider == CPU else []
     try:
         onnx = OnnxSession(
             bundle.checked_path(graphs[0]),
             spec or bundle.spec,
             provider=provider,
-            threads=threads,
+            threads=choices.threads,
             fused=next(iter(fused), None),
-            rounded=rounded,
+            rounded=choices.rounded,
         )
     except DetrtError as error:
         if provider == CPU:
@@ -365,7 +360,7 @@ def _open_bundle(
         onnx.add_note("running the ONNX file with ONNX Runtime, because no engine can run here: " + "; ".join(reasons))
     if chosen:
         onnx.add_note(chosen)
-    return _with_text_of(bundle, onnx, backend, provider, device, threads)
+    return _with_text_of(bundle, onnx, choices, provider)
 
 
 def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tuple[bool, str]:
@@ -399,7 +394,7 @@ def _with_first_check(bundle: Bundle, session: BaseSession, entry: BundleFile) -
             session,
             bundle,
             entry,
-            lambda: _open_bundle(bundle, "onnxruntime", CPU, None, {}, None, eager_kernels=False, rounded=True),
+            lambda: _open_bundle(bundle, _Choices("onnxruntime", CPU, rounded=True)),
         )
     return session
 
@@ -419,35 +414,23 @@ def _open_package(bundle: Bundle, packages: list[BundleFile], device: str | None
     return SizedSession(opened) if len(opened) > 1 else opened[0] if opened else None
 
 
-def _open_openvino(
-    bundle: Bundle,
-    models: list[BundleFile],
-    backend: str,
-    device: str | None,
-    threads: int | None,
-    tuning: Mapping[str, Any],
-    reasons: list[str],
-) -> BaseSession | None:
+def _open_openvino(bundle: Bundle, models: list[BundleFile], choices: _Choices, reasons: list[str]) -> BaseSession | None:
     """The first OpenVINO model that runs here, with its text encoder; why the others do not is added to `reasons`."""
     for entry in models:
         path = bundle.checked_path(entry)
         try:
-            session = OpenVinoSession(path, bundle.spec, entry.engine, device=device, threads=threads, **tuning)
+            session = OpenVinoSession(
+                path, bundle.spec, entry.engine, device=choices.device, threads=choices.threads, **choices.tuning
+            )
         except (MissingPackageError, SessionError) as error:
             reasons.append(f"{entry.path}: {error}")
             continue
-        return _with_text_of(bundle, session, backend, CPU, device, threads)
+        return _with_text_of(bundle, session, choices)
     return None
 
 
 def _with_text_of(
-    bundle: Bundle,
-    session: BaseSession,
-    backend: str,
-    provider: str,
-    device: str | None,
-    threads: int | None,
-    engine: BundleFile | None = None,
+    bundle: Bundle, session: BaseSession, choices: _Choices, provider: str = CPU, engine: BundleFile | None = None
 ) -> BaseSession:
     """The session, or with its text encoder and tokenizer where the model takes a prompt.
 
@@ -456,56 +439,45 @@ def _with_text_of(
     text = bundle.spec.text
     if text is None:
         return session
-    found = _with_encoder_of(bundle, session, backend, provider, device, threads, engine)
+    with _closing_on_error(session) as opened:
+        tokenizer = PromptTokenizer(_only(bundle, "tokenizer", text.tokenizer), text)
+        encoder, note = None, ""
+        if text.encoder:
+            encoder, note = _text_encoder(bundle, session, choices, provider, engine)
+            opened.append(encoder)
+        found = PromptedSession(session, tokenizer, encoder)
+    if note:
+        found.add_note(note)
     if encoders := bundle.of_kind("query"):
         # It runs once for each query: on the CPU, whatever runs the detector.
-        found.set_query_encoder(lambda: OnnxSession(bundle.checked_path(encoders[0]), session.spec, threads=threads))
+        found.set_query_encoder(lambda: OnnxSession(bundle.checked_path(encoders[0]), session.spec, threads=choices.threads))
     return found
 
 
-def _with_encoder_of(
-    bundle: Bundle,
-    session: BaseSession,
-    backend: str,
-    provider: str,
-    device: str | None,
-    threads: int | None,
-    engine: BundleFile | None,
-) -> PromptedSession:
-    text = bundle.spec.text
-    assert text is not None
-    with _closing_on_error(session) as opened:
-        tokenizer = PromptTokenizer(_only(bundle, "tokenizer", text.tokenizer), text)
-        if not text.encoder:
-            return PromptedSession(session, tokenizer)
-        why = "the bundle has none for the same target and GPUs"
-        for entry in bundle.of_kind("text-engine") if engine is not None else []:
-            if not _same_machine(entry, engine):
-                continue
-            path = bundle.checked_path(entry)
-            try:
-                opened.append(open_engine(path, device))
-                return PromptedSession(session, tokenizer, opened[-1])
-            except (EngineError, MissingPackageError, SessionError) as error:
-                why = f"{entry.path}: {error}"
-        if engine is not None and backend == "tensorrt":
-            raise EngineError(
-                f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
-            )
-        encoders = bundle.of_kind("text-openvino") if isinstance(session, OpenVinoSession) else []
-        if encoders:
-            opened.append(
-                OpenVinoSession(
-                    bundle.checked_path(encoders[0]), session.spec, encoders[0].engine, device=device, threads=threads
-                )
-            )
-            return PromptedSession(session, tokenizer, opened[-1])
-        path = _only(bundle, "text", text.encoder)
-        opened.append(OnnxSession(path, session.spec, provider=provider, threads=threads))
-        prompted = PromptedSession(session, tokenizer, opened[-1])
-        if engine is not None:
-            prompted.add_note(f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}")
-        return prompted
+def _text_encoder(
+    bundle: Bundle, session: BaseSession, choices: _Choices, provider: str, engine: BundleFile | None
+) -> tuple[BaseSession, str]:
+    """The text encoder beside the detector `session`, as `_with_text_of`, and a note where it does not run as an engine does."""
+    device, threads = choices.device, choices.threads
+    why = "the bundle has none for the same target and GPUs"
+    for entry in bundle.of_kind("text-engine") if engine is not None else []:
+        if not _same_machine(entry, engine):
+            continue
+        path = bundle.checked_path(entry)
+        try:
+            return open_engine(path, device), ""
+        except (EngineError, MissingPackageError, SessionError) as error:
+            why = f"{entry.path}: {error}"
+    if engine is not None and choices.backend == "tensorrt":
+        raise EngineError(f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build")
+    encoders = bundle.of_kind("text-openvino") if isinstance(session, OpenVinoSession) else []
+    if encoders:
+        path, facts = bundle.checked_path(encoders[0]), encoders[0].engine
+        return OpenVinoSession(path, session.spec, facts, device=device, threads=threads), ""
+    assert bundle.spec.text is not None
+    path = _only(bundle, "text", bundle.spec.text.encoder)
+    note = f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
+    return OnnxSession(path, session.spec, provider=provider, threads=threads), note if engine is not None else ""
 
 
 def with_text(
