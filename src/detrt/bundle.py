@@ -87,8 +87,8 @@ class EngineFacts:
     profile: input name -> {"min": [...], "opt": [...], "max": [...]}. precision: e.g. "fp32".
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
-    layer_types: TensorRT type -> number of layer outputs. multiply_adds: TensorRT type -> multiply-adds of the convolutions and matrix
-        products that the engine inspector describes; empty where it describes none. peak_memory_mib: of the builder process, MiB.
+    layer_types: TensorRT type -> number of layer outputs. multiply_adds: TensorRT type -> multiply-adds of the convolutions and matmuls
+        that the engine inspector describes; empty where it describes none. peak_memory_mib: of the builder process, MiB.
     activation_bytes: GPU memory that one execution context needs beside the weights; 0 where TensorRT did not say.
     cpu_speed: of an OpenVINO model beside the ONNX file; None where it was not timed.
     """

@@ -188,7 +188,7 @@ def test_bench(cli, tmp_path):
         (["nowhere"], "nowhere", "give hf:"),
         (["embedded:shapes", "--repeats", 0], "got 0", "from 1 to"),
         (["embedded:shapes", "--threads", 0], "got 0", "left out for all cores"),
-        (["embedded:shapes", "--size", "100000000"], "100000000x100000000", "from 1 to 16384"),
+        (["embedded:shapes", "--size", "100000000"], "'100000000'", "from 1 to 16384"),
         (["embedded:shapes", "--size", "x"], "'x'", "such as 480x640"),
     ],
     ids=str,

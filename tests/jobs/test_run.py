@@ -181,7 +181,7 @@ def test_spec_file_and_size(folder):
         (["in", "--max-detections", "-2"], "-2"),
         (["in", "--size", "big"], "'big'"),
         (["in", "--size", "0x5"], "'0x5'"),
-        (["in", "--json", "-", "--csv", "-"], "twice: -"),
+        (["in", "--json", "-", "--csv", "-"], "two outputs have the name '-'"),
         (["in", "--coco-images", "x.json"], "--coco FILE"),
         (["in", "--coco", "c.json", "--coco-images", "x.json"], "x.json"),
         (["missing.jpg"], "missing.jpg"),

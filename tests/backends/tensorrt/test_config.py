@@ -23,7 +23,7 @@ def test_parse():
     for text in ("", "1,2", "a", "1,,2", "-1", "1.5,2,3"):
         with pytest.raises(EngineError, match="--height must be MIN,OPT,MAX"):
             parse_triple(text, "--height")
-    with pytest.raises(EngineError, match="expected"):
+    with pytest.raises(EngineError, match="such as 86,89; got 'ada'"):
         parse_sms("ada")
 
 

@@ -102,7 +102,7 @@ def count_types(inspected: str) -> dict[str, int]:
 
 
 def count_multiply_adds(inspected: str) -> dict[str, int]:
-    """TensorRT type -> multiply-adds of the convolutions and matrix products that read it.
+    """TensorRT type -> multiply-adds of the convolutions and matmuls that read it.
 
     What lies inside a fused node of Myelin ("ForeignNode") is not described, and not counted.
     """
