@@ -14,9 +14,11 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt.build import build_engine
 from detrt.backends.tensorrt.config import EngineConfig
 from detrt.backends.torch import TorchSession
+from detrt.data.reading_order import CUT_TOLERANCE
 from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector
 from detrt.errors import ExportError, SourceError
+from detrt.evaluation.parity import verify
 from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.load import load_source
 
@@ -91,22 +93,20 @@ def test_evaluation_ranks_by_score(name, exported, tiny, tmp_path):
     assert len(annotations) > 20 and figures["AP"] == pytest.approx(judged.stats[0], abs=1e-3) and judged.stats[0] > 0.9
 
 
-def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeypatch):
+def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeypatch, tmp_path):
     """PP-DocLayoutV2 cuts coordinates to thousandths: a graph whose coordinates are larger by less than CUT_TOLERANCE of one, so that some
-    are cut to the next, passes, and one with larger differences does not."""
+    are cut to the next, passes, and one with larger differences does not. So it is in `verify`, beside PyTorch and beside a graph."""
     import onnx
     from onnx import helper, numpy_helper
 
     from detrt.export.onnx import check_export
     from detrt.graph.clean import cut_outputs, with_outputs
     from detrt.models.example_inputs import example_feeds
-    from detrt.models.hooks import CUT_TOLERANCE
     from detrt.models.wrapper import ExportModule
 
     report, source = exported("pp_doclayout_v2"), tiny("pp_doclayout_v2")
     model = onnx.load(report.path)
-    (cut,) = cut_outputs(model)
-    cast = next(node for node in model.graph.node if cut in node.output)
+    ((cut, number),) = cut_outputs(model, report.spec).items()
 
     def shifted(by):
         copy = onnx.ModelProto.FromString(model.SerializeToString())
@@ -118,13 +118,23 @@ def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeyp
 
     module = ExportModule(source.module, report.spec)
     errors = lambda graph: max(row["error"] for row in check_export(module, source, graph, report.spec))  # noqa: E731
-    wide = with_outputs(model, [cast.input[0]], onnx.TensorProto.FLOAT)
+    wide = with_outputs(model, [number], onnx.TensorProto.FLOAT)
     feeds = example_feeds(report.spec, 3, report.spec.input.size_hw, seed=3)
-    values = OnnxSession(wide.SerializeToString(), report.spec).run(feeds)[cast.input[0]]
+    values = OnnxSession(wide.SerializeToString(), report.spec).run(feeds)[number]
     assert (values % 1 > 1 - CUT_TOLERANCE * 0.9).any(), "no coordinate that a shift of this size cuts otherwise"
     assert errors(model) < 1e-3 and errors(shifted(CUT_TOLERANCE * 0.9)) < 1e-3
     assert errors(shifted(0.3)) > 1e-3
-    monkeypatch.setattr("detrt.models.hooks.CUT_TOLERANCE", 0.0)
+    places = [source, report.path]
+    for name, by in (("near", CUT_TOLERANCE * 0.9), ("far", 0.3)):
+        places.append(tmp_path / f"{name}.onnx")
+        onnx.save(shifted(by), places[-1])
+    torch_source, graph, near, far = places
+    images = [draw_scene(seed, size_hw=(150, 200)).image for seed in range(6)]
+    tensors = lambda a, b: max(row["error"] for row in verify(a, str(b), images).tensors)  # noqa: E731
+    for reference in (torch_source, str(graph)):
+        assert tensors(reference, near) < 1e-3 < tensors(reference, far)
+    monkeypatch.setattr("detrt.data.reading_order.CUT_TOLERANCE", 0.0)
+    assert tensors(str(graph), near) > 1e-3
     assert errors(shifted(CUT_TOLERANCE * 0.9)) > 1e-3, "no other integer"
 
 

@@ -14,11 +14,20 @@ Detections of one query under several labels have one rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import ORDER_LOGITS, SUCCESSOR_LOGITS
+
+# How far beside the integer of another runtime a number may lie: rounding moves a coordinate of a thousandth by a thousandth of it.
+CUT_TOLERANCE = 0.01
+
+
+def near_cuts(values: Any, given: Any) -> Any:
+    """Where rounding alone may cut a number to the given integer: arrays or tensors of one shape -> booleans."""
+    return (values >= given - CUT_TOLERANCE) & (values < given + 1 + CUT_TOLERANCE)
 
 
 def reading_order(outputs: Mapping[str, NDArray], queries: NDArray[np.int64]) -> NDArray[np.int64]:

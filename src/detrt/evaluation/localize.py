@@ -27,7 +27,7 @@ from ..system import CountProgress
 from .batching import slot_feeds
 from .divergence import Divergence, LayerError, TensorError, comparable, onnx_fetch, search, tensor_error
 from .models import Side, reference_view, run_view, view_of
-from .tensors import with_selections
+from .tensors import with_choices
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView
@@ -137,7 +137,7 @@ def search_modules(
     """
     from ..models.hooks import module_paths, run_modules
 
-    _, selections = with_selections(cand, feeds)
+    _, choices = with_choices(cand, feeds)
     scope_tensors = scope_outputs(candidate)
     paths = [path for path in module_paths(reference) if path in scope_tensors]
     fetch = onnx_fetch(candidate, spec, feeds)
@@ -145,7 +145,7 @@ def search_modules(
     result: dict[str, tuple[float, str, str]] = {}
     for start in range(0, len(paths), _CHUNK):
         chunk = paths[start : start + _CHUNK]
-        module_outputs = run_modules(reference, feeds, selections, chunk)
+        module_outputs = run_modules(reference, feeds, choices, chunk)
         tensors = fetch(sorted({name for path, _ in module_outputs for name in scope_tensors.get(path, ())}))
         for path, array in module_outputs:
             if nearest := _nearest(array, scope_tensors.get(path, ()), tensors, metric):
@@ -187,19 +187,19 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
     """
     from ..models.hooks import module_paths, run_modules
 
-    _, selections = with_selections(candidate, feeds)
+    _, choices = with_choices(candidate, feeds)
     candidate_paths = set(module_paths(candidate))
     paths = [path for path in module_paths(reference) if path in candidate_paths]
     result: dict[str, tuple[float, str, str]] = {}
     for start in range(0, len(paths), _CHUNK):
         chunk = paths[start : start + _CHUNK]
-        want, got = run_modules(reference, feeds, selections, chunk), run_modules(candidate, feeds, selections, chunk)
+        want, got = run_modules(reference, feeds, choices, chunk), run_modules(candidate, feeds, choices, chunk)
         for (path, a), (_, b) in zip(want, got, strict=False):
             row = (*tensor_error(a, b, "max"), path)
             result[path] = max(result.get(path, (0.0, "", "")), row, key=lambda r: r[0])
     if not result:
         raise GraphError("the two checkpoints have no module in common")
-    order = {path: i for i, (path, _) in enumerate(run_modules(candidate, feeds, selections, list(result)))}
+    order = {path: i for i, (path, _) in enumerate(run_modules(candidate, feeds, choices, list(result)))}
     result = dict(sorted(result.items(), key=lambda item: order.get(item[0], 0)))
     return _result(None, result, "max", Precision.FP32.layer_tolerance)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,17 @@ from ..backends.base import Backend, Feeds, Outputs, Session, relative_error
 from ..backends.onnxruntime.session import OnnxSession
 from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
+from ..data.reading_order import near_cuts
 from ..errors import DetrtError, SessionError
 from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, TEXT_FEATURES
+
+
+class Choices(NamedTuple):
+    """What a run chose: the indices of its top-k selections, and of a model that cuts coordinates to integers (PP-DocLayoutV2) those, in
+    graph order; `cuts` is None for other models."""
+
+    selections: Sequence[NDArray]
+    cuts: Sequence[NDArray] | None
 
 
 def forced_rows(
@@ -33,11 +42,11 @@ def forced_rows(
             batch, _, height, width = feeds["pixel_values"].shape
             where = {"batch": batch, "height": height, "width": width}
             try:
-                actual, selections = with_selections(detector_of(cand), cand_feeds)
+                actual, choices = with_choices(detector_of(cand), cand_feeds)
             except SessionError as error:
                 yield {**where, "output": "all", "error": float("inf"), "text": str(error)}
                 continue
-            expected_outputs = run_forced(detector_of(ref), ref_feeds, selections)
+            expected_outputs = run_forced(detector_of(ref), ref_feeds, choices)
             # Outputs of the text encoders, if both sides have one.
             expected_outputs |= {
                 name: ref_feeds[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in ref_feeds and name in cand_feeds
@@ -61,16 +70,17 @@ def one_decodes_in_graph(ref: Session, cand: Session) -> bool:
     return any(spec.text is not None for spec in sessions) and sessions[0].decode.in_graph != sessions[1].decode.in_graph
 
 
-def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArray]]:
-    """Outputs of a session, and the indices of its top-k selections in graph order."""
+def with_choices(session: Session, feeds: Feeds) -> tuple[Outputs, Choices]:
+    """Outputs of a session, and its choices."""
     if _is_torch(session):
-        from ..models.hooks import recorded_topk
+        from ..models.hooks import recorded_cuts, recorded_topk
 
-        with recorded_topk() as selections:
+        with recorded_topk() as selections, recorded_cuts() as integers:
             outputs = session.run(feeds)
-        return outputs, [indices.cpu().numpy() for indices in selections]
+        found = [[tensor.cpu().numpy() for tensor in tensors] for tensors in (selections, integers)]
+        return outputs, Choices(found[0], found[1] if session.spec.decode.reading_order == "votes" else None)
     from .. import graph
-    from ..graph.clean import serialized, topk_outputs
+    from ..graph.clean import cut_outputs, serialized, topk_outputs
     from ..graph.emulate_low_precision import emulate, has_16_bit
     from ..graph.view import GraphView
     from .models import is_onnx_on_cpu
@@ -79,40 +89,53 @@ def with_selections(session: Session, feeds: Feeds) -> tuple[Outputs, list[NDArr
     model = graph.load(session.info.path)
     if is_onnx_on_cpu(session) and has_16_bit((view := GraphView(model)).types):
         model = emulate(model, view.types)
-    names = topk_outputs(model)
-    with OnnxSession(serialized(model, names), session.spec) as probe:
+    names, cuts = topk_outputs(model), cut_outputs(model, session.spec)
+    with OnnxSession(serialized(model, [*names, *(cuts or ())]), session.spec) as probe:
         outputs = probe.run(feeds)
-    return outputs, [outputs.pop(name) for name in names]
+    chosen = Choices([outputs.pop(name) for name in names], None if cuts is None else [outputs.pop(name) for name in cuts])
+    return outputs, chosen
 
 
-def run_forced(session: Session, feeds: Feeds, selections: Sequence[NDArray]) -> Outputs:
-    """Run a session with forced selections.
+def run_forced(session: Session, feeds: Feeds, choices: Choices) -> Outputs:
+    """Run a session with forced choices; of the integers, those that a number may be cut to by rounding alone.
 
     Raises:
         SessionError: it has another number of selections.
     """
     if _is_torch(session):
-        from ..models.hooks import forced_topk
+        from ..models.hooks import forced_choices
 
         try:
-            with forced_topk(selections):
+            with forced_choices(*choices):
                 return session.run(feeds)
         except DetrtError as error:
             raise SessionError(str(error)) from error
-    from ..graph import to_bytes
-    from ..graph.clean import topk_outputs
+    from ..graph.clean import cut_outputs, topk_outputs
     from ..graph.probe import probe
     from .models import view_of
 
     assert session.info.path is not None
     view = view_of(session.info.path)
-    names = topk_outputs(view.model)
-    if len(names) != len(selections):
-        raise SessionError(f"the reference has {len(names)} top-k selections, the candidate {len(selections)}")
-    model, _ = probe(view, [], dict(zip(names, selections, strict=True)))
+    names, cuts = topk_outputs(view.model), cut_outputs(view.model, session.spec)
+    for what, own, given in (
+        ("top-k selections", names, choices.selections),
+        ("cuts to integers", cuts or (), choices.cuts or ()),
+    ):
+        if len(own) != len(given):
+            raise SessionError(f"the reference has {len(own)} {what}, the candidate {len(given)}")
+    forced = dict(zip(names, choices.selections, strict=True))
+    if cuts and choices.cuts:
+        values = _probed(session, probe(view, [*cuts, *cuts.values()], forced)[0], feeds)
+        for (name, number), given in zip(cuts.items(), choices.cuts, strict=True):
+            forced[name] = np.where(near_cuts(values[number], given), given, values[name])
+    return _probed(session, probe(view, [], forced)[0], feeds)
+
+
+def _probed(session: Session, model: Any, feeds: Feeds) -> Outputs:
+    from ..graph import to_bytes
+
     with OnnxSession(to_bytes(model), session.spec) as forced:
-        outputs = forced.run(feeds)
-    return outputs
+        return forced.run(feeds)
 
 
 def _error(name: str, expected: NDArray, actual: NDArray) -> float:

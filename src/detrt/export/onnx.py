@@ -17,7 +17,7 @@ from ..graph.io import summarise
 from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
 from ..models.example_inputs import example_feeds
-from ..models.hooks import forced_cuts, forced_topk
+from ..models.hooks import forced_choices
 from ..models.published import ProcessingCheck, check_processing
 from ..models.rewrites import rewrites
 from ..models.source import Source
@@ -82,8 +82,8 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
     from ..backends.onnxruntime.session import OnnxSession
 
     selections = topk_outputs(model)
-    cuts = cut_outputs(model) if spec.decode.reading_order == "votes" else []
-    session = OnnxSession(serialized(model, [*selections, *cuts]), spec)
+    cuts = cut_outputs(model, spec)
+    session = OnnxSession(serialized(model, [*selections, *(cuts or ())]), spec)
     try:
         for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
             feeds = example_feeds(spec, batch, size, seed=batch)
@@ -91,8 +91,8 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
             forced = [torch.from_numpy(got[name]) for name in selections]
             # The plain model, without rewrites: what is checked includes the rewrites.
             names = [name for name in source.family.rewrites if name == "frozen_positions"]
-            integers = [got[name] for name in cuts]
-            with torch.no_grad(), rewrites(source.module, names), forced_topk(forced), forced_cuts(integers):
+            integers = None if cuts is None else [got[name] for name in cuts]
+            with torch.no_grad(), rewrites(source.module, names), forced_choices(forced, integers):
                 want = module(*(torch.from_numpy(feeds[name]) for name in module.input_names))
             for name, tensor in zip(module.output_names, want, strict=True):
                 expected, actual = tensor.numpy(), got[name]

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..data.reading_order import near_cuts
 from ..errors import ExportError
 
 
@@ -112,13 +113,17 @@ def module_paths(session: Any) -> list[str]:
     return [path for path, module in modules if path and not isinstance(module, nn.modules.conv._ConvNd)]
 
 
-def run_modules(session: Any, feeds: Any, chosen: Sequence[Any] | None, only: Collection[str]) -> list[tuple[str, NDArray]]:
+def run_modules(
+    session: Any, feeds: Any, chosen: tuple[Sequence[Any], Sequence[Any] | None] | None, only: Collection[str]
+) -> list[tuple[str, NDArray]]:
     """(module path, float32 array) of some modules' outputs in one run of a TorchSession, in call order.
 
-    chosen: top-k selections to force, or None.
+    chosen: what to force, as `forced_choices` takes it, or None.
     """
-    forced = contextlib.nullcontext() if chosen is None else forced_topk(chosen)
-    with forced, module_outputs(session.module.model, only) as found:
+    with (
+        contextlib.nullcontext() if chosen is None else forced_choices(*chosen),
+        module_outputs(session.module.model, only) as found,
+    ):
         session.run(feeds)
     return [(path, tensor.float().cpu().numpy()) for path, tensor in found]
 
@@ -139,8 +144,30 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-# How far beside the integer of the other runtime a number may lie: rounding moves a coordinate of a thousandth by a thousandth of it.
-CUT_TOLERANCE = 0.01
+@contextlib.contextmanager
+def forced_choices(selections: Sequence[Any], cuts: Sequence[Any] | None = None) -> Iterator[None]:
+    """`forced_topk`, and of a model that cuts numbers to integers `forced_cuts`. cuts: None for other models."""
+    with forced_topk(selections), contextlib.nullcontext() if cuts is None else forced_cuts(cuts):
+        yield
+
+
+@contextlib.contextmanager
+def recorded_cuts() -> Iterator[list[Tensor]]:
+    """Integers that the calls of `Tensor.long` on floats in the block return, in call order."""
+    found: list[Tensor] = []
+    original = torch.Tensor.long
+
+    def recording(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = original(tensor, *args, **kwargs)
+        if tensor.is_floating_point():
+            found.append(result)
+        return result
+
+    torch.Tensor.long = recording  # type: ignore[assignment, method-assign]
+    try:
+        yield found
+    finally:
+        torch.Tensor.long = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -148,7 +175,7 @@ def forced_cuts(values: Sequence[Any]) -> Iterator[None]:
     """Make the calls of `Tensor.long` on floats in the block return the given integers, in call order.
 
     PP-DocLayoutV2 cuts coordinates to integers, which choose rows of a table: where one lies at an integer, rounding alone chooses another
-    row. A number that is not within CUT_TOLERANCE of what is cut to the given integer keeps its own.
+    row. A number that `near_cuts` excludes keeps its own.
 
     values: integer arrays or tensors, on any device.
 
@@ -167,8 +194,7 @@ def forced_cuts(values: Sequence[Any]) -> Iterator[None]:
         given = torch.as_tensor(remaining.pop(0), device=tensor.device)
         if given.shape != own.shape:
             raise ExportError(f"integers have shape {tuple(given.shape)}, PyTorch's {tuple(own.shape)}")
-        near = (tensor >= given - CUT_TOLERANCE) & (tensor < given + 1 + CUT_TOLERANCE)
-        return torch.where(near, given, own)
+        return torch.where(near_cuts(tensor, given), given, own)
 
     torch.Tensor.long = forced  # type: ignore[assignment, method-assign]
     try:
