@@ -378,7 +378,8 @@ class ModelSpec:
 
     def label(self, class_id: int) -> str:
         """Name of a class, or its number as text where the checkpoint names none."""
-        return self.labels.get(int(class_id), str(int(class_id)))
+        class_id = int(class_id)
+        return self.labels[class_id] if class_id in self.labels else str(class_id)
 
     def class_ids(self, names: list[str] | tuple[str, ...]) -> list[int]:
         """Class ids for names or numbers, in order.

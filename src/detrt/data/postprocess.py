@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -112,8 +113,8 @@ def decode(
         raise ValueError(f"max_detections must be at least 1; got {max_detections}")
     own = class_thresholds or {}
     lowest = min([threshold, *own.values()])
-    limits = [_edges(size) for size in original_sizes_hw]
-    scales = [_edges(spec.input.box_size(size)) for size in original_sizes_hw]
+    limits = _edges(original_sizes_hw)
+    scales = _edges([spec.input.box_size(size) for size in original_sizes_hw])
     if isinstance(outputs, Candidates):
         rows, extras = _read_candidates(outputs, spec, scales, lowest), outputs.extras
     else:
@@ -122,11 +123,11 @@ def decode(
         extras = {name: _read_extra(outputs, name, spec, len(scales)) for name in extra_outputs(spec)}
     results = []
     for image, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-        boxes, scores, ids, queries = np.clip(row.boxes, 0, limit), row.scores, row.ids, row.queries
+        boxes, scores, ids, queries = row.boxes.clip(0, limit), row.scores, row.ids, row.queries
         if spec.decode.nms != "none" and not spec.decode.nms_in_graph:
             stay, scores = (found[: spec.decode.max_detections] for found in suppress(boxes, scores, ids, spec.decode))
             boxes, ids, queries = boxes[stay], ids[stay], queries[stay]
-        wanted = scores > np.array([own.get(i, threshold) for i in ids.tolist()], np.float32)
+        wanted = scores > np.array([own.get(i, threshold) for i in ids.tolist()] if own else [threshold], np.float32)
         if class_ids is not None:
             wanted &= np.isin(ids, np.array(sorted(class_ids), np.int64))
         keep = np.flatnonzero(wanted)[:max_detections]
@@ -135,14 +136,14 @@ def decode(
         found: dict[str, Any] = {}
         if extras:
             found, keep = _of_queries({name: arrays[image] for name, arrays in extras.items()}, queries, keep, size, spec)
-        labels = tuple(spec.label(i) for i in ids[keep])
-        results.append(Detections(boxes[keep], scores[keep], ids[keep], labels, size, **found))
+        ids = ids[keep]
+        results.append(Detections(boxes[keep], scores[keep], ids, tuple(map(spec.label, ids.tolist())), size, **found))
     return results
 
 
-def _edges(size_hw: tuple[int, int]) -> NDArray[np.float32]:
-    height, width = size_hw
-    return np.array([width, height, width, height], np.float32)
+def _edges(sizes_hw: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
+    """(n, 4): width, height, width, height of each size."""
+    return np.array([(width, height, width, height) for height, width in sizes_hw], np.float32).reshape(-1, 4)
 
 
 def _of_queries(
@@ -229,21 +230,24 @@ def count_candidates(spec: ModelSpec) -> int:
     return min(pairs, rule.max_detections if rule.nms == "none" else rule.num_queries)
 
 
-def _read_candidates(found: Candidates, spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
-    """scales: (width, height, width, height) of what the boxes of each image are relative to, float32; also below."""
+def _read_candidates(found: Candidates, spec: ModelSpec, scales: NDArray[np.float32], threshold: float) -> list[_Row]:
+    """scales: (n, 4), width, height, width, height of what the boxes of each image are relative to; also below."""
     if found.overflow:
         raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
-    rows = []
-    for image_scores, flat, boxes, scale in zip(scores, found.flat, found.boxes, scales, strict=True):
-        above = np.flatnonzero(image_scores > np.float32(threshold))  # before sorting, as for raw outputs
-        order = above[np.lexsort((flat[above], -image_scores[above]))]
-        query, ids = np.divmod(flat[order], spec.decode.num_classes)
-        rows.append(_Row(cxcywh_to_xyxy(boxes[order].astype(np.float32)) * scale, image_scores[order], ids, query))
-    return rows
+    # All images at once: NumPy's time for each call would hold a small model back on a GPU.
+    above = (scores > np.float32(threshold)).reshape(-1).nonzero()[0]  # before sorting, as for raw outputs
+    image = above // scores.shape[1]
+    scores, flat = scores.reshape(-1), found.flat.reshape(-1)
+    above = above[np.lexsort((flat[above], -scores[above], image))]  # image by image, so that `image` is theirs as before
+    boxes = cxcywh_to_xyxy(found.boxes.reshape(-1, 4)[above].astype(np.float32)) * scales[image]
+    queries, ids = np.divmod(flat[above], spec.decode.num_classes)
+    scores = scores[above]
+    ends = image.searchsorted(np.arange(len(found.values) + 1)).tolist()
+    return [_Row(boxes[a:b], scores[a:b], ids[a:b], queries[a:b]) for a, b in pairwise(ends)]
 
 
-def _read_raw(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
+def _read_raw(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: NDArray[np.float32], threshold: float) -> list[_Row]:
     rule = spec.decode
     candidates = count_candidates(spec)
     background = rule.activation == "softmax"
@@ -307,7 +311,7 @@ def _read_extra(outputs: Mapping[str, NDArray], name: str, spec: ModelSpec, imag
     return checked_output(outputs, name, (images, *extra_outputs(spec)[name], *sides), finite=False)
 
 
-def _read_decoded(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: Sequence[NDArray], threshold: float) -> list[_Row]:
+def _read_decoded(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: NDArray[np.float32], threshold: float) -> list[_Row]:
     n, k = len(scales), spec.decode.max_detections
     # Not finite: rows after the number of detections may hold anything.
     boxes = checked_output(outputs, BOXES, (n, k, 4), finite=False)

@@ -215,14 +215,16 @@ def test_stages_are_timed_one_by_one(exported, name):
 def test_selection_is_the_rule_of_decode(name, tiny):
     spec: ModelSpec = tiny(name).spec
     rule = spec.decode
-    logits = RNG.normal(0, 3, (2, rule.num_queries, rule.num_classes + (rule.activation == "softmax"))).astype(np.float32)
+    logits = RNG.normal(0, 3, (3, rule.num_queries, rule.num_classes + (rule.activation == "softmax"))).astype(np.float32)
     logits[0, 3] = logits[0, 1]  # equal scores
-    logits[1, :, 0] = -np.inf  # classes that cannot be
-    boxes = RNG.uniform(0.1, 0.9, (2, rule.num_queries, 4)).astype(np.float32)
-    sizes = [(480, 640), (100, 90)]
-    found = unpack(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+    logits[1, :, : rule.num_classes] -= 40  # an image without detections
+    logits[2, :, 0] = -np.inf  # classes that cannot be
+    boxes = RNG.uniform(0.1, 0.9, (3, rule.num_queries, 4)).astype(np.float32)
+    sizes = [(480, 640), (50, 70), (100, 90)]
+    found = unpack(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 3)
     for threshold in (0.0, 0.6):
         raw = decode({LOGITS: logits, PRED_BOXES: boxes}, spec, sizes, threshold=threshold)
+        assert (len(raw[1]) == 0) == (threshold > 0)
         for want, got in zip(raw, decode(found, spec, sizes, threshold=threshold), strict=True):
             assert np.array_equal(want.class_ids, got.class_ids)
             assert np.abs(want.scores - got.scores).max(initial=0) < 1e-6
@@ -230,7 +232,7 @@ def test_selection_is_the_rule_of_decode(name, tiny):
     for output, array in ((LOGITS, logits), (PRED_BOXES, boxes)):
         kept = array[1, 2, 1]
         array[1, 2, 1] = np.nan
-        found = unpack(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 2)
+        found = unpack(select(torch.from_numpy(logits), torch.from_numpy(boxes), spec).numpy(), 3)
         with pytest.raises(SessionError, match=f"infinite values in '{output}'"):
             decode(found, spec, sizes)
         array[1, 2, 1] = kept
