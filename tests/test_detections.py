@@ -99,3 +99,12 @@ def test_missing_supervision(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingPackageError, match=r"\.\[supervision\]"):
         THREE.to_supervision()
+
+
+def test_numbers_in_json_are_rounded_as_python_rounds_them():
+    rng = np.random.default_rng(5)
+    halves = rng.integers(-8000, 8000, 4000) / 16  # in the middle between two numbers of three digits
+    values = np.concatenate([halves, rng.random(4000) * 10.0 ** rng.integers(-7, 9, 4000)]).astype(np.float32)
+    found = Detections(values.reshape(-1, 4), values[:2000], np.zeros(2000), ("a",) * 2000, (8, 8)).to_list()
+    assert [row["box_xyxy"] for row in found] == [[round(float(v), 3) for v in box] for box in values.reshape(-1, 4)]
+    assert [row["score"] for row in found] == [round(float(v), 6) for v in values[:2000]]

@@ -232,14 +232,12 @@ class Detections:
         """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span, with a mask segmentation,
         see `Masks.to_coco`, of a document reading_order and quad [[x, y], ...], and of a tracked frame track_id, null where there is
         none yet."""
+        # What `round` gives for each number, in a quarter of its time: a product with 1000 or 1e6 is exact in float64.
+        scores = self.scores.astype(np.float64).round(6).tolist()
+        boxes = self.boxes_xyxy.astype(np.float64).round(3).tolist()
         rows: list[dict[str, Any]] = [
-            {
-                "label": label,
-                "class_id": int(class_id),
-                "score": round(float(score), 6),
-                "box_xyxy": [round(float(v), 3) for v in box],
-            }
-            for label, class_id, score, box in zip(self.labels, self.class_ids, self.scores, self.boxes_xyxy, strict=True)
+            {"label": label, "class_id": class_id, "score": score, "box_xyxy": box}
+            for label, class_id, score, box in zip(self.labels, self.class_ids.tolist(), scores, boxes, strict=True)
         ]
         for row, span in zip(rows, self.phrase_spans or (), strict=False):
             row["phrase_span"] = list(span)
@@ -260,12 +258,12 @@ class Detections:
         rows = []
         columns = {name: values for name, values in self.extra_columns().items() if name != "quad"}
         extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] or [{}] * len(self)
-        for class_id, score, box, extra in zip(self.class_ids, self.scores, self.boxes_xyxy, extras, strict=True):
-            category = int(class_id) if category_ids is None else category_ids.get(int(class_id))
+        numbers = self.class_ids.tolist(), self.scores.tolist(), self.boxes_xyxy.tolist()
+        for class_id, score, (x0, y0, x1, y1), extra in zip(*numbers, extras, strict=True):
+            category = class_id if category_ids is None else category_ids.get(class_id)
             if category is not None:
-                x0, y0, x1, y1 = (float(v) for v in box)
                 bbox = [round(v, 3) for v in (x0, y0, x1 - x0, y1 - y0)]
-                row = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(float(score), 6)}
+                row = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 6)}
                 rows.append(row | extra)
         return rows
 
