@@ -7,6 +7,7 @@ An image is converted by `PIL.Image.convert("RGB")`, as in training code, with t
 - 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
 - The first frame of animated images is used.
 - The size in the header is compared with MAX_PIXELS before a pixel is decoded.
+- PostScript (EPS) is refused: Pillow would run it in Ghostscript, and files may come from anyone (`detrt serve`).
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _opened(file: object, name: str, max_pixels: int) -> OpenedImage:
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            return OpenedImage(Image.open(file), name, max_pixels)
+            image = Image.open(file)
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
     except Image.DecompressionBombError as error:  # "Image size (400 pixels) exceeds limit ...": Pillow's, which may not be ours
@@ -192,6 +193,9 @@ def _opened(file: object, name: str, max_pixels: int) -> OpenedImage:
         raise ImageError(f"{name} is too large: {pixels} pixels; allowed are {max_pixels}. Make it smaller") from None
     except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
+    if image.format == "EPS":  # a program: Pillow gives it to Ghostscript
+        raise ImageError(f"{name} is PostScript, which detrt does not run; save it as PNG or JPEG")
+    return OpenedImage(image, name, max_pixels)
 
 
 def _ignore_warnings() -> None:
