@@ -393,7 +393,7 @@ class ModelSpec:
             key = name.strip().lower()
             if key in by_name:
                 ids.append(by_name[key])
-            elif key.isdigit() and int(key) < self.decode.num_classes:
+            elif key.isdecimal() and len(key) < 10 and int(key) < self.decode.num_classes:
                 ids.append(int(key))
             else:
                 import difflib

@@ -224,6 +224,11 @@ class OnnxSession(BaseSession):
             values = self._session.run(names, arrays)
         except Exception as error:  # as above
             shapes = {name: a.shape for name, a in feeds.items()}
+            if few := re.search(r"k argument \[(\d+)\] should not be greater than .* dim value \[(\d+)\]", str(error)):
+                raise SessionError(
+                    f"{self.name} chooses the best {few[1]} of an image's positions, and inputs of shape {shapes} have {few[2]}; "
+                    "give a larger image size"
+                ) from error
             raise SessionError(f"{self.name} failed on inputs of shape {shapes}: {_short(error)}") from error
         return dict(zip(names, values, strict=True))
 
