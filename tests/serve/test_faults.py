@@ -83,6 +83,7 @@ def test_deadlines(server):
         assert late.status_code == 408 and "300 ms" in late.text and 0.2 < time.monotonic() - start < 5
     wait_until(lambda: metric(server, "detrt_running_images") == 0)
     assert label_of(ask(server, "green", timeout_ms=10_000)) == "green"
+    assert "never retrieved" not in server.log
 
 
 def test_the_longest_time_of_the_server(model):

@@ -395,6 +395,7 @@ class Calls:
         items = self.pool.submit(model.name, tasks, lanes)
         # Ends with the last result, or with the first refused task.
         answers = asyncio.gather(*(item.future for item in items))
+        answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs that nobody asked
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((answers, gone), timeout=limit, return_when=asyncio.FIRST_COMPLETED)

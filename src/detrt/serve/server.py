@@ -176,6 +176,7 @@ def _logging(access: bool) -> dict:
             "uvicorn.error": {**level, "level": "WARNING"},
             "uvicorn.access": {**level, "level": "INFO"} if access else {"level": "CRITICAL", "propagate": False},
             "detrt.serve": {**level, "level": "INFO"},
+            "python_multipart": {"level": "CRITICAL", "propagate": False},  # what is wrong with a form is in the answer
         },
     }
 
