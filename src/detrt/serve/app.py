@@ -87,9 +87,13 @@ def _add_errors(app: FastAPI, metrics: Metrics) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = {404: "no_route", 405: "bad_method"}.get(error.status_code, "bad_request")
-        text = {404: "there is nothing at this address; see /openapi.json", 405: f"this address does not take {request.method}"}
+        headers = error.headers or {}
+        text = {
+            404: "there is nothing at this address; see /openapi.json",
+            405: f"this address takes {headers.get('Allow', 'other methods')}; got {request.method}",
+        }
         found = answer(request, Refused(error.status_code, code, text.get(error.status_code, str(error.detail))))
-        found.headers.update(error.headers or {})
+        found.headers.update(headers)
         return found
 
     async def bug(request: Request, error: Exception) -> Response:
@@ -219,6 +223,8 @@ class _Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as probes ask; uvicorn leaves the body of the answer out
+            scope = {**scope, "method": "GET"}
         start = time.perf_counter()
         status = 499
 
