@@ -183,7 +183,7 @@ BAD = [
     (("--prompt", "red.", "--classes-from", "empty.txt"), "--prompt and --classes-from", "give one"),
     (("--classes", "red"), "--classes", "--prompt"),
     (("--prompt", "red.", "--classes", "red"), "--classes", "--prompt"),
-    (("--prompt", "red.", "--task", "Find it."), "no task", "leave --task out"),
+    (("--prompt", "red.", "--task", "Find it."), "no task", "leave the task out"),
     (("--prompt", "red.", "--phrases", "words"), "'words'", "best, tokens"),
     (("--prompt", "red.", "--text-threshold", "0.3"), "--text-threshold", "--phrases"),
     (("--prompt", "red.", "--phrases", "tokens", "--text-threshold", "3"), "--text-threshold", "from 0 to 1; got 3"),

@@ -112,6 +112,8 @@ def test_options(client, scenes, expected):
     for classes in (label, str(rows[0]["class_id"])):
         found = detect(client, content=data, params={"model": "shapes", "threshold": 0.3, "classes": classes})
         check(found["images"][0]["detections"], [row for row in rows if row["label"] == label])
+    body = {"model": "shapes", "threshold": 0.3, "classes": [rows[0]["class_id"]], "images": [in_base64(data)]}
+    check(detect(client, json=body)["images"][0]["detections"], [row for row in rows if row["label"] == label])
     one = detect(client, content=data, params={"model": "shapes", "threshold": 0.3, "max_detections": 1})
     check(one["images"][0]["detections"], rows[:1])
     usual = detect(client, content=data, params={"model": "shapes"})
@@ -209,6 +211,8 @@ def test_embedded_phrases(tmp_path):
 
 
 IMAGE = {"content": png(np.zeros((8, 8, 3), np.uint8))}
+ONE = {"images": [in_base64(IMAGE["content"])]}
+UNENDED = {"headers": {"Content-Type": "multipart/form-data; boundary=b"}}
 REFUSED = [
     ({"content": b"GIF89a and no more"}, 400, "not an image"),
     ({"content": b""}, 400, "no image"),
@@ -241,6 +245,16 @@ REFUSED = [
     ({"content": b"x", "headers": {"Content-Encoding": "br"}}, 415, "Content-Encoding"),
     ({"content": gzip.compress(bytes(40 * 2**20)), "headers": {"Content-Encoding": "gzip"}}, 413, "unpacked"),
     ({"content": bytes(33 * 2**20)}, 413, "at most 33554432"),
+    ({**IMAGE, "params": {"classes": "\u00b2"}}, 400, "no class '\u00b2'"),  # a digit for str.isdigit, but not for int
+    ({"content": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"}, 400, "is PostScript"),
+    ({"json": {**ONE, "threshold": True}}, 400, 'threshold: Input should be a number; got "True"'),
+    ({"json": {**ONE, "max_detections": True}}, 400, "max_detections: Input should be a number"),
+    ({"json": {**ONE, "masks": "rle"}}, 400, "the body has an unknown field 'masks'; known are: model, threshold, classes,"),
+    ({"json": {**ONE, "prompt": ["a", 1]}}, 400, 'prompt[1]: Input should be a valid string; got "1"'),
+    ({"json": {"images": [{"data": 1}]}}, 400, 'images[0].data: Input should be a valid string; got "1"'),
+    ({"json": {"images": [{"data": "", "url": "x"}]}}, 400, "images[0] has an unknown field 'url'; known are: data, name"),
+    ({**IMAGE, "headers": {"Content-Type": "application/json"}}, 400, "not JSON: expected value at line 1 column 1; send {"),
+    ({**UNENDED, "content": b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\nabc'}, 400, "cut off"),
 ]
 
 
@@ -298,6 +312,9 @@ def test_models_health_and_metrics(client):
     assert "_created" not in text
     missing = client.get("/v1/nothing")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "no_route"
+    assert client.get("/v1/detect").json()["error"]["message"] == "this address takes POST; got GET"
+    head = client.head("/healthz")
+    assert (head.status_code, head.content) == (200, b"")
     assert client.get("/v1/detect").status_code == 405
     assert str(client.base_url.port) not in json.dumps(cards)
 

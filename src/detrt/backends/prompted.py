@@ -303,9 +303,9 @@ class PromptedSession(BaseSession):
 
     def _encode_images(self, queries: ImageQueries, task: str) -> EncodedPrompt:
         if self.text.kind != "names":
-            raise PromptError(f"this model ({self.spec.family}) takes no query image, only text: give --prompt or --classes-from")
+            raise PromptError(f"this model ({self.spec.family}) takes no query image, only text: give a prompt")
         if task:
-            raise PromptError("a query image takes no task; leave --task out")
+            raise PromptError("a query image takes no task; leave the task out")
         if self.query_encoder is None:
             raise PromptError(
                 "this model comes without its encoder of query images, which turns them into what to find; export or build it again with "

@@ -72,7 +72,8 @@ def parse_infer(
     try:
         data = json.loads(head, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise bad(f"the body is not JSON ({str(error)[:200]}); binary tensors need Inference-Header-Content-Length") from None
+        text = str(error).partition(";")[0]  # then comes Python's advice
+        raise bad(f"the body is not JSON ({text[:200]}); binary tensors need Inference-Header-Content-Length") from None
     if not isinstance(data, dict):
         raise bad("the body must be a JSON object with 'inputs'")
     parameters = _object(data, "parameters", "the request")

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -27,12 +28,23 @@ _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _QUERY_FIELDS = ("query_image", "query_images")
 _CURLS_OWN = "application/x-www-form-urlencoded"  # the type that curl --data-binary gives by itself
 _ADDRESS = re.compile(r"(?:https?|ftp|file|s3|gs)://", re.IGNORECASE)
-Threshold = Annotated[float, Field(ge=0, le=1, description="Keep scores above it.")]
-MaxDetections = Annotated[int, Field(ge=1, le=100_000, description="Keep at most so many in an image.")]
-TimeoutMs = Annotated[int, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):  # which pydantic takes as 1 or 0
+        raise PydanticCustomError("number", "Input should be a number")
+    return value
+
+
+_NUMBER = BeforeValidator(_number)
+Threshold = Annotated[float, _NUMBER, Field(ge=0, le=1, description="Keep scores above it.")]
+MaxDetections = Annotated[int, _NUMBER, Field(ge=1, le=100_000, description="Keep at most so many in an image.")]
+TimeoutMs = Annotated[int, _NUMBER, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
 Name = Annotated[str, Field(max_length=1000)]
 PromptText = Annotated[str, Field(max_length=20_000)]
 ClassNames = Annotated[list[Name], Field(min_length=1, max_length=5000)]
+_ClassId = BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=Name | int)
+ClassIds = Annotated[list[Annotated[Name, _ClassId]], Field(min_length=1, max_length=5000)]
 
 
 # (name, content of the file) of each.
@@ -48,7 +60,7 @@ class Options(_Strict):
 
     model: Name | None = Field(None, description="Name of the model; needed where several are served.")
     threshold: Threshold | None = None
-    classes: ClassNames | None = Field(None, description="Keep these classes: names or ids.")
+    classes: ClassIds | None = Field(None, description="Keep these classes: names or ids.")
     max_detections: MaxDetections | None = None
     prompt: PromptText | ClassNames | None = Field(
         None, description="What to find, for models that take a prompt: a text such as 'a cat. a dog.', or a list of class names."
@@ -89,8 +101,7 @@ def options_of(pairs: list[tuple[str, str]], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name not in Options.model_fields:
-            known = ", ".join(Options.model_fields)
-            raise Refused(400, "bad_request", f"{where} has an unknown field '{name[:60]}'; known are: {known}")
+            raise _unknown_field(where, name, Options)
         if name in found:
             raise Refused(400, "bad_request", f"{where} gives '{name}' twice; give it once")
         if name == "classes":
@@ -139,18 +150,34 @@ def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return first | second
 
 
+class _Form(MultiPartParser):
+    """A parser that knows whether the form is complete; without its end the last part would be missing."""
+
+    ended = False
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
 async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tuple[Files, Files, dict[str, Any]]:
     async def stream() -> Any:
         yield body
 
-    parser = MultiPartParser(headers, stream(), max_files=2 * config.max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
+    parser = _Form(headers, stream(), max_files=2 * config.max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
     parser.spool_max_size = config.max_body + 1  # in memory, as the body
     try:
         form = await parser.parse()
     except (MultiPartException, FormParserError, ValueError, LookupError, AssertionError) as error:
         text = getattr(error, "message", None) or str(error)
-        raise Refused(400, "bad_request", f"the multipart body cannot be read: {text[:200]}") from None
+        raise Refused(
+            400,
+            "bad_request",
+            f"the multipart body cannot be read: {text[:200].rstrip('.')}; leave its Content-Type to the program that writes it "
+            "(curl: -F images=@photo.jpg)",
+        ) from None
     try:
+        if not parser.ended:
+            raise Refused(400, "bad_request", "the multipart body is cut off: its closing boundary is missing; send all of it")
         images: list[tuple[str | None, bytes]] = []
         queries: list[tuple[str | None, bytes]] = []
         fields: list[tuple[str, str]] = []
@@ -159,7 +186,9 @@ async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tupl
                 (queries if name in _QUERY_FIELDS else images).append((value.filename, value.file.read()))
             elif name in ("image", "images", "file", "files", *_QUERY_FIELDS):
                 raise Refused(
-                    400, "bad_request", f"the field '{name}' is text; send an image as a file (curl: -F {name}=@photo.jpg)"
+                    400,
+                    "bad_request",
+                    f"the field '{name}' is text; send an image as a file, with a filename (curl: -F {name}=@photo.jpg)",
                 )
             else:
                 fields.append((name, value))
@@ -204,11 +233,26 @@ def _validate(kind: type[Options], values: dict[str, Any]) -> Options:
 
 
 def _error_text(error: ValidationError) -> Refused:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part)[:60] for part in first["loc"]) or "the body"
-    got = error.errors(include_url=False)[0].get("input")
+    # Where a value may be of several types there is an error for each; the deepest is that of the type which was meant.
+    first = max(error.errors(include_url=False, include_context=False), key=lambda row: len(row["loc"]))
+    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
+    fields = {*DetectBody.model_fields, *NamedImage.model_fields}
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if isinstance(part, int) or part in fields]
+    where = "".join(parts).removeprefix(".") or "the body"
+    if first["type"] == "extra_forbidden":
+        return _unknown_field(where, str(first["loc"][-1]), NamedImage if place else DetectBody)
+    if first["type"] == "json_invalid":
+        text = first["msg"].removeprefix("Invalid JSON: ")
+        advice = """send {"images": ["..."]} with files in base64, or a file itself with Content-Type: image/jpeg"""
+        return Refused(400, "bad_request", f"the body is not JSON: {text}; {advice}")
+    got = first["input"]
     shown = "" if isinstance(got, (dict, list, bytes)) or got is None else f"; got {json.dumps(str(got)[:60])}"
-    return Refused(400, "bad_request", f"{where[:200]}: {first['msg'][:300]}{shown}")
+    return Refused(400, "bad_request", f"{where}: {first['msg'][:300]}{shown}")
+
+
+def _unknown_field(where: str, name: str, kind: type[BaseModel]) -> Refused:
+    known = ", ".join(kind.model_fields)
+    return Refused(400, "bad_request", f"{where} has an unknown field '{name[:60]}'; known are: {known}")
 
 
 _ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

@@ -124,7 +124,7 @@ class PromptTokenizer:
             PromptError: an empty prompt, half a character (a lone surrogate), or a task for a model without one.
         """
         if task and self.text.kind != "classes":
-            raise PromptError("this model takes no task, only a prompt; leave --task out")
+            raise PromptError("this model takes no task, only a prompt; leave the task out")
         if isinstance(prompt, str):
             prompt = parse_prompt(prompt, separators=self.separators, task=task)
         elif not isinstance(prompt, Prompt):
@@ -161,7 +161,7 @@ class PromptTokenizer:
             if len(chunk.ids) > limit:
                 raise PromptError(
                     f"the prompt has {len(chunk.ids)} tokens ({frame} of them frame it), this model takes at most {limit}; make "
-                    "it shorter, or give class names one per line with --classes-from FILE, which run in chunks"
+                    "it shorter, or give a list of class names (a line each in the file of --classes-from), which runs in chunks"
                 )
             self._check_count(len(prompt.phrases), max_phrases)
             return EncodedPrompt(prompt, (chunk,), unknown)
@@ -230,7 +230,7 @@ class PromptTokenizer:
         if most is not None and count > most:
             raise PromptError(
                 f"the prompt has {count} phrases, this model takes at most {most} in a run; make it shorter, or "
-                "give class names one per line with --classes-from FILE, which run in chunks"
+                "give a list of class names (a line each in the file of --classes-from), which runs in chunks"
             )
 
     def _check_words(self, phrases: Sequence[PhraseSpan], encodings: Sequence[Any]) -> tuple[str, ...]:
