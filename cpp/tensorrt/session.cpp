@@ -372,21 +372,21 @@ void TrtSession::record(Lane& lane) {
   check(cudaStreamBeginCapture(lane.stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   const bool started = lane.context->enqueueV3(lane.stream.get());
   cudaGraph_t captured = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(lane.stream.get(), &captured);
+  cudaError_t status = cudaStreamEndCapture(lane.stream.get(), &captured);
   const Graph graph(captured);
-  if (!started || ended != cudaSuccess) {
-    (void)cudaGetLastError();
-    if (!needs_graphs_) {
-      use_graphs_ = false;
-      return;
-    }
-    throw Error(ErrorKind::session, "'" + path_ + "' cannot be recorded as a CUDA graph (" +
-                                        (started ? cudaGetErrorString(ended) : Logger::instance().taken()) +
-                                        "); run it without one");
-  }
   cudaGraphExec_t runnable = nullptr;
-  check(cudaGraphInstantiate(&runnable, graph.get(), 0), "cudaGraphInstantiate");
-  lane.graph = RunnableGraph(runnable);
+  if (started && status == cudaSuccess) // of CUDA 11 too, where cudaGraphInstantiate has other arguments
+    status = cudaGraphInstantiateWithFlags(&runnable, graph.get(), 0);
+  if (started && status == cudaSuccess) {
+    lane.graph = RunnableGraph(runnable);
+    return;
+  }
+  (void)cudaGetLastError();
+  const std::string reason = Logger::instance().taken(); // so that a later error has its own
+  if (needs_graphs_)
+    throw Error(ErrorKind::session, "'" + path_ + "' cannot be recorded as a CUDA graph (" +
+                                        (started ? cudaGetErrorString(status) : reason) + "); run it without one");
+  use_graphs_ = false;
 }
 
 Tensors TrtSession::download(Lane& lane) {

@@ -37,8 +37,16 @@ private:
   Buffer& buffer_;
 };
 
-// An execution context with its own stream, memory and recorded graph: what one run() uses.
+// An execution context with its own stream, memory and recorded graph: what one run() uses. Its graph goes before its context.
 struct Lane {
+  Lane() = default;
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  ~Lane() { // a run that failed half-way may still use its memory, and the caller's files
+    if (stream)
+      (void)cudaStreamSynchronize(stream.get());
+  }
+
   std::unique_ptr<nvinfer1::IExecutionContext> context;
   Stream stream;
   std::map<std::string, Buffer> buffers;

@@ -42,7 +42,7 @@ Times times_of(const MsDeformAttn& call) {
   for (int i = 0; i < in_graph; ++i)
     check(ms_deform_attn(call, stream), "call");
   check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&runnable, graph, 0), "graph");
+  check(cudaGraphInstantiateWithFlags(&runnable, graph, 0), "graph");
   std::vector<float> graphs, events;
   for (int i = 0; i < replays; ++i) {
     check(cudaEventRecord(begin, stream), "event");
