@@ -379,13 +379,13 @@ def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
         x = torch.arange(3.0 * batch).reshape(batch, 3) - 2
         assert torch.equal(run(x)[0], Scaled()(x)[0])
     want = [Scaled()(example)[0].detach()]
-    _require_batches(run, (example,), want, (1, 4), ("y",), Precision.FP32)
+    _require_batches(run, captured, want, (1, 4), Precision.FP32)
 
     def static(x):
         raise AssertionError(f"expected size {len(x)}==2")
 
     with pytest.raises(GateError, match=r"does not run at batch (1|4) of the range 1 to 4"):
-        _require_batches(static, (example,), want, (1, 4), ("y",), Precision.FP32)
+        _require_batches(static, captured, want, (1, 4), Precision.FP32)
 
 
 def test_bench_measures_a_package_beside_onnx_runtime(bundle):
