@@ -11,7 +11,7 @@ its own and adds a line to FOLDER/rows.jsonl; a model whose INT8 bundle came lat
 of all threads in milliseconds. "detect" is the backend that `detrt detect` picks of
 the FP32 bundle: the one with the least time, as in a build.
 DETRT_THREADS: threads; default: all cores. DETRT_SECONDS: of runs for each backend (10). DETRT_COLUMNS: what is measured, comma-separated
-(all); lines of the same model are merged, so that models whose runs take seconds can be measured in several calls.
+(all; without INT8 `prepare` leaves FOLDER/NAME/int8 out); lines of the same model are merged, so that models whose runs take seconds can be measured in several calls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ INT8 = ("--precision", "int8", "--calibration-images", "1", "--quantize-fraction
 
 
 def prepare(folder: Path, models: dict[str, str]) -> None:
-    """Build the bundles of each model that are not there."""
+    """Build the bundles of each model that are not there; without columns of INT8 those of FP32."""
     scenes = folder / "scenes"
     scenes.mkdir(parents=True, exist_ok=True)
     Image.fromarray(drawn_images((640, 640), 1)[0]).save(scenes / "0.png")
@@ -62,7 +62,7 @@ def prepare(folder: Path, models: dict[str, str]) -> None:
         if (family := BY_NAME.get(name)) is not None and family.text:
             calibration += ("--prompt", PROMPT)
         for output, source, options in ((fp32, checkpoint, export), (int8, str(fp32), calibration)):
-            if (output / "detrt.json").is_file():
+            if (output / "detrt.json").is_file() or (output is int8 and not any(column.endswith("_int8") for column in WANTED)):
                 continue
             say(f"{number} of {len(models)}: {name}, {output.name}")
             command = (sys.executable, "-m", "detrt", "build", source, "-o", str(output), "--target", "onnx,openvino", *options)
