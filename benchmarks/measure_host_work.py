@@ -3,7 +3,7 @@
     python benchmarks/measure_host_work.py [BATCH ...]
 
 No GPU is needed: the model, the resize and the library that decodes JPEG files do nothing here, all else is what `detrt detect
---image-decoder gpu --jsonl` runs. Files of 62 KB, 300 candidates an image, 8 of them detections. Microseconds an image, medians: of each
+--image-decoder gpu --json found.jsonl` runs. Files of 62 KB, 300 candidates an image, 8 of them detections. Microseconds an image, medians: of each
 part alone, and "all", from the files to JSON lines through all threads, of which "hand-over" is what no part explains.
 """
 
