@@ -63,6 +63,20 @@ def test_the_change_of_ap_is_against_the_first_precision_alone(monkeypatch, tmp_
     assert "| 0.0000 | -0.2500 |" in (tmp_path / "r.md").read_text()
 
 
+def test_a_model_that_takes_a_prompt(tmp_path):
+    """The prompt is that of the calibration images and of what is timed; AP has the names of the categories."""
+    scenes = tmp_path / "scenes"
+    write_dataset(scenes, 3, seed=5)
+    truth, images = scenes / "annotations.json", scenes / "images"
+    arguments = ("random:owlv2/tiny", "--target", "onnx", "--precisions", "fp32,fp16", "--batches", "2", "--repeats", "1")
+    files = ("--calibration", images, "--ground-truth", truth, "--images", images, "--keep", tmp_path / "kept", "--json", "-")
+    assert "takes a prompt; say what to look for" in detrt(*arguments, *files[2:], code=2)
+    told = json.loads(detrt(*arguments, *files, "--prompt", "circle. striped star."))
+    for row in told["rows"]:
+        with open_session(tmp_path / "kept" / f"random-owlv2-tiny.{row['precision']}") as session:
+            assert row["AP"] == evaluate_coco(session, truth, images).metrics["AP"] and row["p50_ms"] > 0
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(GateError("a wrong engine"), 3), pytest.param(EngineError("no memory"), 2, marks=pytest.mark.slow)]
 )

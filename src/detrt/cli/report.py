@@ -89,7 +89,7 @@ class ReportConfig:
     def precision(self, name: str) -> PrecisionConfig:
         """How the graph gets a precision. Raises GraphError."""
         calibration = self.calibration if name in ("fp16", "int8", "fp8") else None
-        return PrecisionConfig(precision=name, calibration=calibration)
+        return PrecisionConfig(precision=name, calibration=calibration, prompt=self.prompt if calibration else None)
 
     def bench(self, batch: int, *, evaluated: bool) -> BenchConfig:
         """What is measured of one bundle."""
