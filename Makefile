@@ -53,7 +53,8 @@ TORCHVISION := build/torchvision-0.28.0
 
 test-torchvision: setup
 	test -d $(TORCHVISION) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TORCHVISION) torchvision==0.28.0
-	PYTHONPATH=$(TORCHVISION) $(BIN)/python -m pytest -rs -m "slow or not slow" -k "rf_detr or pp_doclayout or omdet or torchvision" \
+	PYTHONPATH=$(TORCHVISION) $(BIN)/python -m pytest -rs -m "slow or not slow" \
+	  -k "rf_detr or pp_doclayout or omdet or torchvision or as_its_users" tests/bench/test_bundles.py \
 	  tests/data/test_preprocess_parity.py tests/evaluation/test_published.py tests/export/test_masks.py tests/export/test_saved_folders.py \
 	  tests/export/test_sam3.py
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import xml.etree.ElementTree as ET
@@ -24,8 +25,9 @@ from detrt.bench.run import bench, is_built
 from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.data.scenes.scene import draw_scene
-from detrt.errors import DetrtError, SessionError
+from detrt.errors import DetrtError, MissingPackageError, SessionError
 from detrt.models import source
+from detrt.models.load import load_source
 
 
 def matmul_model(rows, width, out):
@@ -94,6 +96,37 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
     assert "post-process" in done.output
     panels = [e for e in ET.parse(plot).iter() if str(e.get("id", "")).startswith("axes_")]
     assert len(panels) == 7, "latency of two scopes, throughput, AP, modules, kinds, roofline"
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "backend"),
+    [
+        *(("eomt", None, "transformers-cpu"), ("owlv2", "a cat. a dog.", "transformers-cpu"), ("ecdet", None, "pytorch-cpu")),
+        *((f"pp_doclayout_v{version}", None, "transformers-cpu") for version in (2, 3, 4)),
+        ("sam3", "a cat. a dog.", "transformers-cpu"),
+    ],
+)
+def test_transformers_as_its_users_run_it(name, prompt, backend):
+    """With torchvision where its processor needs it (make test-torchvision), which is named where it is missing."""
+    from detrt.bench.reference import library_calls
+
+    images = [draw_scene(seed, size_hw=(96, 128)).image for seed in range(2)]
+    made = load_source(f"random:{name}/tiny")  # of its own: its attention becomes another
+    size = (96, 128) if made.spec.input.dynamic and name != "sam3" else made.spec.input.size_hw
+    calls = library_calls(made, threads=1, prompt=prompt)
+    if name.startswith(("pp_", "sam3")) and importlib.util.find_spec("torchvision") is None:
+        with pytest.raises(
+            MissingPackageError, match="image processor of (SAM 3|PP-DocLayoutV.) needs the package 'torchvision'"
+        ):
+            calls(size, images)
+        return
+    if name == "sam3":
+        with pytest.raises(SessionError, match="takes 112x112 only; leave --size out"):
+            calls((96, 128), images)
+    ((found, scopes),) = calls(size, images).items()
+    outputs, detections = scopes["forward"](), scopes["end_to_end"]()
+    assert found == backend and len(detections) == 2 * (2 if name == "sam3" else 1)
+    assert name != "eomt" or "masks_queries_logits" in outputs
 
 
 def test_work_of_a_product_is_counted(tmp_path):

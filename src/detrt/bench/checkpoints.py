@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.child_process import answer_parent, run_child
-from ..errors import SessionError
+from ..errors import MissingPackageError, SessionError
 from ..system import Progress, StageProgress, peak_memory_mib
 from .config import BenchConfig
 from .measure import Meter, Row, drawn_images
@@ -95,7 +95,11 @@ def _latencies(source: Any, onnx: Path, size: tuple[int, int], batch: int, confi
         calls = {"forward": lambda: session.run(feeds), "end_to_end": lambda: detector(images)}
         rows = meter.measure(model, session.info.name, calls, batch, size, None)
     if config.torch is not False:
-        for backend, both in library_calls(source, threads=config.threads)(size, images).items():
+        try:
+            library = library_calls(source, threads=config.threads)(size, images)
+        except MissingPackageError as error:
+            raise SessionError(f"{error}; or add --no-torch") from None
+        for backend, both in library.items():
             rows += meter.measure(model, backend, {name: both[name] for name in calls}, batch, size, None)
     return rows
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DetrtError, SessionError
+from ..errors import DetrtError, MissingPackageError, SessionError
 from ..system import usable_cores
 from .measure import Calls
 
@@ -28,7 +28,7 @@ def load_reference(checkpoint: str, prompt: str | None, load: LoadOptions | None
     from ..models.load import load_source
 
     source = load_source(checkpoint, load)
-    if not type(source.module).__module__.startswith("transformers."):
+    if _of_library(source.module) is None:
         lacking = (
             f"{source.family.title} with masks; add --no-masks"
             if source.spec.has_masks
@@ -44,6 +44,12 @@ def load_reference(checkpoint: str, prompt: str | None, load: LoadOptions | None
     return source
 
 
+def _of_library(module: Any) -> Any:
+    """The model as transformers has it; None if it has none."""
+    found = module.of_library() if hasattr(module, "of_library") else module
+    return found if type(found).__module__.startswith("transformers.") else None
+
+
 def library_calls(
     source: Source,
     *,
@@ -55,6 +61,7 @@ def library_calls(
 ) -> Callable[[tuple[int, int], Sequence[bytes | NDArray[np.uint8]]], dict[str, Calls]]:
     """A function (size, images) -> backend -> scope -> call that has finished when it returns.
 
+    Backends are "transformers-..." or, for what detrt alone has, "pytorch-...".
     Images are JPEG files, which Pillow decodes as detrt does, or (height, width, 3) arrays. The scope end_to_end has
     transformers' own processor of images and prompts.
 
@@ -76,18 +83,19 @@ def library_calls(
         raise DetrtError(f"--device {device}: PyTorch sees no CUDA device; use --device cpu")
     low = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision) if target.type == "cuda" else None
     torch.set_num_threads(threads or usable_cores())
-    module = source.module
+    found = _of_library(source.module)
+    library, module = ("pytorch", source.module) if found is None else ("transformers", found)
     for part in module.modules():
         # What from_pretrained chooses by itself; detrt loads models with plain attention, for tracing.
         own = getattr(part, "config", None)
         if getattr(type(part), "_supports_sdpa", False) and getattr(own, "_attn_implementation", None) == "eager":
             own._attn_implementation = "sdpa"
     module = module.eval().to(target, low or torch.float32)
-    modules = {f"transformers-{target.type}": module}
+    modules = {f"{library}-{target.type}": module}
     if compiled:
         torch._logging.set_logs(dynamo=logging.ERROR, inductor=logging.ERROR)  # every graph break with its stack otherwise
         mode = "reduce-overhead" if target.type == "cuda" else "default"
-        modules[f"transformers-compile-{target.type}"] = torch.compile(module, mode=mode)
+        modules[f"{library}-compile-{target.type}"] = torch.compile(module, mode=mode)
 
     def calls(size: tuple[int, int], images: Sequence[bytes | NDArray[np.uint8]]) -> dict[str, Calls]:
         prepare, finish = _processor(source, size, prompt)
@@ -107,7 +115,11 @@ def library_calls(
 
         def end_to_end(run: Any) -> Any:
             feeds = prepared()
-            return finish(forward(run, feeds), feeds, [size] * len(images))
+            outputs = forward(run, feeds)
+            try:
+                return finish(outputs, feeds, [size] * len(images))
+            except ImportError as error:  # OpenCV for the polygons of PP-DocLayoutV3
+                raise DetrtError(f"transformers' post-processing of {source.family.title}: {_first_line(error)}") from None
 
         return {
             name: {
@@ -121,6 +133,10 @@ def library_calls(
     return calls
 
 
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _decoded(image: bytes | NDArray[np.uint8]) -> Any:
     from PIL import Image
 
@@ -132,12 +148,16 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
     from ..models.published import processor_with_text
     from ..text.tokenizer import PromptTokenizer
 
-    processor = _image_processor(source.family.processor, source.spec, size)
+    processor = _image_processor(source, size)
     text = source.spec.text
     if text is None:
+        boxes = hasattr(processor, "post_process_object_detection")
+        finish = processor.post_process_object_detection if boxes else processor.post_process_instance_segmentation
         return (
-            lambda images: processor(images=images, return_tensors="pt"),
-            lambda outputs, feeds, sizes: processor.post_process_object_detection(outputs, threshold=0.5, target_sizes=sizes),
+            lambda images: {
+                k: v for k, v in processor(images=images, return_tensors="pt").items() if k in ("pixel_values", "pixel_mask")
+            },
+            lambda outputs, feeds, sizes: finish(outputs, threshold=0.5, target_sizes=sizes),
         )
     assert source.tokenizer is not None and prompt
     both = processor_with_text(source, processor)
@@ -149,6 +169,21 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
             ),
         )
     names = list(PromptTokenizer(source.tokenizer, text).parse(prompt).names.values())
+    if text.kind == "phrases":  # an image for each phrase, as its documentation asks for several
+        if size != source.spec.input.size_hw:
+            height, width = source.spec.input.size_hw
+            raise SessionError(f"transformers' {source.family.title} takes {height}x{width} only; leave --size out")
+        find = both.post_process_instance_segmentation if source.spec.has_masks else both.post_process_object_detection
+        return (
+            lambda images: {
+                k: v
+                for k, v in both(
+                    images=[*images] * len(names), text=np.repeat(names, len(images)).tolist(), return_tensors="pt"
+                ).items()
+                if k != "original_sizes"
+            },
+            lambda outputs, feeds, sizes: find(outputs, threshold=0.5, target_sizes=[*sizes] * len(names)),
+        )
     return (
         lambda images: both(images=images, text=[names] * len(images), return_tensors="pt"),
         lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
@@ -157,16 +192,25 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
     )
 
 
-def _image_processor(kind: str, spec: Any, size: tuple[int, int]) -> Any:
-    """transformers' image processor (its Pillow version) with the checkpoint's settings, at the measured size."""
+def _image_processor(source: Source, size: tuple[int, int]) -> Any:
+    """transformers' image processor (its Pillow version, if it has one) with the checkpoint's settings, at the measured size.
+
+    Raises:
+        MissingPackageError: one that needs torchvision.
+    """
     import transformers
 
-    facts = spec.input
+    facts, kind = source.spec.input, source.family.processor
     # RF-DETR's own needs torchvision; Deformable DETR's does the same steps.
-    return getattr(transformers, f"{'DeformableDetr' if kind == 'RfDetr' else kind}ImageProcessorPil")(
-        size={"height": size[0], "width": size[1]},
-        do_normalize=any(facts.mean) or facts.std != (1.0, 1.0, 1.0),
-        image_mean=list(facts.mean),
-        image_std=list(facts.std),
-        do_pad=facts.mask or facts.resize == "square",
-    )
+    name = f"{'DeformableDetr' if kind == 'RfDetr' else kind}ImageProcessor"
+    square = kind == "Eomt"  # it takes one size, into which images are fitted
+    try:
+        return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(
+            size=dict(zip(("shortest_edge", "longest_edge") if square else ("height", "width"), size, strict=True)),
+            do_normalize=any(facts.mean) or facts.std != (1.0, 1.0, 1.0),
+            image_mean=list(facts.mean),
+            image_std=list(facts.std),
+            do_pad=facts.mask or facts.resize == "square",
+        )
+    except ImportError:
+        raise MissingPackageError("torchvision", "", f"transformers' image processor of {source.family.title}") from None

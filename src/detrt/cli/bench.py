@@ -217,7 +217,8 @@ def _latency(backend: str, scope: str) -> Cell:
 
 def _ratio(scope: str) -> Cell:
     def cell(row: dict[str, Any]) -> str:
-        theirs, ours = (_median_ms(row, backend, scope) for backend in ("transformers", "onnxruntime"))
+        library, own, ours = (_median_ms(row, backend, scope) for backend in ("transformers", "pytorch", "onnxruntime"))
+        theirs = own if library is None else library
         return "" if theirs is None or ours is None else f"{theirs / ours:.2f}"
 
     return cell
@@ -258,6 +259,7 @@ CHECKPOINT_COLUMNS: Sequence[tuple[str, Cell]] = (
     ("engine MB", _number("engine_bytes", 1, 1e-6)),
     ("build MiB", _number("build_peak_memory_mib", 0)),
     ("transformers ms", _latency("transformers", "forward")),
+    ("PyTorch ms", _latency("pytorch", "forward")),  # of a model that transformers does not have
     ("ONNX Runtime ms", _latency("onnxruntime", "forward")),
     ("speed-up", _ratio("forward")),
     ("end-to-end ms", _latency("onnxruntime", "end_to_end")),

@@ -52,6 +52,13 @@ class _Instances:
         """As the Auto classes have it."""
         return cls._from_config(config, **options)  # type: ignore[attr-defined]
 
+    def of_library(self) -> Any:
+        """transformers' model of these weights, without boxes and scores."""
+        library = type(self).__mro__[2]
+        found = library(self.config)
+        found.load_state_dict(self.state_dict())  # type: ignore[attr-defined]
+        return found
+
     def pad_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Fill padding with black, normalised, as its image processor does."""
         values = [-m / s for m, s in zip(mean, std, strict=True)]
