@@ -33,6 +33,7 @@ MISTAKES = {
     "detect bundle in --conf 0.3": "detrt calls it --threshold",
     "detect bundle in --iou 0.5": "need no NMS",
     "detect bundle in --imgsz 640": "detrt calls it --size",
+    "detect bundle in --masks": "masks come with the boxes of every model that has them",
     "detect bundle --source in": "come after the model",
     "detect bundle in --save": "detrt calls it --save-dir",
     "detect bundle in --save-txt": "detrt calls it --json FILE",

@@ -95,6 +95,8 @@ def test_masks_are_compared(coco, polygon, ap50, ap):
         (MASKED, with_masks({"size": 80, "counts": [8000]}), r"annotations\[0\] has no mask"),
         (MASKED, with_masks({"size": [80, 100], "counts": "55"}), r"annotations\[0\] has no mask"),
         (MASKED, with_masks({"size": [80, 100], "counts": "o"}), r"annotations\[0\] has no mask"),
+        (MASKED, with_masks([[1e30, 1e30, -1e30, 5, 6, 1e30]]), r"annotations\[0\] has no mask"),  # pycocotools would crash
+        (MASKED, with_masks([[float("nan")] * 6]), r"annotations\[0\] has no mask"),
     ],
 )
 def test_masks_that_cannot_be_compared(coco, spec, data, words):
@@ -121,6 +123,24 @@ def test_saved_masks_that_cannot_be_compared(coco):
     write_results([{**rows[0], "segmentation": {"size": [80, 100], "counts": "\x7f"}}], folder / "results.json")
     with pytest.raises(ImageError, match="entry 0 has a segmentation that is no mask of its image"):
         evaluate_results(folder / "results.json", truth)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"category_id": 89}, "categories that .* does not name: id 89; .* --coco-images ANNOTATIONS"),
+        ({"category_id": "90"}, "categories that .* does not name: id 90"),
+        ({"category_id": [90]}, r"entry 0 has the image_id 7 and category_id \[90\], which are no ids"),
+        ({"image_id": {}}, "which are no ids"),
+    ],
+    ids=str,
+)
+def test_saved_results_of_other_categories(coco, change, words):
+    write, folder = coco
+    rows = [{"image_id": 7, "category_id": 90, "bbox": [25, 20, 50, 40], "score": 0.5, **change}]
+    write_results(rows, folder / "results.json")
+    with pytest.raises(ImageError, match=words):
+        evaluate_results(folder / "results.json", write(GOOD))
 
 
 def test_category_without_class_counts_as_not_found(coco):

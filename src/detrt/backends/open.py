@@ -138,7 +138,9 @@ def refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) ->
     """Raise SpecError where it is said how a model is read that says it itself. kind: see `kind_of`."""
     what = f"'{os.fspath(ref)}' is {_KIND_WORDS[kind]}"
     for option in load.typed():
-        raise SpecError(f"{option} says how a checkpoint is read; {what} and has its own; leave it out")
+        raise SpecError(
+            f"{option} says how a checkpoint is read; {what} and has its own; leave it out, or give it to detrt build"
+        )
     for name in FLAGS:
         if getattr(load, name):
             raise SpecError(f"--{name.replace('_', '-')} says how a checkpoint is loaded, and {what}; leave it out")

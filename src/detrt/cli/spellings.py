@@ -44,6 +44,7 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "--json FILE": ("--save-txt", "--save-json", "--out"),
     "--max-detections": ("--max-det", "--topk", "--num-select"),
     "--every": ("--vid-stride", "--frame-stride"),
+    "--iou-type": ("--iou-types", "--eval-type"),
     "--ground-truth": ("--data", "--annotations", "--ann-file"),
     "--workspace-mib": ("--workspace", "--mempoolsize"),
     "--timing-cache": ("--timingcachefile",),
@@ -95,6 +96,12 @@ _NO_OPTION: dict[str, tuple[str, ...]] = {
     "every bundle holds them in detrt.json": ("--dump-info",),
     "the folder of downloads is the environment variable HF_HOME": ("--cache-dir",),
     "detrt eval gives all metrics of COCO": ("--metrics",),
+    "masks come with the boxes of every model that has them; detrt build CHECKPOINT --no-masks makes a bundle without": (
+        "--masks",
+        "--mask",
+        "--with-masks",
+        "--retina-masks",
+    ),
     "every graph is simplified": ("--simplify", "--optimize", "--slim"),
     "the family is read from the checkpoint; --family is for ckpt:FILE": ("--framework", "--library", "--library-name"),
 }

@@ -29,6 +29,9 @@ _ALIASES = {
     "tvmonitor": "tv",
 }
 
+# Of a polygon, pixels. pycocotools draws its edges outside the image as well, and reads wrong memory where int32 ends.
+_FARTHEST = 1_000_000
+
 
 @dataclass(frozen=True)
 class CocoDataset:
@@ -178,8 +181,9 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         for field, known in (("image_id", image_ids), ("category_id", category_ids)):
             if not isinstance(entry[field], (int, str)) or entry[field] not in known:
                 raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")
-        if not isinstance(entry.setdefault("area", box[2] * box[3]), (int, float)):
-            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {entry['area']!r}, not a number")
+        area = entry.setdefault("area", box[2] * box[3])
+        if not isinstance(area, (int, float)) or not math.isfinite(area):
+            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {area!r}, not a finite number")
         if entry.setdefault("iscrowd", 0) not in (0, 1):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has iscrowd {entry['iscrowd']!r}, not 0 or 1")
     return CocoDataset(path, images, categories, found)
@@ -229,8 +233,8 @@ def check_masks(dataset: CocoDataset) -> None:
     for index, entry in enumerate(dataset.annotations):
         if not is_segmentation(entry.get("segmentation"), sizes[entry["image_id"]]):
             raise ImageError(
-                f"the annotation file '{dataset.path}': annotations[{index}] has no mask (segmentation: polygons, or run lengths "
-                "of the image's size)"
+                f"the annotation file '{dataset.path}': annotations[{index}] has no mask of its image (segmentation: polygons of 3 or "
+                "more points in pixels, or run lengths of the image's size); correct it, or compare boxes: --iou-type bbox"
             )
 
 
@@ -238,7 +242,7 @@ def is_segmentation(value: object, size_hw: Sequence[int]) -> bool:
     """Whether a value is a mask as pycocotools takes it: polygons, or run lengths of an image of this size."""
     if isinstance(value, list):
         polygons = (isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 for one in value)
-        return bool(value) and all(polygons) and all(isinstance(v, (int, float)) for one in value for v in one)
+        return bool(value) and all(polygons) and all(_is_coordinate(v) for one in value for v in one)
     if not isinstance(value, dict) or value.get("size") != list(size_hw):
         return False
     counts = value.get("counts")
@@ -248,6 +252,10 @@ def is_segmentation(value: object, size_hw: Sequence[int]) -> bool:
     if not isinstance(counts, list) or not all(isinstance(v, int) and v >= 0 for v in counts):
         return False
     return sum(counts) == size_hw[0] * size_hw[1]
+
+
+def _is_coordinate(value: object) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= _FARTHEST
 
 
 def _entries(raw: object, path: Path, part: str, fields: Sequence[str]) -> list[Entry]:

@@ -189,6 +189,12 @@ def evaluate_results(
             f"'{results}' has results of {len(unknown)} images that '{coco_json}' does not name, e.g. "
             f"{', '.join(unknown[:3])}; give the annotations that the results were made for"
         )
+    others = sorted(map(str, {row["category_id"] for row in rows} - {category["id"] for category in dataset.categories}))
+    if others:  # pycocotools leaves them out, and 0, 1, ... beside 1, 2, ... would be an AP of 0
+        raise ImageError(
+            f"'{results}' has results of categories that '{coco_json}' does not name: id {', '.join(others[:5])}; their ids must be "
+            "those of the annotations: detrt detect writes them with --coco-images ANNOTATIONS, detrt eval with --save"
+        )
     masked = bool(rows) and all("segmentation" in row for row in rows)
     iou_type = chosen_iou_type(iou_type, masked, f"'{results}' has entries without segmentation", dataset)
     if iou_type == SEGM:

@@ -98,6 +98,9 @@ def read_results(path: Path) -> list[Row]:
         raise ImageError(f"the results file '{path}' must hold a list; got {type(rows).__name__}")
     for index, row in enumerate(rows):
         missing = [name for name in _FIELDS if not isinstance(row, dict) or name not in row]
+        if not missing and not all(isinstance(row[name], (int, str)) for name in ("image_id", "category_id")):
+            what = f"the image_id {row['image_id']!r} and category_id {row['category_id']!r}, which are no ids"
+            raise ImageError(f"the results file '{path}': entry {index} has {what}; it is not a COCO results file")
         if missing or not is_bbox(row["bbox"]) or not isinstance(row["score"], (int, float)):
             what = f"no {', '.join(missing)}" if missing else f"the bbox {row['bbox']!r} and score {row['score']!r}"
             raise ImageError(f"the results file '{path}': entry {index} has {what}; it is not a COCO results file")
