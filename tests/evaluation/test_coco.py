@@ -125,6 +125,17 @@ def test_saved_masks_that_cannot_be_compared(coco):
         evaluate_results(folder / "results.json", truth)
 
 
+@pytest.mark.parametrize("mask", [POLYGON, {"size": [80, 100], "counts": [0, 8000]}], ids=["polygons", "list"])
+def test_saved_masks_in_other_forms(coco, mask):
+    """As other tools write them; detrt writes run lengths as text."""
+    write, folder = coco
+    write_results(
+        [{"image_id": 7, "category_id": 90, "bbox": [25, 20, 50, 40], "segmentation": mask, "score": 0.9}], folder / "r.json"
+    )
+    report = evaluate_results(folder / "r.json", write(with_masks(mask)))
+    assert report.iou_type == "segm" and report.metrics["AP"] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -262,9 +262,10 @@ def score_rows(
         MissingPackageError: pycocotools is not installed.
     """
     coco_class, eval_class = _pycocotools()
-    results = [{"area": _area(r, iou_type), "iscrowd": 0, **r} for r in rows]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
-        truth, found = (_index(coco_class, dataset, entries) for entries in (dataset.annotations, results))
+        truth = _index(coco_class, dataset, dataset.annotations)
+        results = [{"area": _area(truth, row, iou_type), "iscrowd": 0, **row} for row in rows]
+        found = _index(coco_class, dataset, results)
         evaluation = eval_class(truth, found, iou_type)
         evaluation.evaluate()
         evaluation.accumulate()
@@ -278,12 +279,12 @@ def score_rows(
     )
 
 
-def _area(row: Row, iou_type: str) -> float:
+def _area(truth: Any, row: Row, iou_type: str) -> float:
     if iou_type == BBOX:
         return row["bbox"][2] * row["bbox"][3]
     from pycocotools import mask
 
-    return float(mask.area(row["segmentation"]))
+    return float(mask.area(truth.annToRLE(row)))  # which takes polygons, and run lengths as lists
 
 
 def without_class(dataset: CocoDataset, matched: Collection[Any]) -> tuple[str, ...]:
