@@ -18,7 +18,7 @@ import numpy as np
 
 from . import files
 from .backends.base import output_differences
-from .backends.inductor.build import build_packages, check_packages
+from .backends.inductor.build import PackageSource, build_packages, check_packages
 from .backends.inductor.config import InductorConfig
 from .backends.onnxruntime.session import OnnxSession, run_graph
 from .backends.openvino.build import build_openvino
@@ -514,7 +514,8 @@ class _Builder:
         if self._precision.precision == Precision.TF32:
             precision = str(Precision.TF32)
         sha256 = files.sha256_of(self._graphs / MODEL)
-        for one in build_packages(checkpoint, self._folder, sha256, packages, self.spec, precision, loading, self._say):
+        source = PackageSource(checkpoint, loading, self._folder, self.spec, precision, sha256)
+        for one in build_packages(source, packages, self._say):
             self.stages.append(Stage(one.name, one.seconds, one.built.size, one.verdict))
             self._add(_entry(self._folder, one.built.path.name, "inductor", one.built.facts))
 

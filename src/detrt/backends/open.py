@@ -117,7 +117,7 @@ def _open(ref: str | os.PathLike, choices: _Choices, load: LoadOptions) -> BaseS
     if kind == "onnx":
         provider = _provider(choices)
         onnx = _open_onnx(Path(ref), load, choices, provider)
-        return with_text(onnx, Path(ref).parent, provider=provider, threads=threads)
+        return with_text(onnx, Path(ref).parent, choices, provider=provider)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
         return _open_bundle(Bundle.open(Path(ref)), choices)
@@ -125,13 +125,13 @@ def _open(ref: str | os.PathLike, choices: _Choices, load: LoadOptions) -> BaseS
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":
         session = OpenVinoSession(Path(ref), device=device, threads=threads, **choices.tuning)
-        return with_text(session, Path(ref).parent, threads=threads, device=device, openvino=text_encoder_beside(Path(ref)))
+        return with_text(session, Path(ref).parent, choices, openvino=text_encoder_beside(Path(ref)))
     if device == CPU:
         raise SessionError(f"'{os.fspath(ref)}' is a TensorRT engine, which needs a GPU; got the device cpu")
     engine = open_engine(Path(ref), device, eager_kernels=choices.eager_kernels)
     encoder = text_encoder_beside(Path(ref))
     encoder_engine = encoder if encoder != Path(ref) and encoder.is_file() else None
-    return with_text(engine, Path(ref).parent, threads=threads, device=device, engine=encoder_engine)
+    return with_text(engine, Path(ref).parent, choices, engine=encoder_engine)
 
 
 def refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
@@ -485,10 +485,9 @@ def _text_encoder(
 def with_text(
     session: BaseSession,
     folder: Path,
+    choices: _Choices | None = None,
     *,
-    provider: str = "cpu",
-    threads: int | None = None,
-    device: str | None = None,
+    provider: str = CPU,
     engine: Path | None = None,
     openvino: Path | None = None,
 ) -> BaseSession:
@@ -496,6 +495,7 @@ def with_text(
     text = session.spec.text
     if text is None:
         return session
+    device, threads = (None, None) if choices is None else (choices.device, choices.threads)
     with _closing_on_error(session) as opened:
         if is_text_encoder(session.inputs) or is_query_encoder(session.inputs, session.outputs):
             raise SessionError(

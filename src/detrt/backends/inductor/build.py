@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -97,28 +98,30 @@ def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
     return replace(spec, input=input_spec.fixed((height, width)))
 
 
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """What all packages of a bundle are compiled from.
+
+    ref: reference of the checkpoint, as `load_source` takes it. loading: its keywords. folder: of the bundle. spec: of the bundle.
+    precision: one of PRECISIONS. onnx_sha256: digest of the bundle's graph.
+    """
+
+    ref: str
+    loading: Mapping[str, Any]
+    folder: Path
+    spec: ModelSpec
+    precision: str
+    onnx_sha256: str
+
+
 def build_package(
-    ref: str,
-    folder: Path,
-    config: InductorConfig,
-    spec: ModelSpec,
-    precision: str = "fp32",
-    *,
-    loading: Mapping[str, Any] | None = None,
-    onnx_sha256: str = "",
-    progress: Progress | None = None,
-    name_with_size: bool = False,
+    source: PackageSource, config: InductorConfig, progress: Progress | None = None, *, name_with_size: bool = False
 ) -> BuiltPackage:
-    """Compile a checkpoint into `folder`, with a sidecar; both are written atomically.
+    """Compile a checkpoint into the folder of its bundle, with a sidecar; both are written atomically.
 
     Args:
-        ref: reference of the checkpoint, as `load_source` takes it.
-        folder: of the bundle.
+        source: the checkpoint and its bundle.
         config: the caller's choices.
-        spec: of the bundle.
-        precision: one of PRECISIONS.
-        loading: keywords of `load_source`.
-        onnx_sha256: digest of the bundle's graph.
         progress: called with a fraction and a text.
         name_with_size: the bundle has packages of several sizes, so the size is part of the name.
 
@@ -126,15 +129,16 @@ def build_package(
         EngineError: choices that do not go together, no compiler or GPU, the compiler failed or took too long.
         GateError: the outputs of the package differ from PyTorch. ExportError: the model cannot be captured.
     """
-    check_ready(config, spec)
+    folder, precision = source.folder, source.precision
+    check_ready(config, source.spec)
     if precision not in PRECISIONS:
         raise EngineError(
             f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
         )
-    package_spec = fixed_spec(spec, config)
+    package_spec = fixed_spec(source.spec, config)
     temporary = folder / f".package-{os.getpid()}.pt2"
     try:
-        result = _run_compiler(ref, temporary, config, package_spec, precision, dict(loading or {}), progress)
+        result = _run_compiler(source, package_spec, temporary, config, progress)
         sms = tuple(result["compute_capabilities"])
         path = folder / package_name(
             config.device, sms[0] if sms else None, precision, package_spec.input.size_hw if name_with_size else None
@@ -148,7 +152,7 @@ def build_package(
         compute_capabilities=sms,
         precision=precision,
         profile=result["profile"],
-        onnx_sha256=onnx_sha256,
+        onnx_sha256=source.onnx_sha256,
         layers=result["nodes"],
         build_seconds=result["build_seconds"],
         options={
@@ -162,31 +166,26 @@ def build_package(
         outputs=tuple(result["outputs"]),
         peak_memory_mib=result["peak_memory_mib"],
     )
-    bundle.write_sidecar(path, spec, facts)
+    bundle.write_sidecar(path, source.spec, facts)
     if progress:
         progress(1.0, "done")
     return BuiltPackage(path, facts, result["size"], max(result["errors"].values()))
 
 
 def _run_compiler(
-    ref: str,
-    package: Path,
-    config: InductorConfig,
-    spec: ModelSpec,
-    precision: str,
-    loading: dict[str, Any],
-    progress: Progress | None,
+    source: PackageSource, spec: ModelSpec, package: Path, config: InductorConfig, progress: Progress | None
 ) -> dict[str, Any]:
-    """The result of the compiler process."""
+    """The result of the compiler process. spec: of the package."""
+    ref = source.ref
     local = ref if ":" in ref and not Path(ref).exists() else str(Path(ref).resolve())
     if ref.startswith("ckpt:"):
         local = "ckpt:" + str(Path(ref[5:]).resolve())
     request = {
         "ref": local,
-        "loading": {k: str(Path(v).resolve()) if isinstance(v, Path) else v for k, v in loading.items()},
+        "loading": {k: str(Path(v).resolve()) if isinstance(v, Path) else v for k, v in source.loading.items()},
         "spec": spec.to_dict(),
         "config": config.to_dict(),
-        "precision": precision,
+        "precision": source.precision,
         "package": str(package.resolve()),
     }
 
@@ -234,17 +233,8 @@ def check_packages(packages: Sequence[InductorConfig], model: str, export: Expor
         check_ready(config)
 
 
-def build_packages(
-    model: str,
-    folder: Path,
-    onnx_sha256: str,
-    packages: Sequence[InductorConfig],
-    spec: ModelSpec,
-    precision: str,
-    loading: Mapping[str, Any],
-    say: StageProgress,
-) -> list[PackageResult]:
-    """Compile each package into the folder of a bundle. onnx_sha256: digest of its ONNX file. loading: as `load_source` takes it.
+def build_packages(source: PackageSource, packages: Sequence[InductorConfig], say: StageProgress) -> list[PackageResult]:
+    """Compile each package into the folder of its bundle.
 
     Raises:
         See `build_package`.
@@ -256,17 +246,8 @@ def build_packages(
         name = config.label + (
             f" {config.height[0]}x{config.width[0]}" if several_sizes and config.height and config.width else ""
         )
-        built = build_package(
-            model,
-            folder,
-            config,
-            spec,
-            precision,
-            loading=loading,
-            onnx_sha256=onnx_sha256,
-            progress=lambda fraction, text, name=name: say(name, fraction, text),  # type: ignore[misc]
-            name_with_size=several_sizes,
-        )
+        progress = partial(say, name)
+        built = build_package(source, config, progress, name_with_size=several_sizes)
         profile = next(iter(built.facts.profile.values()))
         low, high = profile["min"][0], profile["max"][0]
         batches = f"batch {low}" if low == high else f"batches {low} to {high}"
