@@ -194,6 +194,7 @@ def test_the_command(bundle, tmp_path):
         (["--batches", "257"], "from 1 to 256"),
         (["--backends", "tpu"], "got tpu"),
         (["--plot", "x.pdf"], "must end in .svg or .png"),
+        (["--plot", "/dev/null/x.svg"], "a part of the path is a file"),
         (["--prompt", "a cat."], "takes no prompt"),
         (["--ground-truth", "x.json"], "needs both"),
         (["--ground-truth", "x.json", "--images", "."], "x.json"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DetrtError, MissingPackageError
-from ..files import write_bytes
+from ..files import check_place, write_bytes
 from .config import SCOPES
 
 SUFFIXES = (".svg", ".png")
@@ -26,13 +26,15 @@ Panel = Callable[[Any], None]
 
 
 def check_plot(path: str | os.PathLike) -> None:
-    """Check the file name and the package before minutes of measuring.
+    """Check the file and the package before minutes of measuring.
 
     Raises:
-        DetrtError: a file that is neither SVG nor PNG. MissingPackageError: matplotlib is not installed.
+        DetrtError: a file that is neither SVG nor PNG. OutputError: it cannot be written. MissingPackageError: matplotlib is not
+            installed.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
         raise DetrtError(f"--plot must end in {' or '.join(SUFFIXES)}; got '{os.fspath(path)}'")
+    check_place(path)
     _matplotlib()
 
 
@@ -41,7 +43,7 @@ def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
     roofline where they were measured.
 
     Raises:
-        DetrtError, MissingPackageError: as `check_plot`. OutputError: the file cannot be written.
+        DetrtError, OutputError, MissingPackageError: as `check_plot`.
     """
     check_plot(path)
     figure_class = _matplotlib()

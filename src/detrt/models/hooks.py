@@ -230,7 +230,10 @@ def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
         index = torch.as_tensor(remaining.pop(0), device=values.device)
         expected = original(values, k, dim, *args, **kwargs)
         if index.shape != expected.indices.shape:
-            raise ExportError(f"a top-k selection has shape {tuple(index.shape)}, PyTorch's {tuple(expected.indices.shape)}")
+            raise ExportError(
+                f"the graph selects {index.shape[-1]} of an image's positions or queries, the PyTorch model {k}; read the checkpoint "
+                "with the --queries and --decoder-layers that the graph was exported with (detrt info shows them)"
+            )
         return torch.return_types.topk((values.gather(dim, index), index))
 
     torch.topk = torch.Tensor.topk = forced  # type: ignore[assignment, method-assign]
