@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import builtins
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from detrt.detections import Detections, box_iou, cxcywh_to_xyxy
+from detrt.detections import Detections, Masks, box_iou, cxcywh_to_xyxy
 from detrt.errors import MissingPackageError
 
 THREE = Detections(
@@ -35,6 +37,22 @@ def test_phrases():
     assert one[:0].phrase_spans == () and one[:0].prompt == "on a cat." and THREE[:1].phrase_spans is None
     with pytest.raises(ValueError, match="phrase_spans must have the length 1"):
         Detections([[0, 0, 1, 1]], [0.5], [1], ("a",), (4, 4), ())
+
+
+def test_equality():
+    """Of all that is found, also of masks, where NumPy would ask which of the elements is meant."""
+    masks = Masks.from_array(np.eye(30, 40, dtype=bool)[None].repeat(3, 0))
+    masked = replace(THREE, masks=masks)
+    assert pickle.loads(pickle.dumps(masked)) == masked == masked[:] and THREE[:0] == THREE[:0]
+    assert masked != THREE and THREE[:2] != THREE and replace(THREE, scores=THREE.scores + 1e-7) != THREE and THREE != "three"
+    assert masked != replace(masked, masks=Masks((*masks.counts[:2], np.array([1200])), (30, 40)))
+    assert masks != Masks(masks.counts, (40, 30))
+
+
+@pytest.mark.parametrize("index", [0, [0.5], "x", None, [[0], [1]]], ids=repr)
+def test_indices_that_select_no_detections(index):
+    with pytest.raises(TypeError, match=r"e.g. detections\[3:4\]; .*; got"):
+        THREE[index]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,16 @@ def box_iou(a: NDArray, b: NDArray) -> NDArray:
     return np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
 
 
-@dataclass(frozen=True, slots=True)
+def _equal(a: object, b: object) -> bool:
+    """Whether two values are the same, arrays in all of their elements, also inside of tuples and of the classes below."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return a == b
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Masks:
     """The masks of the objects of one image, run-length encoded: a few kilobytes each, where pixels of a photograph take millions.
 
@@ -46,6 +55,11 @@ class Masks:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Masks):
+            return NotImplemented
+        return self.size_hw == other.size_hw and _equal(self.counts, other.counts)
 
     @property
     def areas(self) -> NDArray[np.int64]:
@@ -139,7 +153,7 @@ def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:
     return np.divide(inter, union, out=np.ones_like(inter), where=union > 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Detections:
     """What was found in one image: parallel arrays, best score first, or in reading order where the model tells it.
 
@@ -194,15 +208,24 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether everything is the same, to the last bit."""
+        if not isinstance(other, Detections):
+            return NotImplemented
+        return all(_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+
     def __getitem__(self, index: slice | Sequence[int] | NDArray) -> Detections:
-        """Select by slice, boolean mask or indices."""
+        """Select by slice, boolean mask or indices. Raises TypeError for anything else, IndexError for what is not there."""
         if not isinstance(index, slice):
             index = np.asarray(index)
+            if index.ndim != 1 or (index.size and index.dtype.kind not in "bui"):
+                raise TypeError(
+                    "select detections with a slice, a mask or a list of indices, e.g. detections[3:4]; detections.to_list() has a "
+                    f"dict for each; got {type(index[()]).__name__ if index.ndim == 0 else f'{index.dtype} {index.shape}'}"
+                )
             if index.dtype != bool:
                 index = index.astype(np.int64)
         picked = np.arange(len(self))[index]
-        if picked.ndim != 1:
-            raise TypeError("select detections with a slice, a mask or a list of indices; e.g. detections[3:4]")
         return Detections(
             self.boxes_xyxy[picked],
             self.scores[picked],
