@@ -121,7 +121,8 @@ def load_folder(
     row = BY_NAME["ecdet"] if name.startswith(EC_CLASS) else BY_MODEL_TYPE[model_type]
     if name.endswith("Segmentation") and not name.endswith(MASK_CLASS) and row.processor != "Eomt":
         raise SourceError(
-            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, D-FINE-seg, ECSeg and EoMT"
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, "
+            f"D-FINE-seg, ECSeg and EoMT; give one of those, e.g. hf:{FAMILIES[0].example}"
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")
@@ -161,7 +162,7 @@ def _notes_on_eomt(module: Any, entry: InputSpec, ref: str) -> tuple[str, ...]:
     if found:
         raise SourceError(
             f"'{ref}' has the class {found[0]!r}, which has no instances: it is an EoMT for panoptic or semantic segmentation, and detrt "
-            "reads those for instances"
+            f"reads those for instances; give one, e.g. hf:{BY_NAME['eomt'].example}"
         )
     module.pad_with(entry.mean, entry.std)
     try:
