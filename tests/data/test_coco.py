@@ -63,6 +63,7 @@ def test_bad_truth(tmp_path, text):
     ("part", "change", "words"),
     [
         ("annotations", {"area": ""}, r"annotations\[0\] has the area '', not a number"),
+        ("annotations", {"area": float("nan")}, r"annotations\[0\] has the area nan, not a number"),
         ("annotations", {"iscrowd": "no"}, r"annotations\[0\] has iscrowd 'no', not 0 or 1"),
         ("annotations", {"iscrowd": 1e99}, "not 0 or 1"),
         ("annotations", {"bbox": [1, 2, 3]}, "not 4 finite numbers"),

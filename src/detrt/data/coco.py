@@ -183,7 +183,7 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
                 raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")
         area = entry.setdefault("area", box[2] * box[3])
         if not isinstance(area, (int, float)) or not math.isfinite(area):
-            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {area!r}, not a finite number")
+            raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {area!r}, not a number")
         if entry.setdefault("iscrowd", 0) not in (0, 1):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has iscrowd {entry['iscrowd']!r}, not 0 or 1")
     return CocoDataset(path, images, categories, found)
