@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,3 +311,49 @@ def test_a_bundle_with_image_queries(tmp_path, capsys):
     assert found[0] == found[1] and '"label": "it"' in found[0]
     assert main(["info", str(tmp_path / "again")]) == 0
     assert "query.onnx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_of_names_is_that_of_transformers(name, tiny, exported, tmp_path):
+    """The names of the categories are the prompt, and all pairs of a patch and a name count; pycocotools judges what transformers finds in
+    the same files with each of the names. The truth is every third of that."""
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    pytest.importorskip("scipy", reason="OWLv2's processor needs it")
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    from detrt.evaluation.coco import evaluate_coco
+    from detrt.models.published import processor_with_text
+
+    source, names = tiny(name), ["cat", "red bus", "person"]
+    processor, images, found = processor_with_text(source, image_processor(source)), [], []
+    for number, image in enumerate(IMAGES):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        height, width = image.shape[:2]
+        images.append({"id": number, "file_name": f"{number}.png", "height": height, "width": width})
+        with torch.no_grad():
+            outputs = source.module(**processor(images=image, text=[names], return_tensors="pt"))
+        for column in range(len(names)):
+            alone = SimpleNamespace(logits=outputs.logits[..., column, None], pred_boxes=outputs.pred_boxes)
+            (one,) = processor.post_process_grounded_object_detection(alone, threshold=0.0, target_sizes=[(height, width)])
+            corners = np.clip(one["boxes"].numpy(), 0, [width, height, width, height])
+            boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
+            for box, score in zip(boxes, one["scores"].tolist(), strict=True):
+                found.append({"image_id": number, "category_id": column + 5, "bbox": box, "score": score})
+    # As the authors' evaluator, which keeps 300 of them: the best pairs of an image.
+    most = source.spec.decode.max_detections
+    found.sort(key=lambda row: -row["score"])
+    found = [row for number in range(2) for row in [row for row in found if row["image_id"] == number][:most]]
+    some = [row for row in found if min(row["bbox"][2:]) > 1][::3]
+    annotations = [{**row, "id": i, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0} for i, row in enumerate(some, 1)]
+    categories = [{"id": i, "name": category} for i, category in enumerate(names, 5)]
+    truth = tmp_path / "truth.json"
+    truth.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    with open_session(str(exported(name, **SHARED[name]).path)) as session:
+        figures = evaluate_coco(session, truth, tmp_path).metrics["AP"]
+    coco = COCO(str(truth))
+    judged = COCOeval(coco, coco.loadRes(found), "bbox")
+    judged.evaluate()
+    judged.accumulate()
+    judged.summarize()
+    assert len(annotations) >= 10 and figures == pytest.approx(judged.stats[0], abs=1e-3) and 0.2 < judged.stats[0] < 0.9
