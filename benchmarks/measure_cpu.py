@@ -146,7 +146,8 @@ def torch_call(bundle: Path, size: tuple[int, int], images: list[np.ndarray]) ->
         torch.set_num_threads(THREADS)
         return partial(session.run, preprocess(images, session.spec).feeds)
     prompt = PROMPT if source.spec.text is not None else None
-    return library_calls(source, threads=THREADS, prompt=prompt)(size, images)["transformers-cpu"]["forward"]
+    (calls,) = library_calls(source, threads=THREADS, prompt=prompt)(size, images).values()
+    return calls["forward"]
 
 
 def times_of(calls: dict[str, Callable[[], object]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
