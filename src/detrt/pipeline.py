@@ -36,7 +36,7 @@ from .models.load import FLAGS, RECORDED, LoadChanges, LoadOptions, changed, che
 from .precision import PrecisionConfig
 from .precision.capability import check_before, check_engine
 from .spec import PIXEL_VALUES, ModelSpec, Precision
-from .system import StageProgress
+from .system import StageProgress, return_freed_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,6 +152,7 @@ def build(
             work.adopt(_graph_of(held) if held is not None else Path(model), load)
         else:
             work.export(str(model), export, engines, load)
+            return_freed_memory()  # of the checkpoint: engines and packages are built by processes beside this one
         if precision.target != Precision.FP32:
             work.convert()
         if not grows:

@@ -208,6 +208,14 @@ def peak_memory_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, for the processes beside this one; glibc keeps that of blocks below 32 MiB."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
+
+
 CPU = "cpu"
 IMAGE_DECODERS = ("cpu", "gpu")
 _FORM = "comma-separated numbers of GPUs and 'cpu', or cuda:all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu; for OpenVINO also xpu (Intel GPU) and npu"
