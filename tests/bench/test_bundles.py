@@ -21,7 +21,7 @@ from detrt.bench.bundles import targets_of
 from detrt.bench.config import BUNDLES, CHECKPOINTS, BenchConfig
 from detrt.bench.plot import pareto, write_plot
 from detrt.bench.profile import kind_of_kernel, matmul_work, roofline, sum_by_run
-from detrt.bench.run import bench, is_built
+from detrt.bench.run import bench
 from detrt.bundle import Bundle
 from detrt.cli import app
 from detrt.data.scenes.scene import draw_scene
@@ -299,4 +299,3 @@ def test_a_prompted_bundle_needs_its_prompt(tmp_path):
 def test_a_back_end_that_is_not_there(bundle):
     with pytest.raises(SessionError, match="nothing of"):
         bench([str(bundle)], BenchConfig(backends=("inductor",)))
-    assert is_built(str(bundle)) and not is_built("embedded:shapes") and not is_built("no such file.onnx.x")

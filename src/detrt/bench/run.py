@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backends.open import kind_of
-from ..errors import DetrtError, SessionError
+from ..errors import DetrtError
 from ..system import StageProgress
 from .bundles import measure_bundles
 from .checkpoints import measure_checkpoints
@@ -56,21 +56,11 @@ def models_of(refs: Sequence[str]) -> str:
     """CHECKPOINTS or BUNDLES.
 
     Raises:
-        DetrtError: none, or some of each.
+        DetrtError: none, some of each, or a path that is neither.
     """
     if not refs:
         raise DetrtError("give at least one checkpoint or bundle, e.g. detrt bench embedded:shapes")
-    built = [is_built(ref) for ref in refs]
+    built = [kind_of(ref) != "checkpoint" for ref in refs]
     if any(built) and not all(built):
-        for ref in refs:
-            kind_of(ref)  # a path that is not there is no checkpoint
         raise DetrtError("give checkpoints or bundles, not both in one run: they are measured in different ways")
     return BUNDLES if built[0] else CHECKPOINTS
-
-
-def is_built(ref: str) -> bool:
-    """Whether a reference is a bundle or a file of one, and not a checkpoint."""
-    try:
-        return kind_of(ref) != "checkpoint"
-    except SessionError:
-        return False
