@@ -186,7 +186,7 @@ def test_bench(cli, tmp_path):
     [
         (["random:nope"], "random:nope", "write random:<name>"),
         (["nowhere"], "nowhere", "give a bundle"),
-            (["nowhere", "--prompt", "a cat"], "nowhere", "give a bundle"),
+        (["nowhere", "--prompt", "a cat"], "nowhere", "give a bundle"),
         (["embedded:shapes", "--repeats", 0], "got 0", "from 1 to"),
         (["embedded:shapes", "--threads", 0], "got 0", "left out for all cores"),
         (["embedded:shapes", "--size", "100000000"], "'100000000'", "from 1 to 16384"),
