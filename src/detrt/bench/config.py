@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import DetrtError
 from ..models.load import LoadOptions
+from ..spec import LARGEST_SIDE
 
 SCOPES = ("kernel", "forward", "end_to_end")
 BACKENDS = ("onnxruntime", "openvino", "inductor", "tensorrt")
@@ -83,8 +84,9 @@ class BenchConfig:
                 raise DetrtError(f"--{name} must be from {low} to 10000; got {value}")
         if self.threads is not None and self.threads < 1:
             raise DetrtError(f"--threads must be at least 1, or left out for all cores; got {self.threads}")
-        if self.size_hw is not None and not all(1 <= side <= 16384 for side in self.size_hw):
-            raise DetrtError(f"size must be from 1 to 16384 pixels per side; got {self.size_hw[0]}x{self.size_hw[1]}")
+        if self.size_hw is not None and not all(1 <= side <= LARGEST_SIDE for side in self.size_hw):
+            height, width = self.size_hw
+            raise DetrtError(f"size must be from 1 to {LARGEST_SIDE} pixels per side; got {height}x{width}")
         for flag, given, allowed in (("--scopes", self.scopes, SCOPES), ("--backends", self.backends, BACKENDS)):
             if unknown := sorted(set(given) - set(allowed)):
                 names = ", ".join(allowed).replace("_", "-")

@@ -146,9 +146,8 @@ def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: in
         modules, kinds = {}, _by_profiler(lambda: session.run(feeds), on_gpu)
     layers: dict[str, float] = {}
     facts = session.info.facts
-    if (
-        session.info.backend is Backend.TENSORRT and facts is not None and facts.target == "tensorrt"
-    ):  # RTX has no times of layers
+    # TensorRT-RTX has no times of layers.
+    if session.info.backend is Backend.TENSORRT and facts is not None and facts.target == "tensorrt":
         from ..graph.names import module_path
 
         session.run(feeds)

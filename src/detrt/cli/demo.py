@@ -51,10 +51,8 @@ def demo_data(
 
     write = write_phrase_dataset if phrases else write_dataset
     try:
-        with show.progress() as step:
+        with files.naming(output), show.progress() as step:
             write(output, count, seed=seed, progress=lambda done, total: step("draw", done / total, f"{done} of {total}"))
     except ValueError as error:
         raise OutputError(str(error)) from None
-    except OSError as error:
-        raise files.output_error(output, error) from error
     print(f"{output}: {count} scenes; annotations in {output / 'annotations.json'}")

@@ -39,11 +39,9 @@ class ResumeFile(AbstractContextManager):
 
     def append(self, rows: Mapping[Any, Sequence[Row]]) -> None:
         """Add a batch: image id -> rows. Raises OutputError."""
-        try:
+        with files.naming(self.path):
             self._file.writelines(json.dumps({"image_id": image, "rows": found}) + "\n" for image, found in rows.items())
             self._file.flush()
-        except OSError as error:
-            raise files.output_error(self.path, error) from error
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -64,7 +62,7 @@ class ResumeFile(AbstractContextManager):
 
     def _open(self, header: Mapping[str, Any]) -> TextIO:
         """The file at the end of its complete lines."""
-        try:
+        with files.naming(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a", encoding="utf-8")
             if size := self.path.stat().st_size:
@@ -74,9 +72,7 @@ class ResumeFile(AbstractContextManager):
             else:
                 file.write(json.dumps(header) + "\n")
                 file.flush()
-        except OSError as error:
-            raise files.output_error(self.path, error) from error
-        return file
+            return file
 
 
 def read_results(path: Path) -> list[Row]:

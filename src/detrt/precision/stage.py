@@ -65,14 +65,15 @@ def export_converted(
     """
     if precision.target == Precision.FP32:
         return export(path), None
-    try:
-        with files.making_parents(path), tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
-            done = export(Path(folder) / path.name)
-            converted = convert_file(done.report.path, done.report.spec, precision, progress)
-            for file in Path(folder).iterdir():
-                os.replace(file, path.parent / file.name)
-    except OSError as error:
-        raise files.output_error(path, error) from error
+    with (
+        files.naming(path),
+        files.making_parents(path),
+        tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder,
+    ):
+        done = export(Path(folder) / path.name)
+        converted = convert_file(done.report.path, done.report.spec, precision, progress)
+        for file in Path(folder).iterdir():
+            os.replace(file, path.parent / file.name)
     return replace(done, report=replace(done.report, path=path)), converted  # type: ignore[type-var]
 
 

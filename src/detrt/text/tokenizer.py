@@ -133,9 +133,8 @@ class PromptTokenizer:
             prompt = class_list(prompt, task=task)
         try:
             f"{prompt.text}{prompt.task}".encode()
-        except (
-            UnicodeEncodeError
-        ) as error:  # of bytes that are not those of the terminal's character set, Python makes surrogates
+        except UnicodeEncodeError as error:
+            # Of bytes that are not those of the terminal's character set, Python makes surrogates.
             raise PromptError(
                 f"the prompt is not UTF-8 text: character {error.start} is {error.object[error.start]!r}; set the terminal to UTF-8, or "
                 "give a file with --prompt-file or --classes-from"
