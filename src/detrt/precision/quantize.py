@@ -129,13 +129,16 @@ def exclude_halves(view: GraphView, rules: Rules, plan: QuantPlan) -> None:
 def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[list[str]]:
     """The layers of a plan in groups, each to be quantized as a whole.
 
-    Groups below `MIN_STAGE` of the MACs, and those with most of their work in padded channels, are excluded, in place.
+    Groups below `MIN_STAGE` of the MACs, those with most of their work in padded channels, and single matmuls, are excluded, in place.
 
     Between INT8 and FP16 layers TensorRT converts types, a pass over the whole tensor. A group are layers that read each other's
     results through activations, movement and residual additions. A convolution with a stride, a pooling, a resize, a normalization
-    and an attention end it: a stage of a backbone is one group, and so is an MLP. counts: node -> MACs, of the whole graph.
+    and an attention end it: a stage of a backbone is one group, and so is an MLP. A convolution and a matmul are never of one group:
+    TensorRT's INT8 layouts of the two differ, and what encloses the matmul would be compiled around it (Myelin, see
+    docs/results/hardware.md). counts: node -> MACs, of the whole graph.
     """
     group = {name: [name] for name in plan.activations}
+    convolutions = {node.name for node in view.nodes if node.op_type == "Conv"}
     for node in view.nodes:
         if node.name not in group:
             continue
@@ -148,7 +151,8 @@ def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[
             for reader in view.consumers(name):
                 if reader.name in group:
                     one, other = group[node.name], group[reader.name]
-                    if one is not other and all(step == 1 for step in attribute(reader, "strides", [1])):
+                    alike = (node.name in convolutions) == (reader.name in convolutions)
+                    if one is not other and alike and all(step == 1 for step in attribute(reader, "strides", [1])):
                         one += other
                         group.update(dict.fromkeys(other, one))
                 elif reader.op_type in PASSED and reader.op_type != "MaxPool":
@@ -159,6 +163,8 @@ def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[
         work = sum(counts.get(name, 0) for name in one)
         if work < MIN_STAGE * total:
             reason = f"its stage has less than {MIN_STAGE:.0%} of the work, which conversions around it would cost"
+        elif len(one) == 1 and one[0] not in convolutions:
+            reason = "a matmul on its own: converting its input and its result costs more than it gains"
         elif sum(counts.get(name, 0) for name in one if name in padded) > work / 2:
             reason = f"most input channels of its stage are no multiple of {CHANNELS_TOGETHER}"
         else:
