@@ -134,8 +134,7 @@ def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[
     Between INT8 and FP16 layers TensorRT converts types, a pass over the whole tensor. A group are layers that read each other's
     results through activations, movement and residual additions. A convolution with a stride, a pooling, a resize, a normalization
     and an attention end it: a stage of a backbone is one group, and so is an MLP. A convolution and a matmul are never of one group:
-    TensorRT's INT8 layouts of the two differ, and what encloses the matmul would be compiled around it (Myelin, see
-    docs/results/hardware.md). counts: node -> MACs, of the whole graph.
+    TensorRT compiles the matmul into a node of Myelin, and the two have different INT8 layouts. counts: node -> MACs, of the whole graph.
     """
     group = {name: [name] for name in plan.activations}
     convolutions = {node.name for node in view.nodes if node.op_type == "Conv"}
@@ -164,7 +163,7 @@ def stages(view: GraphView, plan: QuantPlan, counts: Mapping[str, int]) -> list[
         if work < MIN_STAGE * total:
             reason = f"its stage has less than {MIN_STAGE:.0%} of the work, which conversions around it would cost"
         elif len(one) == 1 and one[0] not in convolutions:
-            reason = "a matmul on its own: converting its input and its result costs more than it gains"
+            reason = "a matmul on its own: its input and its result would each be converted"
         elif sum(counts.get(name, 0) for name in one if name in padded) > work / 2:
             reason = f"most input channels of its stage are no multiple of {CHANNELS_TOGETHER}"
         else:
