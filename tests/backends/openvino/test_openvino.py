@@ -416,7 +416,8 @@ def test_signed_activations_behind_a_concat(tmp_path):
     constants = {
         "scale": np.array(0.05, np.float32),
         "zero": np.array(0, np.int8),
-        "weights": random.integers(-100, 100, (8, 8, 3, 3), np.int8),
+        # Without VNNI two products of a larger weight are clipped to 16 bits, whatever the zero point (docs/results/cpu.md).
+        "weights": random.integers(-64, 65, (8, 8, 3, 3), np.int8),
         "weight_scale": np.full(8, 0.01, np.float32),
         "weight_zero": np.zeros(8, np.int8),
     }
