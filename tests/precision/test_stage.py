@@ -257,7 +257,9 @@ def test_int8_for_tensorrt_takes_whole_stages(exported, monkeypatch):
     zeroth = next(group for group in every if any("/stages.0/" in name for name in group))
     assert first not in zeroth, "a convolution with a stride begins another stage"
 
-    assert "on its own" in plan.excluded["/model/enc_output/enc_output.0/MatMul"], "a matmul joined the convolutions in front of it"
+    assert "on its own" in plan.excluded["/model/enc_output/enc_output.0/MatMul"], (
+        "a matmul joined the convolutions in front of it"
+    )
 
     fewer, plan = groups(4, 0.02)
     work = sum(counts.values())
