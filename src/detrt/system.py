@@ -187,6 +187,25 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def saturates_int8() -> bool:
+    """Whether this CPU has no exact INT8 products: x86 without VNNI, as far as the system tells (Linux).
+
+    Its instruction for them, `vpmaddubsw`, clips the sum of two products to 16 bits. OpenVINO and ONNX Runtime use it.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as facts:
+            flags = next((line.split(":", 1)[1].split() for line in facts if line.startswith("flags")), [])
+    except OSError:
+        return False
+    return bool(flags) and not any("vnni" in flag for flag in flags)
+
+
+SATURATES = (
+    "this CPU has no VNNI: OpenVINO and ONNX Runtime clip sums of INT8 products to 16 bits on it, which costs average precision; "
+    "run FP32 here, or compare with: detrt verify, detrt eval"
+)
+
+
 # Peak memory of this process.
 def peak_memory_mib() -> float:
     """Largest resident memory of this process so far, MiB; 0 if the system does not report it.

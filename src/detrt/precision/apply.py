@@ -22,7 +22,7 @@ from ..graph.unsigned import unsigned_activations
 from ..graph.view import GraphView
 from ..models.contract import contract
 from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec, Precision
-from ..system import Progress
+from ..system import SATURATES, Progress, saturates_int8
 from .calibrate import TensorRange, bytes_of, fp16_failures, histograms, scan, threshold
 from .cast import Typing, retype
 from .config import PrecisionConfig
@@ -159,6 +159,8 @@ def apply_precision(
     _check(copy)
     fractions = mac_fractions(copy, counts)
     warnings = list(calibration.warnings)
+    if config.for_cpu and saturates_int8():
+        warnings.append(SATURATES)
     report = PrecisionReport(
         target, fractions, typing.fp32_reasons, plan.excluded, quantized, typing.casts, calibration.images, calibration.ranges,
         {name: calibration.thresholds[name] for name in plan.tensors}, tuple(warnings),

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...bundle import EngineFacts, check_digest, read_sidecar
 from ...errors import EngineError, SessionError, SpecError
-from ...spec import ModelSpec, TensorInfo
-from ...system import usable_cores
+from ...spec import ModelSpec, Precision, TensorInfo
+from ...system import SATURATES, saturates_int8, usable_cores
 from ..base import Backend, BaseSession, Feeds, Outputs, PendingOutputs, SessionInfo, check_feeds, check_spec
 from .config import PERFORMANCE, OpenVinoConfig
 from .runtime import cache_folder, core, device_name, inference_type, package, short
@@ -55,6 +55,9 @@ class OpenVinoSession(BaseSession):
         )
         name = device_name(device)
         kind, note = inference_type(facts.precision, name)
+        notes = [note] if note else []
+        if name == "CPU" and Precision.INT8 in facts.precision.lower().split("+") and saturates_int8():
+            notes.append(SATURATES)
         _check_weights(path, facts)
         self.path, self.spec = path, spec
         properties: dict[str, Any] = {
@@ -87,7 +90,7 @@ class OpenVinoSession(BaseSession):
             path=path,
             facts=facts,
             parallel=self._parallel,
-            notes=(note,) if note else (),
+            notes=tuple(notes),
         )
         check_spec(f"'{path.name}'", spec, inputs, outputs)
 
