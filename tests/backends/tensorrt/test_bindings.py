@@ -129,7 +129,7 @@ def test_every_module_attribute_exists(bindings):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Attribute):
                 chain = ast.unparse(node)
-                match = re.match(r"(?:self\._trt\.|trt\.)?module\.([\w.]+)$", chain)
+                match = re.match(r"(?:self\._trt\.|self\.|trt\.)?module\.([\w.]+)$", chain)
                 if match and path.name in ("bindings.py", "worker.py", "session.py"):
                     seen.add(match.group(1))
                     value = bindings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -410,6 +411,22 @@ def test_an_engine_of_another_model_is_refused_and_leaks_nothing(tmp_path):
     with pytest.raises(SpecError, match="promises"):
         open_fake(write(tmp_path, spec=SPEC.with_decode(in_graph=True)), cuda=cuda)
     assert cuda.alive == 0
+
+
+@pytest.mark.parametrize("kind", ["Builder", "Runtime"])
+def test_a_library_that_gives_no_object_is_named(kind):
+    trt = fake_trt("tensorrt", FakeCuda(), model)
+
+    def nothing(logger):
+        logger.log(SimpleNamespace(name="ERROR"), "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")  # its words, of TensorRT 8.5.3
+
+    nothing.__name__ = kind
+    setattr(trt.module, kind, nothing)
+    with pytest.raises(EngineError) as caught:
+        trt.create_builder() if kind == "Builder" else trt.create_runtime()
+    for part in (f"made no {kind}", "CUDA initialization failure with error: 35", "detrt doctor"):
+        assert part in str(caught.value)
 
 
 def test_the_real_library_without_a_gpu(tmp_path):

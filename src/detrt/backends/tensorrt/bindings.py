@@ -108,6 +108,25 @@ class Trt:
                 # By identity: two captures with equal content are still two captures.
                 self._captures[:] = [held for held in self._captures if held is not messages]
 
+    def create_builder(self) -> Any:
+        """A builder. Raises EngineError where the library cannot use this machine."""
+        return self._created(self.module.Builder)
+
+    def create_runtime(self) -> Any:
+        """A runtime. Raises EngineError where the library cannot use this machine."""
+        return self._created(self.module.Runtime)
+
+    def _created(self, kind: Any) -> Any:
+        with self.capture() as messages:
+            try:
+                return kind(self.logger)
+            except TypeError:  # what pybind11 raises where the library's factory function gives no object
+                reason = "; ".join(messages.errors[:3]) or "the library gave no reason"
+        raise EngineError(
+            f"TensorRT {self.version} made no {kind.__name__} on this machine: {reason}. Its files are incomplete, or it does not support this GPU "
+            "or driver; `detrt doctor` shows what was found"
+        )
+
     def create_network(self, builder: Any) -> Any:
         """A strongly typed network: TensorRT 10 must be asked for it, 11 and RTX know no other kind, 8 has none."""
         flags = self.module.NetworkDefinitionCreationFlag

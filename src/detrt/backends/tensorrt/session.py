@@ -151,7 +151,7 @@ class TensorRTSession(BaseSession):
     def _start(self, specialization: str) -> None:
         cuda, trt = self._cuda, self._trt
         cuda.use_device(self._device)
-        self._runtime = trt.module.Runtime(trt.logger)
+        self._runtime = trt.create_runtime()
         self._engine = deserialize(self.path, self.facts, trt, self._runtime)
         self._stream: int = cuda.create_stream()
         self._closing.callback(cuda.destroy_stream, self._stream)

@@ -87,7 +87,7 @@ def inspect(trt: Trt, engine: bytes) -> str:
     Raises:
         EngineError: the engine does not open.
     """
-    runtime = trt.module.Runtime(trt.logger)
+    runtime = trt.create_runtime()
     native = runtime.deserialize_cuda_engine(engine)
     if native is None:
         raise EngineError(f"TensorRT {trt.version} does not open the engine that it has just built; build it again")

@@ -59,7 +59,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     trt.load_plugins(config.plugins)
     with tempfile.TemporaryDirectory(prefix="detrt-dialect-") as folder, trt.capture() as messages:
         source = rewrite(onnx, row, config, spec, Path(folder))
-        builder = trt.module.Builder(trt.logger)
+        builder = trt.create_builder()
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)
         inputs, outputs = _tensors(network)
