@@ -14,12 +14,15 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from fake_tensorrt import FakeCuda, fake_trt
 
+from detrt.backends.open import open_session
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.backends.tensorrt.rewrite import rewrite
 from detrt.backends.tensorrt.session import plugins_of
 from detrt.backends.tensorrt.versions import row_of
 from detrt.bundle import EngineFacts
 from detrt.cli import main
+from detrt.data.preprocess import preprocess
+from detrt.data.scenes.scene import draw_scene
 from detrt.errors import EngineError, ExportError, GraphError
 from detrt.export import export_onnx
 from detrt.graph import read_spec
@@ -170,6 +173,22 @@ def test_plugin_for_a_family_without_deformable_attention_is_refused(tmp_path):
     with pytest.raises(ExportError, match="no deformable attention"):
         export_onnx(load_source("random:detr"), tmp_path / "m.onnx", ExportConfig(msda="plugin"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["nvidia-plugin", pytest.param("plugin", marks=pytest.mark.slow)])
+def test_prompted_models_have_plugin_nodes(tmp_path, how):
+    source = load_source("random:grounding_dino/tiny")
+    found = {}
+    for lowering in (how, "gather"):
+        path = tmp_path / lowering / "model.onnx"
+        path.parent.mkdir()
+        assert export_onnx(source, path, ExportConfig(msda=lowering)).worst < 1e-4
+        with open_session(path).bind("a cat. a dog.") as session:  # text encoder and tokenizer lie beside the graph
+            found[lowering] = session.run(preprocess([draw_scene(1, size_hw=(96, 128)).image], session.spec).feeds)
+    assert sum(plugin_nodes(onnx.load(tmp_path / how / "model.onnx")).values()) > 0
+    assert plugin_nodes(onnx.load(tmp_path / how / "text.onnx")) == {}
+    for name, want in found["gather"].items():
+        np.testing.assert_allclose(found[how][name], want, rtol=1e-4, atol=1e-5)
 
 
 def test_rtx_has_no_plugins(exported, tmp_path):

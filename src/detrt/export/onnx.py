@@ -23,7 +23,7 @@ from ..models.rewrites import rewrites
 from ..models.source import Source
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec
-from .trace import ExportReport, Progress, _runnable, finish, require_check, require_equal, trace
+from .trace import ExportReport, Progress, finish, require_check, require_equal, standard_operators, trace
 
 
 def export_onnx(
@@ -46,9 +46,8 @@ def export_onnx(
     path = Path(path)
     spec = exported_spec(source, config)
     require_check(config)
-    if config.plugin and (spec.text is not None or not source.family.deformable):
-        what = "takes a prompt, for which plugin nodes are not done yet" if spec.text else "has no deformable attention"
-        raise ExportError(f"--msda {config.msda}: {source.family.title} {what}; leave --msda out")
+    if config.plugin and not source.family.deformable:
+        raise ExportError(f"--msda {config.msda}: {source.family.title} has no deformable attention; leave --msda out")
     if spec.text is not None:
         from .prompted import export_text
 
@@ -66,7 +65,7 @@ def export_onnx(
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_export(module, source, _runnable(model) if config.plugin else model, spec))
+        errors = tuple(check_export(module, source, standard_operators(model, config), spec))
         require_equal(errors)
     if config.plugin:
         emit(model, config.msda)

@@ -17,6 +17,7 @@ from ..backends.base import relative_error
 from ..errors import ExportError, SourceError
 from ..graph.clean import serialized, topk_outputs
 from ..graph.io import summarise
+from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
 from ..models.hooks import forced_topk
@@ -33,7 +34,7 @@ from ..spec import (
     PIXEL_VALUES,
     ModelSpec,
 )
-from .trace import ExportReport, finish, require_equal, trace
+from .trace import ExportReport, finish, require_equal, standard_operators, trace
 
 # (rows, longest prompt) while tracing; the checks use other numbers.
 TRACED_ROWS, TRACED_TOKENS = 2, 9
@@ -71,7 +72,7 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_text_export(module, source, model, text_encoder, spec))
+        errors = tuple(check_text_export(module, source, standard_operators(model, config), text_encoder, spec))
         if query_encoder is not None:
             errors += tuple(_check_query_encoder(source, query_encoder, spec))
         require_equal(errors)
@@ -80,6 +81,8 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     if query_encoder is not None:
         graph.save(query_encoder, path.with_name(text.query_encoder))
     del text_encoder, query_encoder
+    if config.plugin:
+        emit(model, config.msda)
     graph.save(model, path)
     with files.writing(path.with_name(text.tokenizer)) as temporary:
         temporary.write_bytes(source.tokenizer)

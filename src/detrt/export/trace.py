@@ -66,7 +66,7 @@ def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, ou
     """
     constants_to_initializers(model)
     kept = cut(model) if config.plugin else []
-    lowered = len(kept) or lower_msda(model, config.lowering)
+    lowered = len(kept) if config.plugin else lower_msda(model, config.lowering)
     if source.family.deformable and not lowered and PIXEL_VALUES in {value.name for value in model.graph.input}:
         raise ExportError(f"{source.family.title}: no deformable attention was found in the traced graph")
     model = simplify(model, optimize_basic)
@@ -81,8 +81,10 @@ def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, ou
     return graph.with_metadata(model, {PROVENANCE_KEY: provenance.to_json(), SPEC_KEY: spec.to_json()})
 
 
-def _runnable(model: Any) -> Any:
-    """A copy that ONNX Runtime takes: plugin nodes lowered to standard operators."""
+def standard_operators(model: Any, config: ExportConfig) -> Any:
+    """What ONNX Runtime takes: the graph itself, or for a plugin a copy with deformable attention as gathers."""
+    if not config.plugin:
+        return model
     copy = type(model)()
     copy.CopyFrom(model)
     lower_msda(copy, "gather")
