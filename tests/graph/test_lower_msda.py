@@ -14,10 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
+from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.errors import GraphError
 from detrt.export.symbolic import ms_deform_attn
 from detrt.graph.lower_msda import lower_msda
+from detrt.graph.raise_msda import raise_msda
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 TOLERANCE = 1e-4
@@ -286,3 +288,37 @@ def test_gathers_need_a_third_more_memory_than_gridsample_at_most(tmp_path):
     config = EngineConfig(batch=(1, 1, 4), sms=(89,))
     gather, gridsample = (build_lowered(case, how, tmp_path, config).facts.activation_bytes for how in ("gather", "gridsample"))
     assert 0 < gather <= gridsample * 4 / 3
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["symbolic", "constant"])
+@pytest.mark.parametrize("folded", [False, True], ids=["as written", "folded"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_gathers_become_a_node_again(case, constant, folded):
+    """What a runtime with a plugin gets: one node with the same attributes, which computes the same."""
+    model = graph_of(case, constant=constant)
+    lower_msda(model, "gather")
+    if folded:
+        model = onnx.load_from_string(optimize_basic(model.SerializeToString()))
+    before = model.SerializeToString()
+    count = raise_msda(model)
+    if case.discrete or case.heads == 1:
+        # The optimiser drops the addition of the one head's zero; what is not recognised stays as it is.
+        assert (count, model.SerializeToString() == before) in ((0, True), (1, False)) and not (case.discrete and count)
+        return
+    assert count == 1
+    (node,) = (node for node in model.graph.node if node.op_type == "MSDeformAttn")
+    found = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    assert found == {"heads": case.heads, "head_dim": case.dim, "points_per_level": list(case.points), "discrete": 0}
+    assert not [node for node in model.graph.node if node.op_type in ("Floor", "Min", "Equal")], "the gathers are still there"
+    feeds = inputs_of(case, seed=5)
+    lower_msda(model, "gridsample")
+    np.testing.assert_allclose(run_graph(model, feeds), expected_of(case, feeds), atol=TOLERANCE)
+
+
+def test_changed_arithmetic_is_no_deformable_attention():
+    model = graph_of(CASES["three levels"], constant=True)
+    lower_msda(model, "gather")
+    (node, *_) = (node for node in model.graph.node if node.op_type == "Mul" and "weights" in node.input)
+    node.input[list(node.input).index("weights")] = "other"
+    model.graph.input.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, ["batch", "queries", 2, 12]))
+    assert raise_msda(model) == 0

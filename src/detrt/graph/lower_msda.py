@@ -204,16 +204,10 @@ def _gather(call: _Call) -> None:
     b.op("Reshape", total, b.op("Concat", shape, b.ints(heads * dim), axis=0), output=call.output)
 
 
-def sum_by_reduction(model: onnx.ModelProto) -> int:
-    """Sum the samples of gathered deformable attention by Mul and ReduceSum instead of MatMul, in place.
+def sampled_sums(model: onnx.ModelProto) -> tuple[set[str], set[str], set[str]]:
+    """Tensors in which "gather" sums samples: the MatMuls of the corners, these and all sums of them, and the last sums.
 
-    TensorRT's compiler writes all gathered values of a MatMul to memory (one layer of three levels up to 40x56, batch size 4:
-    296 MB of activations), and fuses a Gather, a Mul and a ReduceSum into one kernel (5 MB). ONNX Runtime's CPU kernels are
-    two to three times faster with MatMul, so the exported graph keeps it. The results differ by the order of summation; in
-    16-bit graphs the sum is in FP32.
-
-    Returns:
-        How many sums were replaced.
+    A MatMul is one of (batch, queries, heads, 1, points) weights and (batch, queries, heads, points, dim) gathered values.
     """
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -224,7 +218,6 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
             readers[name].append(node)
 
     def sampled(node: onnx.NodeProto) -> bool:
-        """Whether a MatMul is (batch, queries, heads, 1, points) weights by gathered (batch, queries, heads, points, dim) values."""
         weight, values = (producers.get(name) for name in node.input)
         return (
             weight is not None
@@ -239,7 +232,23 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
     for node in graph.node:
         if node.op_type == "Add" and sums.issuperset(node.input):
             sums.add(node.output[0])
-    totals = {name for name in sums if any(reader.output[0] not in sums for reader in readers[name])}
+    return terms, sums, {name for name in sums if any(reader.output[0] not in sums for reader in readers[name])}
+
+
+def sum_by_reduction(model: onnx.ModelProto) -> int:
+    """Sum the samples of gathered deformable attention by Mul and ReduceSum instead of MatMul, in place.
+
+    TensorRT's compiler writes all gathered values of a MatMul to memory (one layer of three levels up to 40x56, batch size 4:
+    296 MB of activations), and fuses a Gather, a Mul and a ReduceSum into one kernel (5 MB). ONNX Runtime's CPU kernels are
+    two to three times faster with MatMul, so the exported graph keeps it. The results differ by the order of summation; in
+    16-bit graphs the sum is in FP32.
+
+    Returns:
+        How many sums were replaced.
+    """
+    graph = model.graph
+    producers = {name: node for node in graph.node for name in node.output}
+    terms, sums, totals = sampled_sums(model)
     if not totals:
         return 0
     kinds = element_types(model)

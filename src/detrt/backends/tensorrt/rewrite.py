@@ -52,7 +52,9 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     from ...graph.clean import lower_opset
     from ...graph.dialect import Widened, fix_axes, move_integers, quantize_weights, widen, write_out
     from ...graph.lower_msda import sum_by_reduction
-    from ...graph.msda_plugin import set_plugin_version
+    from ...graph.msda_plugin import emit, set_plugin_version
+    from ...graph.raise_msda import raise_msda
+    from ...graph.view import BF16, HALF, element_types
     from ..onnxruntime.session import optimize_basic
 
     try:
@@ -67,6 +69,10 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
             f"'{onnx.name}' has opset {summary.opset}; this TensorRT reads up to {row.opset}. Export it with --opset {row.opset}"
         )
     changes: Counter[str] = Counter()
+    # Only FP32: the plugin computes the coordinates of 16-bit graphs in FP16.
+    if spec.family in row.plugin_families and {HALF, BF16}.isdisjoint(element_types(model).values()):
+        changes["gathers of deformable attention"] = raise_msda(model)
+        emit(model, "nvidia-plugin")
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)

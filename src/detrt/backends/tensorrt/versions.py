@@ -31,6 +31,7 @@ class Version:
         strongly_typed: whether the types of the graph decide; else flags and constraints of the builder.
         plugins: interface of plugin layers, "" where there are none.
         msda_plugin: newest version of NVIDIA's MultiscaleDeformableAttnPlugin_TRT, "" where there is none.
+        plugin_families: families whose FP32 graphs get nodes of that plugin in place of gathers, because it was measured to be faster.
         state: what is known about detrt with it.
     """
 
@@ -45,6 +46,7 @@ class Version:
     strongly_typed: bool = True
     plugins: str = "IPluginV3"
     msda_plugin: str = ""
+    plugin_families: tuple[str, ...] = ()
     state: str = ""
 
 
@@ -55,7 +57,7 @@ VERSIONS: tuple[Version, ...] = (
         # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", state="run on H100s in FP32 and FP16, one model in INT8; JetPack 5 has 8.5.2",
+        msda_plugin="1", plugin_families=("deformable_detr",), state="run on H100s in FP32 and FP16, two models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
@@ -239,6 +241,13 @@ def _range(since: Numbers, before: Numbers | None) -> str:
     return f"{first} and newer" if before is None else f"{first} up to, not with, {'.'.join(map(str, before))}"
 
 
+def _plugin_words(row: Version) -> str:
+    if not row.msda_plugin:
+        return "none"
+    used = f", used for {', '.join(row.plugin_families)} in FP32" if row.plugin_families else ""
+    return f"version {row.msda_plugin}{used}"
+
+
 def tables() -> str:
     """Both tables in Markdown, as docs/reference/tensorrt-versions.md has them."""
     lines = [
@@ -260,7 +269,7 @@ def tables() -> str:
             ", ".join(written) or "-",
             "yes" if row.int64 else "as INT32",
             row.plugins or "none",
-            f"version {row.msda_plugin}" if row.msda_plugin else "none",
+            _plugin_words(row),
             row.state,
         )
         lines.append(f"| {' | '.join(cells)} |")

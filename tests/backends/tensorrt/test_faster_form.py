@@ -1,0 +1,54 @@
+"""Deformable attention for a TensorRT whose plugin was measured to be faster than gathers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from detrt.backends.tensorrt import EngineConfig
+from detrt.backends.tensorrt.rewrite import rewrite
+from detrt.backends.tensorrt.versions import row_of
+from detrt.graph.msda_plugin import plugin_nodes, runnable
+from detrt.models.example_inputs import example_feeds
+from detrt.precision.apply import apply_precision
+from detrt.precision.config import PrecisionConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "precision", "nodes"),
+    [
+        ("deformable_detr", "8.5.3", "fp32", 4),
+        ("deformable_detr", "8.5.3", "fp16", 0),  # NVIDIA's plugin would compute the coordinates in FP16
+        ("deformable_detr", "10.12.0", "fp32", 0),  # not measured
+        ("rt_detr_v2", "8.5.3", "fp32", 0),  # gathers are faster
+    ],
+)
+def test_each_family_gets_the_form_that_was_measured_to_be_faster(exported, tmp_path, name, version, precision, nodes):
+    report = exported(name)
+    model = onnx.load(report.path)
+    if precision != "fp32":
+        model, _ = apply_precision(model, report.spec, PrecisionConfig(precision=precision))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    (tmp_path / "rewritten").mkdir()
+    config = EngineConfig(target="tensorrt", batch=(2, 2, 2), height=(96, 96, 96), width=(128, 128, 128))
+    source = rewrite(path, row_of("tensorrt", version), config, report.spec, tmp_path / "rewritten")
+    rewritten = onnx.load(source.path)
+    assert sum(plugin_nodes(rewritten).values()) == nodes
+    if nodes:
+        feeds = example_feeds(report.spec, 2, (96, 128), seed=1)
+        results = []
+        options = onnxruntime.SessionOptions()
+        # A graph that ONNX Runtime has simplified holds constants under the names that it would give to others.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        for graph in (model, runnable(rewritten)):
+            session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            taken = {one.name: one.type for one in session.get_inputs()}
+            # The dialect of 8.5 has INT32 in place of INT64.
+            given = {k: v.astype(np.int32) if "int32" in taken[k] else v for k, v in feeds.items() if k in taken}
+            results.append(session.run(None, given))
+        for mine, want in zip(*results, strict=True):
+            np.testing.assert_allclose(mine, want, rtol=1e-3, atol=1e-4)
