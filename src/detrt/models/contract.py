@@ -234,7 +234,7 @@ class ExportConfig:
 
     opset: ONNX opset, 17 to 20 (16 and below decompose LayerNormalization, which breaks FP16 later).
     msda: how deformable attention is lowered; "auto" is "gather" (see docs/guide/export.md for figures); "plugin" and
-        "nvidia-plugin" keep one node that only TensorRT 10 or 11 with that plugin runs (docs/guide/plugin.md).
+        "nvidia-plugin" keep one node that only TensorRT with that plugin runs (docs/guide/plugin.md).
     height, width: fix the input size; None keeps it symbolic where the family allows it.
     decode: "raw" gives logits and pred_boxes; "graph" gives finished boxes, scores, labels.
     max_detections: boxes per image with decode "graph"; None takes the checkpoint's rule.
