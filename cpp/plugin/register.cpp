@@ -1,6 +1,7 @@
-// For programs that only open plugin libraries, as Triton Inference Server does: registers the creators when the library is
-// opened, with the TensorRT that the program has loaded. IPluginRegistry::loadLibrary refuses creators that exist already, so
-// libdetrt_plugin.so does without this.
+// For programs that only open plugin libraries, as Triton Inference Server does, and for TensorRT 8.5, which has no
+// IPluginRegistry::loadLibrary: registers the creators when the library is opened, with the TensorRT that the program
+// has loaded. loadLibrary refuses creators that exist already, so libdetrt_plugin.so for 10 and newer does without
+// this.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -8,9 +9,16 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include "ms_deform_attn_plugin.hpp"
+#include "node.hpp"
 
-extern "C" nvinfer1::IPluginCreatorInterface* const* getCreators(std::int32_t& count);
+#if NV_TENSORRT_MAJOR >= 10
+using Creator = nvinfer1::IPluginCreatorInterface;
+extern "C" Creator* const* getCreators(std::int32_t& count);
+#else
+using Creator = nvinfer1::IPluginCreator;
+extern "C" Creator* const* getPluginCreators(std::int32_t& count);
+constexpr auto getCreators = getPluginCreators;
+#endif
 
 namespace {
 
@@ -34,7 +42,7 @@ __attribute__((constructor)) void register_creators() {
   if (registry == nullptr)
     return detrt::plugin::report("'" + path + "' has no plugin registry");
   std::int32_t count = 0;
-  nvinfer1::IPluginCreatorInterface* const* const creators = getCreators(count);
+  Creator* const* const creators = getCreators(count);
   for (std::int32_t i = 0; i < count; ++i)
     if (!registry()->registerCreator(*creators[i], detrt::plugin::plugin_namespace))
       detrt::plugin::report("the plugin was not registered: another library has registered one of its name");

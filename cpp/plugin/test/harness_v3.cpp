@@ -1,7 +1,6 @@
 // Drives the plugin library as TensorRT does, without TensorRT: plugin_harness LIBRARY [--seed N] [--large].
 // Everything but enqueue runs without a GPU; with one, enqueue too, compared with float64. Exit code 1 where something
 // is wrong. The last line says what ran.
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,24 +9,11 @@
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
-#include "test/cases.hpp"
-#include "test/device.hpp"
+#include "harness.hpp"
 
-using namespace detrt::kernels;
-using namespace detrt::kernels::test;
-using namespace nvinfer1;
+using namespace detrt::plugin::test;
 
 namespace {
-
-int checks = 0, wrong = 0;
-
-void expect(bool good, const std::string& what) {
-  ++checks;
-  if (!good) {
-    ++wrong;
-    std::printf("WRONG %s\n", what.c_str());
-  }
-}
 
 class Logger final : public ILogger {
 public:
@@ -39,82 +25,6 @@ class Finder final : public ILoggerFinder {
 public:
   ILogger* findLogger() override { return &logger; }
 } finder;
-
-// A length that is known, or a symbol: what TensorRT hands to getOutputShapes.
-class Length final : public IDimensionExpr {
-public:
-  explicit Length(std::int64_t known) : impl_(known) { mImpl = &impl_; }
-  ~Length() noexcept override = default;
-  std::int64_t value() const { return impl_.known; }
-
-private:
-  struct Impl final : apiv::VDimensionExpr {
-    explicit Impl(std::int64_t number) : known(number) {}
-    bool isConstant() const noexcept override { return known >= 0; }
-    std::int64_t getConstantValue() const noexcept override { return known; }
-    bool isSizeTensor() const noexcept override { return false; }
-    std::int64_t known;
-  } impl_;
-};
-
-class Builder final : public IExprBuilder {
-public:
-  Builder() { mImpl = &impl_; }
-  ~Builder() noexcept override = default;
-
-private:
-  struct Impl final : apiv::VExprBuilder {
-    const IDimensionExpr* constant(std::int64_t number) noexcept override {
-      made.push_back(std::make_unique<Length>(number));
-      return made.back().get();
-    }
-    const IDimensionExpr* operation(DimensionOperation, const IDimensionExpr&,
-                                    const IDimensionExpr&) noexcept override {
-      return nullptr;
-    }
-    const IDimensionExpr* declareSizeTensor(std::int32_t, const IDimensionExpr&,
-                                            const IDimensionExpr&) noexcept override {
-      return nullptr;
-    }
-    std::vector<std::unique_ptr<Length>> made;
-  } impl_;
-};
-
-PluginTensorDesc tensor(DataType type, std::initializer_list<std::int64_t> shape) {
-  PluginTensorDesc desc{};
-  desc.type = type;
-  desc.format = TensorFormat::kLINEAR;
-  desc.dims.nbDims = static_cast<std::int32_t>(shape.size());
-  std::int32_t axis = 0;
-  for (const std::int64_t length : shape)
-    desc.dims.d[axis++] = length;
-  return desc;
-}
-
-struct Tensors {
-  std::vector<PluginTensorDesc> in, out;
-  std::vector<DynamicPluginTensorDesc> dynamic() const {
-    std::vector<DynamicPluginTensorDesc> all;
-    for (const auto* part : {&in, &out})
-      for (const PluginTensorDesc& desc : *part)
-        all.push_back({desc, desc.dims, desc.dims, desc.dims});
-    return all;
-  }
-};
-
-DataType type_of(FloatType type) {
-  return type == FloatType::fp32 ? DataType::kFLOAT : type == FloatType::fp16 ? DataType::kHALF : DataType::kBF16;
-}
-
-Tensors tensors_of(const Case& c, FloatType type, FloatType weights_type, std::int64_t batch, std::int64_t tokens,
-                   std::int64_t queries) {
-  const std::int64_t points = c.all_points();
-  return {{tensor(type_of(type), {batch, tokens, c.heads, c.dim}),
-           tensor(c.shapes64 ? DataType::kINT64 : DataType::kINT32, {static_cast<std::int64_t>(c.points.size()), 2}),
-           tensor(DataType::kFLOAT, {batch, queries, c.heads, points, 2}),
-           tensor(type_of(weights_type), {batch, queries, c.heads, points})},
-          {tensor(type_of(type), {batch, queries, c.heads * c.dim})}};
-}
 
 IPluginV3* create(IPluginCreatorV3One& creator, const Case& c, TensorRTPhase phase) {
   const std::int32_t heads = static_cast<std::int32_t>(c.heads), dim = static_cast<std::int32_t>(c.dim),

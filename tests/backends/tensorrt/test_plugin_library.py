@@ -1,6 +1,7 @@
 """The TensorRT plugin library and libdetrt's TensorRT backend, built against TensorRT's public headers.
 
-Needs nvcc, cmake and the headers: their folder in DETRT_TENSORRT_INCLUDE, or where Debian's packages put them.
+Needs nvcc, cmake and the headers: their folder in DETRT_TENSORRT_INCLUDE, or where Debian's packages put them. With headers of
+TensorRT 8 and DETRT_TENSORRT_LIBRARY=libnvinfer.so.8, that library registers the plugin too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,20 @@ def run(*command: object, code: int = 0) -> str:
 def test_back_end_compiles_without_warnings(name, define):
     run(
         *("g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"),
-        *("-I", CPP / "include", "-isystem", HEADERS, "-isystem", CUDA, *define, CPP / "tensorrt" / f"{name}.cpp"),
+        *(
+            "-I",
+            CPP,
+            "-I",
+            CPP / "include",
+            "-I",
+            CPP / "src",
+            "-isystem",
+            HEADERS,
+            "-isystem",
+            CUDA,
+            *define,
+            CPP / "tensorrt" / f"{name}.cpp",
+        ),
     )
 
 
@@ -59,8 +73,11 @@ def test_plugin_library_through_tensorrts_interfaces(tmp_path):
     # It must load where neither libnvinfer nor libtorch is, and show nothing but TensorRT's two entry points.
     assert not re.search("libnvinfer|libtorch|libcudart", run("ldd", library))
     exported = re.findall(r" T (\S+)", run("nm", "-D", "--defined-only", library))
-    assert sorted(name for name in exported if not name.startswith("_")) == ["getCreators", "setLoggerFinder"]
+    wanted = ["getCreators", "setLoggerFinder"] if MAJOR >= 10 else ["getPluginCreators"]
+    assert sorted(name for name in exported if not name.startswith("_")) == wanted
     check_library_of_triton(build / "libdetrt_plugin_triton.so")
+    if MAJOR < 10 and (tensorrt := os.environ.get("DETRT_TENSORRT_LIBRARY")):
+        assert run(build / "plugin_registry", tensorrt, library) == "registered\n"
 
 
 # As Triton's TensorRT back end: its libnvinfer has no global symbols, and the library is only opened.
