@@ -501,6 +501,7 @@ class _Builder:
             progress=lambda fraction, text: self._say(f"engine {name}", fraction, text),
         )
         self.warnings.extend(built.warnings)
+        self.notes.extend(built.notes)
         self._add(_entry(self._folder, name, kind, built.facts))
         title = kind.replace("-", " ")
         self._done(f"{title} {config.label}", start, built.size, engine_verdict(built.facts))

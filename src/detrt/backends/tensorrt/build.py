@@ -25,13 +25,14 @@ _FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """A written engine. size in bytes; warnings: what TensorRT remarked, often nothing."""
+    """A written engine. size in bytes; warnings: what TensorRT remarked, often nothing; notes: how the graph was changed for it."""
 
     path: Path
     sidecar: Path
     facts: EngineFacts
     size: int
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def build_engine(
@@ -119,7 +120,7 @@ def build_engine(
         raise
     if progress:
         progress(1.0, "done")
-    return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]))
+    return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]), tuple(answer["notes"]))
 
 
 def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig) -> None:

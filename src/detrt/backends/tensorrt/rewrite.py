@@ -19,6 +19,7 @@ from .profile import NetworkTensor, plan_profile
 from .versions import Version
 
 FP32_MARK = "@fp32"
+RAISED = "gathers of deformable attention"  # to nodes of NVIDIA's plugin, in `Rewritten.changes`
 # Written out in operators whose sums and squares overflow FP16.
 _WIDE = ("LayerNormalization", "GroupNormalization", "InstanceNormalization")
 
@@ -71,7 +72,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     changes: Counter[str] = Counter()
     # Only FP32: the plugin computes the coordinates of 16-bit graphs in FP16.
     if spec.family in row.plugin_families and {HALF, BF16}.isdisjoint(element_types(model).values()):
-        changes["gathers of deformable attention"] = raise_msda(model)
+        changes[RAISED] = raise_msda(model)
         emit(model, "nvidia-plugin")
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
