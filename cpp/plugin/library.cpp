@@ -43,21 +43,17 @@ void detrt::plugin::report(const std::string& message) noexcept {
 }
 
 #if NV_TENSORRT_MAJOR >= 10
+#define DETRT_CREATORS getCreators
 DETRT_EXPORTED void setLoggerFinder(nvinfer1::ILoggerFinder* given) {
   finder = given;
 }
-
-DETRT_EXPORTED nvinfer1::IPluginCreatorInterface* const* getCreators(std::int32_t& count) {
-  static detrt::plugin::MsDeformAttnCreator creator;
-  static nvinfer1::IPluginCreatorInterface* const all[] = {&creator};
-  count = 1;
-  return all;
-}
 #else
-DETRT_EXPORTED nvinfer1::IPluginCreator* const* getPluginCreators(std::int32_t& count) {
+#define DETRT_CREATORS getPluginCreators
+#endif
+
+DETRT_EXPORTED detrt::plugin::Creator* const* DETRT_CREATORS(std::int32_t& count) {
   static detrt::plugin::MsDeformAttnCreator creator;
-  static nvinfer1::IPluginCreator* const all[] = {&creator};
+  static detrt::plugin::Creator* const all[] = {&creator};
   count = 1;
   return all;
 }
-#endif

@@ -18,6 +18,13 @@ inline constexpr char plugin_namespace[] = "detrt";
 enum Input : std::int32_t { value, shapes, locations, weights, input_count };
 inline constexpr std::int32_t failed = 1;
 
+// What TensorRT's registry takes.
+#if NV_TENSORRT_MAJOR >= 10
+using Creator = nvinfer1::IPluginCreatorInterface;
+#else
+using Creator = nvinfer1::IPluginCreator;
+#endif
+
 // Sends a message to TensorRT's logger, or to standard error if there is none.
 void report(const std::string& message) noexcept;
 

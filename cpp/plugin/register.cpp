@@ -11,11 +11,11 @@
 
 #include "node.hpp"
 
+using detrt::plugin::Creator;
+
 #if NV_TENSORRT_MAJOR >= 10
-using Creator = nvinfer1::IPluginCreatorInterface;
 extern "C" Creator* const* getCreators(std::int32_t& count);
 #else
-using Creator = nvinfer1::IPluginCreator;
 extern "C" Creator* const* getPluginCreators(std::int32_t& count);
 constexpr auto getCreators = getPluginCreators;
 #endif

@@ -130,4 +130,28 @@ inline Tensors tensors_of(const Case& c, FloatType type, FloatType weights_type,
           {tensor(type_of(type), {batch, queries, c.heads * c.dim})}};
 }
 
+// Runs enqueue(inputs, outputs, stream), which answers 0, on the GPU and compares the output with float64.
+template <class Enqueue>
+void run_on_gpu(const Case& c, FloatType type, FloatType weights_type, unsigned seed, Enqueue&& enqueue) {
+  const Inputs in = inputs_of(c, type, weights_type, seed);
+  const std::vector<std::int32_t> narrow(c.shapes.begin(), c.shapes.end());
+  const Memory value(bytes_of(in.value, type)), locations(in.locations), weights(bytes_of(in.weights, weights_type));
+  const Memory shapes64(c.shapes), shapes32(narrow);
+  Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
+  out.fill(0xFF);
+  const bool narrowed = level_type(c) == DataType::kINT32;
+  const void* inputs[] = {value.data(), narrowed ? shapes32.data() : shapes64.data(), locations.data(), weights.data()};
+  void* outputs[] = {out.data()};
+  cudaStream_t stream;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  check(cudaDeviceSynchronize(), "copies");
+  enqueue(inputs, outputs, stream);
+  check(cudaStreamSynchronize(stream), c.name.c_str());
+  check(cudaStreamDestroy(stream), "stream");
+  const Error error = error_of(numbers_of(out.read(), type), reference(c, in));
+  expect(error.norm <= allowed(type), c.name + ": error " + std::to_string(error.norm));
+  std::printf("%-28s %s, weights %s: error %.2e (largest %.2e)\n", c.name.c_str(), name_of(type), name_of(weights_type),
+              error.norm, error.largest);
+}
+
 } // namespace detrt::plugin::test

@@ -103,24 +103,10 @@ void run_time(IPluginV2DynamicExt& plugin, const Case& c, FloatType type, FloatT
          "one weight too many is taken");
   if (!gpu)
     return;
-  const Inputs in = inputs_of(c, type, weights_type, seed);
-  const std::vector<std::int32_t> narrow(c.shapes.begin(), c.shapes.end());
-  const Memory value(bytes_of(in.value, type)), locations(in.locations), weights(bytes_of(in.weights, weights_type));
-  const Memory levels(narrow);
-  Memory out(static_cast<std::size_t>(c.outputs()) * size_of(type));
-  out.fill(0xFF);
-  const void* inputs[] = {value.data(), levels.data(), locations.data(), weights.data()};
-  void* outputs[] = {out.data()};
-  cudaStream_t stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  check(cudaDeviceSynchronize(), "copies");
-  expect(plugin.enqueue(real.in.data(), real.out.data(), inputs, outputs, nullptr, stream) == 0, c.name + ": enqueue");
-  check(cudaStreamSynchronize(stream), c.name.c_str());
-  check(cudaStreamDestroy(stream), "stream");
-  const Error error = error_of(numbers_of(out.read(), type), reference(c, in));
-  expect(error.norm <= allowed(type), c.name + ": error " + std::to_string(error.norm));
-  std::printf("%-28s %s, weights %s: error %.2e (largest %.2e)\n", c.name.c_str(), name_of(type), name_of(weights_type),
-              error.norm, error.largest);
+  run_on_gpu(c, type, weights_type, seed, [&](const void* const* inputs, void* const* outputs, cudaStream_t stream) {
+    expect(plugin.enqueue(real.in.data(), real.out.data(), inputs, outputs, nullptr, stream) == 0,
+           c.name + ": enqueue");
+  });
 }
 
 } // namespace
