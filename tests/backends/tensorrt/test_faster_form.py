@@ -1,4 +1,4 @@
-"""Deformable attention for a TensorRT whose plugin was measured to be faster than gathers."""
+"""Deformable attention for a TensorRT whose plugin was measured to be faster than gathers, or to which detrt's was given."""
 
 from __future__ import annotations
 
@@ -17,19 +17,28 @@ from detrt.models.example_inputs import example_feeds
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PrecisionConfig
 
-WHY = "which was measured to be faster here than gathers"
+WHY = {
+    "NVIDIA": "NVIDIA's plugin, which was measured to be faster here than gathers",
+    "own": "detrt's plugin, whose library was given",
+}
+PLUGIN_NODE = {"NVIDIA": "MultiscaleDeformableAttnPlugin_TRT", "own": "MSDeformAttn"}
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "precision", "nodes"),
+    ("name", "version", "precision", "own_plugin", "nodes", "whose"),
     [
-        ("deformable_detr", "8.5.3", "fp32", 4),
-        ("deformable_detr", "8.5.3", "fp16", 0),  # NVIDIA's plugin would compute the coordinates in FP16
-        ("deformable_detr", "10.12.0", "fp32", 0),  # not measured
-        ("rt_detr_v2", "8.5.3", "fp32", 0),  # gathers are faster
+        ("deformable_detr", "8.5.3", "fp32", False, 4, "NVIDIA"),
+        ("deformable_detr", "8.5.3", "fp16", False, 0, ""),  # NVIDIA's plugin would compute the coordinates in FP16
+        ("deformable_detr", "10.12.0", "fp32", False, 0, ""),  # not measured
+        ("rt_detr_v2", "8.5.3", "fp32", False, 0, ""),  # gathers are faster
+        ("deformable_detr", "8.5.3", "fp32", True, 4, "own"),
+        ("deformable_detr", "8.5.3", "fp16", True, 4, "own"),
+        ("dino", "8.5.3", "fp16", True, 4, "own"),
+        ("rt_detr_v2", "8.5.3", "fp16", True, 2, "own"),
+        ("deformable_detr", "10.12.0", "fp16", True, 0, ""),  # the types of the graph decide; export with --msda plugin
     ],
 )
-def test_each_family_gets_the_form_that_was_measured_to_be_faster(exported, tmp_path, name, version, precision, nodes):
+def test_each_family_gets_the_form_that_is_fastest(exported, tmp_path, name, version, precision, own_plugin, nodes, whose):
     report = exported(name)
     model = onnx.load(report.path)
     if precision != "fp32":
@@ -38,12 +47,16 @@ def test_each_family_gets_the_form_that_was_measured_to_be_faster(exported, tmp_
     onnx.save(model, path)
     (tmp_path / "rewritten").mkdir()
     config = EngineConfig(target="tensorrt", batch=(2, 2, 2), height=(96, 96, 96), width=(128, 128, 128))
-    source = rewrite(path, row_of("tensorrt", version), config, report.spec, tmp_path / "rewritten")
+    source = rewrite(path, row_of("tensorrt", version), config, report.spec, tmp_path / "rewritten", own_plugin)
     rewritten = onnx.load(source.path)
-    assert sum(plugin_nodes(rewritten).values()) == nodes
+    assert plugin_nodes(rewritten) == ({PLUGIN_NODE[whose]: nodes} if nodes else {})
     # What `build` prints.
-    assert _notes(source) == ([] if not nodes else [f"{nodes} deformable attentions run in NVIDIA's plugin, {WHY}"])
+    assert _notes(source) == ([] if not nodes else [f"{nodes} deformable attentions run in {WHY[whose]}"])
     if nodes:
+        if precision != "fp32":  # both in FP32, as the parser reads them
+            (tmp_path / "plain").mkdir()
+            model = onnx.load(rewrite(path, row_of("tensorrt", version), config, report.spec, tmp_path / "plain").path)
+            assert not plugin_nodes(model)
         feeds = example_feeds(report.spec, 2, (96, 128), seed=1)
         results = []
         options = onnxruntime.SessionOptions()

@@ -182,6 +182,11 @@ class Trt:
                 with self._lock:
                     self._plugins.add(path)
 
+    def has_plugin(self, name: str, namespace: str) -> bool:
+        """Whether a loaded library brings a plugin; before TensorRT 10."""
+        creators = self.module.get_plugin_registry().plugin_creator_list  # `get_plugin_creator` logs an error where there is none
+        return any(creator.name == name and creator.plugin_namespace == namespace for creator in creators)
+
     def _load_library(self, path: str) -> bool:
         """Load one plugin library; before TensorRT 8.6 it registers its creators itself when the system opens it."""
         registry = self.module.get_plugin_registry()

@@ -19,7 +19,8 @@ from .profile import NetworkTensor, plan_profile
 from .versions import Version
 
 FP32_MARK = "@fp32"
-RAISED = "gathers of deformable attention"  # to nodes of NVIDIA's plugin, in `Rewritten.changes`
+# `Rewritten.changes`: gathers of deformable attention that became nodes of a plugin, by its name.
+RAISED = {"plugin": "gathers to detrt's plugin", "nvidia-plugin": "gathers to NVIDIA's plugin"}
 # Written out in operators whose sums and squares overflow FP16.
 _WIDE = ("LayerNormalization", "GroupNormalization", "InstanceNormalization")
 
@@ -43,8 +44,10 @@ class Rewritten:
     outputs: tuple[Mapping[str, Any], ...] | None = None
 
 
-def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, folder: Path) -> Rewritten:
+def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, folder: Path, own_plugin: bool = False) -> Rewritten:
     """Write the graph that a version's parser reads into `folder`, where it needs another one than the file.
+
+    own_plugin: whether detrt's plugin for deformable attention is loaded.
 
     Raises:
         EngineError: an opset that is too new. GraphError: what cannot be written out, or a type that the version lacks.
@@ -55,7 +58,6 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     from ...graph.lower_msda import sum_by_reduction
     from ...graph.msda_plugin import emit, set_plugin_version
     from ...graph.raise_msda import raise_msda
-    from ...graph.view import BF16, HALF, element_types
     from ..onnxruntime.session import optimize_basic
 
     try:
@@ -70,16 +72,16 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
             f"'{onnx.name}' has opset {summary.opset}; this TensorRT reads up to {row.opset}. Export it with --opset {row.opset}"
         )
     changes: Counter[str] = Counter()
-    # Only FP32: the plugin computes the coordinates of 16-bit graphs in FP16.
-    if spec.family in row.plugin_families and {HALF, BF16}.isdisjoint(element_types(model).values()):
-        changes[RAISED] = raise_msda(model)
-        emit(model, "nvidia-plugin")
+    widened: Widened | None = None
+    if how := _plugin_form(model, row, spec, own_plugin):
+        widened = widen(model)
+        changes[RAISED[how]] = raise_msda(model)
+        emit(model, how)
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
-    widened = Widened()
     if not row.strongly_typed:
-        widened = widen(model)
+        widened = widened or widen(model)
         # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
         if fixed := _fixed_shapes(summary.inputs, config, spec):
             fix_axes(model, fixed, optimize_basic)
@@ -94,6 +96,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         return Rewritten(onnx)
     described = {}
     if not row.strongly_typed:
+        assert widened is not None
         for one in written:
             if one.operator in _WIDE or one.output in widened.fp32:
                 widened.fp32.update(one.parts)
@@ -101,7 +104,21 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         _mark(model, widened.fp32 if widened.low else set())
     path = folder / "model.onnx"
     graph.save(model, path)
-    return Rewritten(path, widened.low, widened.quantized, dict(changes), **described)
+    low, quantized = (widened.low, widened.quantized) if widened else (False, False)
+    return Rewritten(path, low, quantized, dict(changes), **described)
+
+
+def _plugin_form(model: Any, row: Version, spec: ModelSpec, own_plugin: bool) -> str:
+    """Which plugin runs deformable attention in place of gathers; "": none."""
+    from ...graph.view import BF16, HALF, element_types
+
+    if row.strongly_typed:
+        return ""
+    if own_plugin:
+        return "plugin"
+    # Only FP32: NVIDIA's plugin computes the coordinates of 16-bit graphs in FP16.
+    low = not {HALF, BF16}.isdisjoint(element_types(model).values())
+    return "nvidia-plugin" if spec.family in row.plugin_families and not low else ""
 
 
 def _fixed_shapes(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ... import files
 from ...errors import EngineError
+from ...graph.lower_msda import DOMAIN, OP_TYPE
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
@@ -58,7 +59,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
     trt.load_plugins(config.plugins)
     with tempfile.TemporaryDirectory(prefix="detrt-dialect-") as folder, trt.capture() as messages:
-        source = rewrite(onnx, row, config, spec, Path(folder))
+        own_plugin = bool(config.plugins) and not row.strongly_typed and trt.has_plugin(OP_TYPE, DOMAIN)
+        source = rewrite(onnx, row, config, spec, Path(folder), own_plugin)
         builder = trt.create_builder()
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)
@@ -120,9 +122,12 @@ def precision_of(layer_types: dict[str, int]) -> str:
 
 def _notes(source: Rewritten) -> list[str]:
     """How the graph was changed in a way that a user may want to know of."""
-    if not (count := source.changes.get(RAISED, 0)):
-        return []
-    return [f"{count} deformable attentions run in NVIDIA's plugin, which was measured to be faster here than gathers"]
+    reasons = {
+        "plugin": "detrt's plugin, whose library was given",
+        "nvidia-plugin": "NVIDIA's plugin, which was measured to be faster here than gathers",
+    }
+    counts = {how: source.changes.get(RAISED[how], 0) for how in reasons}
+    return [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
 
 
 def _allowed(source: Rewritten) -> str:
