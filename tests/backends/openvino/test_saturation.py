@@ -24,6 +24,30 @@ def test_the_flags_of_a_processor(monkeypatch, flags, saturates):
     assert system.saturates_int8() is saturates
 
 
+@pytest.mark.parametrize(("saturates", "quantized", "noted"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_onnx_runtime_says_so_when_it_opens_an_int8_graph(monkeypatch, saturates, quantized, noted):
+    from onnx import TensorProto, helper
+
+    from detrt.backends.onnxruntime import session
+    from detrt.spec import ModelSpec
+
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(session, "saturates_int8", lambda: saturates)
+    monkeypatch.setattr(session, "check_spec", lambda *a: None)
+    made = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
+    ]
+    nodes = made if quantized else [helper.make_node("Mul", ["x", "scale"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    scale = helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])
+    model = helper.make_model(
+        helper.make_graph(nodes, "test", [x], [y], [scale]), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    with session.OnnxSession(model.SerializeToString(), object.__new__(ModelSpec)) as opened:
+        assert (system.SATURATES in opened.info.notes) is noted
+
+
 def test_an_integer_convolution_is_exact_where_the_processor_is_said_to_be(tmp_path):
     """Weights of 127 and activations of 255: OpenVINO itself shows whether the sums are clipped."""
     openvino = pytest.importorskip("openvino", reason="openvino is not installed")

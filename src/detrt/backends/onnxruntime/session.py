@@ -18,8 +18,9 @@ import numpy as np
 
 from ...bundle import MANIFEST, Bundle
 from ...errors import GraphError, MissingPackageError, SessionError, SpecError
+from ...graph.operators import named_in
 from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
-from ...system import usable_cores
+from ...system import SATURATES, saturates_int8, usable_cores
 from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
 from .rtx import BACKEND as RTX
@@ -114,6 +115,8 @@ class OnnxSession(BaseSession):
                 "needs, or use --device cpu"
             )
         self._session = session
+        if backend == "onnxruntime-cpu" and saturates_int8() and named_in(source, ("QuantizeLinear",)):
+            self._notes += (SATURATES,)
         self._info = SessionInfo(
             Backend.ONNXRUNTIME,
             backend,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
-from ...graph.operators import PLUGIN_NODES
+from ...graph.operators import PLUGIN_NODES, named_in
 from ...spec import ModelSpec
 from ...system import Progress
 from ..child_process import run_child
@@ -143,9 +142,7 @@ def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig)
 
 def plugin_operators(model_onnx: Path) -> list[str]:
     """Operators in an ONNX file that only a TensorRT plugin runs, without loading it."""
-    # Found as NodeProto's field op_type (tag 0x22, length, text), since the caller's process does not load `onnx`.
-    with open(model_onnx, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return [name for name in PLUGIN_NODES if content.find(b"\x22" + bytes((len(name),)) + name.encode()) >= 0]
+    return named_in(model_onnx, PLUGIN_NODES)
 
 
 def check_model_file(path: Path) -> None:
