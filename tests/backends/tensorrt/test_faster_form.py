@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,11 @@ def test_each_family_gets_the_form_that_is_fastest(exported, tmp_path, name, ver
     source = rewrite(path, row_of("tensorrt", version), config, report.spec, tmp_path / "rewritten", own_plugin)
     rewritten = onnx.load(source.path)
     assert plugin_nodes(rewritten) == ({PLUGIN_NODE[whose]: nodes} if nodes else {})
+    (tmp_path / "kept").mkdir()
+    kept = replace(config, keep_gathers=True)
+    assert not plugin_nodes(
+        onnx.load(rewrite(path, row_of("tensorrt", version), kept, report.spec, tmp_path / "kept", own_plugin).path)
+    )
     # What `build` prints.
     assert _notes(source) == ([] if not nodes else [f"{nodes} deformable attentions run in {WHY[whose]}"])
     if nodes:

@@ -66,6 +66,8 @@ class EngineConfig:
         None: the library's own. tf32: let FP32 products use TF32 (19 bits) where the GPU can.
     timing_cache: file of measured tactics, read and updated; "tensorrt" only.
     accept_slower: keep an INT8 engine without comparing its speed with FP16; "tensorrt" only.
+    keep_gathers: leave deformable attention as the graph has it where detrt would run it in a plugin (TensorRT 8.5 and 8.6);
+        "tensorrt" only.
     timeout_seconds: the build is stopped after it. None: no limit.
     version_compatible: the engine also runs on newer TensorRT versions; "tensorrt" only.
     hardware_compatibility: "ampere_plus" or "same_compute_capability" for engines that leave this
@@ -128,6 +130,14 @@ class EngineConfig:
         default=False,
         metadata={
             "help": "Keep an INT8 engine without building one of FP16 to compare its speed with.",
+            "panel": "Engine",
+            "needs": {"target": ("tensorrt",)},
+        },
+    )
+    keep_gathers: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep deformable attention as gathers where TensorRT 8.5 would run it in a plugin.",
             "panel": "Engine",
             "needs": {"target": ("tensorrt",)},
         },

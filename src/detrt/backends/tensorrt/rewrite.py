@@ -73,7 +73,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         )
     changes: Counter[str] = Counter()
     widened: Widened | None = None
-    if how := _plugin_form(model, row, spec, own_plugin):
+    if how := "" if config.keep_gathers else _plugin_form(model, row, spec, own_plugin):
         widened = widen(model)
         changes[RAISED[how]] = raise_msda(model)
         emit(model, how)
