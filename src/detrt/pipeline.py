@@ -433,7 +433,8 @@ class _Builder:
             return
         failure = (
             f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
-            "wrongly. Try --msda gather, another --precision or another TensorRT version; --no-check builds without the comparison"
+            "wrongly. Try --msda gather, --keep-gathers, another --precision or another TensorRT version; --no-check builds without the "
+            "comparison"
         )
         if not self.provenance.has_random_weights:
             raise GateError(failure)

@@ -20,7 +20,7 @@ from detrt.graph.msda_plugin import set_plugin_version
 
 OLD = row_of("tensorrt", "8.5.3")
 DataType = Enum("DataType", ["FLOAT", "HALF", "INT32"])
-LayerType = Enum("LayerType", ["ELEMENTWISE", "SHAPE", "RECURRENCE", "TOPK", "GATHER", "SOFTMAX"])
+LayerType = Enum("LayerType", ["ELEMENTWISE", "SHAPE", "RECURRENCE", "TOPK", "GATHER", "SOFTMAX", "PLUGIN_V2"])
 
 
 class Layer:
@@ -73,10 +73,12 @@ def test_only_marked_layers_that_compute_floats_are_kept_wide():
         Layer("/a/TopK@fp32", "TOPK", ["FLOAT"], ["FLOAT", "INT32"]),
         Layer("/a/Gather@fp32", "GATHER", ["INT32", "INT32"], ["INT32"]),
         Layer("/a/Softmax@fp32", "SOFTMAX", ["FLOAT"], ["FLOAT"]),  # fused with the TopK
+        Layer("/a/MSDeformAttn@fp32", "PLUGIN_V2", ["FLOAT", "INT32"], ["FLOAT"]),
+        Layer("/b/MSDeformAttn", "PLUGIN_V2", ["FLOAT", "INT32"], ["FLOAT"]),
     )
     layers[5]._inputs = layers[7]._outputs
-    assert weak.constrain(trt(), network(*layers)) == 2
-    assert [layer.precision is DataType.FLOAT for layer in layers] == [True, True, False, False, False, False, False, False]
+    assert weak.constrain(trt(), network(*layers)) == 3
+    assert [place for place, layer in enumerate(layers) if layer.precision is DataType.FLOAT] == [0, 1, 8]
     assert layers[0].types == {0: DataType.FLOAT}
 
 
@@ -190,3 +192,18 @@ def test_a_gpu_without_the_type_of_the_graph_is_refused_before_the_build():
         worker._check_capability((86,), {"FP8": 4})
     worker._check_capability((90,), {"FP8": 4, "HALF": 3})
     worker._check_capability((75,), {"FLOAT": 3}, low=True, quantized=True)
+
+
+def test_a_plugin_that_was_told_fp32_and_runs_in_fp16_is_found():
+    def layer(name, kind, form):
+        tensor = {"Name": "x", "Dimensions": [1, 4], "Format/Datatype": form}
+        return {"Name": name, "LayerType": kind, "Inputs": [tensor], "Outputs": [tensor]}
+
+    layers = [
+        layer("/a/MSDeformAttn@fp32", "PluginV2", "Row major linear FP32"),
+        layer("/b/MSDeformAttn@fp32", "PluginV2", "Row major linear FP16 format"),
+        layer("/c/MSDeformAttn", "PluginV2", "Row major linear FP16 format"),  # detrt's own, which keeps its locations in FP32
+        layer("/d/Sqrt@fp32", "PointWiseV2", "Row major linear FP16 format"),
+    ]
+    assert weak.plugins_in_fp16(json.dumps({"Layers": layers})) == ["/b/MSDeformAttn@fp32"]
+    assert weak.plugins_in_fp16(json.dumps({"Layers": ["/a/MSDeformAttn@fp32"]})) == []  # symbolic shapes: names alone

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError, GraphError
-from ...spec import ModelSpec
+from ...spec import PIXEL_VALUES, ModelSpec
 from .config import EngineConfig
-from .profile import NetworkTensor, plan_profile
-from .versions import Version
+from .profile import NetworkTensor, Profile, plan_profile
+from .versions import SAMPLING_ENCODERS, Version
 
 FP32_MARK = "@fp32"
 # `Rewritten.changes`: gathers of deformable attention that became nodes of a plugin, by its name.
@@ -56,7 +56,7 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     from ...graph.clean import lower_opset
     from ...graph.dialect import Widened, fix_axes, move_integers, quantize_weights, widen, write_out
     from ...graph.lower_msda import sum_by_reduction
-    from ...graph.msda_plugin import emit, set_plugin_version
+    from ...graph.msda_plugin import NVIDIA_OP_TYPE, emit, set_plugin_version
     from ...graph.raise_msda import raise_msda
     from ..onnxruntime.session import optimize_basic
 
@@ -73,17 +73,21 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         )
     changes: Counter[str] = Counter()
     widened: Widened | None = None
-    if how := "" if config.keep_gathers else _plugin_form(model, row, spec, own_plugin):
+    # Where the graph's types decide, nodes are a matter of the export.
+    profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec)
+    if how := _plugin_form(model, row, config, spec, profile, own_plugin):
         widened = widen(model)
         changes[RAISED[how]] = raise_msda(model)
         emit(model, how)
+        # It computes coordinates in the type of its inputs. FP16 would move samples by up to a quarter of a pixel.
+        widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     if not row.strongly_typed:
         widened = widened or widen(model)
         # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
-        if fixed := _fixed_shapes(summary.inputs, config, spec):
+        if fixed := {name: shapes["opt"] for name, shapes in profile.items() if shapes["min"] == shapes["max"]}:
             fix_axes(model, fixed, optimize_basic)
         changes["booleans"] = move_integers(model)
         # After the optimiser, which would compute them.
@@ -108,29 +112,24 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     return Rewritten(path, low, quantized, dict(changes), **described)
 
 
-def _plugin_form(model: Any, row: Version, spec: ModelSpec, own_plugin: bool) -> str:
+def _plugin_form(model: Any, row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, own_plugin: bool) -> str:
     """Which plugin runs deformable attention in place of gathers; "": none."""
-    from ...graph.view import BF16, HALF, element_types
-
-    if row.strongly_typed:
+    image = profile.get(PIXEL_VALUES)
+    # With NVIDIA's plugin an engine of symbolic size found nothing right at one of its shapes.
+    if config.keep_gathers or image is None or image["min"][2:] != image["max"][2:]:
         return ""
-    if own_plugin:
+    if own_plugin and spec.family in SAMPLING_ENCODERS:
         return "plugin"
-    # Only FP32: NVIDIA's plugin computes the coordinates of 16-bit graphs in FP16.
-    low = not {HALF, BF16}.isdisjoint(element_types(model).values())
-    return "nvidia-plugin" if spec.family in row.plugin_families and not low else ""
+    quantized = any(node.op_type == "QuantizeLinear" for node in model.graph.node)  # not measured
+    return "nvidia-plugin" if spec.family in row.plugin_families and not quantized else ""
 
 
-def _fixed_shapes(
-    tensors: Mapping[str, tuple[str, tuple[int | str, ...]]], config: EngineConfig, spec: ModelSpec
-) -> dict[str, list[int]]:
-    """Shapes of the inputs whose profile is one shape."""
+def _profile_of(tensors: Mapping[str, tuple[str, tuple[int | str, ...]]], config: EngineConfig, spec: ModelSpec) -> Profile:
     network = [
         NetworkTensor(name, dtype, tuple(side if isinstance(side, int) else -1 for side in shape))
         for name, (dtype, shape) in tensors.items()
     ]
-    profile = plan_profile(network, config, spec)
-    return {name: shapes["opt"] for name, shapes in profile.items() if shapes["min"] == shapes["max"]}
+    return plan_profile(network, config, spec)
 
 
 def _mark(model: Any, fp32: set[str]) -> None:

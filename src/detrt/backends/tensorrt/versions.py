@@ -31,7 +31,7 @@ class Version:
         strongly_typed: whether the types of the graph decide; else flags and constraints of the builder.
         plugins: interface of plugin layers, "" where there are none.
         msda_plugin: newest version of NVIDIA's MultiscaleDeformableAttnPlugin_TRT, "" where there is none.
-        plugin_families: families whose FP32 graphs get nodes of that plugin in place of gathers, because it was measured to be faster.
+        plugin_families: families whose graphs get nodes of that plugin in place of gathers, because it was measured to be faster.
         state: what is known about detrt with it.
     """
 
@@ -50,6 +50,10 @@ class Version:
     state: str = ""
 
 
+# Every place of their feature maps is a query of deformable attention, where detrt's plugin was measured to be faster than gathers. The
+# decoders of RT-DETRv2 and its like have 300 queries, and gathers are faster.
+SAMPLING_ENCODERS = ("deformable_detr", "dino", "co_dino", "grounding_dino", "mm_grounding_dino")
+
 _16 = ("fp16", "bf16", "int8", "fp8")
 VERSIONS: tuple[Version, ...] = (
     Version(
@@ -57,7 +61,7 @@ VERSIONS: tuple[Version, ...] = (
         # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", plugin_families=("deformable_detr",), state="run on H100s in FP32 and FP16, two models in INT8; JetPack 5 has 8.5.2",
+        msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), state="run on H100s in FP32 and FP16, two models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
@@ -167,6 +171,10 @@ FAULTS: tuple[Fault, ...] = (
         "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (8, 5), None, "warn", "--keep-fp32 decoder",
         "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=("rt_detr", "rt_detr_v2"),
     ),
+    Fault(
+        "an engine of symbolic size with NVIDIA's plugin detected nothing right at one of four shapes", (8, 5), (8, 6), "avoided",
+        "gathers, or one size", "docs/results/hardware.md", layers=("PLUGIN_V2",), families=("deformable_detr",),
+    ),
 )  # fmt: skip
 
 
@@ -244,7 +252,7 @@ def _range(since: Numbers, before: Numbers | None) -> str:
 def _plugin_words(row: Version) -> str:
     if not row.msda_plugin:
         return "none"
-    used = f", used for {', '.join(row.plugin_families)} in FP32" if row.plugin_families else ""
+    used = f", used for {', '.join(row.plugin_families)}" if row.plugin_families else ""
     return f"version {row.msda_plugin}{used}"
 
 

@@ -15,7 +15,7 @@ from .rewrite import FP32_MARK, Rewritten
 # layer before. TensorRT 8.5 finds "no supported formats" for constraints on those.
 _UNTYPED = frozenset(
     ("CONSTANT", "SHAPE", "TRIP_LIMIT", "RECURRENCE", "LOOP_OUTPUT", "ITERATOR", "CONDITION", "CONDITIONAL_INPUT",
-     "CONDITIONAL_OUTPUT", "ASSERTION", "PLUGIN", "PLUGIN_V2", "QUANTIZE", "DEQUANTIZE", "SHUFFLE", "SLICE", "CONCATENATION",
+     "CONDITIONAL_OUTPUT", "ASSERTION", "QUANTIZE", "DEQUANTIZE", "SHUFFLE", "SLICE", "CONCATENATION",
      "GATHER", "SELECT", "IDENTITY", "SCATTER", "TOPK", "NMS", "NON_ZERO", "ONE_HOT")
 )  # fmt: skip
 # cuDNN is large, often absent, and NVIDIA's later versions do without it.
@@ -122,6 +122,17 @@ def count_multiply_adds(inspected: str) -> dict[str, int]:
                 counts[_type(inputs[0])] += size * inputs[0]["Dimensions"][-2 if layer.get("MatrixOpA") == "TRANSPOSE" else -1]
     del counts[""]
     return dict(counts.most_common())
+
+
+def plugins_in_fp16(inspected: str) -> list[str]:
+    """Names of plugin layers that read or give FP16 though a mark asks for FP32."""
+    return [
+        layer["Name"]
+        for layer in _layers(inspected)
+        if FP32_MARK in layer.get("Name", "")
+        and str(layer.get("LayerType", "")).startswith("Plugin")
+        and "HALF" in map(_type, (*layer.get("Inputs", ()), *layer.get("Outputs", ())))
+    ]
 
 
 def _layers(inspected: str) -> list[dict[str, Any]]:

@@ -90,6 +90,11 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             inspected = weak.inspect(trt, Path(request["engine"]).read_bytes())
             layer_types = weak.count_types(inspected)
             multiply_adds = weak.count_multiply_adds(inspected)
+            if wrong := weak.plugins_in_fp16(inspected):
+                raise EngineError(
+                    f"TensorRT {trt.version} runs the plugin of '{wrong[0]}' in FP16 though it was told FP32, which moves the samples of "
+                    "deformable attention; build with --keep-gathers"
+                )
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
     if activation_bytes > LARGE_ACTIVATION:
@@ -124,7 +129,7 @@ def _notes(source: Rewritten) -> list[str]:
     """How the graph was changed in a way that a user may want to know of."""
     reasons = {
         "plugin": "detrt's plugin, whose library was given",
-        "nvidia-plugin": "NVIDIA's plugin, which was measured to be faster here than gathers",
+        "nvidia-plugin": "NVIDIA's plugin, which is faster here than gathers",
     }
     counts = {how: source.changes.get(RAISED[how], 0) for how in reasons}
     return [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
