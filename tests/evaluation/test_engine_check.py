@@ -10,8 +10,10 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 from onnx import helper, numpy_helper
 
+from detrt.backends.engine_check import EngineCheck, EngineRow
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
+from detrt.data.matching import gate_for
 from detrt.evaluation import engine_check
 from detrt.evaluation.engine_check import compare_engine
 from detrt.export import export_onnx
@@ -85,6 +87,14 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
     found = compare_engine(graph, with_boxes(graph, tmp_path / "model.onnx", change), precision)
     assert not found.passed
     assert found.to_dict()["passed"] is False
+
+
+def test_a_verdict_names_the_one_shape_that_is_wrong():
+    right, wrong = EngineRow(4, 800, 1066, compared=400), EngineRow(1, 640, 853, compared=100, missing=100, error=1.0)
+    gate = gate_for("fp32")
+    assert "400 of 500 detections matched, at batch 1, 640x853 0 of 100, box" in EngineCheck((right, wrong), gate).verdict
+    assert "400 of 400 detections matched, box" in EngineCheck((right,), gate).verdict
+    assert "0 of 100 detections matched, box" in EngineCheck((wrong,), gate).verdict
 
 
 @pytest.fixture(scope="module")

@@ -70,13 +70,19 @@ class EngineCheck:
 
     @property
     def verdict(self) -> str:
-        """The worst differences in a few words."""
+        """The worst differences in a few words, and the shape that is worst where others are right."""
         if failed := [row for row in self.rows if row.text]:
             return f"batch {failed[0].batch}, {failed[0].height}x{failed[0].width}: {failed[0].text}"
         compared, missing = sum(row.compared for row in self.rows), sum(row.missing for row in self.rows)
         box, score = max(row.box_px for row in self.rows), max(row.score for row in self.rows)
+        worst = max(self.rows, key=lambda row: row.missing / max(row.compared, 1))
+        where = ""
+        if 0 < sum(not row.passes(self.gate) for row in self.rows) < len(self.rows):
+            found = f"{worst.compared - worst.missing} of {worst.compared}"
+            where = f", at batch {worst.batch}, {worst.height}x{worst.width} {found}"
         return (
-            f"{compared - missing} of {compared} detections matched, box {box:.2g} px, score {score:.1e}, {len(self.rows)} shapes"
+            f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, "
+            f"{len(self.rows)} shapes"
         )
 
     def to_dict(self) -> dict[str, Any]:
