@@ -62,7 +62,11 @@ def test_each_family_gets_the_form_that_is_fastest(exported, tmp_path, name, ver
         onnx.load(rewrite(path, row_of("tensorrt", version), kept, report.spec, tmp_path / "kept", own_plugin).path)
     )
     # What `build` prints.
-    assert _notes(source) == ([] if not nodes else [f"{nodes} deformable attentions run in {WHY[whose]}"])
+    said = _notes(source, own_plugin and version == "8.5.3")
+    if own_plugin and not nodes and version == "8.5.3":
+        assert len(said) == 1 and said[0].startswith("no layer uses detrt's plugin that was given")
+        return
+    assert said == ([] if not nodes else [f"{nodes} deformable attentions run in {WHY[whose]}"])
     if nodes:
         if precision != "fp32":  # both in FP32, as the parser reads them
             (tmp_path / "plain").mkdir()

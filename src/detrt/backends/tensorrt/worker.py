@@ -16,6 +16,7 @@ from typing import Any
 from ... import files
 from ...errors import EngineError
 from ...graph.lower_msda import DOMAIN, OP_TYPE
+from ...graph.operators import named_in
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
@@ -61,6 +62,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="detrt-dialect-") as folder, trt.capture() as messages:
         own_plugin = bool(config.plugins) and not row.strongly_typed and trt.has_plugin(OP_TYPE, DOMAIN)
         source = rewrite(onnx, row, config, spec, Path(folder), own_plugin)
+        notes = _notes(source, own_plugin)
         builder = trt.create_builder()
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)
@@ -114,7 +116,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "activation_bytes": activation_bytes,
         "size": size,
         "warnings": cache_note + warnings,
-        "notes": _notes(source),
+        "notes": notes,
     }
 
 
@@ -125,14 +127,20 @@ def precision_of(layer_types: dict[str, int]) -> str:
     return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
 
 
-def _notes(source: Rewritten) -> list[str]:
-    """How the graph was changed in a way that a user may want to know of."""
+def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
+    """How the graph was changed in a way that a user may want to know of. own_plugin: whether detrt's plugin was given."""
     reasons = {
         "plugin": "detrt's plugin, whose library was given",
         "nvidia-plugin": "NVIDIA's plugin, which is faster here than gathers",
     }
     counts = {how: source.changes.get(RAISED[how], 0) for how in reasons}
-    return [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
+    notes = [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
+    if own_plugin and not named_in(source.path, (OP_TYPE,)):
+        notes.append(
+            "no layer uses detrt's plugin that was given: by itself it takes the place of gathers in encoders of one image size only, where "
+            "it is faster; export with --msda plugin to use it everywhere"
+        )
+    return notes
 
 
 def _allowed(source: Rewritten) -> str:
