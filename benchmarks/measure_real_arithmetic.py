@@ -1,6 +1,6 @@
 """FP16 and BF16 of the typed graphs in real arithmetic on a GPU; prints one JSON line per model.
 
-    python benchmarks/measure_precision.py DATA CHECKPOINT... [random:FAMILY...] [embedded:shapes]
+    python benchmarks/measure_real_arithmetic.py DATA CHECKPOINT... [random:FAMILY...] [embedded:shapes]
 
 DATA holds `images/coco_permissive`. DETRT_PRECISIONS: which ones (fp16,bf16); int8 and fp8 compute with the dequantised values
 in FP16. DETRT_DRAWS: repeats on pixels that are changed by -1, 0 or 1, for the mean of the change. Checkpoints are measured by AP on its two sets and on both with their mirror images,
