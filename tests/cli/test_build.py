@@ -16,8 +16,11 @@ from precision_graphs import SPEC as PIXELS
 from precision_graphs import pixel_model
 
 from detrt import Bundle, graph, pipeline
+from detrt.backends.engine_check import EngineCheck, EngineRow
 from detrt.backends.tensorrt import BuiltEngine, speed
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
+from detrt.data.matching import gate_for
+from detrt.evaluation import engine_check
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
 from detrt.precision.proof import count_macs
@@ -353,6 +356,28 @@ def test_a_bf16_graph_alone_is_warned_about(cli, place):
     graph.save(pixel_model(), place / "pixels.onnx")
     result = cli("build", "pixels.onnx", "-o", "low", "--target", "onnx", "--precision", "bf16")
     assert "warning: ONNX Runtime has no convolutions in BF16 on CPUs" in result.err and "--precision fp16" in result.err
+
+
+def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, monkeypatch):
+    """Of trained weights: exit code 3 and nothing written, with the shape that is wrong. Random weights are not judged."""
+    rows = (EngineRow(4, 16, 16, compared=40), EngineRow(1, 8, 8, compared=10, missing=10, error=1.0))
+
+    def write_engine(path, output, config, spec, *, progress):
+        output.write_bytes(b"engine")
+        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "fp32", {"pixel_values": {}}, onnx_sha256="")
+        return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
+
+    monkeypatch.setattr(pipeline, "build_engine", write_engine)
+    monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
+    monkeypatch.setattr(engine_check, "compare_engine", lambda *_, **__: EngineCheck(rows, gate_for("fp32")))
+    before = snapshot(place)
+    build = ["build", "model.onnx", "-o", "wrong", "--target", "tensorrt"]
+    cli.refused(*build, names="40 of 50 detections matched, at batch 1, 8x8 0 of 10", advice="--keep-gathers", code=3)
+    assert snapshot(place) == before
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    result = cli("build", "random:yolos/tiny", "-o", "random", "--target", "tensorrt")
+    assert "at batch 1, 8x8 0 of 10" in result.err and "Not judged: random weights" in result.err
+    assert Bundle.open("random").provenance.options["engine_checks"]["model.tensorrt.engine"]["passed"] is False
 
 
 @pytest.fixture
