@@ -75,9 +75,10 @@ class EngineCheck:
             return f"batch {failed[0].batch}, {failed[0].height}x{failed[0].width}: {failed[0].text}"
         compared, missing = sum(row.compared for row in self.rows), sum(row.missing for row in self.rows)
         box, score = max(row.box_px for row in self.rows), max(row.score for row in self.rows)
-        worst = max(self.rows, key=lambda row: row.missing / max(row.compared, 1))
         where = ""
-        if 0 < sum(not row.passes(self.gate) for row in self.rows) < len(self.rows):
+        wrong = [row for row in self.rows if not row.passes(self.gate)]
+        if 0 < len(wrong) < len(self.rows):
+            worst = max(wrong, key=lambda row: row.missing / max(row.compared, 1))
             found = f"{worst.compared - worst.missing} of {worst.compared}"
             where = f", at batch {worst.batch}, {worst.height}x{worst.width} {found}"
         return (

@@ -72,20 +72,21 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
             f"'{onnx.name}' has opset {summary.opset}; this TensorRT reads up to {row.opset}. Export it with --opset {row.opset}"
         )
     changes: Counter[str] = Counter()
-    widened: Widened | None = None
+    widened = Widened()
     # Where the graph's types decide, nodes are a matter of the export.
     profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec)
-    if how := _plugin_form(model, row, config, spec, profile, own_plugin):
+    if how := _plugin_form(row, config, spec, profile, own_plugin, "QuantizeLinear" in summary.operators):
         widened = widen(model)
         changes[RAISED[how]] = raise_msda(model)
         emit(model, how)
-        # It computes coordinates in the type of its inputs. FP16 would move samples by up to a quarter of a pixel.
+        # NVIDIA's computes coordinates in the type of its inputs. FP16 would move samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     if not row.strongly_typed:
-        widened = widened or widen(model)
+        if not how:
+            widened = widen(model)
         # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
         if fixed := {name: shapes["opt"] for name, shapes in profile.items() if shapes["min"] == shapes["max"]}:
             fix_axes(model, fixed, optimize_basic)
@@ -100,7 +101,6 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         return Rewritten(onnx)
     described = {}
     if not row.strongly_typed:
-        assert widened is not None
         for one in written:
             if one.operator in _WIDE or one.output in widened.fp32:
                 widened.fp32.update(one.parts)
@@ -108,11 +108,10 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         _mark(model, widened.fp32 if widened.low else set())
     path = folder / "model.onnx"
     graph.save(model, path)
-    low, quantized = (widened.low, widened.quantized) if widened else (False, False)
-    return Rewritten(path, low, quantized, dict(changes), **described)
+    return Rewritten(path, widened.low, widened.quantized, dict(changes), **described)
 
 
-def _plugin_form(model: Any, row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, own_plugin: bool) -> str:
+def _plugin_form(row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, own_plugin: bool, quantized: bool) -> str:
     """Which plugin runs deformable attention in place of gathers; "": none."""
     image = profile.get(PIXEL_VALUES)
     # With NVIDIA's plugin an engine of symbolic size found nothing right at one of its shapes.
@@ -120,7 +119,7 @@ def _plugin_form(model: Any, row: Version, config: EngineConfig, spec: ModelSpec
         return ""
     if own_plugin and spec.family in SAMPLING_ENCODERS:
         return "plugin"
-    quantized = any(node.op_type == "QuantizeLinear" for node in model.graph.node)  # not measured
+    # Quantized graphs were not measured.
     return "nvidia-plugin" if spec.family in row.plugin_families and not quantized else ""
 
 

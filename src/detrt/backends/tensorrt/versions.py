@@ -173,7 +173,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "an engine of symbolic size with NVIDIA's plugin detected nothing right at one of four shapes", (8, 5), (8, 6), "avoided",
-        "gathers, or one size", "docs/results/hardware.md", layers=("PLUGIN_V2",), families=("deformable_detr",),
+        "gathers, or one size", "docs/results/tensorrt.md", layers=("PLUGIN_V2",), families=("deformable_detr",),
     ),
 )  # fmt: skip
 
