@@ -34,8 +34,12 @@ from typing import Any
 
 import numpy as np
 
+from detrt.bundle import MANIFEST
+from detrt.files import sha256_of
+
 QUICK_BUILD = Path(__file__).with_name("quick_build.py")
 WEIGHTS = "weights.json"  # in a stripped bundle: file -> tensor -> (mean, deviation)
+LEFT_OUT = (np.float32, np.float16, np.int8)
 FEWEST = 4096  # values of a tensor that is worth leaving out
 DIFFERENT = 64  # values that a sample of it must hold, or it is a table rather than weights
 RUNS, CALLS = 60, 40
@@ -44,9 +48,9 @@ RUNS, CALLS = 60, 40
 def strip(bundles: Path, small: Path, whole: list[str]) -> None:
     """Copy every bundle in `bundles` without its large weights."""
     import onnx
-    from onnx import numpy_helper
+    from onnx import helper, numpy_helper
 
-    for bundle in sorted(path for path in bundles.iterdir() if (path / "detrt.json").is_file()):
+    for bundle in sorted(path for path in bundles.iterdir() if (path / MANIFEST).is_file()):
         target = small / bundle.name
         if bundle.name in whole:
             shutil.copytree(bundle, target)
@@ -60,7 +64,7 @@ def strip(bundles: Path, small: Path, whole: list[str]) -> None:
             model = onnx.load(path)
             found = left_out.setdefault(path.name, {})
             for tensor in model.graph.initializer:
-                if tensor.data_type not in _kinds() or np.prod(tensor.dims) < FEWEST:
+                if helper.tensor_dtype_to_np_dtype(tensor.data_type) not in LEFT_OUT or np.prod(tensor.dims) < FEWEST:
                     continue
                 values = numpy_helper.to_array(tensor).astype(np.float32).reshape(-1)
                 if not np.isfinite(values).all() or len(np.unique(values[:: max(1, len(values) // 5000)])) < DIFFERENT:
@@ -83,8 +87,9 @@ def restore(small: Path) -> None:
 
 def _restored(bundle: Path) -> str:
     import onnx
+    from onnx import helper
 
-    manifest = json.loads((bundle / "detrt.json").read_text())
+    manifest = json.loads((bundle / MANIFEST).read_text())
     for name, tensors in json.loads((bundle / WEIGHTS).read_text()).items():
         path = bundle / name
         model = onnx.load(path)
@@ -93,21 +98,15 @@ def _restored(bundle: Path) -> str:
                 mean, deviation = tensors[tensor.name]
                 generator = np.random.default_rng(int(hashlib.sha256(tensor.name.encode()).hexdigest()[:8], 16))
                 values = generator.standard_normal(tuple(tensor.dims), np.float32) * np.float32(deviation) + np.float32(mean)
-                kind = _kinds()[tensor.data_type]
-                tensor.raw_data = (np.clip(np.rint(values), -127, 127) if kind is np.int8 else values).astype(kind).tobytes()
+                kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                tensor.raw_data = (np.clip(np.rint(values), -127, 127) if kind == np.int8 else values).astype(kind).tobytes()
         path.write_bytes(model.SerializeToString())
         for entry in manifest["files"]:
             if entry["path"] == name:
-                entry |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
-    (bundle / "detrt.json").write_text(json.dumps(manifest))
+                entry |= {"sha256": sha256_of(path), "size": path.stat().st_size}
+    (bundle / MANIFEST).write_text(json.dumps(manifest))
     (bundle / WEIGHTS).unlink()
     return bundle.name
-
-
-def _kinds() -> dict[int, Any]:
-    from onnx import TensorProto
-
-    return {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.INT8: np.int8}
 
 
 def build(bundles: Path, engines: Path, jobs: list[str], slots: int, seconds: float, gpus: int) -> None:
@@ -222,7 +221,7 @@ def main() -> None:
     elif given.command == "build":
         build(given.bundles, given.engines, given.jobs, given.slots, given.seconds, given.gpus)
     else:
-        names = given.names or sorted(path.parent.name for path in given.engines.glob("*/model*.engine"))
+        names = given.names or sorted({path.parent.name for path in given.engines.glob("*/model*.engine")})
         for name in names:
             for engine in sorted((given.engines / name).glob("model*.engine")):
                 try:
