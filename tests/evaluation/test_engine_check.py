@@ -10,7 +10,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 from onnx import helper, numpy_helper
 
-from detrt.backends.engine_check import EngineCheck, EngineRow
+from detrt.backends.engine_check import EngineCheck, EngineRow, compare_sessions
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.data.matching import gate_for
@@ -95,6 +95,28 @@ def test_a_verdict_names_the_one_shape_that_is_wrong():
     assert "400 of 500 detections matched, at batch 1, 640x853 0 of 100, box" in EngineCheck((right, wrong), gate).verdict
     assert "400 of 400 detections matched, box" in EngineCheck((right,), gate).verdict
     assert "0 of 100 detections matched, box" in EngineCheck((wrong,), gate).verdict
+
+
+@pytest.mark.parametrize("wrong", ["", "long", "short"])
+def test_an_engine_is_asked_for_prompts_of_several_lengths(exported, monkeypatch, wrong):
+    """Engines of TensorRT 8.5 were wrong at some lengths of the prompt; which are asked for, and what a wrong one gives."""
+    path = exported("grounding_dino").path
+    asked = []
+
+    def compare(reference, candidate, *shape):
+        prompt = candidate.prompts[0].prompt.text
+        asked.append(len(prompt.split()))
+        kind = "long" if asked[-1] > 6 else "short" if asked[-1] < 6 else "usual"
+        return EngineRow(*shape[:1], *shape[1], compared=10, missing=10 * (kind == wrong), error=float(kind == wrong))
+
+    monkeypatch.setattr("detrt.backends.engine_check._compare", compare)
+    with open_session(path) as reference, open_session(path) as candidate:
+        found = compare_sessions(reference, candidate, "fp32", shapes=[(1, (64, 96)), (2, (64, 96))])
+    assert asked[:3] == [6, 6, 2] and asked[3] > 12
+    assert [bool(row.prompt) for row in found.rows] == [False, False, True, True]
+    assert found.passed is (not wrong)
+    assert "2 shapes, 3 prompts" in found.verdict
+    assert (f"a prompt of {asked[3] if wrong == 'long' else 2} words, 0 of 10" in found.verdict) is bool(wrong)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ TensorRT versions exist that compile a graph wrongly without an error, so a buil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from ..data.matching import Gate, gate_for, match, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
-from ..errors import SessionError
+from ..errors import PromptError, SessionError
 from ..spec import PIXEL_VALUES
 from .base import Outputs, Session, relative_error
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."
+# An engine takes prompts of any length in its profile, and may be wrong at some.
+SHORT_PROMPT = "a circle."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class EngineRow:
 
     Attributes:
         batch, height, width: shape of `pixel_values`.
+        prompt: what the model was asked for, where that is not `PROMPT`; "" of models without a prompt.
         compared, missing, extra: detections of the graph, those that the engine lacks, those that only the engine has.
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
         mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
@@ -47,6 +50,7 @@ class EngineRow:
     error: float = 0.0
     text: str = ""
     mask_iou: float | None = None
+    prompt: str = ""
 
     def passes(self, gate: Gate) -> bool:
         """Whether the differences are within the tolerances."""
@@ -80,11 +84,12 @@ class EngineCheck:
         if 0 < len(wrong) < len(self.rows):
             worst = max(wrong, key=lambda row: row.missing / max(row.compared, 1))
             found = f"{worst.compared - worst.missing} of {worst.compared}"
-            where = f", at batch {worst.batch}, {worst.height}x{worst.width} {found}"
-        return (
-            f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, "
-            f"{len(self.rows)} shapes"
-        )
+            asked = f", a prompt of {len(worst.prompt.split())} words," if worst.prompt else ""
+            where = f", at batch {worst.batch}, {worst.height}x{worst.width}{asked} {found}"
+        shapes = {(row.batch, row.height, row.width) for row in self.rows}
+        prompts = {row.prompt for row in self.rows}
+        count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
+        return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"passed": self.passed, "rows": [asdict(row) for row in self.rows]}
@@ -98,7 +103,9 @@ def compare_sessions(
     shapes: Sequence[tuple[int, SizeHW]] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> EngineCheck:
-    """Compare an opened engine with its opened graph on drawn scenes. A model that takes a prompt looks for `PROMPT`.
+    """Compare an opened engine with its opened graph on drawn scenes.
+
+    A model that takes a prompt looks for `PROMPT`, and at the first shape for a shorter and a longer prompt as well.
 
     Args:
         reference: the graph.
@@ -107,16 +114,34 @@ def compare_sessions(
         shapes: (batch size, (height, width)) to run; None: `shapes_of` the engine.
         progress: called with (fraction, text).
     """
-    if reference.info.text is not None:
-        reference, candidate = reference.bind(PROMPT), candidate.bind(PROMPT)
     gate = gate_for(precision)
     shapes = shapes_of(candidate) if shapes is None else shapes
+    runs = [(batch, size_hw, PROMPT) for batch, size_hw in shapes]
+    prompted = reference.info.text is not None
+    if prompted:
+        runs += [(*shapes[0], prompt) for prompt in (SHORT_PROMPT, _longest_prompt(reference))]
     rows = []
-    for number, (batch, size_hw) in enumerate(shapes):
+    for number, (batch, size_hw, prompt) in enumerate(runs):
         if progress:
-            progress(number / len(shapes), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
-        rows.append(_compare(reference, candidate, batch, size_hw, gate))
+            progress(number / len(runs), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
+        both = (reference.bind(prompt), candidate.bind(prompt)) if prompted else (reference, candidate)
+        row = _compare(*both, batch, size_hw, gate)
+        rows.append(row if prompt == PROMPT else replace(row, prompt=prompt))
     return EngineCheck(tuple(rows), gate)
+
+
+def _longest_prompt(session: Session) -> str:
+    """The longest of a few prompts that the model takes: a small tokenizer needs more tokens for the same words."""
+    from ..data.scenes.phrases import COLOR_PHRASES
+
+    for count in (20, 12, 8, 5):
+        prompt = " ".join(f"{phrase.text('a')}." for phrase in COLOR_PHRASES[:: len(COLOR_PHRASES) // count][:count])
+        try:
+            session.bind(prompt)
+        except PromptError:
+            continue
+        return prompt
+    return SHORT_PROMPT
 
 
 def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:

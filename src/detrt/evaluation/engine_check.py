@@ -21,7 +21,7 @@ def compare_engine(
     """Compare an engine with its ONNX graph on drawn scenes.
 
     Both run at the least, usual and largest batch size of the profile at its usual size, and at batch size 1 of its smallest
-    and largest size.
+    and largest size. A model with a prompt is asked for three prompts of different lengths.
 
     Args:
         graph: the ONNX file, which ONNX Runtime runs on the CPU.
