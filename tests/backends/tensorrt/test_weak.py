@@ -52,6 +52,9 @@ class BuilderConfig(SimpleNamespace):
     def set_tactic_sources(self, sources):
         self.sources = sources
 
+    def set_preview_feature(self, feature, wanted):
+        self.features = {feature: wanted}
+
 
 def trt():
     module = SimpleNamespace(
@@ -59,6 +62,7 @@ def trt():
         BuilderFlag=SimpleNamespace(FP16="FP16", INT8="INT8", PREFER_PRECISION_CONSTRAINTS="PREFER"),
         TacticSource=SimpleNamespace(__members__={"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "JIT_CONVOLUTIONS": 4}),
         ProfilingVerbosity=SimpleNamespace(DETAILED="detailed"),
+        PreviewFeature=SimpleNamespace(FASTER_DYNAMIC_SHAPES_0805="faster shapes"),
     )
     return SimpleNamespace(module=module, version="8.5.3.1")
 
@@ -89,14 +93,24 @@ def test_only_marked_layers_that_compute_floats_are_kept_wide():
 def test_flags_say_what_the_typed_graph_holds(low, quantized, flags, tmp_path):
     config = BuilderConfig(flags=set())
     layers = network(Layer("/a/Sqrt@fp32", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]))
-    weak.configure(trt(), config, layers, Rewritten(tmp_path, low, quantized))
+    weak.configure(trt(), config, layers, Rewritten(tmp_path, low, quantized), symbolic=False)
     assert config.flags == flags and config.sources == 0b10011
+    assert not hasattr(config, "features")
+
+
+def test_symbolic_shapes_need_the_feature_without_which_they_are_wrong(tmp_path):
+    config, old = BuilderConfig(flags=set()), trt()
+    weak.configure(old, config, network(), Rewritten(tmp_path), symbolic=True)
+    assert config.features == {"faster shapes": True}
+    del old.module.PreviewFeature
+    with pytest.raises(EngineError, match="no preview feature FASTER_DYNAMIC_SHAPES_0805.*one batch size and one image size"):
+        weak.configure(old, config, network(), Rewritten(tmp_path), symbolic=True)
 
 
 def test_a_parser_that_drops_names_is_found_out(tmp_path):
     layers = network(Layer("(Unnamed Layer* 1)", "ELEMENTWISE", ["FLOAT"], ["FLOAT"]))
     with pytest.raises(EngineError, match="kept no node name"):
-        weak.configure(trt(), BuilderConfig(flags=set()), layers, Rewritten(tmp_path, True))
+        weak.configure(trt(), BuilderConfig(flags=set()), layers, Rewritten(tmp_path, True), symbolic=False)
 
 
 @pytest.mark.parametrize("choice", [{"optimization_level": 0}, {"hardware_compatibility": "ampere_plus"}])

@@ -32,14 +32,25 @@ _FORMATS = (
 )
 
 
-def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten) -> None:
+def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, symbolic: bool) -> None:
     """Tell the builder what the typed graph says: FP16 and INT8 where it has them, FP32 for every marked node.
 
+    symbolic: whether an axis of the profile has a range.
+
     Raises:
-        EngineError: a GPU, or a version, without the type.
+        EngineError: a parser that keeps no names, or a symbolic axis where the version would compute it wrongly.
     """
     module = trt.module
     flags = module.BuilderFlag
+    if symbolic:
+        # Without it TensorRT 8.5 is wrong at other sizes or prompt lengths than the usual one (docs/results/tensorrt.md).
+        feature = getattr(getattr(module, "PreviewFeature", None), "FASTER_DYNAMIC_SHAPES_0805", None)
+        if feature is None:
+            raise EngineError(
+                f"TensorRT {trt.version} has no preview feature FASTER_DYNAMIC_SHAPES_0805, without which engines of symbolic shapes are "
+                "wrong; use TensorRT 8.5.1 or newer, or one batch size and one image size"
+            )
+        builder_config.set_preview_feature(feature, True)
     if source.low:
         builder_config.set_flag(flags.FP16)
     if source.quantized:

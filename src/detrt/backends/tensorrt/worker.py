@@ -73,7 +73,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source.low, source.quantized)
         builder_config = _builder_config(trt, builder, config, profile, sms)
         if not row.strongly_typed:
-            weak.configure(trt, builder_config, network, source)
+            symbolic = any(shapes["min"] != shapes["max"] for shapes in profile.values())
+            weak.configure(trt, builder_config, network, source, symbolic)
         if row.since >= (10,) or trt.is_rtx:
             builder_config.progress_monitor = trt.make_progress_monitor(
                 lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
