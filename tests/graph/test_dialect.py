@@ -17,7 +17,7 @@ from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
 from detrt.errors import GraphError
 from detrt.graph.clean import lower_opset, set_opset, topk_outputs, with_outputs
-from detrt.graph.dialect import fix_axes, move_integers, quantize_weights, widen, write_out
+from detrt.graph.dialect import LAYER_NORM, fix_axes, move_integers, quantize_weights, use_layer_norm_plugin, widen, write_out
 from detrt.graph.lower_msda import sum_by_reduction
 from detrt.graph.view import element_types
 from detrt.models.contract import trace_size
@@ -281,6 +281,30 @@ def test_each_operator_written_out_equals_itself(case):
     assert node.op_type in ("ArgMax", "Shape") or node.op_type not in Counter(n.op_type for n in written.graph.node)
     assert len(written.graph.node) > 1
     np.testing.assert_allclose(run(written, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("width", "axis", "inputs", "fp32", "replaced"),
+    [
+        (33, -1, 3, (), 1),
+        (32, -1, 3, (), 0),  # the plugin's kernel for narrow rows is wrong
+        (33, -2, 3, (), 0),
+        (33, -1, 2, (), 0),
+        (33, -1, 3, ("y",), 0),
+    ],
+)
+def test_layer_norm_becomes_the_plugin_where_that_computes_the_same(width, axis, inputs, fp32, replaced):
+    node = helper.make_node("LayerNormalization", ["x", "s", "b"][:inputs], ["y"], "norm", axis=axis, epsilon=1e-3)
+    constants = [("s", np.ones(width, np.float32)), ("b", np.zeros(width, np.float32))]
+    model = one(node, [("x", TensorProto.FLOAT, (2, 5, width))], ("y", TensorProto.FLOAT, None), 17, constants)
+    assert use_layer_norm_plugin(model, fp32) == replaced
+    (got,) = model.graph.node
+    assert got.op_type == (LAYER_NORM if replaced else "LayerNormalization") and list(got.input) == list(node.input)
+    if replaced:
+        # The fields that NVIDIA's creator reads, in its types.
+        fields = {a.name: helper.get_attribute_value(a) for a in got.attribute}
+        assert fields == {"epsilon": pytest.approx(1e-3), "axis": -1, "plugin_version": b"1", "plugin_namespace": b""}
+        assert got.domain in {entry.domain for entry in model.opset_import}
 
 
 def test_booleans_are_moved_as_integers():

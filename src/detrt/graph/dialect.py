@@ -25,11 +25,13 @@ from .clean import (
     merge_equal_tensors,
 )
 from .dequantize import dequantized_weight
-from .msda_plugin import cut, rejoin
-from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, replace_nodes
+from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin
+from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
 from .view import attribute, element_types
 
 INTEGER_ARGMAX = "ArgMax of integers"
+LAYER_NORM = "LayerNorm"  # NVIDIA's plugin, in TensorRT 8.5.2 and newer
+_FEWEST_NORMALISED = 33  # values in a row; up to 32 its kernel divides once too often
 _LARGEST_INT = np.iinfo(np.int32).max  # of a slice's end: parsers that have no INT64 clamp it
 _EXACT_INT = 1 << 24  # FP32 holds every integer up to it
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -111,6 +113,32 @@ def write_out(
         merge_equal_tensors(model)
         drop_dead(model)
     return done
+
+
+def use_layer_norm_plugin(model: onnx.ModelProto, fp32: Collection[str]) -> int:
+    """Replace LayerNormalization over the last axis by NVIDIA's plugin, in place; returns how many.
+
+    The plugin takes FP16 and sums in FP32. fp32: outputs of nodes that must not run in FP16, which stay.
+    """
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    count = 0
+    for node in model.graph.node:
+        if node.op_type != "LayerNormalization" or node.domain not in DEFAULT_DOMAINS or len(node.output) != 1:
+            continue
+        if len(node.input) != 3 or attribute(node, "axis", -1) != -1 or node.output[0] in fp32:
+            continue
+        if not int(np.prod(shapes.get(node.input[1], [0]))) >= _FEWEST_NORMALISED:
+            continue
+        epsilon = float(attribute(node, "epsilon", 1e-5))
+        made = helper.make_node(
+            LAYER_NORM, node.input, node.output, node.name, domain=NVIDIA_DOMAIN, epsilon=epsilon, axis=-1, plugin_version="1",
+            plugin_namespace="",
+        )  # fmt: skip
+        node.CopyFrom(made)
+        count += 1
+    if count:
+        import_domain(model, NVIDIA_DOMAIN)
+    return count
 
 
 def widen(model: onnx.ModelProto) -> Widened:

@@ -10,13 +10,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import EngineError, GraphError
 from ...spec import PIXEL_VALUES, ModelSpec
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
 from .versions import SAMPLING_ENCODERS, Version
+
+if TYPE_CHECKING:
+    from ...graph.dialect import Widened
 
 FP32_MARK = "@fp32"
 # `Rewritten.changes`: gathers of deformable attention that became nodes of a plugin, by its name.
@@ -33,6 +36,7 @@ class Rewritten:
         path: the file to parse.
         low, quantized: whether the typed graph computes in FP16, and holds Q/DQ; for builders without strong typing.
         changes: operator -> how many nodes were written in another form.
+        plugin_is_faster: whether detrt's plugin, which was not given, would take the place of gathers in this FP16 graph.
         inputs, outputs: {"name", "dtype", "shape"} of the ONNX file, where the parser would change them; else None.
     """
 
@@ -40,23 +44,35 @@ class Rewritten:
     low: bool = False
     quantized: bool = False
     changes: Mapping[str, int] = field(default_factory=dict)
+    plugin_is_faster: bool = False
     inputs: tuple[Mapping[str, Any], ...] | None = None
     outputs: tuple[Mapping[str, Any], ...] | None = None
 
 
-def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, folder: Path, own_plugin: bool = False) -> Rewritten:
+def rewrite(
+    onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, folder: Path, plugins: frozenset[str] = frozenset()
+) -> Rewritten:
     """Write the graph that a version's parser reads into `folder`, where it needs another one than the file.
 
-    own_plugin: whether detrt's plugin for deformable attention is loaded.
+    plugins: operators of loaded plugins that may take the place of others: detrt's deformable attention, NVIDIA's LayerNorm.
 
     Raises:
         EngineError: an opset that is too new. GraphError: what cannot be written out, or a type that the version lacks.
     """
     from ... import graph
     from ...graph.clean import lower_opset
-    from ...graph.dialect import Widened, fix_axes, move_integers, quantize_weights, widen, write_out
-    from ...graph.lower_msda import sum_by_reduction
-    from ...graph.msda_plugin import NVIDIA_OP_TYPE, emit, set_plugin_version
+    from ...graph.dialect import (
+        LAYER_NORM,
+        Widened,
+        fix_axes,
+        move_integers,
+        quantize_weights,
+        use_layer_norm_plugin,
+        widen,
+        write_out,
+    )
+    from ...graph.lower_msda import OP_TYPE, sum_by_reduction
+    from ...graph.msda_plugin import NVIDIA_OP_TYPE, emit, plugin_nodes, set_plugin_version
     from ...graph.raise_msda import raise_msda
     from ..onnxruntime.session import optimize_basic
 
@@ -75,24 +91,29 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
     widened = Widened()
     # Where the graph's types decide, nodes are a matter of the export.
     profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec)
-    if how := _plugin_form(row, config, spec, profile, own_plugin, "QuantizeLinear" in summary.operators):
+    plugin_is_faster = False
+    if not row.strongly_typed:
         widened = widen(model)
-        changes[RAISED[how]] = raise_msda(model)
-        emit(model, how)
-        # NVIDIA's computes coordinates in the type of its inputs. FP16 would move samples by up to a quarter of a pixel.
+        # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
+        if how := _plugin_form(row, config, spec, profile, widened, OP_TYPE in plugins):
+            changes[RAISED[how]] = raise_msda(model)
+            emit(model, how)
+        elif not plugin_nodes(model):
+            plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     if not row.strongly_typed:
-        if not how:
-            widened = widen(model)
         # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
         if fixed := {name: shapes["opt"] for name, shapes in profile.items() if shapes["min"] == shapes["max"]}:
             fix_axes(model, fixed, optimize_basic)
         changes["booleans"] = move_integers(model)
         # After the optimiser, which would compute them.
         changes["INT8 weights"] = quantize_weights(model)
+        # In FP32 it was not measured, and quantized graphs were not either.
+        if LAYER_NORM in plugins and widened.low and not widened.quantized and spec.family in row.layer_norm_families:
+            changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
     written = write_out(model, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(model, row.opset)  # newer operators are written out by now
@@ -108,19 +129,21 @@ def rewrite(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, fol
         _mark(model, widened.fp32 if widened.low else set())
     path = folder / "model.onnx"
     graph.save(model, path)
-    return Rewritten(path, widened.low, widened.quantized, dict(changes), **described)
+    return Rewritten(path, widened.low, widened.quantized, dict(changes), plugin_is_faster, **described)
 
 
-def _plugin_form(row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, own_plugin: bool, quantized: bool) -> str:
+def _plugin_form(
+    row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, widened: Widened, own_plugin: bool
+) -> str:
     """Which plugin runs deformable attention in place of gathers; "": none."""
     image = profile.get(PIXEL_VALUES)
-    # With NVIDIA's plugin an engine of symbolic size found nothing right at one of its shapes.
+    # Symbolic sizes: no engine with a plugin was run since they are right.
     if config.keep_gathers or image is None or image["min"][2:] != image["max"][2:]:
         return ""
     if own_plugin and spec.family in SAMPLING_ENCODERS:
         return "plugin"
-    # Quantized graphs were not measured.
-    return "nvidia-plugin" if spec.family in row.plugin_families and not quantized else ""
+    # In an FP16 engine NVIDIA's plugin runs in FP16, whatever it is told (docs/results/tensorrt.md). Quantized graphs were not measured.
+    return "nvidia-plugin" if spec.family in row.plugin_families and not widened.low and not widened.quantized else ""
 
 
 def _profile_of(tensors: Mapping[str, tuple[str, tuple[int | str, ...]]], config: EngineConfig, spec: ModelSpec) -> Profile:

@@ -32,6 +32,7 @@ class Version:
         plugins: interface of plugin layers, "" where there are none.
         msda_plugin: newest version of NVIDIA's MultiscaleDeformableAttnPlugin_TRT, "" where there is none.
         plugin_families: families whose graphs get nodes of that plugin in place of gathers, because it was measured to be faster.
+        layer_norm_families: families whose FP16 graphs get NVIDIA's LayerNorm plugin where the library has it, as it was measured to be faster.
         state: what is known about detrt with it.
     """
 
@@ -47,6 +48,7 @@ class Version:
     plugins: str = "IPluginV3"
     msda_plugin: str = ""
     plugin_families: tuple[str, ...] = ()
+    layer_norm_families: tuple[str, ...] = ()
     state: str = ""
 
 
@@ -61,7 +63,7 @@ VERSIONS: tuple[Version, ...] = (
         # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), state="run on H100s in FP32 and FP16, two models in INT8; JetPack 5 has 8.5.2",
+        msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), layer_norm_families=("detr",), state="run on H100s in FP32 and FP16, two models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
@@ -172,8 +174,12 @@ FAULTS: tuple[Fault, ...] = (
         "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=("rt_detr", "rt_detr_v2"),
     ),
     Fault(
-        "an engine of symbolic size with NVIDIA's plugin detected nothing right at one of four shapes", (8, 5), (8, 6), "avoided",
-        "gathers, or one size", "docs/results/tensorrt.md", layers=("PLUGIN_V2",), families=("deformable_detr",),
+        "engines of symbolic shapes are wrong at other sizes or prompt lengths than the usual one", (8, 5), (8, 6), "avoided",
+        "the preview feature FASTER_DYNAMIC_SHAPES_0805", "docs/results/tensorrt.md#symbolic-shapes",
+    ),
+    Fault(
+        "NVIDIA's plugin for deformable attention runs in FP16 although its layers are constrained to FP32", (8, 5), (8, 6), "avoided",
+        "detrt's plugin, or gathers", "docs/results/tensorrt.md#nvidias-plugin-in-fp16", precisions=("fp16",), layers=("PLUGIN_V2",),
     ),
 )  # fmt: skip
 
@@ -252,7 +258,7 @@ def _range(since: Numbers, before: Numbers | None) -> str:
 def _plugin_words(row: Version) -> str:
     if not row.msda_plugin:
         return "none"
-    used = f", used for {', '.join(row.plugin_families)}" if row.plugin_families else ""
+    used = f", used in FP32 for {', '.join(row.plugin_families)}" if row.plugin_families else ""
     return f"version {row.msda_plugin}{used}"
 
 

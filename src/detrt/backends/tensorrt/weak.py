@@ -84,7 +84,9 @@ def constrain(trt: Trt, network: Any) -> int:
             continue
         if not any(tensor is not None and tensor.dtype.name in floats for tensor in (*inputs, *outputs)):
             continue
-        layer.precision = wide
+        # A plugin finds "no supported formats" under a precision of its own, and runs in FP16 then; its outputs can be told.
+        if layer.type.name != "PLUGIN_V2":
+            layer.precision = wide
         for position, tensor in enumerate(outputs):
             if tensor is not None and tensor.dtype.name in floats:
                 layer.set_output_type(position, wide)

@@ -15,9 +15,10 @@ from typing import Any
 
 from ... import files
 from ...errors import EngineError
+from ...graph.dialect import LAYER_NORM
 from ...graph.lower_msda import DOMAIN, OP_TYPE
 from ...graph.operators import named_in
-from ...spec import ModelSpec, Precision
+from ...spec import PIXEL_VALUES, ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
 from . import diagnose as explain
@@ -60,13 +61,13 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
     trt.load_plugins(config.plugins)
     with tempfile.TemporaryDirectory(prefix="detrt-dialect-") as folder, trt.capture() as messages:
-        own_plugin = bool(config.plugins) and not row.strongly_typed and trt.has_plugin(OP_TYPE, DOMAIN)
-        source = rewrite(onnx, row, config, spec, Path(folder), own_plugin)
-        notes = _notes(source, own_plugin)
+        plugins = _plugins(trt, config)
+        source = rewrite(onnx, row, config, spec, Path(folder), plugins)
         builder = trt.create_builder()
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)
         inputs, outputs = _tensors(network)
+        notes = _notes(source, OP_TYPE in plugins and any(tensor.name == PIXEL_VALUES for tensor in inputs))
         profile = plan_profile(inputs, config, spec)
         layer_types = _layer_types(network)
         _check_capability(sms, layer_types, source.low, source.quantized)
@@ -96,7 +97,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             if wrong := weak.plugins_in_fp16(inspected):
                 raise EngineError(
                     f"TensorRT {trt.version} runs the plugin of '{wrong[0]}' in FP16 though it was told FP32, which moves the samples of "
-                    "deformable attention; build with --keep-gathers"
+                    "deformable attention; export with --msda gather, or with --msda plugin and give detrt's plugin with --plugin"
                 )
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
@@ -128,14 +129,30 @@ def precision_of(layer_types: dict[str, int]) -> str:
     return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
 
 
+def _plugins(trt: Trt, config: EngineConfig) -> frozenset[str]:
+    """Operators of plugins that a graph may be given: detrt's only where its library was named."""
+    if trt.row.strongly_typed:
+        return frozenset()
+    namespaces = {LAYER_NORM: "", **({OP_TYPE: DOMAIN} if config.plugins else {})}
+    return frozenset(name for name, namespace in namespaces.items() if trt.has_plugin(name, namespace))
+
+
 def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
-    """How the graph was changed in a way that a user may want to know of. own_plugin: whether detrt's plugin was given."""
+    """How the graph was changed in a way that a user may want to know of.
+
+    own_plugin: whether detrt's plugin was given for a detector; a text encoder has no use for it.
+    """
     reasons = {
         "plugin": "detrt's plugin, whose library was given",
         "nvidia-plugin": "NVIDIA's plugin, which is faster here than gathers",
     }
     counts = {how: source.changes.get(RAISED[how], 0) for how in reasons}
     notes = [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
+    if source.plugin_is_faster:
+        notes.append(
+            "deformable attention stays gathers in FP16, where NVIDIA's plugin computes positions in FP16; detrt's own is about three times "
+            "as fast as gathers: give it with --plugin (docs/guide/plugin.md)"
+        )
     if own_plugin and not named_in(source.path, (OP_TYPE,)):
         notes.append(
             "no layer uses detrt's plugin that was given: by itself it takes the place of gathers in encoders of one image size only, where "
