@@ -2,7 +2,8 @@
 
     python benchmarks/quick_build.py build BUNDLE --target tensorrt --batch 1
 
-DEVICE_ATTRIBUTES names the library of device_attributes.c, which builds beside each other need on some drivers.
+DEVICE_ATTRIBUTES names the library of device_attributes.c, which builds beside each other need on some drivers. NVRTC_CACHE names
+that of nvrtc_cache.c and NVRTC_CACHE_FOLDER where it keeps compiled kernels, for the builds of a host to share.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from typing import Any
 from detrt.backends.tensorrt import build, worker
 
 WORKER = "--worker"
+
+
+def install(variable: str, *arguments: bytes) -> None:
+    """Install the library that the environment variable names, if it is set."""
+    library = os.environ.get(variable)
+    if library and (code := ctypes.CDLL(library).install(*arguments)):
+        raise RuntimeError(f"{library} could not be installed: it returned {code}, see its source")
 
 
 def hurry() -> None:
@@ -30,9 +38,8 @@ def hurry() -> None:
 
     def with_table(*arguments: Any) -> tuple[int, ...]:
         found = capability(*arguments)  # initialises CUDA
-        library = os.environ.get("DEVICE_ATTRIBUTES")
-        if library and (code := ctypes.CDLL(library).install(b"libcuda.so.1", b"cuDeviceGetAttribute")):
-            raise RuntimeError(f"{library} could not be installed: {code}, see device_attributes.c")
+        install("DEVICE_ATTRIBUTES", b"libcuda.so.1", b"cuDeviceGetAttribute")
+        install("NVRTC_CACHE", b"libnvinfer.so.8", os.environ.get("NVRTC_CACHE_FOLDER", "nvrtc-cache").encode())
         return found
 
     worker._builder_config, worker._sms_of_this_gpu = once, with_table
