@@ -25,8 +25,9 @@ from .clean import (
     merge_equal_tensors,
 )
 from .dequantize import dequantized_weight
-from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin
+from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
+from .operators import PLUGIN_NODES
 from .view import attribute, element_types
 
 INTEGER_ARGMAX = "ArgMax of integers"
@@ -248,25 +249,44 @@ def move_integers(model: onnx.ModelProto) -> int:
     return count
 
 
-def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], optimize: Callable[[bytes], bytes]) -> None:
-    """Give inputs their only shape and compute what depends on shapes alone, in place.
+def fix_axes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], optimize: Callable[[bytes], bytes]) -> None:
+    """Give axes of inputs their only length and compute what depends on it alone, in place.
 
     Args:
-        shapes: input -> its shape; inputs that are left out keep their symbolic axes.
+        shapes: input -> its shape, None for an axis that stays symbolic; inputs that are left out stay as they are.
         optimize: ONNX Runtime's basic optimisations of a serialised graph.
     """
     for value in model.graph.input:
         for dim, length in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
-            dim.dim_value = length
+            if length is not None:
+                dim.dim_value = length
     del model.graph.value_info[:]
-    plugins = cut(model)
     aside = detach_weights(model)
+    plugins = cut(model, _shapes_of_plugins(model, optimize))
     folded = onnx.load_from_string(optimize(model.SerializeToString()))
     attach_weights(folded, aside)
     rejoin(folded, plugins)
     drop_dead(folded)
     drop_unused_domains(folded)
     model.CopyFrom(folded)
+
+
+def _shapes_of_plugins(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> dict[str, list[int]]:
+    """Output of a plugin node -> its shape, where the shapes of a graph's inputs decide it.
+
+    The optimiser makes a Gemm of MatMul and Add only where it knows the shape, and does not know the plugins.
+    """
+    outputs = [node.output[0] for node in model.graph.node if node.op_type in PLUGIN_NODES]
+    if not outputs:
+        return {}
+    standard = runnable(model)
+    standard.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs)
+    found = {
+        value.name: value.type.tensor_type.shape.dim
+        for value in onnx.load_from_string(optimize(standard.SerializeToString())).graph.output
+    }
+    shapes = {name: [dim.dim_value for dim in found[name]] for name in outputs}
+    return {name: shape for name, shape in shapes.items() if shape and all(shape)}
 
 
 def quantize_weights(model: onnx.ModelProto) -> int:

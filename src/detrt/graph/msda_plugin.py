@@ -6,7 +6,8 @@ a graph is checked with its nodes lowered to standard operators. See docs/guide/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -126,8 +127,10 @@ def _from_nvidia(
     )
 
 
-def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def cut(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[onnx.NodeProto]:
     """Detach the nodes of deformable attention from a graph, in place, those of NVIDIA's plugin as well.
+
+    shapes: of their outputs, where those are known.
 
     Returns:
         The nodes. Their inputs are outputs of the graph now, and their outputs are inputs of it.
@@ -148,7 +151,8 @@ def cut(model: onnx.ModelProto) -> list[onnx.NodeProto]:
             axes += [f"msda_{index}_heads", f"msda_{index}_channels"]
         else:
             axes.append(_size(node, "heads") * _size(node, "head_dim"))
-        graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, axes))
+        shape = shapes.get(node.output[0], axes)
+        graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, shape))
         for position, kind in enumerate(_INPUT_TYPES[node.domain, node.op_type]):
             end = f"{prefix}_{index}_{position}"
             # An Identity, because a tensor may be read by several nodes, or be an initializer.

@@ -175,6 +175,14 @@ def test_a_profile_of_one_shape_makes_a_graph_of_one_shape(tmp_path):
     assert not source.low
 
 
+def test_an_axis_of_one_length_is_fixed_beside_a_symbolic_one(tmp_path):
+    source = rewritten(detector(tmp_path / "m.onnx"), tmp_path, batch=(1, 2, 4), height=(64, 64, 64), width=(96, 96, 96))
+    sides = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in onnx.load(source.path).graph.input]
+    assert sides == [["batch", 3, 64, 96], ["batch", 2], ["batch", 64, 96]]
+    # The sidecar names the axes of the ONNX file.
+    assert {t["name"]: t["shape"] for t in source.inputs}["pixel_values"] == ["batch", 3, "height", "width"]
+
+
 def test_newer_versions_parse_the_file_itself(tmp_path):
     path = detector(tmp_path / "m.onnx")
     for version in ("10.3.0", "10.13.0", "11.1.0"):

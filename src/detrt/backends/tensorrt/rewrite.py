@@ -106,8 +106,18 @@ def rewrite(
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     if not row.strongly_typed:
         # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
-        if fixed := {name: shapes["opt"] for name, shapes in profile.items() if shapes["min"] == shapes["max"]}:
-            fix_axes(model, fixed, optimize_basic)
+        lengths = {
+            name: [low if low == high else None for low, high in zip(shapes["min"], shapes["max"], strict=True)]
+            for name, shapes in profile.items()
+        }
+        symbolic = [
+            length
+            for name, (_, shape) in summary.inputs.items()
+            for side, length in zip(shape, lengths[name], strict=True)
+            if isinstance(side, str)
+        ]
+        if not symbolic or any(length is not None for length in symbolic):
+            fix_axes(model, lengths, optimize_basic)
         changes["booleans"] = move_integers(model)
         # After the optimiser, which would compute them.
         changes["INT8 weights"] = quantize_weights(model)
