@@ -176,8 +176,8 @@ def test_plugin_for_a_family_without_deformable_attention_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["nvidia-plugin", pytest.param("plugin", marks=pytest.mark.slow)])
-def test_prompted_models_have_plugin_nodes(tmp_path, how):
-    source = load_source("random:grounding_dino/tiny")
+def test_prompted_models_have_plugin_nodes(tmp_path, how, tiny):
+    source = tiny("grounding_dino")
     found = {}
     for lowering in (how, "gather"):
         path = tmp_path / lowering / "model.onnx"
