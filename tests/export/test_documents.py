@@ -93,18 +93,16 @@ def test_evaluation_ranks_by_score(name, exported, tiny, tmp_path):
     assert len(annotations) > 20 and figures["AP"] == pytest.approx(judged.stats[0], abs=1e-3) and judged.stats[0] > 0.9
 
 
-def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeypatch, tmp_path):
-    """PP-DocLayoutV2 cuts coordinates to thousandths: a graph whose coordinates are larger by less than CUT_TOLERANCE of one, so that some
-    are cut to the next, passes, and one with larger differences does not. So it is in `verify`, beside PyTorch and beside a graph."""
+@pytest.fixture
+def cut_coordinates(exported):
+    """Of PP-DocLayoutV2, which cuts coordinates to thousandths: its export, its graph, the name of the uncut coordinates, and
+    by -> the graph with larger ones."""
     import onnx
     from onnx import helper, numpy_helper
 
-    from detrt.export.onnx import check_export
-    from detrt.graph.clean import cut_outputs, with_outputs
-    from detrt.models.example_inputs import example_feeds
-    from detrt.models.wrapper import ExportModule
+    from detrt.graph.clean import cut_outputs
 
-    report, source = exported("pp_doclayout_v2"), tiny("pp_doclayout_v2")
+    report = exported("pp_doclayout_v2")
     model = onnx.load(report.path)
     ((cut, number),) = cut_outputs(model, report.spec).items()
 
@@ -116,6 +114,20 @@ def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeyp
         copy.graph.node[at + 1].input[0] = "moved"
         return copy
 
+    return report, model, number, shifted
+
+
+def test_coordinates_at_an_integer_do_not_fail_the_check(cut_coordinates, tiny, monkeypatch):
+    """A graph whose coordinates are larger by less than CUT_TOLERANCE of one, so that some are cut to the next, passes, and one with
+    larger differences does not."""
+    import onnx
+
+    from detrt.export.onnx import check_export
+    from detrt.graph.clean import with_outputs
+    from detrt.models.example_inputs import example_feeds
+    from detrt.models.wrapper import ExportModule
+
+    (report, model, number, shifted), source = cut_coordinates, tiny("pp_doclayout_v2")
     module = ExportModule(source.module, report.spec)
     errors = lambda graph: max(row["error"] for row in check_export(module, source, graph, report.spec))  # noqa: E731
     wide = with_outputs(model, [number], onnx.TensorProto.FLOAT)
@@ -124,18 +136,25 @@ def test_coordinates_at_an_integer_do_not_fail_the_check(exported, tiny, monkeyp
     assert (values % 1 > 1 - CUT_TOLERANCE * 0.9).any(), "no coordinate that a shift of this size cuts otherwise"
     assert errors(model) < 1e-3 and errors(shifted(CUT_TOLERANCE * 0.9)) < 1e-3
     assert errors(shifted(0.3)) > 1e-3
-    places = [source, report.path]
-    for name, by in (("near", CUT_TOLERANCE * 0.9), ("far", 0.3)):
-        places.append(tmp_path / f"{name}.onnx")
-        onnx.save(shifted(by), places[-1])
-    torch_source, graph, near, far = places
-    images = [draw_scene(seed, size_hw=(150, 200)).image for seed in range(3)]
+    monkeypatch.setattr("detrt.data.reading_order.CUT_TOLERANCE", 0.0)
+    assert errors(shifted(CUT_TOLERANCE * 0.9)) > 1e-3, "no other integer"
+
+
+@pytest.mark.slow
+def test_coordinates_at_an_integer_do_not_fail_verify(cut_coordinates, tiny, monkeypatch, tmp_path):
+    """Beside PyTorch and beside a graph."""
+    import onnx
+
+    report, _, _, shifted = cut_coordinates
+    near, far = tmp_path / "near.onnx", tmp_path / "far.onnx"
+    onnx.save(shifted(CUT_TOLERANCE * 0.9), near)
+    onnx.save(shifted(0.3), far)
+    images = [draw_scene(seed, size_hw=(150, 200)).image for seed in range(6)]
     tensors = lambda a, b: max(row["error"] for row in verify(a, str(b), images).tensors)  # noqa: E731
-    for reference in (torch_source, str(graph)):
+    for reference in (tiny("pp_doclayout_v2"), str(report.path)):
         assert tensors(reference, near) < 1e-3 < tensors(reference, far)
     monkeypatch.setattr("detrt.data.reading_order.CUT_TOLERANCE", 0.0)
-    assert tensors(str(graph), near) > 1e-3
-    assert errors(shifted(CUT_TOLERANCE * 0.9)) > 1e-3, "no other integer"
+    assert tensors(str(report.path), near) > 1e-3
 
 
 def test_what_is_refused(tiny):

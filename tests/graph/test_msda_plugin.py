@@ -38,7 +38,7 @@ from detrt.precision.config import PrecisionConfig
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def plugin_exports(tmp_path_factory):
     """The same model as nodes of both plugins, and as standard operators."""
     folder = tmp_path_factory.mktemp("plugin")
     paths = {how: folder / f"{how}.onnx" for how in ("plugin", "nvidia-plugin", "gather")}
@@ -59,8 +59,8 @@ def run(model: onnx.ModelProto) -> list[np.ndarray]:
     return session.run(None, {"pixel_values": pixels})
 
 
-def test_own_plugin_node_has_its_attributes_and_name(exported):
-    model = onnx.load(exported["plugin"])
+def test_own_plugin_node_has_its_attributes_and_name(plugin_exports):
+    model = onnx.load(plugin_exports["plugin"])
     nodes = [node for node in model.graph.node if node.op_type == "MSDeformAttn"]
     assert plugin_nodes(model) == {"MSDeformAttn": 3} and len(nodes) == 3
     for node in nodes:
@@ -73,11 +73,11 @@ def test_own_plugin_node_has_its_attributes_and_name(exported):
     assert [v.name for v in model.graph.output] == ["logits", "pred_boxes"]
 
 
-def test_nvidia_plugin_node_equals_the_standard_graph(exported):
+def test_nvidia_plugin_node_equals_the_standard_graph(plugin_exports):
     """NVIDIA's node by what its documentation says of inputs and output, written as our own node and lowered."""
-    model = onnx.load(exported["nvidia-plugin"])
+    model = onnx.load(plugin_exports["nvidia-plugin"])
     assert plugin_nodes(model) == {"MultiscaleDeformableAttnPlugin_TRT": 3}
-    own = onnx.load(exported["plugin"])
+    own = onnx.load(plugin_exports["plugin"])
     attributes = [list(n.attribute) for n in own.graph.node if n.op_type == "MSDeformAttn"]
     nodes = []
     for node in model.graph.node:
@@ -115,7 +115,7 @@ def test_nvidia_plugin_node_equals_the_standard_graph(exported):
     del model.graph.output[:]
     model.graph.output.extend(outputs)
     got = run(model)
-    for mine, want in zip(got[:2], run(onnx.load(exported["gather"])), strict=True):
+    for mine, want in zip(got[:2], run(onnx.load(plugin_exports["gather"])), strict=True):
         np.testing.assert_allclose(mine, want, atol=2e-4)
     found = dict(zip([v.name for v in model.graph.output], got, strict=True))
     for starts, shapes in zip(list(found.values())[2::2], list(found.values())[3::2], strict=True):
@@ -123,11 +123,13 @@ def test_nvidia_plugin_node_equals_the_standard_graph(exported):
         assert starts.tolist() == [0, *np.cumsum(shapes.prod(1))[:-1]]
 
 
-def test_nvidia_plugin_survives_the_dialect_of_tensorrt_8_5(exported, tmp_path):
+def test_nvidia_plugin_survives_the_dialect_of_tensorrt_8_5(plugin_exports, tmp_path):
     """ONNX Runtime, which folds the shapes of that dialect, does not have the plugin's node."""
     config = EngineConfig(target="tensorrt", batch=(2, 2, 2), height=(96, 96, 96), width=(128, 128, 128))
-    original = onnx.load(exported["nvidia-plugin"])
-    source = rewrite(exported["nvidia-plugin"], row_of("tensorrt", "8.5.3"), config, read_spec(exported["plugin"]), tmp_path)
+    original = onnx.load(plugin_exports["nvidia-plugin"])
+    source = rewrite(
+        plugin_exports["nvidia-plugin"], row_of("tensorrt", "8.5.3"), config, read_spec(plugin_exports["plugin"]), tmp_path
+    )
     rewritten = onnx.load(source.path)
     assert plugin_nodes(rewritten) == plugin_nodes(original) == {"MultiscaleDeformableAttnPlugin_TRT": 3}
     assert not [node for node in rewritten.graph.node if node.op_type == "Shape"], "shapes that are fixed were not folded"
@@ -139,12 +141,12 @@ FLOAT, HALF, BF16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.Tenso
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("fp16", HALF), pytest.param("bf16", BF16, marks=pytest.mark.slow)])
-def test_low_types_reach_the_plugins_as_they_take_them(exported, precision, kind):
+def test_low_types_reach_the_plugins_as_they_take_them(plugin_exports, precision, kind):
     """Values of 16 bits beside FP32 locations for our own, one type for NVIDIA's; what they compute is the standard graph's."""
-    spec = read_spec(exported["plugin"])
+    spec = read_spec(plugin_exports["plugin"])
     results = {}
     for how in ("plugin", "nvidia-plugin", "gather"):
-        typed, report = apply_precision(onnx.load(exported[how]), spec, PrecisionConfig(precision=precision))
+        typed, report = apply_precision(onnx.load(plugin_exports[how]), spec, PrecisionConfig(precision=precision))
         assert report.fractions.of(precision) > 0.99
         types = element_types(typed)
         for node in typed.graph.node:
@@ -176,13 +178,14 @@ def test_plugin_for_a_family_without_deformable_attention_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["nvidia-plugin", pytest.param("plugin", marks=pytest.mark.slow)])
-def test_prompted_models_have_plugin_nodes(tmp_path, how, tiny):
-    source = tiny("grounding_dino")
+def test_prompted_models_have_plugin_nodes(tmp_path, how, tiny, exported):
+    path = tmp_path / how / "model.onnx"
+    path.parent.mkdir()
+    reports = {how: export_onnx(tiny("grounding_dino"), path, ExportConfig(msda=how)), "gather": exported("grounding_dino")}
     found = {}
-    for lowering in (how, "gather"):
-        path = tmp_path / lowering / "model.onnx"
-        path.parent.mkdir()
-        assert export_onnx(source, path, ExportConfig(msda=lowering)).worst < 1e-4
+    for lowering, report in reports.items():
+        assert report.worst < 1e-4
+        path = report.path
         with open_session(path).bind("a cat. a dog.") as session:  # text encoder and tokenizer lie beside the graph
             found[lowering] = session.run(preprocess([draw_scene(1, size_hw=(96, 128)).image], session.spec).feeds)
     assert sum(plugin_nodes(onnx.load(tmp_path / how / "model.onnx")).values()) > 0
@@ -191,11 +194,11 @@ def test_prompted_models_have_plugin_nodes(tmp_path, how, tiny):
         np.testing.assert_allclose(found[how][name], want, rtol=1e-4, atol=1e-5)
 
 
-def test_rtx_has_no_plugins(exported, tmp_path):
+def test_rtx_has_no_plugins(plugin_exports, tmp_path):
     with pytest.raises(EngineError, match="no plugin layers"):
-        build_engine(exported["nvidia-plugin"], tmp_path / "m.engine", EngineConfig())
+        build_engine(plugin_exports["nvidia-plugin"], tmp_path / "m.engine", EngineConfig())
     with pytest.raises(EngineError, match="no plugin layers"):
-        build_engine(exported["plugin"], tmp_path / "m.engine", EngineConfig())
+        build_engine(plugin_exports["plugin"], tmp_path / "m.engine", EngineConfig())
     library = tmp_path / "libp.so"
     library.write_bytes(b"\x7fELF")
     with pytest.raises(EngineError, match="no plugin layers"):

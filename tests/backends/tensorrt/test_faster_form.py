@@ -26,6 +26,25 @@ WHY = {
 PLUGIN_NODE = {"NVIDIA": "MultiscaleDeformableAttnPlugin_TRT", "own": "MSDeformAttn"}
 
 
+@pytest.fixture(scope="module")
+def typed(exported, shared):
+    """(name, precision) -> (path of the graph, its ModelSpec), made once a run."""
+
+    def make(name, precision):
+        report = exported(name)
+        if precision == "fp32":
+            return report.path, report.spec
+
+        def write(folder):
+            model, _ = apply_precision(onnx.load(report.path), report.spec, PrecisionConfig(precision=precision))
+            onnx.save(model, folder / "model.onnx")
+            return folder / "model.onnx"
+
+        return shared(f"{name}_{precision}_for_engines", write), report.spec
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("name", "version", "precision", "own_plugin", "nodes", "whose"),
     [
@@ -41,24 +60,17 @@ PLUGIN_NODE = {"NVIDIA": "MultiscaleDeformableAttnPlugin_TRT", "own": "MSDeformA
         ("deformable_detr", "10.12.0", "fp16", True, 0, ""),  # the types of the graph decide; export with --msda plugin
     ],
 )
-def test_each_family_gets_the_form_that_is_fastest(exported, tmp_path, name, version, precision, own_plugin, nodes, whose):
-    report = exported(name)
-    model = onnx.load(report.path)
-    if precision != "fp32":
-        model, _ = apply_precision(model, report.spec, PrecisionConfig(precision=precision))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
+def test_each_family_gets_the_form_that_is_fastest(typed, tmp_path, name, version, precision, own_plugin, nodes, whose):
+    path, spec = typed(name, precision)
     (tmp_path / "rewritten").mkdir()
     config = EngineConfig(target="tensorrt", batch=(2, 2, 2), height=(96, 96, 96), width=(128, 128, 128))
     plugins = frozenset({"MSDeformAttn"} if own_plugin else ())
-    source = rewrite(path, row_of("tensorrt", version), config, report.spec, tmp_path / "rewritten", plugins)
+    source = rewrite(path, row_of("tensorrt", version), config, spec, tmp_path / "rewritten", plugins)
     rewritten = onnx.load(source.path)
     assert plugin_nodes(rewritten) == ({PLUGIN_NODE[whose]: nodes} if nodes else {})
     (tmp_path / "kept").mkdir()
     kept = onnx.load(
-        rewrite(
-            path, row_of("tensorrt", version), replace(config, keep_gathers=True), report.spec, tmp_path / "kept", plugins
-        ).path
+        rewrite(path, row_of("tensorrt", version), replace(config, keep_gathers=True), spec, tmp_path / "kept", plugins).path
     )
     assert not plugin_nodes(kept)
     # What `build` prints.
@@ -74,9 +86,9 @@ def test_each_family_gets_the_form_that_is_fastest(exported, tmp_path, name, ver
         # ONNX Runtime makes a Gemm of MatMul and Add where it knows the shape, behind a plugin too.
         gemms = [sum(node.op_type == "Gemm" for node in graph.graph.node) for graph in (rewritten, kept)]
         assert gemms[0] == gemms[1] > 0
-        if precision != "fp32":  # both in FP32, as the parser reads them
-            model = kept
-        feeds = example_feeds(report.spec, 2, (96, 128), seed=1)
+        # Of FP16 both in FP32, as the parser reads them.
+        model = onnx.load(path) if precision == "fp32" else kept
+        feeds = example_feeds(spec, 2, (96, 128), seed=1)
         results = []
         options = onnxruntime.SessionOptions()
         # A graph that ONNX Runtime has simplified holds constants under the names that it would give to others.
@@ -102,18 +114,14 @@ def test_each_family_gets_the_form_that_is_fastest(exported, tmp_path, name, ver
     ],
 )
 def test_layer_norm_runs_in_nvidias_plugin_where_it_is_faster(
-    exported, tmp_path, monkeypatch, name, precision, version, plugins, found
+    typed, tmp_path, monkeypatch, name, precision, version, plugins, found
 ):
     monkeypatch.setattr("detrt.graph.dialect._FEWEST_NORMALISED", 8)  # the small model has narrow rows
-    report = exported(name)
-    model = onnx.load(report.path)
-    if precision != "fp32":
-        model, _ = apply_precision(model, report.spec, PrecisionConfig(precision=precision))
-    onnx.save(model, tmp_path / "model.onnx")
+    path, spec = typed(name, precision)
     config = EngineConfig(target="tensorrt", batch=(1, 1, 1), height=(96, 96, 96), width=(128, 128, 128))
     (tmp_path / "rewritten").mkdir()
     row = row_of("tensorrt", version)
-    source = rewrite(tmp_path / "model.onnx", row, config, report.spec, tmp_path / "rewritten", frozenset(plugins))
+    source = rewrite(path, row, config, spec, tmp_path / "rewritten", frozenset(plugins))
     norms = [node for node in onnx.load(source.path).graph.node if node.op_type == "LayerNorm"]
     assert bool(norms) is found
     assert source.changes.get("LayerNormalization to NVIDIA's plugin", 0) == len(norms)
