@@ -177,7 +177,8 @@ def test_plugin_for_a_family_without_deformable_attention_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("how", ["nvidia-plugin", pytest.param("plugin", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["nvidia-plugin", "plugin"])
 def test_prompted_models_have_plugin_nodes(tmp_path, how, tiny, exported):
     path = tmp_path / how / "model.onnx"
     path.parent.mkdir()

@@ -197,6 +197,7 @@ def test_query_images(tmp_path, exported, scenes):
         check(detect(client, json=body)["images"][0]["detections"], want)
 
 
+@pytest.mark.slow  # the quick tests serve a small prompted model
 def test_embedded_phrases(tmp_path):
     from detrt import ExportConfig, build
 
