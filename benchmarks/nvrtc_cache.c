@@ -60,7 +60,7 @@ static void release(int count, char **texts) {
   free(texts);
 }
 
-/* Two 64-bit FNV-1a hashes of different offsets; a length goes in front of each text. */
+/* A 64-bit FNV-1a hash and a second one of other constants; a length goes in front of each text. */
 static void mix(uint64_t key[2], const char *text) {
   size_t length = strlen(text);
   for (size_t i = 0; i < sizeof length + length; i++) {

@@ -31,7 +31,7 @@ class EngineRow:
 
     Attributes:
         batch, height, width: shape of `pixel_values`.
-        prompt: what the model was asked for, where that is not `PROMPT`; "" of models without a prompt.
+        prompt: what the model was asked for, where that is not `PROMPT`; else "".
         compared, missing, extra: detections of the graph, those that the engine lacks, those that only the engine has.
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
         mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
@@ -51,6 +51,12 @@ class EngineRow:
     text: str = ""
     mask_iou: float | None = None
     prompt: str = ""
+
+    @property
+    def where(self) -> str:
+        """The shape in words, with the length of the prompt."""
+        asked = f", a prompt of {len(self.prompt.split())} words" if self.prompt else ""
+        return f"batch {self.batch}, {self.height}x{self.width}{asked}"
 
     def passes(self, gate: Gate) -> bool:
         """Whether the differences are within the tolerances."""
@@ -76,7 +82,7 @@ class EngineCheck:
     def verdict(self) -> str:
         """The worst differences in a few words, and the shape that is worst where others are right."""
         if failed := [row for row in self.rows if row.text]:
-            return f"batch {failed[0].batch}, {failed[0].height}x{failed[0].width}: {failed[0].text}"
+            return f"{failed[0].where}: {failed[0].text}"
         compared, missing = sum(row.compared for row in self.rows), sum(row.missing for row in self.rows)
         box, score = max(row.box_px for row in self.rows), max(row.score for row in self.rows)
         where = ""
@@ -84,8 +90,7 @@ class EngineCheck:
         if 0 < len(wrong) < len(self.rows):
             worst = max(wrong, key=lambda row: row.missing / max(row.compared, 1))
             found = f"{worst.compared - worst.missing} of {worst.compared}"
-            asked = f", a prompt of {len(worst.prompt.split())} words," if worst.prompt else ""
-            where = f", at batch {worst.batch}, {worst.height}x{worst.width}{asked} {found}"
+            where = f", at {worst.where}{',' if worst.prompt else ''} {found}"
         shapes = {(row.batch, row.height, row.width) for row in self.rows}
         prompts = {row.prompt for row in self.rows}
         count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
@@ -116,17 +121,19 @@ def compare_sessions(
     """
     gate = gate_for(precision)
     shapes = shapes_of(candidate) if shapes is None else shapes
-    runs = [(batch, size_hw, PROMPT) for batch, size_hw in shapes]
+    asked = {PROMPT: shapes}
     prompted = reference.info.text is not None
     if prompted:
-        runs += [(*shapes[0], prompt) for prompt in (SHORT_PROMPT, _longest_prompt(reference))]
-    rows = []
-    for number, (batch, size_hw, prompt) in enumerate(runs):
-        if progress:
-            progress(number / len(runs), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
+        asked |= dict.fromkeys((SHORT_PROMPT, _longest_prompt(reference)), shapes[:1])
+    total = sum(map(len, asked.values()))
+    rows: list[EngineRow] = []
+    for prompt, some in asked.items():
         both = (reference.bind(prompt), candidate.bind(prompt)) if prompted else (reference, candidate)
-        row = _compare(*both, batch, size_hw, gate)
-        rows.append(row if prompt == PROMPT else replace(row, prompt=prompt))
+        for batch, size_hw in some:
+            if progress:
+                progress(len(rows) / total, f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
+            row = _compare(*both, batch, size_hw, gate)
+            rows.append(row if prompt == PROMPT else replace(row, prompt=prompt))
     return EngineCheck(tuple(rows), gate)
 
 

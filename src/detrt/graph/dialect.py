@@ -128,14 +128,10 @@ def use_layer_norm_plugin(model: onnx.ModelProto, fp32: Collection[str]) -> int:
             continue
         if len(node.input) != 3 or attribute(node, "axis", -1) != -1 or node.output[0] in fp32:
             continue
-        if not int(np.prod(shapes.get(node.input[1], [0]))) >= _FEWEST_NORMALISED:
+        if np.prod(shapes.get(node.input[1], [0])) < _FEWEST_NORMALISED:
             continue
-        epsilon = float(attribute(node, "epsilon", 1e-5))
-        made = helper.make_node(
-            LAYER_NORM, node.input, node.output, node.name, domain=NVIDIA_DOMAIN, epsilon=epsilon, axis=-1, plugin_version="1",
-            plugin_namespace="",
-        )  # fmt: skip
-        node.CopyFrom(made)
+        fields = {"epsilon": float(attribute(node, "epsilon", 1e-5)), "axis": -1, "plugin_version": "1", "plugin_namespace": ""}
+        node.CopyFrom(helper.make_node(LAYER_NORM, node.input, node.output, node.name, domain=NVIDIA_DOMAIN, **fields))
         count += 1
     if count:
         import_domain(model, NVIDIA_DOMAIN)
@@ -276,17 +272,14 @@ def _shapes_of_plugins(model: onnx.ModelProto, optimize: Callable[[bytes], bytes
 
     The optimiser makes a Gemm of MatMul and Add only where it knows the shape, and does not know the plugins.
     """
-    outputs = [node.output[0] for node in model.graph.node if node.op_type in PLUGIN_NODES]
+    outputs = {node.output[0] for node in model.graph.node if node.op_type in PLUGIN_NODES}
     if not outputs:
         return {}
     standard = runnable(model)
-    standard.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs)
-    found = {
-        value.name: value.type.tensor_type.shape.dim
-        for value in onnx.load_from_string(optimize(standard.SerializeToString())).graph.output
-    }
-    shapes = {name: [dim.dim_value for dim in found[name]] for name in outputs}
-    return {name: shape for name, shape in shapes.items() if shape and all(shape)}
+    standard.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(outputs))
+    inferred = onnx.load_from_string(optimize(standard.SerializeToString())).graph.output
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred}
+    return {name: shape for name, shape in shapes.items() if name in outputs and shape and all(shape)}
 
 
 def quantize_weights(model: onnx.ModelProto) -> int:

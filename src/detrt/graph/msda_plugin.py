@@ -7,7 +7,6 @@ a graph is checked with its nodes lowered to standard operators. See docs/guide/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -127,7 +126,7 @@ def _from_nvidia(
     )
 
 
-def cut(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[onnx.NodeProto]:
+def cut(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | None = None) -> list[onnx.NodeProto]:
     """Detach the nodes of deformable attention from a graph, in place, those of NVIDIA's plugin as well.
 
     shapes: of their outputs, where those are known.
@@ -151,7 +150,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] = MappingPro
             axes += [f"msda_{index}_heads", f"msda_{index}_channels"]
         else:
             axes.append(_size(node, "heads") * _size(node, "head_dim"))
-        shape = shapes.get(node.output[0], axes)
+        shape = (shapes or {}).get(node.output[0], axes)
         graph.input.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, shape))
         for position, kind in enumerate(_INPUT_TYPES[node.domain, node.op_type]):
             end = f"{prefix}_{index}_{position}"

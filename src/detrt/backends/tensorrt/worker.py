@@ -150,8 +150,8 @@ def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
     notes = [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
     if source.plugin_is_faster:
         notes.append(
-            "deformable attention stays gathers in FP16, where NVIDIA's plugin computes positions in FP16; detrt's own is about three times "
-            "as fast as gathers: give it with --plugin (docs/guide/plugin.md)"
+            "deformable attention runs as the graph has it, because NVIDIA's plugin would compute positions in FP16; detrt's own is about "
+            "three times as fast as gathers: give it with --plugin (docs/guide/plugin.md)"
         )
     if own_plugin and not named_in(source.path, (OP_TYPE,)):
         notes.append(
