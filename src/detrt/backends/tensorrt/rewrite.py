@@ -147,7 +147,7 @@ def _plugin_form(
 ) -> str:
     """Which plugin runs deformable attention in place of gathers; "": none."""
     image = profile.get(PIXEL_VALUES)
-    # Symbolic sizes: no engine with a plugin was run since they are right.
+    # Engines of symbolic sizes were not run with both a plugin and the preview feature that makes them right (see `weak`).
     if config.keep_gathers or image is None or image["min"][2:] != image["max"][2:]:
         return ""
     if own_plugin and spec.family in SAMPLING_ENCODERS:

@@ -259,13 +259,14 @@ def _plugin_words(row: Version) -> str:
     if not row.msda_plugin:
         return "none"
     used = f", used in FP32 for {', '.join(row.plugin_families)}" if row.plugin_families else ""
-    return f"version {row.msda_plugin}{used}"
+    norm = f"; LayerNorm, used in FP16 for {', '.join(row.layer_norm_families)}" if row.layer_norm_families else ""
+    return f"MSDA version {row.msda_plugin}{used}{norm}"
 
 
 def tables() -> str:
     """Both tables in Markdown, as docs/reference/tensorrt-versions.md has them."""
     lines = [
-        "| library | from | opset | types beside FP32 | typed | written out for it | INT64 | plugins | NVIDIA's MSDA plugin | state |",
+        "| library | from | opset | types beside FP32 | typed | written out for it | INT64 | plugins | NVIDIA's plugins | state |",
         "| --- | --- | ---: | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in VERSIONS:
