@@ -34,7 +34,8 @@ class GpuDecoder:
     def __init__(self, device: torch.device, threads: int = 1, jpegs: Jpegs | None = None) -> None:
         self.index = device.index or 0
         self._device, self._threads, self._jpegs = device, threads, jpegs
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Above the stream of the model (`runner.stream_for`): its short kernels go between those of the model.
+        self._stream: Any = torch.cuda.Stream(device, priority=-2) if device.type == "cuda" else None
         self._lock, self._counting = threading.Lock(), threading.Lock()
         self.counts = {"files on the GPU": 0, "files on the CPU": 0, "videos on the GPU": 0, "videos on the CPU": 0}
 
