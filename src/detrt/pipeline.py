@@ -143,7 +143,10 @@ def build(
     if is_onnx:
         foreign = held is None and is_foreign(Path(model))
         reading = LoadOptions() if foreign else load
-        refuse_export_choices(model, export, reading, builds=bool(engines or packages or openvino), checkpoint=bool(packages))
+        # An engine is compared with its graph, so that --no-check says something about it.
+        compared = any(config.target == "tensorrt" for config in engines)
+        chosen = replace(export, check=True) if compared else export
+        refuse_export_choices(model, chosen, reading, builds=bool(engines or packages or openvino), checkpoint=bool(packages))
     with writing_bundle(output) as folder:
         work = _Builder(folder, precision, progress or (lambda stage, fraction, text: None), warnings)
         if held is not None and grows:
@@ -431,7 +434,7 @@ class _Builder:
         self._record("engine_checks", {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()})
         if found.passed:
             return
-        if self.provenance.has_random_weights:
+        if self.provenance.has_random_weights and found.ran:
             self.warnings.append(
                 f"the engine '{name}' and its ONNX graph differ: {found.verdict}. Not judged: random weights give nearly equal scores, which "
                 "change places with any rounding"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -359,7 +360,7 @@ def test_a_bf16_graph_alone_is_warned_about(cli, place):
 
 
 def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, monkeypatch):
-    """Of trained weights: exit code 3 and nothing written, with the shape that is wrong. Random weights are not judged."""
+    """Of trained weights: exit code 3 and nothing written, with the shape that is wrong. Random weights are judged by NaN alone."""
     rows = (EngineRow(4, 16, 16, compared=40), EngineRow(1, 8, 8, compared=10, missing=10, error=1.0))
 
     def write_engine(path, output, config, spec, *, progress):
@@ -372,12 +373,16 @@ def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, mo
     monkeypatch.setattr(engine_check, "compare_engine", lambda *_, **__: EngineCheck(rows, gate_for("fp32")))
     before = snapshot(place)
     build = ["build", "model.onnx", "-o", "wrong", "--target", "tensorrt"]
-    cli.refused(*build, names="40 of 50 detections matched, at batch 1, 8x8 0 of 10", advice="--keep-gathers", code=3)
+    cli.refused(*build, names="40 of 50 detections matched, at batch 1, 8x8 0 of 10", advice="--no-check", code=3)
     assert snapshot(place) == before
+    assert "40 of 50" not in cli(*build, "--no-check").out  # what the message says works for a graph that is exported already
+    cli.refused("build", "model.onnx", "-o", "other", "--target", "onnx", "--no-check", names="--no-check", advice="leave it out")
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     result = cli("build", "random:yolos/tiny", "-o", "random", "--target", "tensorrt")
     assert "at batch 1, 8x8 0 of 10" in result.err and "Not judged: random weights" in result.err
     assert Bundle.open("random").provenance.options["engine_checks"]["model.tensorrt.engine"]["passed"] is False
+    rows = (replace(rows[0], text="the model returned NaN"), rows[1])
+    cli.refused("build", "random", "--target", "tensorrt", names="the model returned NaN", advice="--precision", code=3)
 
 
 @pytest.fixture

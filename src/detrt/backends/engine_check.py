@@ -79,6 +79,11 @@ class EngineCheck:
         return all(row.passes(self.gate) for row in self.rows)
 
     @property
+    def ran(self) -> bool:
+        """Whether the engine gave outputs that can be read at every shape: no scores are near enough to excuse NaN."""
+        return not any(row.text for row in self.rows)
+
+    @property
     def verdict(self) -> str:
         """The worst differences in a few words, and the shape that is worst where others are right."""
         if failed := [row for row in self.rows if row.text]:
@@ -97,7 +102,7 @@ class EngineCheck:
         return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"passed": self.passed, "rows": [asdict(row) for row in self.rows]}
+        return {"passed": self.passed, "ran": self.ran, "rows": [asdict(row) for row in self.rows]}
 
 
 def compare_sessions(

@@ -295,7 +295,7 @@ class ExportConfig:
     check: bool = field(
         default=True,
         metadata={
-            "help": "Compare with PyTorch at shapes that were not traced.",
+            "help": "Compare the graph with PyTorch at shapes that were not traced, and a TensorRT engine with its graph.",
             "flag": "--check/--no-check",
             "panel": "Advanced",
         },
