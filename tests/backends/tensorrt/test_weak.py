@@ -13,6 +13,7 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 from engine_graphs import EDGE, detector
 
 from detrt.backends.tensorrt import EngineConfig, weak, worker
+from detrt.backends.tensorrt.bindings import Messages
 from detrt.backends.tensorrt.rewrite import FP32_MARK, Rewritten, rewrite
 from detrt.backends.tensorrt.versions import row_of
 from detrt.errors import EngineError, GraphError
@@ -106,6 +107,33 @@ def test_symbolic_shapes_need_the_feature_without_which_they_are_wrong(tmp_path)
     del old.module.PreviewFeature
     with pytest.raises(EngineError, match="no preview feature FASTER_DYNAMIC_SHAPES_0805.*one batch size and one image size"):
         weak.configure(old, config, network(), Rewritten(tmp_path), symbolic=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "symbolic", "builds"),
+    [
+        ("Error Code 10: Internal Error (Could not find any implementation for node {ForeignNode[/Cast...]}.)", True, 2),
+        ("Error Code 10: Internal Error (Could not find any implementation for node {ForeignNode[/Cast...]}.)", False, 1),
+        ("Error Code 2: OutOfMemory", True, 1),
+    ],
+)
+def test_without_a_kernel_the_feature_for_symbolic_shapes_is_dropped(tmp_path, error, symbolic, builds):
+    messages, old, config = Messages(), trt(), BuilderConfig(flags=set())
+    weak.configure(old, config, network(), Rewritten(tmp_path), symbolic)
+    asked = []
+
+    def build(network, config):
+        asked.append(dict(getattr(config, "features", {})))
+        if asked[-1] == {"faster shapes": False}:
+            return b"engine"
+        messages.entries.append(("ERROR", error))
+        return None
+
+    builder = SimpleNamespace(build_serialized_network=build)
+    engine, warnings = weak.serialize(old, builder, network(), config, messages, symbolic=symbolic)
+    assert len(asked) == builds
+    assert (engine, len(warnings)) == ((b"engine", 1) if builds == 2 else (None, 0))
+    assert not warnings or "may be wrong at shapes that were not compared" in warnings[0]
 
 
 def test_a_parser_that_drops_names_is_found_out(tmp_path):

@@ -11,6 +11,7 @@ from ...graph.names import module_path
 
 _SHOWN = 5
 _SHOWN_CHARACTERS = 500
+NO_KERNEL = r"Could not find any implementation"
 _NO_DEVICE = r"cudaError (35|100|999)|no CUDA-capable device|CUDA driver version is insufficient"
 
 
@@ -93,7 +94,7 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
         "there is not enough memory. Lower the max of --batch, --height and --width, or --workspace-mib",
     ),
     (
-        r"Could not find any implementation",
+        NO_KERNEL,
         "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda "
         "gather, or use a newer TensorRT",
     ),

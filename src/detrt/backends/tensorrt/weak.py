@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from typing import Any
 
 from ...errors import EngineError
-from .bindings import Trt
+from .bindings import Messages, Trt
+from .diagnose import NO_KERNEL
 from .rewrite import FP32_MARK, Rewritten
 
 # Layers that take no precision: they hold weights or shapes, are parts of a loop, or move values, which keep the type of the
@@ -20,6 +22,7 @@ _UNTYPED = frozenset(
 )  # fmt: skip
 # cuDNN is large, often absent, and NVIDIA's later versions do without it.
 _NO_TACTICS = ("CUDNN",)
+_SYMBOLIC_FEATURE = "FASTER_DYNAMIC_SHAPES_0805"
 # Words of the engine inspector -> TensorRT type.
 _FORMATS = (
     ("Int8", "INT8"),
@@ -44,10 +47,10 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, sy
     flags = module.BuilderFlag
     if symbolic:
         # Without it TensorRT 8.5 is wrong at other sizes or prompt lengths than the usual one (docs/results/tensorrt.md).
-        feature = getattr(getattr(module, "PreviewFeature", None), "FASTER_DYNAMIC_SHAPES_0805", None)
+        feature = getattr(getattr(module, "PreviewFeature", None), _SYMBOLIC_FEATURE, None)
         if feature is None:
             raise EngineError(
-                f"TensorRT {trt.version} has no preview feature FASTER_DYNAMIC_SHAPES_0805, without which engines of symbolic shapes are "
+                f"TensorRT {trt.version} has no preview feature {_SYMBOLIC_FEATURE}, without which engines of symbolic shapes are "
                 "wrong; use TensorRT 8.5.1 or newer, or one batch size and one image size"
             )
         builder_config.set_preview_feature(feature, True)
@@ -92,6 +95,24 @@ def constrain(trt: Trt, network: Any) -> int:
                 layer.set_output_type(position, wide)
         count += 1
     return count
+
+
+def serialize(
+    trt: Trt, builder: Any, network: Any, builder_config: Any, messages: Messages, *, symbolic: bool
+) -> tuple[Any, list[str]]:
+    """(engine, or None where the builder failed; warnings), for what `configure` prepared.
+
+    With the feature for symbolic shapes TensorRT 8.5.3 has no kernel for RT-DETRv2 and D-FINE of symbolic height and width. Without it
+    their engines were right at every shape that was compared, which other models' are not.
+    """
+    engine = builder.build_serialized_network(network, builder_config)
+    if engine is not None or not symbolic or not re.search(NO_KERNEL, " ".join(messages.errors)):
+        return engine, []
+    builder_config.set_preview_feature(getattr(trt.module.PreviewFeature, _SYMBOLIC_FEATURE), False)
+    return builder.build_serialized_network(network, builder_config), [
+        f"TensorRT {trt.version} has no kernel for this graph with its preview feature {_SYMBOLIC_FEATURE}, and the engine was built "
+        "without: it may be wrong at shapes that were not compared. One batch size and one image size have no such risk"
+    ]
 
 
 def inspect(trt: Trt, engine: bytes) -> str:

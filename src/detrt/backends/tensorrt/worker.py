@@ -73,8 +73,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         _check_capability(sms, layer_types, source.low, source.quantized)
         warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source.low, source.quantized)
         builder_config = _builder_config(trt, builder, config, profile, sms)
+        symbolic = any(shapes["min"] != shapes["max"] for shapes in profile.values())
         if not row.strongly_typed:
-            symbolic = any(shapes["min"] != shapes["max"] for shapes in profile.values())
             weak.configure(trt, builder_config, network, source, symbolic)
         if row.since >= (10,) or trt.is_rtx:
             builder_config.progress_monitor = trt.make_progress_monitor(
@@ -83,7 +83,11 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         progress(0.05, "building")
         _refuse_logged_errors(trt, messages)
         cache_note = _load_timing_cache(trt, builder_config, config)
-        host_memory = builder.build_serialized_network(network, builder_config)
+        if row.strongly_typed:
+            host_memory = builder.build_serialized_network(network, builder_config)
+        else:
+            host_memory, more = weak.serialize(trt, builder, network, builder_config, messages, symbolic=symbolic)
+            warnings += more
         if host_memory is None:
             raise EngineError(explain.build_failure(onnx.name, messages.errors, trt.version))
         _save_timing_cache(builder_config, config)
