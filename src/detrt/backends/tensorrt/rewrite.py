@@ -94,13 +94,13 @@ def rewrite(
     plugin_is_faster = False
     if not row.strongly_typed:
         widened = widen(model)
-        # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
-        widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
         if how := _plugin_form(row, config, spec, profile, widened, OP_TYPE in plugins):
             changes[RAISED[how]] = raise_msda(model)
             emit(model, how)
         elif not plugin_nodes(model):
             plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
+        # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
+        widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
     changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
@@ -121,8 +121,16 @@ def rewrite(
         changes["booleans"] = move_integers(model)
         # After the optimiser, which would compute them.
         changes["INT8 weights"] = quantize_weights(model)
-        # In FP32 it was not measured, and quantized graphs were not either.
-        if LAYER_NORM in plugins and widened.low and not widened.quantized and spec.family in row.layer_norm_families:
+        # In FP32 it was not measured, and quantized graphs were not either. Gathers of an encoder are in one node of Myelin with the
+        # layers around them, which a plugin would cut.
+        whole = spec.family in SAMPLING_ENCODERS and not plugin_nodes(model)
+        if (
+            LAYER_NORM in plugins
+            and widened.low
+            and not widened.quantized
+            and spec.family in row.layer_norm_families
+            and not whole
+        ):
             changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
     written = write_out(model, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
@@ -147,13 +155,13 @@ def _plugin_form(
 ) -> str:
     """Which plugin runs deformable attention in place of gathers; "": none."""
     image = profile.get(PIXEL_VALUES)
-    # Engines of symbolic sizes were not run with both a plugin and the preview feature that makes them right (see `weak`).
+    # With a plugin, engines of symbolic size find something else, also with the preview feature of `weak`.
     if config.keep_gathers or image is None or image["min"][2:] != image["max"][2:]:
         return ""
     if own_plugin and spec.family in SAMPLING_ENCODERS:
         return "plugin"
-    # In an FP16 engine NVIDIA's plugin runs in FP16, whatever it is told (docs/results/tensorrt.md). Quantized graphs were not measured.
-    return "nvidia-plugin" if spec.family in row.plugin_families and not widened.low and not widened.quantized else ""
+    # Quantized graphs were not measured.
+    return "nvidia-plugin" if spec.family in row.plugin_families and not widened.quantized else ""
 
 
 def _profile_of(tensors: Mapping[str, tuple[str, tuple[int | str, ...]]], config: EngineConfig, spec: ModelSpec) -> Profile:

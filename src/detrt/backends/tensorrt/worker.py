@@ -101,7 +101,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             if wrong := weak.plugins_in_fp16(inspected):
                 raise EngineError(
                     f"TensorRT {trt.version} runs the plugin of '{wrong[0]}' in FP16 though it was told FP32, which moves the samples of "
-                    "deformable attention; export with --msda gather, or with --msda plugin and give detrt's plugin with --plugin"
+                    "deformable attention; build with --keep-gathers, or give detrt's plugin with --plugin. A graph that was exported with "
+                    "--msda nvidia-plugin must be exported with --msda gather for that"
                 )
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
@@ -154,8 +155,8 @@ def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
     notes = [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
     if source.plugin_is_faster:
         notes.append(
-            "deformable attention runs as the graph has it, because NVIDIA's plugin would compute positions in FP16; detrt's own is about "
-            "three times as fast as gathers: give it with --plugin (docs/guide/plugin.md)"
+            "deformable attention of the encoder runs as gathers; detrt's plugin is faster there: give it with --plugin "
+            "(docs/guide/plugin.md)"
         )
     if own_plugin and not named_in(source.path, (OP_TYPE,)):
         notes.append(
