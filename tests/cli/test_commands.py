@@ -166,6 +166,7 @@ def test_demo_data(cli, tmp_path):
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["scenes"]
 
 
+@pytest.mark.slow
 def test_bench(cli, tmp_path):
     """One model in a child process; the figures that must be there and cannot be zero."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")

@@ -86,7 +86,8 @@ def test_during_the_engine_build(place, number):
     assert not command_of(seen[0]), "the builder process went on"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_during_the_export(place, number):
     """While the model is traced: the temporary folder is there, its graph is not."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")

@@ -251,6 +251,7 @@ def test_names_in_the_metadata(tmp_path):
         open_session(tmp_path / "theirs.onnx", layout="ultralytics")
 
 
+@pytest.mark.slow
 def test_half_precision_of_deimv2(real_data, tmp_path):
     """Its graph in FP16 still runs, and finds the same on a photograph."""
     path = real_data / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"

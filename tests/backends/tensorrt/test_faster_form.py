@@ -23,6 +23,7 @@ WHY = {
     "NVIDIA": "NVIDIA's plugin, which is faster here than gathers",
     "own": "detrt's plugin, whose library was given",
 }
+GRID = {"map": (1, 1, 2, 2), "grid": (1, 2, 2, 2)}
 PLUGIN_NODE = {"NVIDIA": "MultiscaleDeformableAttnPlugin_TRT", "own": "MSDeformAttn"}
 
 
@@ -82,6 +83,16 @@ def test_each_family_gets_the_form_that_is_fastest(typed, tmp_path, name, versio
         return
     if name == "grounding_dino":
         assert len(said) == 1 and "give it with --plugin" in said[0]
+        sampled = onnx.load(path)  # GridSample is no gather that a plugin could replace
+        tensors = [onnx.numpy_helper.from_array(np.zeros(shape, np.float32), tensor) for tensor, shape in GRID.items()]
+        sampled.graph.initializer.extend(tensors)
+        sampled.graph.node.append(onnx.helper.make_node("GridSample", [*GRID], ["sampled"]))
+        sampled.graph.output.append(onnx.helper.make_tensor_value_info("sampled", onnx.TensorProto.FLOAT, None))
+        onnx.save(sampled, tmp_path / "sampled.onnx")
+        (tmp_path / "again").mkdir()
+        assert not rewrite(
+            tmp_path / "sampled.onnx", row_of("tensorrt", version), config, spec, tmp_path / "again"
+        ).plugin_is_faster
         return
     assert said == ([] if not nodes else [f"{nodes} deformable attentions run in {WHY[whose]}"])
     if nodes:

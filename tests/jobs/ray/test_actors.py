@@ -56,6 +56,7 @@ def check_rows(output, images, lines):
     return rows
 
 
+@pytest.mark.slow
 def test_two_workers_are_killed(cli, place):
     (place / "many").mkdir()
     for index in range(120):

@@ -97,7 +97,7 @@ def rewrite(
         if how := _plugin_form(row, config, spec, profile, widened, OP_TYPE in plugins):
             changes[RAISED[how]] = raise_msda(model)
             emit(model, how)
-        elif not plugin_nodes(model):
+        elif not plugin_nodes(model) and all(node.op_type != "GridSample" for node in model.graph.node):
             plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
         # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
