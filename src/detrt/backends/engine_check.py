@@ -5,6 +5,7 @@ TensorRT versions exist that compile a graph wrongly without an error, so a buil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.matching import Gate, gate_for, match, within
+from ..data.matching import Gate, gate_for, match_pairs, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
@@ -23,6 +24,11 @@ from .base import Outputs, Session, relative_error
 PROMPT = "a circle. a square. a star."
 # An engine takes prompts of any length in its profile, and may be wrong at some.
 SHORT_PROMPT = "a circle."
+# Images at the usual shape and at each other one, after the first batch of each as many as the time allows.
+SCENES, OTHER_SCENES, SECONDS = 16, 4, 60.0
+# Below FP32: fraction of the detections that may be beyond a tolerance, of all and of one shape, whose images are few, and one in any
+# case. Rounding alone moves 1 to 6 % of them (docs/guide/verify.md#gates).
+MOST_MOVED, MOST_MOVED_OF_SHAPE = 0.1, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class EngineRow:
         batch, height, width: shape of `pixel_values`.
         prompt: what the model was asked for, where that is not `PROMPT`; else "".
         compared, missing, extra: detections of the graph, those that the engine lacks, those that only the engine has.
+        moved: matched detections whose box, score or mask is beyond its tolerance.
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
         mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
         error: largest difference of an output relative to its largest value; large where two queries change places.
@@ -51,6 +58,7 @@ class EngineRow:
     text: str = ""
     mask_iou: float | None = None
     prompt: str = ""
+    moved: int = 0
 
     @property
     def where(self) -> str:
@@ -64,7 +72,19 @@ class EngineRow:
             return False
         if self.error <= gate.tensor:
             return True
-        return within(self, gate)
+        return _few(self.lost, self.compared, MOST_MOVED_OF_SHAPE) if gate.unmatched else within(self, gate)
+
+    @property
+    def lost(self) -> int:
+        """Detections without one that is near enough, on the side that has more of them."""
+        return max(self.missing, self.extra) + self.moved
+
+    def __add__(self, other: EngineRow) -> EngineRow:
+        """Both rows of one shape, with other images."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in ("compared", "missing", "extra", "moved")}
+        worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("box_px", "score", "error")}
+        overlaps = [one.mask_iou for one in (self, other) if one.mask_iou is not None]
+        return replace(self, **sums, **worst, text=self.text or other.text, mask_iou=min(overlaps, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +96,11 @@ class EngineCheck:
 
     @property
     def passed(self) -> bool:
-        return all(row.passes(self.gate) for row in self.rows)
+        if not all(row.passes(self.gate) for row in self.rows):
+            return False
+        judged = [row for row in self.rows if row.error > self.gate.tensor]
+        lost, compared = sum(row.lost for row in judged), sum(row.compared for row in judged)
+        return not self.gate.unmatched or _few(lost, compared, MOST_MOVED)
 
     @property
     def ran(self) -> bool:
@@ -90,12 +114,12 @@ class EngineCheck:
             return f"{failed[0].where}: {failed[0].text}"
         compared, missing = sum(row.compared for row in self.rows), sum(row.missing for row in self.rows)
         box, score = max(row.box_px for row in self.rows), max(row.score for row in self.rows)
-        where = ""
+        where = f", {moved} of them beyond the tolerance" if (moved := sum(row.moved for row in self.rows)) else ""
         wrong = [row for row in self.rows if not row.passes(self.gate)]
         if 0 < len(wrong) < len(self.rows):
-            worst = max(wrong, key=lambda row: row.missing / max(row.compared, 1))
-            found = f"{worst.compared - worst.missing} of {worst.compared}"
-            where = f", at {worst.where}{',' if worst.prompt else ''} {found}"
+            worst = max(wrong, key=lambda row: row.lost / max(row.compared, 1))
+            found = f"{max(worst.compared - worst.lost, 0)} of {worst.compared}"
+            where += f", at {worst.where}{',' if worst.prompt else ''} {found}"
         shapes = {(row.batch, row.height, row.width) for row in self.rows}
         prompts = {row.prompt for row in self.rows}
         count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
@@ -105,15 +129,20 @@ class EngineCheck:
         return {"passed": self.passed, "ran": self.ran, "rows": [asdict(row) for row in self.rows]}
 
 
+def _few(lost: int, compared: int, most: float) -> bool:
+    return lost <= max(1, most * compared)
+
+
 def compare_sessions(
     reference: Session,
     candidate: Session,
     precision: str,
     *,
     shapes: Sequence[tuple[int, SizeHW]] | None = None,
+    seconds: float = SECONDS,
     progress: Callable[[float, str], None] | None = None,
 ) -> EngineCheck:
-    """Compare an opened engine with its opened graph on drawn scenes.
+    """Compare an opened engine with its opened graph on drawn scenes: up to `SCENES` at the usual shape, fewer at others.
 
     A model that takes a prompt looks for `PROMPT`, and at the first shape for a shorter and a longer prompt as well.
 
@@ -122,22 +151,34 @@ def compare_sessions(
         candidate: the engine.
         precision: of the graph; chooses the tolerances.
         shapes: (batch size, (height, width)) to run; None: `shapes_of` the engine.
+        seconds: after so many no further scenes are run.
         progress: called with (fraction, text).
     """
+    start = time.monotonic()
     gate = gate_for(precision)
     shapes = shapes_of(candidate) if shapes is None else shapes
-    asked = {PROMPT: shapes}
+    asked = [(PROMPT, shape) for shape in shapes]
     prompted = reference.info.text is not None
     if prompted:
-        asked |= dict.fromkeys((SHORT_PROMPT, _longest_prompt(reference)), shapes[:1])
-    total = sum(map(len, asked.values()))
+        asked += [(prompt, shapes[0]) for prompt in dict.fromkeys((SHORT_PROMPT, _longest_prompt(reference)))]
+    bound = {prompt: (reference.bind(prompt), candidate.bind(prompt)) for prompt, _ in asked} if prompted else {}
+    usual = min(1, len(shapes) - 1)  # behind the least one, see `shapes_of`
+    plan = [(index, 0) for index in range(len(asked))]
+    for index, (_, (batch, _)) in enumerate(asked):
+        plan += [(index, first) for first in range(batch, SCENES if index == usual else OTHER_SCENES, batch)]
     rows: list[EngineRow] = []
-    for prompt, some in asked.items():
-        both = (reference.bind(prompt), candidate.bind(prompt)) if prompted else (reference, candidate)
-        for batch, size_hw in some:
-            if progress:
-                progress(len(rows) / total, f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
-            row = _compare(*both, batch, size_hw, gate)
+    for number, (index, first) in enumerate(plan):
+        # In FP32 one wrong detection is enough.
+        failed = any(row.text or not (gate.unmatched or row.passes(gate)) for row in rows)
+        if first and (failed or time.monotonic() - start > seconds):
+            break
+        prompt, (batch, size_hw) = asked[index]
+        if progress:
+            progress(number / len(plan), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
+        row = _compare(*bound.get(prompt, (reference, candidate)), batch, size_hw, gate, first)
+        if first:
+            rows[index] += row
+        else:
             rows.append(row if prompt == PROMPT else replace(row, prompt=prompt))
     return EngineCheck(tuple(rows), gate)
 
@@ -163,13 +204,14 @@ def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
     return list(dict.fromkeys(shapes))
 
 
-def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate) -> EngineRow:
+def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0) -> EngineRow:
+    """One batch of scenes, from number `first` on."""
     # Not with the module, which every opening of a bundle loads: Pillow's drawing takes a megabyte.
     from ..data.scenes.scene import draw_images
 
     where = (batch, *size_hw)
     facts = candidate.spec.input
-    given = preprocess(draw_images(batch, size_hw), candidate.spec, size_hw=size_hw if facts.dynamic else None)
+    given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
     want = _run_in_parts(reference, given.feeds, batch)
     try:
         got = candidate.run(given.feeds)
@@ -178,7 +220,8 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         ]  # NaN is refused here
     except SessionError as error:
         return EngineRow(*where, text=str(error))
-    found = [match(a, b, gate) for a, b in zip(*pairs, strict=True)]
+    pairings = [match_pairs(a, b, gate) for a, b in zip(*pairs, strict=True)]
+    found = [pairing.summary() for pairing in pairings]
     return EngineRow(
         *where,
         compared=sum(one.compared for one in found),
@@ -187,6 +230,7 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         box_px=max(one.box_px for one in found),
         score=max(one.score for one in found),
         mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
+        moved=sum(pairing.beyond(gate) for pairing in pairings),
         error=max(relative_error(want[name], got[name]) for name in want if name in got),
     )
 

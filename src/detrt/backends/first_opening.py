@@ -19,6 +19,8 @@ from .base import BaseSession
 from .engine_check import compare_sessions, shapes_of
 from .prompted import detector_of
 
+FIRST_SECONDS = 10.0
+
 
 def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile, open_graph: Callable[[], BaseSession]) -> None:
     """Compare an RTX engine with its graph at its least and usual shape, unless a verdict about it on this GPU is stored.
@@ -50,7 +52,7 @@ def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile,
             session.add_note(f"{entry.path} was not compared with its graph at this first opening: {error}")
             return
         with contextlib.closing(graph):
-            found = compare_sessions(graph, session, facts.lowest_precision, shapes=shapes_of(session)[:2])
+            found = compare_sessions(graph, session, facts.lowest_precision, shapes=shapes_of(session)[:2], seconds=FIRST_SECONDS)
         stored = {"engine_sha256": entry.sha256, "verdict": found.verdict, **found.to_dict()}
         session.add_note(f"{entry.path} was compared with its graph at this first opening: {found.verdict}")
         with contextlib.suppress(OutputError):

@@ -174,6 +174,22 @@ class Pairing:
         box = np.abs(self.ref.boxes_xyxy[r] - self.cand.boxes_xyxy[c]).max()
         return float(box), abs(float(self.ref.scores[r]) - float(self.cand.scores[c]))
 
+    def overlaps(self) -> dict[tuple[int, int], float]:
+        """Compared pair -> IoU of its masks, of those that reach `mask_score`; empty for models without masks."""
+        if self.ref.masks is None or self.cand.masks is None:
+            return {}
+        best = [(r, c) for r, c in self.compared if max(self.ref.scores[r], self.cand.scores[c]) >= self.mask_score]
+        return {(r, c): float(mask_iou(self.ref.masks.take([r]), self.cand.masks.take([c]))[0, 0]) for r, c in best}
+
+    def beyond(self, gate: Gate) -> int:
+        """How many pairs differ by more than a tolerance of the gate."""
+        overlaps = self.overlaps()
+        return sum(
+            box > gate.box_px or score > gate.score or overlaps.get(pair, 1.0) < gate.mask_iou
+            for pair in self.compared
+            for box, score in [self.difference(*pair)]
+        )
+
     def summary(self) -> ImageMatch:
         """The counts and the largest differences."""
         differences = [self.difference(r, c) for r, c in self.compared]
@@ -181,10 +197,7 @@ class Pairing:
         compared = int((self.ref.scores >= self.cut).sum())
         overlap = None
         if self.ref.masks is not None and self.cand.masks is not None:
-            both = self.ref.masks, self.cand.masks
-            best = [(r, c) for r, c in self.compared if max(self.ref.scores[r], self.cand.scores[c]) >= self.mask_score]
-            overlaps = [float(mask_iou(both[0].take([r]), both[1].take([c]))[0, 0]) for r, c in best]
-            overlap = min(overlaps, default=None if self.compared else 1.0)
+            overlap = min(self.overlaps().values(), default=None if self.compared else 1.0)
         return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap)
 
     def scores(self) -> list[tuple[float, float]]:

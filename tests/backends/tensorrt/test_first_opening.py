@@ -13,6 +13,7 @@ from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
 
 from detrt import build, bundle, files, open_session
 from detrt.backends import open as sessions
+from detrt.backends.engine_check import OTHER_SCENES, SCENES
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bundle import Bundle, BundleFile, EngineFacts
@@ -66,10 +67,11 @@ def test_a_right_engine_is_compared_once(engine, cache):
     with open_session(folder) as session:
         assert session.info.name == "tensorrt-rtx" and "was compared with its graph at this first opening" in session.info.note
     runs = wrong.runs
-    assert runs == 2  # the least and the usual batch size
+    assert runs == OTHER_SCENES + SCENES // 2  # batch sizes 1, the least one, and 2
     (stored,) = cache.glob("*.json")
     rows = json.loads(stored.read_text())["rows"]
     assert [row["batch"] for row in rows] == [1, 2] and all(row["compared"] for row in rows)
+    assert rows[1]["compared"] > 3 * rows[0]["compared"]
     with open_session(folder) as session:
         assert session.info.note == "" and wrong.runs == runs
     # A verdict about another engine, or a damaged one, is none.

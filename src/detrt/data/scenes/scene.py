@@ -100,10 +100,10 @@ def draw_scene(seed: int, *, size_hw: tuple[int, int] | None = None, max_objects
     return Scene(image=image, objects=tuple(label for _, label in reversed(kept)), instances=instances)
 
 
-def draw_images(count: int, size_hw: tuple[int, int]) -> list[np.ndarray]:
-    """The first `count` scenes as (H, W, 3) uint8 RGB images of `size_hw` pixels, at least MIN_SIDE on each side."""
+def draw_images(count: int, size_hw: tuple[int, int], first: int = 0) -> list[np.ndarray]:
+    """`count` scenes from number `first` on, as (H, W, 3) uint8 RGB images of `size_hw` pixels, at least MIN_SIDE on each side."""
     height, width = (max(MIN_SIDE, side) for side in size_hw)
-    return [draw_scene(seed, size_hw=(height, width)).image for seed in range(count)]
+    return [draw_scene(seed, size_hw=(height, width)).image for seed in range(first, first + count)]
 
 
 def _random_size(rng: np.random.Generator) -> tuple[int, int]:
