@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from detrt.bench.measure import time_call
 from detrt.bundle import MANIFEST
 from detrt.files import sha256_of
 
@@ -164,11 +165,7 @@ def measure(engine: Path) -> dict[str, Any]:
         for _ in range(5):
             session.run(feeds)
         kernels = session.forward_times(RUNS)
-        calls = []
-        for _ in range(CALLS):
-            before = time.perf_counter()
-            session.run(feeds)
-            calls.append((time.perf_counter() - before) * 1e3)
+        calls = time_call(lambda: session.run(feeds), 0, CALLS)
         layers = session.layer_times(5)
         assert facts is not None
         return {

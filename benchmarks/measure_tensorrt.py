@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,9 +20,10 @@ sys.path.insert(0, str(ROOT / "training"))
 import measure_precision as photographs
 
 from detrt.backends.open import open_session
+from detrt.bench.measure import time_call
 from detrt.bundle import Bundle
 from detrt.data.preprocess import preprocess
-from detrt.data.scenes.scene import draw_scene, write_dataset
+from detrt.data.scenes.scene import draw_images, write_dataset
 from detrt.evaluation.coco import evaluate_coco
 
 
@@ -47,15 +47,8 @@ def latency(folder: str) -> dict:
     """Milliseconds of a call at the usual shape of the profile."""
     with open_session(folder, backend="tensorrt") as session:
         batch, _, height, width = session.info.profile["pixel_values"][1]
-        images = [draw_scene(seed, size_hw=(height, width)).image for seed in range(batch)]
-        feeds = preprocess(images, session.spec).feeds
-        samples = []
-        for call in range(220):
-            start = time.perf_counter()
-            session.run(feeds)
-            if call >= 20:
-                samples.append((time.perf_counter() - start) * 1e3)
-        low, middle, high = statistics.quantiles(samples, n=4)
+        feeds = preprocess(draw_images(batch, (height, width)), session.spec).feeds
+        low, middle, high = statistics.quantiles(time_call(lambda: session.run(feeds), 20, 200), n=4)
         note = getattr(session, "graph_note", "")
         return {"batch": batch, "ms": round(middle, 3), "ms middle half": [round(low, 3), round(high, 3)], "no CUDA graph": note}
 
