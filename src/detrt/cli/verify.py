@@ -29,6 +29,10 @@ class GateOptions:
     ap: float | None = field(default=None, metadata={"help": "Largest allowed loss of AP (0..1).", "needs": {"ground_truth": ()}})
     mask_iou: float | None = field(default=None, metadata={"help": "Lowest allowed IoU of the two masks of a pair."})
     unmatched: float | None = field(default=None, metadata={"help": "Largest allowed fraction of unmatched detections."})
+    moved: float | None = field(
+        default=None,
+        metadata={"help": "Largest allowed fraction of detections beyond a tolerance; 0: none, and each output is judged."},
+    )
 
     def changes(self) -> dict[str, float]:
         """The tolerances that are given."""
@@ -118,7 +122,7 @@ def _show(done: VerifyReport) -> None:
     from . import show
 
     title = f"{done.candidate} ({done.precision}) against {done.reference}, {len(done.images)} images"
-    lines = [(f.name, f.measured, f.allowed + ("" if f.decides else " (AP decides)")) for f in done.checks]
+    lines = [(f.name, f.measured, f.allowed + ("" if f.decides else f" ({done.decider})")) for f in done.checks]
     show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
     for note in done.notes:
         show.paragraph(f"note: {note}")

@@ -87,7 +87,7 @@ def _checks(report: VerifyReport) -> str:
     rows = []
     for check in report.checks:
         state = "ok" if check.ok else ("no" if check.decides else "free")
-        word = {"ok": "within", "no": "outside", "free": "outside, AP decides"}[state]
+        word = {"ok": "within", "no": "outside", "free": f"outside, {report.decider}"}[state]
         rows.append((check.name, check.measured, check.allowed, f'<span class="{state}">{word}</span>'))
     return _table(("", "measured", "allowed", ""), rows, raw=(3,), right=(1, 2))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.matching import Gate, ImageMatch
+from ..data.matching import Gate, ImageMatch, few
 from ..detections import Detections
 from ..spec import Precision
 from .coco import SEGM
@@ -98,11 +98,23 @@ class PublishedMatch:
         found, against = [], f"against transformers' {self.oracle}{what}"
         if max(missing, extra) > gate.unmatched * compared:
             found.append(f"{against}, {missing} detections missing and {extra} extra of {compared}")
+        if gate.moved:
+            lost, compared = sum(one.lost for one in images), max(compared, 1)
+            if not few(lost, compared, gate.moved):
+                found.append(f"{against}, {_beyond(lost, compared, gate)}")
+            return found
         for name in ("box_px", "score"):
             worst = max((getattr(one, name) for one in images), default=0.0)
             if not worst <= getattr(gate, name):
                 found.append(f"{against}, {name} differs by {worst:.3g}, allowed {getattr(gate, name):g}")
         return found
+
+
+def _beyond(lost: int, compared: int, gate: Gate) -> str:
+    return (
+        f"{lost} of {compared} detections are beyond {gate.box_px:g} px or a score difference of {gate.score:g}, or have no partner; "
+        f"allowed {gate.moved:.0%}"
+    )
 
 
 def _counts(images: Sequence[ImageMatch]) -> tuple[int, int, int]:
@@ -170,6 +182,11 @@ class VerifyReport:
         return sum(m.extra for m in self.images)
 
     @property
+    def lost(self) -> int:
+        """Detections beyond a tolerance or without partner."""
+        return sum(m.lost for m in self.images)
+
+    @property
     def ap_loss(self) -> float | None:
         """Loss of AP of the candidate; negative if it gains."""
         if self.ap is None or self.ap["reference"]["AP"] is None or self.ap["candidate"]["AP"] is None:
@@ -177,11 +194,26 @@ class VerifyReport:
         return self.ap["reference"]["AP"] - self.ap["candidate"]["AP"]
 
     @property
+    def decider(self) -> str:
+        """What decides in place of the checks that do not."""
+        return "AP decides" if self._judged_by_ap else "their number decides"
+
+    @property
+    def _judged_by_ap(self) -> bool:
+        return self.gate.ap_decides and self.ap_loss is not None
+
+    @property
     def differences(self) -> list[str]:
         """Detections and tensors outside the gate, as text, whether or not they decide."""
         result = []
         if max(self.missing, self.extra) > self.gate.unmatched * self.compared:
             result.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
+        if self.gate.moved:
+            if not few(self.lost, self.compared, self.gate.moved):
+                result.append(_beyond(self.lost, self.compared, self.gate))
+            if not np.isfinite(self.worst_tensor):
+                result.append("the outputs hold NaN or infinite values, or have other shapes")
+            return result
         for name, worst in (("box_px", self.worst_box_px), ("score", self.worst_score), ("tensor", self.worst_tensor)):
             allowed = getattr(self.gate, name)
             if not worst <= allowed:
@@ -194,7 +226,7 @@ class VerifyReport:
     def checks(self) -> list[Check]:
         """Measured and allowed values, in the order of the levels."""
         gate = self.gate
-        decides = not (gate.ap_decides and self.ap_loss is not None)
+        decides = not self._judged_by_ap
         unmatched = f"{gate.unmatched:.0%} each" if gate.unmatched else "0 / 0"
         matched = max(self.missing, self.extra) <= gate.unmatched * self.compared
         result = [
@@ -202,15 +234,19 @@ class VerifyReport:
             Check("detections compared", str(self.compared), "at least 1", self.compared > 0),
             Check("missing / extra", f"{self.missing} / {self.extra}", unmatched, matched, decides),
         ]
+        if gate.moved:
+            few_lost = few(self.lost, self.compared, gate.moved)
+            result.append(Check("beyond a tolerance", f"{self.lost} of {self.compared}", f"{gate.moved:.0%}", few_lost, decides))
+        each = decides and not gate.moved  # below FP32 the largest differences are shown
         for name, worst, allowed, shown, unit in (
             ("largest box difference", self.worst_box_px, gate.box_px, f"{self.worst_box_px:.4f} px", " px"),
             ("largest score difference", self.worst_score, gate.score, f"{self.worst_score:.2e}", ""),
             ("largest tensor difference", self.worst_tensor, gate.tensor, f"{self.worst_tensor:.2e}", ""),
         ):
             if "tensor" not in name or self.tensors:
-                result.append(Check(name, shown, f"{allowed:g}{unit}", worst <= allowed, decides))
+                result.append(Check(name, shown, f"{allowed:g}{unit}", worst <= allowed, each))
         if (lowest := self.worst_mask_iou) is not None:
-            result.append(Check("lowest mask IoU", f"{lowest:.4f}", f"{gate.mask_iou:g}", lowest >= gate.mask_iou, decides))
+            result.append(Check("lowest mask IoU", f"{lowest:.4f}", f"{gate.mask_iou:g}", lowest >= gate.mask_iou, each))
         if self.slots:
             wrong = sum(not row["passed"] for row in self.slots)
             shapes = len({(row["batch"], row["height"], row["width"]) for row in self.slots})
@@ -241,7 +277,7 @@ class VerifyReport:
     @property
     def failures(self) -> list[str]:
         """Failed checks as text; empty if the candidate passes."""
-        judged_by_ap = self.gate.ap_decides and self.ap_loss is not None
+        judged_by_ap = self._judged_by_ap
         texts = [*self.broken, *(row.get("text") for row in (*self.tensors, *self.slots))]
         result = [*self.facts, *[_shorten(text) for text in texts if text][:1]]
         result += [] if judged_by_ap else self.differences
@@ -273,8 +309,10 @@ class VerifyReport:
             return "the same detections"
         lost = "" if self.ap_loss is None else f", AP {-self.ap_loss:+.4f}"
         unmatched = f", {self.missing} missing, {self.extra} extra" if self.missing or self.extra else ""
+        moved = sum(m.moved for m in self.images)
+        beyond = f"{moved} of {self.compared} beyond, " if moved else ""
         return (
-            f"within {Precision(self.precision).value.upper()} tolerances (worst box {self.worst_box_px:.3g} px, worst score "
+            f"within {Precision(self.precision).value.upper()} tolerances ({beyond}worst box {self.worst_box_px:.3g} px, worst score "
             f"{self.worst_score:.2g}{unmatched}{lost})"
         )
 
