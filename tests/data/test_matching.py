@@ -146,6 +146,8 @@ def test_cutoff(scores, gate, cut):
         ("tensor", "tight"),
         ("box_px", None),
         ("at_least", 0),
+        ("moved", 5.0),
+        ("unmatched", 2),
     ],
 )
 def test_gate_refuses(field, value):

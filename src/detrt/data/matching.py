@@ -12,6 +12,8 @@ from ..detections import Detections, box_iou, mask_iou
 from ..errors import DetrtError
 from ..spec import Precision
 
+_FRACTIONS = ("threshold", "unmatched", "moved", "ap", "mask_iou", "mask_score")
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -47,6 +49,8 @@ class Gate:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
                 raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
+            if name in _FRACTIONS and value > 1:
+                raise DetrtError(f"gate.{name} must be a fraction from 0 to 1, such as 0.05 for 5 %; got {value!r}")
         if self.at_least < 1:
             raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
 
