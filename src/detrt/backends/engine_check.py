@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.matching import Gate, few, gate_for, match, within
+from ..data.matching import Gate, few, gate_for, lost, match, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
@@ -71,12 +71,7 @@ class EngineRow:
             return False
         if self.error <= gate.tensor:
             return True
-        return few(self.lost, self.compared, MOVED_OF_SHAPE) if gate.moved else within(self, gate)
-
-    @property
-    def lost(self) -> int:
-        """Detections without one that is near enough, on the side that has more of them."""
-        return max(self.missing, self.extra) + self.moved
+        return few(lost(self), self.compared, MOVED_OF_SHAPE) if gate.moved else within(self, gate)
 
     def __add__(self, other: EngineRow) -> EngineRow:
         """Both rows of one shape, with other images."""
@@ -98,8 +93,7 @@ class EngineCheck:
         if not all(row.passes(self.gate) for row in self.rows):
             return False
         judged = [row for row in self.rows if row.error > self.gate.tensor]
-        lost, compared = sum(row.lost for row in judged), sum(row.compared for row in judged)
-        return not self.gate.moved or few(lost, compared, self.gate.moved)
+        return not self.gate.moved or few(sum(map(lost, judged)), sum(row.compared for row in judged), self.gate.moved)
 
     @property
     def ran(self) -> bool:
@@ -116,8 +110,8 @@ class EngineCheck:
         where = f", {moved} of them beyond the tolerance" if (moved := sum(row.moved for row in self.rows)) else ""
         wrong = [row for row in self.rows if not row.passes(self.gate)]
         if 0 < len(wrong) < len(self.rows):
-            worst = max(wrong, key=lambda row: row.lost / max(row.compared, 1))
-            found = f"{max(worst.compared - worst.lost, 0)} of {worst.compared}"
+            worst = max(wrong, key=lambda row: lost(row) / max(row.compared, 1))
+            found = f"{max(worst.compared - lost(worst), 0)} of {worst.compared}"
             where += f", at {worst.where}{',' if worst.prompt else ''} {found}"
         shapes = {(row.batch, row.height, row.width) for row in self.rows}
         prompts = {row.prompt for row in self.rows}

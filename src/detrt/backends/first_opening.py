@@ -19,7 +19,7 @@ from .base import BaseSession
 from .engine_check import compare_sessions, shapes_of
 from .prompted import detector_of
 
-FIRST_SECONDS = 10.0
+FIRST_SECONDS = 10.0  # after which no further scenes are run: the session opens only then
 
 
 def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile, open_graph: Callable[[], BaseSession]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +54,10 @@ class Gate:
         if self.at_least < 1:
             raise DetrtError(f"gate.at_least must be at least 1; got {self.at_least}")
 
+    def exceeded(self, box_px: float, score: float, mask_iou: float = 1.0) -> bool:
+        """Whether a pair of detections differs by more than a tolerance."""
+        return box_px > self.box_px or score > self.score or mask_iou < self.mask_iou
+
 
 # Tolerances for rounding, by the lowest precision of the candidate; measured in docs/guide/verify.md. A tie of two queries can move a
 # detection in a crowd far, so that below FP32 the AP decides, if there is one. Masks: docs/results/average-precision.md.
@@ -104,13 +108,13 @@ class ImageMatch:
     mask_iou: float | None = None
     moved: int = 0
 
-    @property
-    def lost(self) -> int:
-        """Detections without one that is near enough, on the side that has more of them."""
-        return max(self.missing, self.extra) + self.moved
-
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def lost(found: Any) -> int:
+    """Detections of an `ImageMatch`, or of a row with its fields, without one that is near enough, on the side that has more of them."""
+    return max(found.missing, found.extra) + found.moved
 
 
 def few(lost: int, compared: int, most: float) -> bool:
@@ -119,9 +123,7 @@ def few(lost: int, compared: int, most: float) -> bool:
 
 
 def within(found: Any, gate: Gate) -> bool:
-    """Whether the differences of an `ImageMatch`, or of a row with its fields, are within the tolerances."""
-    if gate.moved:
-        return few(found.lost, found.compared, gate.moved)
+    """Whether all differences of an `ImageMatch`, or of a row with its fields, are within the tolerances."""
     return (
         max(found.missing, found.extra) <= gate.unmatched * found.compared
         and found.box_px <= gate.box_px
@@ -154,11 +156,10 @@ def match_classes(pairings: Iterable[Pairing]) -> dict[str, ImageMatch]:
         for field, found in counted.items():
             for label in found.labels:
                 row_of(label)[field] += 1
-        for r, _ in pairing.moved({}):
-            row_of(ref.labels[r])["moved"] += 1
         for r, c in pairing.compared:
-            row = row_of(ref.labels[r])
-            for field, difference in zip(("box_px", "score"), pairing.difference(r, c), strict=True):
+            row, differences = row_of(ref.labels[r]), pairing.difference(r, c)
+            row["moved"] += pairing.gate.exceeded(*differences)
+            for field, difference in zip(("box_px", "score"), differences, strict=True):
                 row[field] = max(row[field], difference)
     ordered = sorted(rows.items(), key=lambda item: -item[1]["compared"])
     return {label: ImageMatch(**row) for label, row in ordered}
@@ -204,25 +205,16 @@ class Pairing:
         best = [(r, c) for r, c in self.compared if max(self.ref.scores[r], self.cand.scores[c]) >= self.gate.mask_score]
         return {(r, c): float(mask_iou(self.ref.masks.take([r]), self.cand.masks.take([c]))[0, 0]) for r, c in best}
 
-    def moved(self, overlaps: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
-        """The compared pairs that differ by more than a tolerance. overlaps: see there."""
-        gate = self.gate
-        differences = {pair: self.difference(*pair) for pair in self.compared}
-        return [
-            pair
-            for pair, (box, score) in differences.items()
-            if box > gate.box_px or score > gate.score or overlaps.get(pair, 1.0) < gate.mask_iou
-        ]
-
     def summary(self) -> ImageMatch:
         """The counts and the largest differences."""
-        differences = [self.difference(r, c) for r, c in self.compared]
-        box, score = (max((one[i] for one in differences), default=0.0) for i in (0, 1))
+        differences = {pair: self.difference(*pair) for pair in self.compared}
+        box, score = (max((one[i] for one in differences.values()), default=0.0) for i in (0, 1))
         compared = int((self.ref.scores >= self.cut).sum())
         overlap, overlaps = None, self.overlaps()
         if self.ref.masks is not None and self.cand.masks is not None:
-            overlap = min(overlaps.values(), default=None if self.compared else 1.0)
-        return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap, len(self.moved(overlaps)))
+            overlap = min(overlaps.values(), default=None if differences else 1.0)
+        moved = sum(self.gate.exceeded(*difference, overlaps.get(pair, 1.0)) for pair, difference in differences.items())
+        return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap, moved)
 
     def scores(self) -> list[tuple[float, float]]:
         """(score of the reference, of the candidate) of every pair; 0 where a detection is unmatched."""

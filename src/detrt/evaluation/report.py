@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.matching import Gate, ImageMatch, few
+from ..data.matching import Gate, ImageMatch, few, lost
 from ..detections import Detections
 from ..spec import Precision
 from .coco import SEGM
@@ -99,9 +99,8 @@ class PublishedMatch:
         if max(missing, extra) > gate.unmatched * compared:
             found.append(f"{against}, {missing} detections missing and {extra} extra of {compared}")
         if gate.moved:
-            lost, compared = sum(one.lost for one in images), max(compared, 1)
-            if not few(lost, compared, gate.moved):
-                found.append(f"{against}, {_beyond(lost, compared, gate)}")
+            if not few(count := sum(map(lost, images)), compared, gate.moved):
+                found.append(f"{against}, {_beyond(count, compared, gate)}")
             return found
         for name in ("box_px", "score"):
             worst = max((getattr(one, name) for one in images), default=0.0)
@@ -110,9 +109,9 @@ class PublishedMatch:
         return found
 
 
-def _beyond(lost: int, compared: int, gate: Gate) -> str:
+def _beyond(count: int, compared: int, gate: Gate) -> str:
     return (
-        f"{lost} of {compared} detections are beyond {gate.box_px:g} px or a score difference of {gate.score:g}, or have no partner; "
+        f"{count} of {compared} detections are beyond {gate.box_px:g} px or a score difference of {gate.score:g}, or have no partner; "
         f"allowed {gate.moved:.0%}"
     )
 
@@ -184,7 +183,7 @@ class VerifyReport:
     @property
     def lost(self) -> int:
         """Detections beyond a tolerance or without partner."""
-        return sum(m.lost for m in self.images)
+        return sum(map(lost, self.images))
 
     @property
     def ap_loss(self) -> float | None:
@@ -211,8 +210,6 @@ class VerifyReport:
         if self.gate.moved:
             if not few(self.lost, self.compared, self.gate.moved):
                 result.append(_beyond(self.lost, self.compared, self.gate))
-            if not np.isfinite(self.worst_tensor):
-                result.append("the outputs hold NaN or infinite values, or have other shapes")
             return result
         for name, worst in (("box_px", self.worst_box_px), ("score", self.worst_score), ("tensor", self.worst_tensor)):
             allowed = getattr(self.gate, name)
@@ -283,7 +280,7 @@ class VerifyReport:
         result += [] if judged_by_ap else self.differences
         if self.published is not None:
             result += self.published.differences if judged_by_ap else self.published.failures(self.gate)
-        if judged_by_ap and not np.isfinite(self.worst_tensor):
+        if (judged_by_ap or self.gate.moved) and not np.isfinite(self.worst_tensor):
             result.append("the outputs hold NaN or infinite values, or have other shapes")
         if wrong := [row for row in self.slots if not row["passed"]]:
             shown = ", ".join(sorted({_slot_name(row) for row in wrong})[:4])
