@@ -97,6 +97,30 @@ def test_a_mask_of_finfo_min_stays_finite():
         assert np.isfinite(session.run(None, feeds)[0]).all()
 
 
+def test_an_output_that_is_also_read_in_fp32_has_one_cast():
+    """The masks of EoMT: an output of the last block, and compared with zero, which is done in FP32."""
+    nodes = [
+        node("Cast", ["pixel_values"], ["p"], name="/Cast", to=F32),
+        node("Reshape", ["p", "rows"], ["tokens"], name="/Reshape"),
+        node("MatMul", ["tokens", "w"], ["masks"], name="/mask/MatMul"),
+        node("Greater", ["masks", "zero"], ["inside"], name="/Greater"),
+        node("Cast", ["inside"], ["weights"], name="/Cast_1", to=F32),
+        node("MatMul", ["weights", "v"], ["pred_boxes"], name="/box/MatMul"),
+        node("MatMul", ["masks", "v"], ["logits"], name="/class/MatMul"),
+    ]
+    constants = {"rows": np.array([0, 16, 48], np.int64), "w": np.ones((48, 8), np.float32) / 1e4,
+                 "v": np.ones((8, 4), np.float32), "zero": np.float32(0)}  # fmt: skip
+    outputs = [("masks", F32, [1, 16, 8]), ("pred_boxes", F32, [1, 16, 4]), ("logits", F32, [1, 16, 4])]
+    low, done = typed(model_of(nodes, constants, outputs))
+    casts = [n for n in low.graph.node if n.op_type == "Cast" and n.input[0] == "masks/fp16"]
+    assert [list(n.output) for n in casts] == [["masks"]]
+    readers = {n.name: list(n.input) for n in low.graph.node}
+    assert readers["/Greater"][0] == "masks" and readers["/class/MatMul"][0] == "masks/fp16"
+    names = [n.name for n in low.graph.node]
+    assert len(names) == len(set(names))
+    onnxruntime.InferenceSession(low.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
 def test_infinite_anchors_survive_in_fp32():
     nodes = [
         node("Cast", ["pixel_values"], ["p"], name="/Cast", to=F32),

@@ -173,20 +173,21 @@ class _Retyper:
                 continue
             index = self.view.index[name]
             inner = f"{name}/{self.precision}"
-            cast = helper.make_node("Cast", [inner], [name], name=f"{self.view.nodes[index].name}/Cast_fp32", to=FLOAT)
-            for node in self.view.nodes:
+            label = f"{self.view.nodes[index].name}/Cast_fp32"
+            cast = helper.make_node("Cast", [inner], [name], name=label, to=FLOAT)
+            casts = self.after.setdefault(index, [])
+            # Nodes that read the value in FP32 have a cast of it already, and the output takes its place.
+            wide = self.copies.get((name, FLOAT))
+            casts[:] = [other for other in casts if wide not in other.output]
+            renamed = {name: inner} | ({wide: name} if wide else {})
+            for node in (*self.view.nodes, *(other for others in self.after.values() for other in others)):
                 for position, name_read in enumerate(node.input):
-                    if name_read == name:
-                        node.input[position] = inner
-            for casts in self.after.values():
-                for other in casts:
-                    for position, name_read in enumerate(other.input):
-                        if name_read == name:
-                            other.input[position] = inner
+                    node.input[position] = renamed.get(name_read, name_read)
             outputs = self.view.nodes[index].output
             outputs[list(outputs).index(name)] = inner
-            self.after.setdefault(index, []).append(cast)
-            self.typing.casts += 1
+            casts.append(cast)
+            if not wide:
+                self.typing.casts += 1
 
 
 def _is_fill(array: np.ndarray) -> bool:
