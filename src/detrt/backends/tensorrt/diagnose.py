@@ -90,6 +90,12 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
         "one when --sm names the GPUs",
     ),
     (
+        # The windows of a Swin backbone, padded to a whole number at every size; an "OutOfMemory" beside it is a consequence.
+        r"getRegionBlockSize",
+        "TensorRT cannot bound the memory of this graph while height and width are symbolic. Give one image size "
+        "(--height H --width W); the batch size may stay a range",
+    ),
+    (
         r"[Oo]ut ?[Oo]f ?[Mm]emory|OutOfMemory|cudaError 2\b|bad_alloc|[Rr]equested size was",
         "there is not enough memory. Lower the max of --batch, --height and --width, or --workspace-mib",
     ),
