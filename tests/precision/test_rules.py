@@ -111,7 +111,7 @@ def test_an_output_that_is_also_read_in_fp32_has_one_cast():
     constants = {"rows": np.array([0, 16, 48], np.int64), "w": np.ones((48, 8), np.float32) / 1e4,
                  "v": np.ones((8, 4), np.float32), "zero": np.float32(0)}  # fmt: skip
     outputs = [("masks", F32, [1, 16, 8]), ("pred_boxes", F32, [1, 16, 4]), ("logits", F32, [1, 16, 4])]
-    low, done = typed(model_of(nodes, constants, outputs))
+    low, _ = typed(model_of(nodes, constants, outputs))
     casts = [n for n in low.graph.node if n.op_type == "Cast" and n.input[0] == "masks/fp16"]
     assert [list(n.output) for n in casts] == [["masks"]]
     readers = {n.name: list(n.input) for n in low.graph.node}
