@@ -410,12 +410,19 @@ class _Builder:
         if precision == Precision.INT8 and facts.multiply_adds:
             self._count_int8_kernels(name, facts)
         if self.spec.text is not None and self.spec.text.encoder:
-            self._engine(self.spec.text.encoder, text_encoder_beside(Path(name)).name, config, "text-engine")
+            self._build_text_engine(self.spec.text.encoder, text_encoder_beside(Path(name)).name, config)
         # TensorRT-RTX builds on machines without a GPU, and for other GPUs.
         if compare and config.target == "tensorrt":
             self._compare_engine(name, config, precision or Precision.FP32)
             if precision == Precision.INT8 and not config.accept_slower:
                 self._compare_speed(name, config)
+
+    def _build_text_engine(self, encoder: str, name: str, config: EngineConfig) -> None:
+        """The engine of the text encoder. Without one ONNX Runtime runs it, once for a prompt, and the detector is as fast."""
+        try:
+            self._engine(encoder, name, config, "text-engine")
+        except EngineError as error:
+            self.warnings.append(f"the text encoder stays with ONNX Runtime, because no engine of it could be built: {error}")
 
     def _compare_engine(self, name: str, config: EngineConfig, precision: Precision) -> None:
         from .evaluation.engine_check import compare_engine
@@ -425,9 +432,7 @@ class _Builder:
             self._graphs / MODEL,
             self._folder / name,
             Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
-            text_engine=text_encoder_beside(self._folder / name)
-            if self.spec.text is not None and self.spec.text.encoder
-            else None,
+            text_engine=text_engine if (text_engine := text_encoder_beside(self._folder / name)).is_file() else None,
             progress=lambda fraction, text: self._say(f"check {name}", fraction, text),
         )
         self._done(f"check {config.label}", start, 0, found.verdict)
@@ -442,8 +447,9 @@ class _Builder:
             return
         raise GateError(
             f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
-            "wrongly. Try --msda gather, --keep-gathers, another --precision or another TensorRT version; --no-check builds without the "
-            "comparison"
+            + ("wrongly" if precision in (Precision.FP32, Precision.TF32) else "wrongly, or rounds more than the model bears")
+            + ". Try --msda gather, --keep-gathers, another --precision or another TensorRT version; --no-check builds without the "
+            "comparison, and 'detrt verify' with --ground-truth judges by AP"
         )
 
     def _count_int8_kernels(self, name: str, facts: EngineFacts) -> None:

@@ -18,9 +18,10 @@ from precision_graphs import pixel_model
 
 from detrt import Bundle, graph, pipeline
 from detrt.backends.engine_check import EngineCheck, EngineRow
-from detrt.backends.tensorrt import BuiltEngine, speed
+from detrt.backends.tensorrt import BuiltEngine, EngineConfig, speed
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
+from detrt.errors import EngineError
 from detrt.evaluation import engine_check
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
@@ -357,6 +358,21 @@ def test_a_bf16_graph_alone_is_warned_about(cli, place):
     graph.save(pixel_model(), place / "pixels.onnx")
     result = cli("build", "pixels.onnx", "-o", "low", "--target", "onnx", "--precision", "bf16")
     assert "warning: ONNX Runtime has no convolutions in BF16 on CPUs" in result.err and "--precision fp16" in result.err
+
+
+def test_a_detector_has_its_engine_without_one_of_its_text_encoder(tmp_path, monkeypatch):
+    """TensorRT 8.5.3 crashes on the text encoder of OWL-ViT and builds the detector."""
+
+    def crash(*_, **__):
+        raise EngineError("the builder process crashed (SIGABRT)")
+
+    monkeypatch.setattr(pipeline, "build_engine", crash)
+    builder = pipeline._Builder(tmp_path, PrecisionConfig(), lambda *_: None, ())
+    builder.spec = PIXELS
+    builder._build_text_engine("text.onnx", "text.tensorrt.engine", EngineConfig(target="tensorrt"))
+    (warning,) = builder.warnings
+    assert "stays with ONNX Runtime" in warning and warning.endswith("crashed (SIGABRT)")
+    assert not builder.entries and not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, monkeypatch):

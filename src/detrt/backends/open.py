@@ -470,7 +470,8 @@ def _text_encoder(
             return open_engine(path, device), ""
         except (EngineError, MissingPackageError, SessionError) as error:
             why = f"{entry.path}: {error}"
-    if engine is not None and choices.backend == "tensorrt":
+    # A bundle without any has none because TensorRT could not build it, which `build` said.
+    if engine is not None and choices.backend == "tensorrt" and bundle.of_kind("text-engine"):
         raise EngineError(f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build")
     encoders = bundle.of_kind("text-openvino") if isinstance(session, OpenVinoSession) else []
     if encoders:
