@@ -17,7 +17,16 @@ from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
 from detrt.errors import GraphError
 from detrt.graph.clean import lower_opset, set_opset, topk_outputs, with_outputs
-from detrt.graph.dialect import LAYER_NORM, fix_axes, move_integers, quantize_weights, use_layer_norm_plugin, widen, write_out
+from detrt.graph.dialect import (
+    LAYER_NORM,
+    fix_axes,
+    loops,
+    move_integers,
+    quantize_weights,
+    use_layer_norm_plugin,
+    widen,
+    write_out,
+)
 from detrt.graph.lower_msda import sum_by_reduction
 from detrt.graph.view import element_types
 from detrt.models.contract import trace_size
@@ -133,7 +142,8 @@ def dialect(model, row=OLD):
     sum_by_reduction(copy)
     if not row.strongly_typed:
         move_integers(copy)
-    write_out(copy, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
+    also = set() if row.strongly_typed else loops(copy)
+    write_out(copy, row.lacks, also=also, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(copy, row.opset)
     return copy
@@ -217,6 +227,7 @@ def test_outputs_stay_equal(family, exported):
         for a, b, largest in zip(got[:outputs], want[:outputs], noise, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 + 4 * largest)
     assert not refused(fixed, OLD)
+    assert not loops(fixed)
 
 
 def with_selections(model, chosen):
@@ -268,6 +279,11 @@ CASES = {
     "ArgMax": (
         helper.make_node("ArgMax", ["x"], ["y"], axis=1, keepdims=0), RNG.integers(0, 40000, (3, 9)), TensorProto.INT64, 17, [],
     ),
+    "CumSum": (helper.make_node("CumSum", ["x", "a"], ["y"]), FLOATS, TensorProto.FLOAT, 17, [("a", np.array(-1))]),
+    "CumSum of rows": (helper.make_node("CumSum", ["x", "a"], ["y"]), FLOATS, TensorProto.FLOAT, 17, [("a", np.array([1]))]),
+    "CumSum from the end": (
+        helper.make_node("CumSum", ["x", "a"], ["y"], reverse=1, exclusive=1), FLOATS, TensorProto.FLOAT, 17, [("a", np.array(1))],
+    ),
     "Shape": (helper.make_node("Shape", ["x"], ["y"], start=-2), FLOATS, TensorProto.INT64, 17, []),
     "Shape to an end": (helper.make_node("Shape", ["x"], ["y"], start=1, end=-1), FLOATS, TensorProto.INT64, 17, []),
 }  # fmt: skip
@@ -279,8 +295,26 @@ def test_each_operator_written_out_equals_itself(case):
     model = one(node, [("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)], ("y", kind, None), opset, constants)
     written = dialect(model)
     assert node.op_type in ("ArgMax", "Shape") or node.op_type not in Counter(n.op_type for n in written.graph.node)
-    assert len(written.graph.node) > 1
+    assert len(written.graph.node) > 1 or node.op_type == "CumSum"
     np.testing.assert_allclose(run(written, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, "rows", 5), 1), ((2, 6, 5), 0)])
+def test_a_running_sum_of_unknown_length_or_of_an_outer_axis_stays(shape, axis):
+    node = helper.make_node("CumSum", ["x", "a"], ["y"])
+    model = one(node, [("x", TensorProto.FLOAT, shape)], ("y", TensorProto.FLOAT, None), 17, [("a", np.array(axis))])
+    assert not loops(model) and [n.op_type for n in dialect(model).graph.node] == ["CumSum"]
+
+
+def test_a_sigmoid_is_written_out_where_it_is_asked_for():
+    node = helper.make_node("Sigmoid", ["x"], ["y"])
+    model = one(node, [("x", TensorProto.FLOAT, (7,))], ("y", TensorProto.FLOAT, None))
+    values = np.array([-3e38, -200, -1, 0, 1, 200, 3e38], np.float32)
+    (want,) = run(model, {"x": values})
+    assert not write_out(model, ())
+    (done,) = write_out(model, (), also={"y"})
+    assert done.operator == "Sigmoid" and "y" in done.parts and "Exp" in Counter(n.op_type for n in model.graph.node)
+    np.testing.assert_allclose(run(model, {"x": values})[0], want, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize(

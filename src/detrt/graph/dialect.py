@@ -28,7 +28,7 @@ from .dequantize import dequantized_weight
 from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
 from .operators import PLUGIN_NODES
-from .view import attribute, element_types
+from .view import attribute, element_types, tensor_shapes
 
 INTEGER_ARGMAX = "ArgMax of integers"
 LAYER_NORM = "LayerNorm"  # NVIDIA's plugin, in TensorRT 8.5.2 and newer
@@ -62,12 +62,18 @@ class Widened:
 
 
 def write_out(
-    model: onnx.ModelProto, lacks: Collection[str], *, shape_range: bool = True, scatter_reduction: bool = True
+    model: onnx.ModelProto,
+    lacks: Collection[str],
+    *,
+    also: Collection[str] = (),
+    shape_range: bool = True,
+    scatter_reduction: bool = True,
 ) -> list[Written]:
     """Write out what a parser lacks, in place.
 
     Args:
         lacks: operators without an importer; `INTEGER_ARGMAX` stands for ArgMax and ArgMin of integers.
+        also: outputs of nodes that are written out although the parser reads them, such as those of `loops`.
         shape_range: whether `start` and `end` of Shape are obeyed.
         scatter_reduction: whether ScatterND may have the attribute `reduction`; "none" is then dropped.
 
@@ -82,7 +88,9 @@ def write_out(
         raise GraphError(f"{', '.join(sorted(unknown))} cannot be written out; known: {', '.join(sorted(_WRITERS))}")
     graph = model.graph
     kinds = element_types(model)
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    # Inference takes as long as the rest, and what the parsers lack needs the shapes of weights only.
+    shapes = tensor_shapes(model) if also else {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     opset = default_opset(model)
     done: list[Written] = []
     nodes: list[onnx.NodeProto] = []
@@ -92,14 +100,15 @@ def write_out(
         name = node.name or f"/{node.op_type}"
         prefixes[name] += 1
         builder = GraphBuilder(f"{name}/written" + (f".{prefixes[name]}" if prefixes[name] > 1 else ""))
-        writer(_Site(node, builder, kinds, shapes, opset))
+        writer(_Site(node, builder, kinds, shapes, constants, opset))
         nodes.extend(builder.nodes)
         graph.initializer.extend(builder.initializers)
         done.append(Written(kind, node.output[0], tuple(name for n in builder.nodes for name in n.output)))
 
     for node in graph.node:
         integers = node.op_type in ("ArgMax", "ArgMin") and kinds.get(node.input[0]) not in _FLOATS
-        if node.op_type in lacks and node.domain in DEFAULT_DOMAINS:
+        wanted = node.op_type in lacks or any(name in also for name in node.output)
+        if wanted and node.domain in DEFAULT_DOMAINS:
             write(node, _WRITERS[node.op_type], node.op_type)
         elif integers and INTEGER_ARGMAX in lacks:
             write(node, _argmax, INTEGER_ARGMAX)
@@ -114,6 +123,20 @@ def write_out(
         merge_equal_tensors(model)
         drop_dead(model)
     return done
+
+
+def loops(model: onnx.ModelProto) -> set[str]:
+    """Outputs of CumSum nodes, which TensorRT 8 computes in a loop, where `write_out` can make a product of them: of known length, over one
+    of the last two axes."""
+    sums = [node for node in model.graph.node if node.op_type == "CumSum"]
+    shapes = tensor_shapes(model) if sums else {}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    found = set()
+    for node in sums:
+        shape, axis = shapes.get(node.input[0]), constants.get(node.input[1])
+        if shape and axis is not None and (at := _signed(axis, len(shape))) >= -2 and shape[at]:
+            found.add(node.output[0])
+    return found
 
 
 def use_layer_norm_plugin(model: onnx.ModelProto, fp32: Collection[str]) -> int:
@@ -338,6 +361,7 @@ class _Site:
     b: GraphBuilder
     kinds: dict[str, int]
     shapes: dict[str, list[int]]
+    constants: dict[str, TensorProto]
     opset: int
 
     def only_first_output(self) -> None:
@@ -455,6 +479,33 @@ def _shape(site: _Site) -> None:
     b.op("Slice", b.op("Shape", node.input[0]), b.ints(start), b.ints(end), b.ints(0), output=node.output[0])
 
 
+def _signed(axis: TensorProto, rank: int) -> int:
+    """An axis of a tensor of `rank` sides, counted from the last one: -1."""
+    return int(numpy_helper.to_array(axis).reshape(())) % rank - rank
+
+
+def _sigmoid(site: _Site) -> None:
+    """1 / (1 + exp(-x)); an infinite exponential gives zero."""
+    node, b = site.node, site.b
+    (x,) = node.input
+    one = b.const(1.0, np.float32)  # the only graphs in which it is written out are FP32 throughout
+    b.op("Div", one, b.op("Add", b.op("Exp", b.op("Neg", x)), one), output=node.output[0])
+
+
+def _cumsum(site: _Site) -> None:
+    """A product with a triangle of ones, over the last axis or the one before it."""
+    node, b = site.node, site.b
+    x, axis_name = node.input
+    shape = site.shapes[x]
+    axis = _signed(site.constants[axis_name], len(shape))
+    triangle = np.tri(shape[axis], k=-int(attribute(node, "exclusive", 0)))  # row i holds ones up to column i
+    if attribute(node, "reverse", 0):
+        triangle = triangle.T
+    last = axis == -1
+    ones = b.const(triangle.T if last else triangle, helper.tensor_dtype_to_np_dtype(site.kinds.get(x, TensorProto.FLOAT)))
+    b.op("MatMul", *((x, ones) if last else (ones, x)), output=node.output[0])
+
+
 _WRITERS: dict[str, Callable[[_Site], None]] = {
     "LayerNormalization": _layer_normalization,
     "GroupNormalization": _group_normalization,
@@ -464,4 +515,6 @@ _WRITERS: dict[str, Callable[[_Site], None]] = {
     "Gelu": _gelu,
     "IsInf": _is_inf,
     "CastLike": _cast_like,
+    "Sigmoid": _sigmoid,
+    "CumSum": _cumsum,
 }

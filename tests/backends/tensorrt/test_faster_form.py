@@ -169,3 +169,25 @@ def test_graphs_of_symbolic_size_and_int8_keep_gathers(exported, tmp_path):
         folder.mkdir()
         source = rewrite(path, row_of("tensorrt", "8.5.3"), config, report.spec, folder)
         assert sum(plugin_nodes(onnx.load(source.path)).values()) == nodes
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "precision", "gone"),
+    [
+        ("detr", "8.5.3", "fp32", {"CumSum"}),
+        ("detr", "8.5.3", "fp16", {"CumSum"}),
+        ("detr", "10.12.0", "fp16", set()),
+        ("owlvit", "8.5.3", "fp16", {"CumSum", "Sigmoid"}),
+        ("owlvit", "8.5.3", "fp32", {"CumSum"}),
+    ],
+)
+def test_what_is_read_and_runs_badly_is_written_out(typed, tmp_path, family, version, precision, gone):
+    path, spec = typed("detr", precision)
+    config = EngineConfig(target="tensorrt", batch=(1, 1, 1), height=(96, 96, 96), width=(128, 128, 128))
+    found = rewrite(path, row_of("tensorrt", version), config, replace(spec, family=family), tmp_path)
+    graph = onnx.load(found.path).graph
+    assert {"CumSum", "Sigmoid"} - {node.op_type for node in graph.node} == gone
+    assert gone <= found.changes.keys()
+    if "Sigmoid" in gone:
+        parts = [node.name for node in graph.node if "/Sigmoid/written/" in node.name]
+        assert len(parts) == 4 and all(FP32_MARK in name for name in parts)

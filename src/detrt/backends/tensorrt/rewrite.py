@@ -65,6 +65,7 @@ def rewrite(
         LAYER_NORM,
         Widened,
         fix_axes,
+        loops,
         move_integers,
         quantize_weights,
         use_layer_norm_plugin,
@@ -132,7 +133,10 @@ def rewrite(
             and not whole
         ):
             changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
-    written = write_out(model, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
+    also = set() if row.strongly_typed else loops(model)
+    if widened.low and spec.family in row.sigmoid_families:
+        also.update(node.output[0] for node in model.graph.node if node.op_type == "Sigmoid" and node.output[0] in widened.fp32)
+    written = write_out(model, row.lacks, also=also, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(model, row.opset)  # newer operators are written out by now
     changes += Counter(one.operator for one in written)
