@@ -195,7 +195,7 @@ def ended(return_code: int, log_tail: str) -> str:
         else:
             cause = (
                 f"the builder process crashed ({name}); nothing was written. This is a fault inside "
-                "TensorRT: try another version of it, --msda gather, or a smaller profile"
+                "TensorRT: try one batch size and one image size, another version of it, or --msda gather"
             )
     else:
         cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"
