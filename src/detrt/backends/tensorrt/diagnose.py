@@ -90,10 +90,10 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
         "one when --sm names the GPUs",
     ),
     (
-        # The windows of a Swin backbone, padded to a whole number at every size; an "OutOfMemory" beside it is a consequence.
+        # The windows of a Swin backbone, padded to a multiple of their size; an "OutOfMemory" beside it is a consequence.
         r"getRegionBlockSize",
-        "TensorRT cannot bound the memory of this graph while height and width are symbolic. Give one image size "
-        "(--height H --width W); the batch size may stay a range",
+        "TensorRT cannot bound the memory of this graph while height and width are symbolic. Give one image size and one batch size "
+        "(--height H --width W --batch N)",
     ),
     (
         r"[Oo]ut ?[Oo]f ?[Mm]emory|OutOfMemory|cudaError 2\b|bad_alloc|[Rr]equested size was",

@@ -65,7 +65,6 @@ def rewrite(
         LAYER_NORM,
         Widened,
         fix_axes,
-        loops,
         move_integers,
         quantize_weights,
         use_layer_norm_plugin,
@@ -133,9 +132,7 @@ def rewrite(
             and not whole
         ):
             changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
-    also = set() if row.strongly_typed else loops(model)
-    if widened.low and spec.family in row.sigmoid_families:
-        also.update(node.output[0] for node in model.graph.node if node.op_type == "Sigmoid" and node.output[0] in widened.fp32)
+    also = _read_badly(model, row, spec, widened)
     written = write_out(model, row.lacks, also=also, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(model, row.opset)  # newer operators are written out by now
@@ -152,6 +149,16 @@ def rewrite(
     path = folder / "model.onnx"
     graph.save(model, path)
     return Rewritten(path, widened.low, widened.quantized, dict(changes), plugin_is_faster, **described)
+
+
+def _read_badly(model: Any, row: Version, spec: ModelSpec, widened: Widened) -> set[str]:
+    """Outputs of nodes that the parser reads and the engine would compute badly."""
+    from ...graph.dialect import loops
+
+    found: set[str] = set() if row.strongly_typed else loops(model)
+    if widened.low and spec.family in row.sigmoid_families:
+        found.update(node.output[0] for node in model.graph.node if node.op_type == "Sigmoid" and node.output[0] in widened.fp32)
+    return found
 
 
 def _plugin_form(

@@ -68,7 +68,7 @@ VERSIONS: tuple[Version, ...] = (
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), layer_norm_families=("detr", "deformable_detr"),
         # Not DEIMv2: Atto became 8 % faster, and Femto gave NaN.
-        sigmoid_families=("owlvit",), state="run on H100s in FP32 and FP16, three models in INT8; JetPack 5 has 8.5.2",
+        sigmoid_families=("owlvit",), state="run on H100s in FP32 and FP16, four models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
