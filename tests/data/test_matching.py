@@ -118,7 +118,7 @@ def test_match_as_data():
         "extra": 1,
         "box_px": 0.5,
         "score": 0.001,
-        "moved": 0,
+        "beyond": 0,
     }
 
 
@@ -146,7 +146,7 @@ def test_cutoff(scores, gate, cut):
         ("tensor", "tight"),
         ("box_px", None),
         ("at_least", 0),
-        ("moved", 5.0),
+        ("mismatched", 5.0),
         ("unmatched", 2),
     ],
 )
@@ -171,7 +171,7 @@ def test_masks_of_pairs_are_compared():
     low = gate_for("fp16")
     assert match(*weak, Gate()).mask_iou == pytest.approx(0.8) and match(*weak, low).mask_iou == 1.0
     assert match(both, less, low).mask_iou == pytest.approx(0.8) and not within(match(both, less, low), low)
-    assert match(both, less, low).moved == 1
+    assert match(both, less, low).beyond == 1
     assert match(*(one[[1]] for one in weak), low).mask_iou is None
     images = (match(both, less, Gate()),)
     report = VerifyReport("a", "b", Gate(), images)

@@ -107,7 +107,7 @@ def test_rounding_may_move_a_few_detections_of_many(graph, tmp_path, noise, prec
         found = compare_sessions(reference, candidate, precision, shapes=[(1, (320, 320))])
     (row,) = found.rows
     assert found.passed is passed, found.verdict
-    assert bool(row.moved) is bool(noise) and (row.compared > 80 or (precision == "fp32" and noise))
+    assert bool(row.beyond) is bool(noise) and (row.compared > 80 or (precision == "fp32" and noise))
     assert bool(noise) is ("of them beyond the tolerance" in found.verdict)
 
 
@@ -124,8 +124,8 @@ def test_rounding_may_move_a_few_detections_of_many(graph, tmp_path, noise, prec
     ],
 )
 def test_below_fp32_most_detections_must_be_near(rows, passed):
-    """(compared, moved, missing) of each shape."""
-    found = [EngineRow(1, 64, 64, compared=n, moved=moved, missing=missing, error=1.0) for n, moved, missing in rows]
+    """(compared, beyond, missing) of each shape."""
+    found = [EngineRow(1, 64, 64, compared=n, beyond=beyond, missing=missing, error=1.0) for n, beyond, missing in rows]
     assert EngineCheck(tuple(found), gate_for("fp16")).passed is passed
     assert EngineCheck(tuple(replace(row, error=0.0) for row in found), gate_for("fp16")).passed
 

@@ -267,7 +267,7 @@ def test_an_engine_is_searched_through_probe_engines(exported, scaled, images, t
 
 
 def low_report(precision, **changes):
-    match = ImageMatch(compared=5, missing=0, extra=0, box_px=26.6, score=0.19, moved=5 if precision == "fp16" else 0)
+    match = ImageMatch(compared=5, missing=0, extra=0, box_px=26.6, score=0.19, beyond=5 if precision == "fp16" else 0)
     given = {"gate": gate_for(precision), "images": (match,), "precision": precision, **changes}
     return VerifyReport("torch-cpu", "onnxruntime-cpu", **given)
 
@@ -278,14 +278,14 @@ def test_verdict_below_fp32_names_its_tolerances():
     assert verdict == "within INT8 tolerances (worst box 26.6 px, worst score 0.19)"
     assert low_report("fp16").verdict == "DIFFERENT"
     # Rounding moves some detections of any image.
-    many = (ImageMatch(compared=100, missing=0, extra=1, box_px=8.3, score=0.08, moved=9),)
+    many = (ImageMatch(compared=100, missing=0, extra=1, box_px=8.3, score=0.08, beyond=9),)
     assert (
         low_report("fp16", images=many).verdict
         == "within FP16 tolerances (9 of 100 beyond, worst box 8.3 px, worst score 0.08, 0 missing, 1 extra)"
     )
-    (failed,) = low_report("fp16", images=(replace(many[0], moved=10),)).failures
+    (failed,) = low_report("fp16", images=(replace(many[0], beyond=10),)).failures
     assert failed == "11 of 100 detections are beyond 4 px or a score difference of 0.02, or have no partner; allowed 10%"
-    strict = replace(gate_for("fp16"), moved=0.0)
+    strict = replace(gate_for("fp16"), mismatched=0.0)
     assert [text.split()[0] for text in low_report("fp16", images=many, gate=strict).failures] == ["box_px", "score"]
     match = ImageMatch(compared=20, missing=1, extra=2, box_px=1.0, score=0.01)
     assert low_report("int8", images=(match,)).verdict.endswith("worst score 0.01, 1 missing, 2 extra)")

@@ -150,4 +150,4 @@ def test_fp16_of_trained_weights_passes_without_ground_truth(real_data, tmp_path
     photographs = sorted((real_data / "images/coco_permissive/val2017").glob("*.jpg"))
     report = verify(checkpoint, tmp_path / "low", photographs, load=LoadOptions(trust_remote_code=True))
     assert report.passed and "beyond" in report.verdict and report.worst_box_px > report.gate.box_px
-    assert not replace(report, gate=replace(report.gate, moved=0.0)).passed
+    assert not replace(report, gate=replace(report.gate, mismatched=0.0)).passed

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.matching import Gate, few, gate_for, lost, match, within
+from ..data.matching import Gate, few, gate_for, match, mismatched, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
@@ -26,8 +26,8 @@ PROMPT = "a circle. a square. a star."
 SHORT_PROMPT = "a circle."
 # Images at the usual shape and at each other one, after the first batch of each as many as the time allows.
 SCENES, OTHER_SCENES, SECONDS = 16, 4, 60.0
-# In place of `Gate.moved` for one shape below FP32, because its images are few.
-MOVED_OF_SHAPE = 0.25
+# In place of `Gate.mismatched` for one shape below FP32, because its images are few.
+MISMATCHED_OF_SHAPE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class EngineRow:
         batch, height, width: shape of `pixel_values`.
         prompt: what the model was asked for, where that is not `PROMPT`; else "".
         compared, missing, extra: detections of the graph, those that the engine lacks, those that only the engine has.
-        moved: matched detections whose box, score or mask is beyond its tolerance.
+        beyond: matched detections whose box, score or mask is beyond its tolerance.
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
         mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
         error: largest difference of an output relative to its largest value; large where two queries change places.
@@ -57,7 +57,7 @@ class EngineRow:
     text: str = ""
     mask_iou: float | None = None
     prompt: str = ""
-    moved: int = 0
+    beyond: int = 0
 
     @property
     def where(self) -> str:
@@ -71,11 +71,11 @@ class EngineRow:
             return False
         if self.error <= gate.tensor:
             return True
-        return few(lost(self), self.compared, MOVED_OF_SHAPE) if gate.moved else within(self, gate)
+        return few(mismatched(self), self.compared, MISMATCHED_OF_SHAPE) if gate.mismatched else within(self, gate)
 
     def __add__(self, other: EngineRow) -> EngineRow:
         """Both rows of one shape, with other images."""
-        sums = {name: getattr(self, name) + getattr(other, name) for name in ("compared", "missing", "extra", "moved")}
+        sums = {name: getattr(self, name) + getattr(other, name) for name in ("compared", "missing", "extra", "beyond")}
         worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("box_px", "score", "error")}
         overlaps = [one.mask_iou for one in (self, other) if one.mask_iou is not None]
         return replace(self, **sums, **worst, text=self.text or other.text, mask_iou=min(overlaps, default=None))
@@ -93,7 +93,9 @@ class EngineCheck:
         if not all(row.passes(self.gate) for row in self.rows):
             return False
         judged = [row for row in self.rows if row.error > self.gate.tensor]
-        return not self.gate.moved or few(sum(map(lost, judged)), sum(row.compared for row in judged), self.gate.moved)
+        return not self.gate.mismatched or few(
+            sum(map(mismatched, judged)), sum(row.compared for row in judged), self.gate.mismatched
+        )
 
     @property
     def ran(self) -> bool:
@@ -107,11 +109,11 @@ class EngineCheck:
             return f"{failed[0].where}: {failed[0].text}"
         compared, missing = sum(row.compared for row in self.rows), sum(row.missing for row in self.rows)
         box, score = max(row.box_px for row in self.rows), max(row.score for row in self.rows)
-        where = f", {moved} of them beyond the tolerance" if (moved := sum(row.moved for row in self.rows)) else ""
+        where = f", {beyond} of them beyond the tolerance" if (beyond := sum(row.beyond for row in self.rows)) else ""
         wrong = [row for row in self.rows if not row.passes(self.gate)]
         if 0 < len(wrong) < len(self.rows):
-            worst = max(wrong, key=lambda row: lost(row) / max(row.compared, 1))
-            found = f"{max(worst.compared - lost(worst), 0)} of {worst.compared}"
+            worst = max(wrong, key=lambda row: mismatched(row) / max(row.compared, 1))
+            found = f"{max(worst.compared - mismatched(worst), 0)} of {worst.compared}"
             where += f", at {worst.where}{',' if worst.prompt else ''} {found}"
         shapes = {(row.batch, row.height, row.width) for row in self.rows}
         prompts = {row.prompt for row in self.rows}
@@ -158,7 +160,7 @@ def compare_sessions(
     rows: list[EngineRow] = []
     for number, (index, first) in enumerate(plan):
         # In FP32 one wrong detection is enough.
-        failed = any(row.text or not (gate.moved or row.passes(gate)) for row in rows)
+        failed = any(row.text or not (gate.mismatched or row.passes(gate)) for row in rows)
         if first and (failed or time.monotonic() - start > seconds):
             break
         prompt, (batch, size_hw) = asked[index]
@@ -218,7 +220,7 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         box_px=max(one.box_px for one in found),
         score=max(one.score for one in found),
         mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
-        moved=sum(one.moved for one in found),
+        beyond=sum(one.beyond for one in found),
         error=max(relative_error(want[name], got[name]) for name in want if name in got),
     )
 

@@ -29,9 +29,11 @@ class GateOptions:
     ap: float | None = field(default=None, metadata={"help": "Largest allowed loss of AP (0..1).", "needs": {"ground_truth": ()}})
     mask_iou: float | None = field(default=None, metadata={"help": "Lowest allowed IoU of the two masks of a pair."})
     unmatched: float | None = field(default=None, metadata={"help": "Largest allowed fraction of unmatched detections."})
-    moved: float | None = field(
+    mismatched: float | None = field(
         default=None,
-        metadata={"help": "Largest allowed fraction of detections beyond a tolerance; 0: none, and each output is judged."},
+        metadata={
+            "help": "Largest allowed fraction of detections beyond a tolerance or unmatched; 0: none, and each output is judged."
+        },
     )
 
     def changes(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from ..detections import Detections, box_iou, mask_iou
 from ..errors import DetrtError
 from ..spec import Precision
 
-_FRACTIONS = ("threshold", "unmatched", "moved", "ap", "mask_iou", "mask_score")
+_FRACTIONS = ("threshold", "unmatched", "mismatched", "ap", "mask_iou", "mask_score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Gate:
     box_px: largest difference of a box side, in pixels of the original image. score: of a score.
     tensor: largest difference of logits and boxes relative to their largest value, selections forced.
     unmatched: fraction of the compared detections that may be missing, and of those that may be extra.
-    moved: fraction of the compared detections that may be beyond a tolerance or unmatched, and one in any case; 0: none, and no output
+    mismatched: fraction of the compared detections that may be beyond a tolerance or unmatched, and one in any case; 0: none, and no output
         beyond `tensor`. Rounding alone moves up to 6 % of them below FP32 (docs/guide/verify.md#gates).
     mask_iou: lowest IoU of the two masks of a pair, for models with masks. mask_score: pairs below this score are left out of it:
         rounding moves the mask of a query that found nothing anywhere.
@@ -38,14 +38,14 @@ class Gate:
     score: float = 1e-3
     tensor: float = 1e-3
     unmatched: float = 0.0
-    moved: float = 0.0
+    mismatched: float = 0.0
     ap: float = 1e-3
     ap_decides: bool = False
     mask_iou: float = 0.99
     mask_score: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "moved", "ap", "mask_iou", "mask_score"):
+        for name in ("threshold", "box_px", "score", "tensor", "unmatched", "mismatched", "ap", "mask_iou", "mask_score"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
                 raise DetrtError(f"gate.{name} must be a number of at least 0; got {value!r}")
@@ -64,19 +64,59 @@ class Gate:
 GATES = {
     Precision.FP32: Gate(),
     Precision.TF32: Gate(
-        box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, moved=0.1, ap=0.002, ap_decides=True, mask_iou=0.9, mask_score=0.3
+        box_px=4.0,
+        score=0.02,
+        tensor=0.05,
+        unmatched=0.02,
+        mismatched=0.1,
+        ap=0.002,
+        ap_decides=True,
+        mask_iou=0.9,
+        mask_score=0.3,
     ),
     Precision.FP16: Gate(
-        box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, moved=0.1, ap=0.002, ap_decides=True, mask_iou=0.9, mask_score=0.3
+        box_px=4.0,
+        score=0.02,
+        tensor=0.05,
+        unmatched=0.02,
+        mismatched=0.1,
+        ap=0.002,
+        ap_decides=True,
+        mask_iou=0.9,
+        mask_score=0.3,
     ),
     Precision.BF16: Gate(
-        box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, moved=0.1, ap=0.002, ap_decides=True, mask_iou=0.85, mask_score=0.3
+        box_px=16.0,
+        score=0.10,
+        tensor=0.25,
+        unmatched=0.05,
+        mismatched=0.1,
+        ap=0.002,
+        ap_decides=True,
+        mask_iou=0.85,
+        mask_score=0.3,
     ),
     Precision.INT8: Gate(
-        box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, moved=0.1, ap=0.010, ap_decides=True, mask_iou=0.5, mask_score=0.3
+        box_px=32.0,
+        score=0.25,
+        tensor=0.5,
+        unmatched=0.10,
+        mismatched=0.1,
+        ap=0.010,
+        ap_decides=True,
+        mask_iou=0.5,
+        mask_score=0.3,
     ),
     Precision.FP8: Gate(
-        box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, moved=0.1, ap=0.010, ap_decides=True, mask_iou=0.5, mask_score=0.3
+        box_px=32.0,
+        score=0.25,
+        tensor=0.5,
+        unmatched=0.10,
+        mismatched=0.1,
+        ap=0.010,
+        ap_decides=True,
+        mask_iou=0.5,
+        mask_score=0.3,
     ),
 }
 
@@ -96,7 +136,7 @@ def gate_for(precision: str) -> Gate:
 class ImageMatch:
     """One image: number of compared and of unmatched detections, and the largest differences.
 
-    moved: matched detections whose box, score or mask is beyond its tolerance.
+    beyond: matched detections whose box, score or mask is beyond its tolerance.
     mask_iou: the lowest of the pairs; None of models without masks, and where no pair reaches `Gate.mask_score`.
     """
 
@@ -106,20 +146,20 @@ class ImageMatch:
     box_px: float
     score: float
     mask_iou: float | None = None
-    moved: int = 0
+    beyond: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def lost(found: Any) -> int:
+def mismatched(found: Any) -> int:
     """Detections of an `ImageMatch`, or of a row with its fields, without one that is near enough, on the side that has more of them."""
-    return max(found.missing, found.extra) + found.moved
+    return max(found.missing, found.extra) + found.beyond
 
 
-def few(lost: int, compared: int, most: float) -> bool:
-    """Whether so many of the compared detections may be lost; one may be in any case."""
-    return lost <= max(1, most * compared)
+def few(count: int, compared: int, most: float) -> bool:
+    """Whether so many of the compared detections may be mismatched; one may be in any case."""
+    return count <= max(1, most * compared)
 
 
 def within(found: Any, gate: Gate) -> bool:
@@ -148,7 +188,7 @@ def match_classes(pairings: Iterable[Pairing]) -> dict[str, ImageMatch]:
     rows: dict[str, dict[str, Any]] = {}
 
     def row_of(label: str) -> dict[str, Any]:
-        return rows.setdefault(label, {"compared": 0, "missing": 0, "extra": 0, "box_px": 0.0, "score": 0.0, "moved": 0})
+        return rows.setdefault(label, {"compared": 0, "missing": 0, "extra": 0, "box_px": 0.0, "score": 0.0, "beyond": 0})
 
     for pairing in pairings:
         ref, cand = pairing.ref, pairing.cand
@@ -158,7 +198,7 @@ def match_classes(pairings: Iterable[Pairing]) -> dict[str, ImageMatch]:
                 row_of(label)[field] += 1
         for r, c in pairing.compared:
             row, differences = row_of(ref.labels[r]), pairing.difference(r, c)
-            row["moved"] += pairing.gate.exceeded(*differences)
+            row["beyond"] += pairing.gate.exceeded(*differences)
             for field, difference in zip(("box_px", "score"), differences, strict=True):
                 row[field] = max(row[field], difference)
     ordered = sorted(rows.items(), key=lambda item: -item[1]["compared"])
@@ -213,8 +253,8 @@ class Pairing:
         overlap, overlaps = None, self.overlaps()
         if self.ref.masks is not None and self.cand.masks is not None:
             overlap = min(overlaps.values(), default=None if differences else 1.0)
-        moved = sum(self.gate.exceeded(*difference, overlaps.get(pair, 1.0)) for pair, difference in differences.items())
-        return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap, moved)
+        beyond = sum(self.gate.exceeded(*difference, overlaps.get(pair, 1.0)) for pair, difference in differences.items())
+        return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap, beyond)
 
     def scores(self) -> list[tuple[float, float]]:
         """(score of the reference, of the candidate) of every pair; 0 where a detection is unmatched."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.matching import Gate, ImageMatch, few, lost
+from ..data.matching import Gate, ImageMatch, few, mismatched
 from ..detections import Detections
 from ..spec import Precision
 from .coco import SEGM
@@ -98,8 +98,8 @@ class PublishedMatch:
         found, against = [], f"against transformers' {self.oracle}{what}"
         if max(missing, extra) > gate.unmatched * compared:
             found.append(f"{against}, {missing} detections missing and {extra} extra of {compared}")
-        if gate.moved:
-            if not few(count := sum(map(lost, images)), compared, gate.moved):
+        if gate.mismatched:
+            if not few(count := sum(map(mismatched, images)), compared, gate.mismatched):
                 found.append(f"{against}, {_beyond(count, compared, gate)}")
             return found
         for name in ("box_px", "score"):
@@ -112,7 +112,7 @@ class PublishedMatch:
 def _beyond(count: int, compared: int, gate: Gate) -> str:
     return (
         f"{count} of {compared} detections are beyond {gate.box_px:g} px or a score difference of {gate.score:g}, or have no partner; "
-        f"allowed {gate.moved:.0%}"
+        f"allowed {gate.mismatched:.0%}"
     )
 
 
@@ -181,9 +181,9 @@ class VerifyReport:
         return sum(m.extra for m in self.images)
 
     @property
-    def lost(self) -> int:
+    def mismatched(self) -> int:
         """Detections beyond a tolerance or without partner."""
-        return sum(map(lost, self.images))
+        return sum(map(mismatched, self.images))
 
     @property
     def ap_loss(self) -> float | None:
@@ -207,9 +207,9 @@ class VerifyReport:
         result = []
         if max(self.missing, self.extra) > self.gate.unmatched * self.compared:
             result.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
-        if self.gate.moved:
-            if not few(self.lost, self.compared, self.gate.moved):
-                result.append(_beyond(self.lost, self.compared, self.gate))
+        if self.gate.mismatched:
+            if not few(self.mismatched, self.compared, self.gate.mismatched):
+                result.append(_beyond(self.mismatched, self.compared, self.gate))
             return result
         for name, worst in (("box_px", self.worst_box_px), ("score", self.worst_score), ("tensor", self.worst_tensor)):
             allowed = getattr(self.gate, name)
@@ -231,10 +231,18 @@ class VerifyReport:
             Check("detections compared", str(self.compared), "at least 1", self.compared > 0),
             Check("missing / extra", f"{self.missing} / {self.extra}", unmatched, matched, decides),
         ]
-        if gate.moved:
-            few_lost = few(self.lost, self.compared, gate.moved)
-            result.append(Check("beyond a tolerance", f"{self.lost} of {self.compared}", f"{gate.moved:.0%}", few_lost, decides))
-        each = decides and not gate.moved  # below FP32 the largest differences are shown
+        if gate.mismatched:
+            few_mismatched = few(self.mismatched, self.compared, gate.mismatched)
+            result.append(
+                Check(
+                    "beyond a tolerance",
+                    f"{self.mismatched} of {self.compared}",
+                    f"{gate.mismatched:.0%}",
+                    few_mismatched,
+                    decides,
+                )
+            )
+        each = decides and not gate.mismatched  # below FP32 the largest differences are shown
         for name, worst, allowed, shown, unit in (
             ("largest box difference", self.worst_box_px, gate.box_px, f"{self.worst_box_px:.4f} px", " px"),
             ("largest score difference", self.worst_score, gate.score, f"{self.worst_score:.2e}", ""),
@@ -280,7 +288,7 @@ class VerifyReport:
         result += [] if judged_by_ap else self.differences
         if self.published is not None:
             result += self.published.differences if judged_by_ap else self.published.failures(self.gate)
-        if (judged_by_ap or self.gate.moved) and not np.isfinite(self.worst_tensor):
+        if (judged_by_ap or self.gate.mismatched) and not np.isfinite(self.worst_tensor):
             result.append("the outputs hold NaN or infinite values, or have other shapes")
         if wrong := [row for row in self.slots if not row["passed"]]:
             shown = ", ".join(sorted({_slot_name(row) for row in wrong})[:4])
@@ -306,8 +314,8 @@ class VerifyReport:
             return "the same detections"
         lost = "" if self.ap_loss is None else f", AP {-self.ap_loss:+.4f}"
         unmatched = f", {self.missing} missing, {self.extra} extra" if self.missing or self.extra else ""
-        moved = sum(m.moved for m in self.images)
-        beyond = f"{moved} of {self.compared} beyond, " if moved else ""
+        count = sum(m.beyond for m in self.images)
+        beyond = f"{count} of {self.compared} beyond, " if count else ""
         return (
             f"within {Precision(self.precision).value.upper()} tolerances ({beyond}worst box {self.worst_box_px:.3g} px, worst score "
             f"{self.worst_score:.2g}{unmatched}{lost})"
