@@ -3,7 +3,8 @@
     python benchmarks/quick_build.py build BUNDLE --target tensorrt --batch 1
 
 DEVICE_ATTRIBUTES names the library of device_attributes.c, which builds beside each other need on some drivers. NVRTC_CACHE names
-that of nvrtc_cache.c and NVRTC_CACHE_FOLDER where it keeps compiled kernels, for the builds of a host to share.
+that of nvrtc_cache.c and NVRTC_CACHE_FOLDER where it keeps compiled kernels, for the builds of a host to share. BUILDER_LOG names a
+file for every message of the builder, each behind the seconds since its start: what it times, and where it hangs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from typing import Any
 
-from detrt.backends.tensorrt import build, worker
+from detrt.backends.tensorrt import bindings, build, worker
 
 WORKER = "--worker"
 
@@ -45,9 +47,31 @@ def hurry() -> None:
     worker._builder_config, worker._sms_of_this_gpu = once, with_table
 
 
+def log_to(path: str) -> None:
+    """Write what TensorRT logs in this process to a file, its verbose messages too."""
+    start = time.monotonic()
+
+    def make_logger(module: Any, note: Any) -> Any:
+        class Log(module.ILogger):
+            def __init__(self) -> None:
+                module.ILogger.__init__(self)
+
+            def log(self, severity: Any, msg: str) -> None:
+                file.write(f"{time.monotonic() - start:.1f} {severity.name} {msg}\n")
+                if severity.name != "VERBOSE":
+                    note(severity.name, msg)
+
+        return Log()
+
+    file = open(path, "w", buffering=1)  # open as long as the process
+    bindings._make_logger = make_logger
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == [WORKER]:
         hurry()
+        if log := os.environ.get("BUILDER_LOG"):
+            log_to(log)
         sys.exit(worker.main(sys.argv[2:]))
     from detrt.cli import main
 
