@@ -58,8 +58,7 @@ def log_to(path: str) -> None:
 
             def log(self, severity: Any, msg: str) -> None:
                 file.write(f"{time.monotonic() - start:.1f} {severity.name} {msg}\n")
-                if severity.name != "VERBOSE":
-                    note(severity.name, msg)
+                note(severity.name, msg)
 
         return Log()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from enum import Enum
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 from engine_graphs import EDGE, detector
 
 from detrt.backends.tensorrt import EngineConfig, weak, worker
+from detrt.backends.tensorrt import diagnose as explain
 from detrt.backends.tensorrt.bindings import Messages
 from detrt.backends.tensorrt.rewrite import FP32_MARK, Rewritten, rewrite
 from detrt.backends.tensorrt.versions import row_of
@@ -134,6 +137,37 @@ def test_without_a_kernel_the_feature_for_symbolic_shapes_is_dropped(tmp_path, e
     assert len(asked) == builds
     assert (engine, len(warnings)) == ((b"engine", 1) if builds == 2 else (None, 0))
     assert not warnings or "may be wrong at shapes that were not compared" in warnings[0]
+
+
+HANGS = """
+import sys, time
+from types import SimpleNamespace
+from detrt.backends.tensorrt import weak
+weak.SILENT_S = 0.5
+trt = SimpleNamespace(heard_s=0.0, timed=False)
+
+def build(network, config):
+    for _ in range({messages}):
+        time.sleep(0.2)
+        trt.heard_s, trt.timed = time.monotonic(), {timed}
+    time.sleep({silent})
+    return b"engine"
+
+print(weak.serialize(trt, SimpleNamespace(build_serialized_network=build), None, None, None, symbolic=False))
+"""
+
+
+@pytest.mark.parametrize(
+    ("messages", "timed", "silent", "code"),
+    [(5, False, 60, 75), (0, False, 60, 75), (5, False, 0, 0), (1, True, 1.5, 0)],
+    ids=["hangs behind messages", "hangs at once", "returns", "is silent while a kernel is timed"],
+)
+def test_a_builder_that_hangs_before_it_times_a_kernel_is_ended(messages, timed, silent, code):
+    script = HANGS.format(messages=messages, timed=timed, silent=silent)
+    ended = subprocess.run([sys.executable, "-c", script], timeout=50, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert ("engine" in ended.stdout) is (code == 0)
+    assert ("hangs" in explain.ended(code, "")) is (code == 75)
 
 
 def test_a_parser_that_drops_names_is_found_out(tmp_path):

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,12 +67,18 @@ class Messages:
 
 @dataclass(slots=True)
 class Trt:
-    """One loaded library. module: the Python bindings; version: e.g. "1.7.1.116"."""
+    """One loaded library.
+
+    module: the Python bindings; version: e.g. "1.7.1.116". heard_s: when it logged something, by `time.monotonic`. timed: whether a builder
+    has timed a kernel.
+    """
 
     module: Any
     version: str
     target: str
     logger: Any = None
+    heard_s: float = field(default_factory=time.monotonic)
+    timed: bool = False
     _captures: list[Messages] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.Lock)
     _plugins: set[str] = field(default_factory=set)
@@ -89,6 +96,10 @@ class Trt:
         return row_of(self.target, self.version)
 
     def _note(self, severity: str, text: str) -> None:
+        self.heard_s = time.monotonic()
+        if severity == "VERBOSE":
+            self.timed = self.timed or "Timing Runner" in text
+            return
         with self._lock:
             for messages in self._captures:
                 if len(messages.entries) < _KEPT_MESSAGES:
@@ -312,8 +323,7 @@ def _make_logger(module: Any, note: Callable[[str, str], None]) -> Any:
             module.ILogger.__init__(self)
 
         def log(self, severity: Any, msg: str) -> None:
-            if severity.name != "VERBOSE":
-                note(severity.name, msg)
+            note(severity.name, msg)
 
     return Log()
 

@@ -11,6 +11,7 @@ from ...graph.names import module_path
 
 _SHOWN = 5
 _SHOWN_CHARACTERS = 500
+HUNG_EXIT_CODE = 75  # of a builder process that ended itself, because the builder neither returned nor said anything
 NO_KERNEL = r"Could not find any implementation"
 _NO_DEVICE = r"cudaError (35|100|999)|no CUDA-capable device|CUDA driver version is insufficient"
 
@@ -197,6 +198,11 @@ def ended(return_code: int, log_tail: str) -> str:
                 f"the builder process crashed ({name}); nothing was written. This is a fault inside "
                 "TensorRT: try one batch size and one image size, another version of it, or --msda gather"
             )
+    elif return_code == HUNG_EXIT_CODE:
+        cause = (
+            "the builder of TensorRT hangs: it said nothing for minutes, before it timed a kernel, and was stopped; nothing was written. Its "
+            "optimizer does not return for some quantized graphs. Try --precision fp16, or another version of TensorRT"
+        )
     else:
         cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"
     tail = [line.strip() for line in log_tail.splitlines() if line.strip()][-3:]

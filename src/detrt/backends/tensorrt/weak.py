@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from ...errors import EngineError
 from .bindings import Messages, Trt
-from .diagnose import NO_KERNEL
+from .diagnose import HUNG_EXIT_CODE, NO_KERNEL
 from .rewrite import FP32_MARK, Rewritten
 
 # Layers that take no precision: they hold weights or shapes, are parts of a loop, or move values, which keep the type of the
@@ -22,6 +28,8 @@ _UNTYPED = frozenset(
 )  # fmt: skip
 # cuDNN is large, often absent, and NVIDIA's later versions do without it.
 _NO_TACTICS = ("CUDNN",)
+# Healthy builds log every second until the first kernel is timed. After that one node of Myelin may take minutes.
+SILENT_S = 300.0
 _SYMBOLIC_FEATURE = "FASTER_DYNAMIC_SHAPES_0805"
 # Words of the engine inspector -> TensorRT type.
 _FORMATS = (
@@ -104,7 +112,16 @@ def serialize(
 
     With the feature for symbolic shapes TensorRT 8.5.3 has no kernel for RT-DETRv2 and D-FINE of symbolic height and width. Without it
     their engines were right at every shape that was compared, which other models' are not.
+
+    The process ends with `HUNG_EXIT_CODE` where the builder says nothing for `SILENT_S` before it times a kernel.
     """
+    with _watched(trt):
+        return _serialize(trt, builder, network, builder_config, messages, symbolic)
+
+
+def _serialize(
+    trt: Trt, builder: Any, network: Any, builder_config: Any, messages: Messages, symbolic: bool
+) -> tuple[Any, list[str]]:
     engine = builder.build_serialized_network(network, builder_config)
     if engine is not None or not symbolic or not re.search(NO_KERNEL, " ".join(messages.errors)):
         return engine, []
@@ -113,6 +130,25 @@ def serialize(
         f"TensorRT {trt.version} has no kernel for this graph with its preview feature {_SYMBOLIC_FEATURE}, and the engine was built "
         "without: it may be wrong at shapes that were not compared. One batch size and one image size have no such risk"
     ]
+
+
+@contextlib.contextmanager
+def _watched(trt: Trt) -> Iterator[None]:
+    """End the process where the builder hangs inside the block: its call cannot be interrupted."""
+    done = threading.Event()
+    trt.heard_s, trt.timed = time.monotonic(), False
+
+    def watch() -> None:
+        while not (trt.timed or done.wait(min(1.0, SILENT_S / 4))):
+            if time.monotonic() - trt.heard_s > SILENT_S:
+                sys.stderr.flush()
+                os._exit(HUNG_EXIT_CODE)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def inspect(trt: Trt, engine: bytes) -> str:

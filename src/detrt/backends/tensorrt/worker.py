@@ -60,7 +60,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     _check_config(trt, config)
     sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
     trt.load_plugins(config.plugins)
-    with tempfile.TemporaryDirectory(prefix="detrt-dialect-") as folder, trt.capture() as messages:
+    # In the folder of this process, which its parent removes however it ends.
+    with tempfile.TemporaryDirectory(prefix="dialect-", dir=Path.cwd()) as folder, trt.capture() as messages:
         plugins = _plugins(trt, config)
         source = rewrite(onnx, row, config, spec, Path(folder), plugins)
         builder = trt.create_builder()
