@@ -64,7 +64,9 @@ def test_it_is_transformers_class_of_that_size(name, queries, layers):
         all_of_it = whole.module(pixel_values=pixels)
         found = reduced(whole, queries, layers)
         expected, got = want(pixel_values=pixels), found.module(pixel_values=pixels)
-    assert torch.equal(expected.logits, got.logits) and torch.equal(expected.pred_boxes, got.pred_boxes)
+    # Not to the bit: kernels of a CPU add up in another order where memory is aligned otherwise.
+    torch.testing.assert_close(got.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.pred_boxes, expected.pred_boxes, rtol=1e-5, atol=1e-5)
     assert got.logits.shape == (2, queries or total, 7) and got.logits.shape[1] == found.spec.decode.num_queries
     assert layers is None or not torch.equal(all_of_it.logits[:, : queries or total], got.logits)
     assert found.spec.decode.max_detections <= (queries or total) * 7

@@ -52,7 +52,7 @@ def typed(exported, shared):
         ("deformable_detr", "8.5.3", "fp32", False, 4, "NVIDIA"),
         ("deformable_detr", "8.5.3", "fp16", False, 4, "NVIDIA"),
         ("grounding_dino", "8.5.3", "fp16", False, 0, ""),  # how fast NVIDIA's is was not measured
-        ("dino", "8.5.3", "fp32", False, 4, "NVIDIA"),
+        pytest.param("dino", "8.5.3", "fp32", False, 4, "NVIDIA", marks=pytest.mark.slow),  # 11 s; in FP16 it is quick
         ("deformable_detr", "10.12.0", "fp32", False, 0, ""),  # not measured
         ("rt_detr_v2", "8.5.3", "fp32", False, 0, ""),  # gathers are faster
         ("deformable_detr", "8.5.3", "fp32", True, 4, "own"),

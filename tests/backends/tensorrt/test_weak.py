@@ -159,8 +159,8 @@ print(weak.serialize(trt, SimpleNamespace(build_serialized_network=build), None,
 
 @pytest.mark.parametrize(
     ("messages", "timed", "silent", "code"),
-    [(5, False, 60, 75), (0, False, 60, 75), (5, False, 0, 0), (1, True, 1.5, 0)],
-    ids=["hangs behind messages", "hangs at once", "returns", "is silent while a kernel is timed"],
+    [(5, False, 60, 75), (1, True, 1.5, 0)],
+    ids=["hangs behind messages", "is silent while a kernel is timed"],
 )
 def test_a_builder_that_hangs_before_it_times_a_kernel_is_ended(messages, timed, silent, code):
     script = HANGS.format(messages=messages, timed=timed, silent=silent)
