@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,63 +61,17 @@ class Gate:
 
 # Tolerances for rounding, by the lowest precision of the candidate; measured in docs/guide/verify.md. A tie of two queries can move a
 # detection in a crowd far, so that below FP32 the AP decides, if there is one. Masks: docs/results/average-precision.md.
+_16_BITS = Gate(
+    box_px=4.0, score=0.02, tensor=0.05, unmatched=0.02, mismatched=0.1, ap=0.002, ap_decides=True, mask_iou=0.9, mask_score=0.3
+)
+_8_BITS = replace(_16_BITS, box_px=32.0, score=0.25, tensor=0.5, unmatched=0.10, ap=0.010, mask_iou=0.5)
 GATES = {
     Precision.FP32: Gate(),
-    Precision.TF32: Gate(
-        box_px=4.0,
-        score=0.02,
-        tensor=0.05,
-        unmatched=0.02,
-        mismatched=0.1,
-        ap=0.002,
-        ap_decides=True,
-        mask_iou=0.9,
-        mask_score=0.3,
-    ),
-    Precision.FP16: Gate(
-        box_px=4.0,
-        score=0.02,
-        tensor=0.05,
-        unmatched=0.02,
-        mismatched=0.1,
-        ap=0.002,
-        ap_decides=True,
-        mask_iou=0.9,
-        mask_score=0.3,
-    ),
-    Precision.BF16: Gate(
-        box_px=16.0,
-        score=0.10,
-        tensor=0.25,
-        unmatched=0.05,
-        mismatched=0.1,
-        ap=0.002,
-        ap_decides=True,
-        mask_iou=0.85,
-        mask_score=0.3,
-    ),
-    Precision.INT8: Gate(
-        box_px=32.0,
-        score=0.25,
-        tensor=0.5,
-        unmatched=0.10,
-        mismatched=0.1,
-        ap=0.010,
-        ap_decides=True,
-        mask_iou=0.5,
-        mask_score=0.3,
-    ),
-    Precision.FP8: Gate(
-        box_px=32.0,
-        score=0.25,
-        tensor=0.5,
-        unmatched=0.10,
-        mismatched=0.1,
-        ap=0.010,
-        ap_decides=True,
-        mask_iou=0.5,
-        mask_score=0.3,
-    ),
+    Precision.TF32: _16_BITS,
+    Precision.FP16: _16_BITS,
+    Precision.BF16: replace(_16_BITS, box_px=16.0, score=0.10, tensor=0.25, unmatched=0.05, mask_iou=0.85),
+    Precision.INT8: _8_BITS,
+    Precision.FP8: _8_BITS,
 }
 
 
