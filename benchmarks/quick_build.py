@@ -49,21 +49,17 @@ def hurry() -> None:
 
 def log_to(path: str) -> None:
     """Write what TensorRT logs in this process to a file, its verbose messages too."""
-    start = time.monotonic()
-
-    def make_logger(module: Any, note: Any) -> Any:
-        class Log(module.ILogger):
-            def __init__(self) -> None:
-                module.ILogger.__init__(self)
-
-            def log(self, severity: Any, msg: str) -> None:
-                file.write(f"{time.monotonic() - start:.1f} {severity.name} {msg}\n")
-                note(severity.name, msg)
-
-        return Log()
-
+    start, make_logger = time.monotonic(), bindings._make_logger
     file = open(path, "w", buffering=1)  # open as long as the process
-    bindings._make_logger = make_logger
+
+    def logger_to_file(module: Any, note: Any) -> Any:
+        def write(severity: str, text: str) -> None:
+            file.write(f"{time.monotonic() - start:.1f} {severity} {text}\n")
+            note(severity, text)
+
+        return make_logger(module, write)
+
+    bindings._make_logger = logger_to_file
 
 
 if __name__ == "__main__":
