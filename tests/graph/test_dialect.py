@@ -19,8 +19,8 @@ from detrt.errors import GraphError
 from detrt.graph.clean import lower_opset, set_opset, topk_outputs, with_outputs
 from detrt.graph.dialect import (
     LAYER_NORM,
+    cumsum_to_matmul,
     fix_axes,
-    loops,
     move_integers,
     quantize_weights,
     use_layer_norm_plugin,
@@ -142,8 +142,8 @@ def dialect(model, row=OLD):
     sum_by_reduction(copy)
     if not row.strongly_typed:
         move_integers(copy)
-    also = set() if row.strongly_typed else loops(copy)
-    write_out(copy, row.lacks, also=also, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
+        cumsum_to_matmul(copy)
+    write_out(copy, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(copy, row.opset)
     return copy
@@ -227,7 +227,7 @@ def test_outputs_stay_equal(family, exported):
         for a, b, largest in zip(got[:outputs], want[:outputs], noise, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 + 4 * largest)
     assert not refused(fixed, OLD)
-    assert not loops(fixed)
+    assert not cumsum_to_matmul(fixed)
 
 
 def with_selections(model, chosen):
@@ -299,11 +299,15 @@ def test_each_operator_written_out_equals_itself(case):
     np.testing.assert_allclose(run(written, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((2, "rows", 5), 1), ((2, 6, 5), 0)])
-def test_a_running_sum_of_unknown_length_or_of_an_outer_axis_stays(shape, axis):
+@pytest.mark.parametrize(
+    ("shape", "axis", "kind"),
+    [((2, "rows", 5), 1, TensorProto.FLOAT), ((2, 6, 5), 0, TensorProto.FLOAT), ((2, 6, 5), 1, TensorProto.INT32)],
+    ids=["unknown length", "outer axis", "integers, as PP-DocLayoutV2 has"],
+)
+def test_a_running_sum_that_has_no_product_stays(shape, axis, kind):
     node = helper.make_node("CumSum", ["x", "a"], ["y"])
-    model = one(node, [("x", TensorProto.FLOAT, shape)], ("y", TensorProto.FLOAT, None), 17, [("a", np.array(axis))])
-    assert not loops(model) and [n.op_type for n in dialect(model).graph.node] == ["CumSum"]
+    model = one(node, [("x", kind, shape)], ("y", kind, None), 17, [("a", np.array(axis))])
+    assert not cumsum_to_matmul(model) and [n.op_type for n in dialect(model).graph.node] == ["CumSum"]
 
 
 def test_a_sigmoid_is_written_out_where_it_is_asked_for():

@@ -28,7 +28,7 @@ from .dequantize import dequantized_weight
 from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
 from .operators import PLUGIN_NODES
-from .view import attribute, element_types, tensor_shapes
+from .view import attribute, element_types, inferred
 
 INTEGER_ARGMAX = "ArgMax of integers"
 LAYER_NORM = "LayerNorm"  # NVIDIA's plugin, in TensorRT 8.5.2 and newer
@@ -73,7 +73,7 @@ def write_out(
 
     Args:
         lacks: operators without an importer; `INTEGER_ARGMAX` stands for ArgMax and ArgMin of integers.
-        also: outputs of nodes that are written out although the parser reads them, such as those of `loops`.
+        also: outputs of nodes that are written out although the parser reads them.
         shape_range: whether `start` and `end` of Shape are obeyed.
         scatter_reduction: whether ScatterND may have the attribute `reduction`; "none" is then dropped.
 
@@ -88,9 +88,7 @@ def write_out(
         raise GraphError(f"{', '.join(sorted(unknown))} cannot be written out; known: {', '.join(sorted(_WRITERS))}")
     graph = model.graph
     kinds = element_types(model)
-    # Inference takes as long as the rest, and what the parsers lack needs the shapes of weights only.
-    shapes = tensor_shapes(model) if also else {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     opset = default_opset(model)
     done: list[Written] = []
     nodes: list[onnx.NodeProto] = []
@@ -100,7 +98,7 @@ def write_out(
         name = node.name or f"/{node.op_type}"
         prefixes[name] += 1
         builder = GraphBuilder(f"{name}/written" + (f".{prefixes[name]}" if prefixes[name] > 1 else ""))
-        writer(_Site(node, builder, kinds, shapes, constants, opset))
+        writer(_Site(node, builder, kinds, shapes, opset))
         nodes.extend(builder.nodes)
         graph.initializer.extend(builder.initializers)
         done.append(Written(kind, node.output[0], tuple(name for n in builder.nodes for name in n.output)))
@@ -125,18 +123,37 @@ def write_out(
     return done
 
 
-def loops(model: onnx.ModelProto) -> set[str]:
-    """Outputs of CumSum nodes, which TensorRT 8 computes in a loop, where `write_out` can make a product of them: of known length, over one
-    of the last two axes."""
+def cumsum_to_matmul(model: onnx.ModelProto) -> int:
+    """Replace CumSum, a loop in TensorRT 8, by a product with a triangle of ones, in place; returns how many.
+
+    Of floats, because TensorRT multiplies no integer matrices, over one of the last two axes where its length is known.
+    """
     sums = [node for node in model.graph.node if node.op_type == "CumSum"]
-    shapes = tensor_shapes(model) if sums else {}
+    if not sums:
+        return 0
+    graph, count = inferred(model), 0
+    known = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info)}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = set()
     for node in sums:
-        shape, axis = shapes.get(node.input[0]), constants.get(node.input[1])
-        if shape and axis is not None and (at := _signed(axis, len(shape))) >= -2 and shape[at]:
-            found.add(node.output[0])
-    return found
+        x, tensor, axis = node.input[0], known.get(node.input[0]), constants.get(node.input[1])
+        if tensor is None or tensor.elem_type not in _FLOATS or not tensor.shape.dim or axis is None:
+            continue
+        rank = len(tensor.shape.dim)
+        from_last = int(numpy_helper.to_array(axis).reshape(())) % rank - rank
+        length = tensor.shape.dim[from_last].dim_value
+        if from_last < -2 or not length:
+            continue
+        triangle = np.tri(length, k=-int(attribute(node, "exclusive", 0)))  # row i holds ones up to column i
+        if bool(attribute(node, "reverse", 0)) != (from_last == -1):
+            triangle = triangle.T
+        ones = f"{node.output[0]}/ones"
+        kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        model.graph.initializer.append(numpy_helper.from_array(triangle.astype(kind), ones))
+        factors = [x, ones] if from_last == -1 else [ones, x]
+        node.CopyFrom(helper.make_node("MatMul", factors, node.output, node.name))
+        count += 1
+    drop_dead(model)
+    return count
 
 
 def use_layer_norm_plugin(model: onnx.ModelProto, fp32: Collection[str]) -> int:
@@ -361,7 +378,6 @@ class _Site:
     b: GraphBuilder
     kinds: dict[str, int]
     shapes: dict[str, list[int]]
-    constants: dict[str, TensorProto]
     opset: int
 
     def only_first_output(self) -> None:
@@ -479,31 +495,12 @@ def _shape(site: _Site) -> None:
     b.op("Slice", b.op("Shape", node.input[0]), b.ints(start), b.ints(end), b.ints(0), output=node.output[0])
 
 
-def _signed(axis: TensorProto, rank: int) -> int:
-    """An axis of a tensor of `rank` sides, counted from the last one: -1."""
-    return int(numpy_helper.to_array(axis).reshape(())) % rank - rank
-
-
 def _sigmoid(site: _Site) -> None:
     """1 / (1 + exp(-x)); an infinite exponential gives zero."""
     node, b = site.node, site.b
     (x,) = node.input
     one = b.const(1.0, np.float32)  # the only graphs in which it is written out are FP32 throughout
     b.op("Div", one, b.op("Add", b.op("Exp", b.op("Neg", x)), one), output=node.output[0])
-
-
-def _cumsum(site: _Site) -> None:
-    """A product with a triangle of ones, over the last axis or the one before it."""
-    node, b = site.node, site.b
-    x, axis_name = node.input
-    shape = site.shapes[x]
-    axis = _signed(site.constants[axis_name], len(shape))
-    triangle = np.tri(shape[axis], k=-int(attribute(node, "exclusive", 0)))  # row i holds ones up to column i
-    if attribute(node, "reverse", 0):
-        triangle = triangle.T
-    last = axis == -1
-    ones = b.const(triangle.T if last else triangle, helper.tensor_dtype_to_np_dtype(site.kinds.get(x, TensorProto.FLOAT)))
-    b.op("MatMul", *((x, ones) if last else (ones, x)), output=node.output[0])
 
 
 _WRITERS: dict[str, Callable[[_Site], None]] = {
@@ -516,5 +513,4 @@ _WRITERS: dict[str, Callable[[_Site], None]] = {
     "IsInf": _is_inf,
     "CastLike": _cast_like,
     "Sigmoid": _sigmoid,
-    "CumSum": _cumsum,
 }

@@ -159,24 +159,14 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
     """Tensor name -> ONNX element type, from the file and from shape inference."""
     graph = model.graph
     result = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for source in (graph, _inferred(model)):
+    for source in (graph, inferred(model)):
         for value in (*source.input, *source.value_info, *source.output):
             if value.type.tensor_type.elem_type:
                 result[value.name] = value.type.tensor_type.elem_type
     return result
 
 
-def tensor_shapes(model: onnx.ModelProto) -> dict[str, list[int]]:
-    """Tensor name -> its shape, as far as shape inference knows it; 0 for a side that is symbolic or unknown."""
-    result = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    inferred = _inferred(model)
-    for value in (*inferred.input, *inferred.value_info, *inferred.output):
-        if value.type.tensor_type.HasField("shape"):
-            result[value.name] = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-    return result
-
-
-def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
+def inferred(model: onnx.ModelProto) -> onnx.GraphProto:
     """The graph after shape inference, without large weights, because inference copies the whole model; small ones may hold shapes."""
     graph = model.graph
     weightless = onnx.ModelProto()

@@ -64,6 +64,7 @@ def rewrite(
     from ...graph.dialect import (
         LAYER_NORM,
         Widened,
+        cumsum_to_matmul,
         fix_axes,
         move_integers,
         quantize_weights,
@@ -119,20 +120,12 @@ def rewrite(
         if not symbolic or any(length is not None for length in symbolic):
             fix_axes(model, lengths, optimize_basic)
         changes["booleans"] = move_integers(model)
+        changes["CumSum"] = cumsum_to_matmul(model)
         # After the optimiser, which would compute them.
         changes["INT8 weights"] = quantize_weights(model)
-        # In FP32 it was not measured, and quantized graphs were not either. Gathers of an encoder are in one node of Myelin with the
-        # layers around them, which a plugin would cut.
-        whole = spec.family in SAMPLING_ENCODERS and not plugin_nodes(model)
-        if (
-            LAYER_NORM in plugins
-            and widened.low
-            and not widened.quantized
-            and spec.family in row.layer_norm_families
-            and not whole
-        ):
+        if LAYER_NORM in plugins and _layer_norm_is_faster(row, spec, widened, bool(plugin_nodes(model))):
             changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
-    also = _read_badly(model, row, spec, widened)
+    also = _fp32_sigmoids(model, widened) if widened.low and spec.family in row.sigmoid_families else ()
     written = write_out(model, row.lacks, also=also, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(model, row.opset)  # newer operators are written out by now
@@ -151,14 +144,18 @@ def rewrite(
     return Rewritten(path, widened.low, widened.quantized, dict(changes), plugin_is_faster, **described)
 
 
-def _read_badly(model: Any, row: Version, spec: ModelSpec, widened: Widened) -> set[str]:
-    """Outputs of nodes that the parser reads and the engine would compute badly."""
-    from ...graph.dialect import loops
+def _layer_norm_is_faster(row: Version, spec: ModelSpec, widened: Widened, has_plugins: bool) -> bool:
+    """Whether NVIDIA's plugin for LayerNormalization is. In FP32 it was not measured, and quantized graphs were not either.
 
-    found: set[str] = set() if row.strongly_typed else loops(model)
-    if widened.low and spec.family in row.sigmoid_families:
-        found.update(node.output[0] for node in model.graph.node if node.op_type == "Sigmoid" and node.output[0] in widened.fp32)
-    return found
+    has_plugins: whether deformable attention runs in one. Gathers of an encoder are in one node of Myelin with the layers around them, which
+    a plugin would cut.
+    """
+    whole = spec.family in SAMPLING_ENCODERS and not has_plugins
+    return widened.low and not widened.quantized and spec.family in row.layer_norm_families and not whole
+
+
+def _fp32_sigmoids(model: Any, widened: Widened) -> set[str]:
+    return {node.output[0] for node in model.graph.node if node.op_type == "Sigmoid"} & widened.fp32
 
 
 def _plugin_form(

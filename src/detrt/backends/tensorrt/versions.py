@@ -290,7 +290,7 @@ def tables() -> str:
         if not row.scatter_reduction:
             written.append("`reduction` of ScatterND")
         if not row.strongly_typed:
-            written.append("CumSum of known length")
+            written.append("CumSum of floats, of known length")
         if row.sigmoid_families:
             written.append(f"FP32 Sigmoid in FP16 graphs of {', '.join(row.sigmoid_families)}")
         cells = (
