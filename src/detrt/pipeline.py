@@ -439,10 +439,10 @@ class _Builder:
         self._record("engine_checks", {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()})
         if found.passed:
             return
-        if self.provenance.has_random_weights and found.ran:
+        if self.provenance.has_random_weights and found.ran and not found.on_same_queries:
             self.warnings.append(
                 f"the engine '{name}' and its ONNX graph differ: {found.verdict}. Not judged: random weights give nearly equal scores, which "
-                "change places with any rounding"
+                "change places with any rounding; --return-selections compares them on the same queries"
             )
             return
         raise GateError(
@@ -777,9 +777,10 @@ def _largest_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: 
         SessionError: one of them cannot run.
     """
     from . import graph
-    from .graph.clean import serialized, topk_outputs
+    from .graph.clean import serialized
     from .graph.dequantize import remove_quantization
     from .graph.probe import MAX_PROBED_BYTES, probe
+    from .graph.selections import topk_outputs
     from .graph.view import GraphView
 
     if quantized:

@@ -37,6 +37,8 @@ MASK_LOGITS = "mask_logits"  # (batch, queries or max_detections, mask height, m
 ORDER_LOGITS = "order_logits"  # (batch, queries, queries), [j, i] = -[i, j]; above 0 at [i, j] = i is read before j
 SUCCESSOR_LOGITS = "successor_logits"  # (batch, queries, queries), above 0 at [i, j] = j is read next after i; 0 at [i, i]
 QUADS = "quads"  # (batch, queries, 4, 2) x, y of the corners, relative to the image, clockwise from the top left
+SELECTION = "selection."  # and a number in graph order: indices of a top-k selection, (batch, k) int64; only on request
+BEST_SCORES, GIVEN_SCORES = "/best", "/given"  # behind it, of a graph that takes selections: the best scores, and those selected
 
 # Of models with a prompt. The text encoder turns the first two into the others.
 INPUT_IDS = "input_ids"  # (batch, tokens) int64

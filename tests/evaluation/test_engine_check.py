@@ -13,15 +13,20 @@ from onnx import helper, numpy_helper
 from detrt.backends.engine_check import EngineCheck, EngineRow, compare_sessions
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
+from detrt.backends.prompted import PromptedSession
+from detrt.bundle import EngineFacts
 from detrt.data.matching import gate_for
 from detrt.evaluation import engine_check
 from detrt.evaluation.engine_check import compare_engine
 from detrt.export import export_onnx
 from detrt.graph.msda_plugin import emit
+from detrt.graph.selections import return_selections
 from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
 from detrt.spec import MASK_LOGITS, PIXEL_VALUES, PRED_BOXES
 
+FACTS = EngineFacts("tensorrt", "8.5.3", (90,), "fp16", {}, "", 0, 0.0)
+RETURNS = False  # whether the engine was built to return its selections
 PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 
 
@@ -31,8 +36,9 @@ def engine(monkeypatch):
 
     def open_engine_beside(reference, path, text_engine=None):
         session = OnnxSession(path.with_suffix(".onnx"))
-        session._info = replace(session.info, profile=PROFILE, max_batch=3)
-        return session
+        facts = replace(FACTS, options={"return_selections": RETURNS})
+        session._info = replace(session.info, profile=PROFILE, max_batch=3, facts=facts)
+        return reference.with_sessions(session, reference.text_encoder) if isinstance(reference, PromptedSession) else session
 
     monkeypatch.setattr(engine_check, "open_engine_beside", open_engine_beside)
     for name in ("SCENES", "OTHER_SCENES"):  # one batch at each shape
@@ -43,6 +49,17 @@ def engine(monkeypatch):
 def graph(exported):
     """The trained model that comes with detrt: rounding does not change which of its queries win."""
     return exported("embedded:shapes").path
+
+
+def disturbed(graph, noise):
+    """A graph whose weights are off by noise, in units of their deviation."""
+    model, generator = onnx.load(graph), np.random.default_rng(0)
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.size > 4096:
+            values = values + generator.standard_normal(values.shape, np.float32) * np.float32(noise * values.std())
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    return model
 
 
 def with_boxes(path, target, change, output=PRED_BOXES):
@@ -96,13 +113,7 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
 )
 def test_rounding_may_move_a_few_detections_of_many(graph, tmp_path, noise, precision, passed):
     """Weights with noise of 1 % of their deviation keep the AP of drawn scenes within 0.002; with 8 % it falls."""
-    model, generator = onnx.load(graph), np.random.default_rng(0)
-    for tensor in model.graph.initializer:
-        values = numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size > 4096:
-            values = values + generator.standard_normal(values.shape, np.float32) * np.float32(noise * values.std())
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    onnx.save(model, tmp_path / "model.onnx")
+    onnx.save(disturbed(graph, noise), tmp_path / "model.onnx")
     with OnnxSession(graph) as reference, OnnxSession(tmp_path / "model.onnx") as candidate:
         found = compare_sessions(reference, candidate, precision, shapes=[(1, (320, 320))])
     (row,) = found.rows
@@ -151,7 +162,7 @@ def test_an_engine_is_asked_for_prompts_of_several_lengths(exported, monkeypatch
     path = exported("grounding_dino").path
     asked = []
 
-    def compare(reference, candidate, *shape):
+    def compare(reference, candidate, following, *shape):
         prompt = candidate.prompts[0].prompt.text
         asked.append(len(prompt.split()))
         kind = "long" if asked[-1] > 6 else "short" if asked[-1] < 6 else "usual"
@@ -165,6 +176,40 @@ def test_an_engine_is_asked_for_prompts_of_several_lengths(exported, monkeypatch
     assert found.passed is (not wrong)
     assert "2 shapes, 3 prompts" in found.verdict
     assert (f"a prompt of {asked[3] if wrong == 'long' else 2} words, 0 of 10" in found.verdict) is bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "passed"),
+    [
+        ("dino", "", True),
+        ("dino", "boxes", False),
+        ("dino", "selection", False),
+        pytest.param("grounding_dino", "", True, marks=pytest.mark.slow),  # 10 s
+        ("detr", "", True),
+        ("detr", "boxes", False),
+    ],
+)
+def test_selections_of_the_engine_are_given_to_the_graph(engine, exported, tmp_path, monkeypatch, name, fault, passed):
+    """Weights that are off by a thousandth choose other queries among random scores; on the same ones outputs are equal."""
+    path = exported(name).path
+    monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((2, 3, 96, 128),) * 3)
+    model = disturbed(path, 1e-3)
+    if fault == "selection":  # the worst proposals, computed rightly
+        next(a for node in model.graph.node if node.op_type == "TopK" for a in node.attribute if a.name == "largest").i = 0
+    returned = return_selections(model)
+    assert len(returned) == (name != "detr")
+    onnx.save(model, tmp_path / "model.onnx")
+    target = with_boxes(tmp_path / "model.onnx", tmp_path / "model.onnx", 1.2 if fault == "boxes" else 1.0)
+    monkeypatch.setattr(f"{__name__}.RETURNS", True)
+    found = compare_engine(path, target, "fp16")
+    assert found.on_same_queries and found.passed is passed, found.verdict
+    assert "of the largest output on the same queries" in found.verdict
+    worst = max(row.same_queries for row in found.rows)
+    assert (worst < 0.02) is passed and found.to_dict()["rows"][0]["same_queries"] <= worst
+    if name == "dino" and not fault:  # what cannot be told from a wrong engine otherwise
+        monkeypatch.setattr(f"{__name__}.RETURNS", False)
+        without = compare_engine(path, target, "fp16")
+        assert not without.passed and not without.on_same_queries and "same queries" not in without.verdict
 
 
 @pytest.fixture(scope="module")

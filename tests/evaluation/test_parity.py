@@ -14,12 +14,15 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from onnx import helper, numpy_helper
 
 from detrt import ExportConfig, build, graph
+from detrt.backends.base import FakeSession
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession
+from detrt.bundle import EngineFacts
 from detrt.data.matching import Gate
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError, GateError, SessionError
 from detrt.evaluation.parity import require, verify
+from detrt.graph.selections import return_selections
 from detrt.models.load import LoadOptions
 from detrt.precision import PrecisionConfig
 
@@ -151,3 +154,18 @@ def test_fp16_of_trained_weights_passes_without_ground_truth(real_data, tmp_path
     report = verify(checkpoint, tmp_path / "low", photographs, load=LoadOptions(trust_remote_code=True))
     assert report.passed and "beyond" in report.verdict and report.worst_box_px > report.gate.box_px
     assert not replace(report, gate=replace(report.gate, mismatched=0.0)).passed
+
+
+def test_the_selections_that_an_engine_returns_are_forced(exported, images):
+    """Tensors of an engine are compared where it was built to return its selections; ONNX Runtime stands in for it."""
+    report = exported("rt_detr_v2")
+    model = graph.load(report.path)
+    return_selections(model)
+    for options, compared in (({"return_selections": True}, True), ({}, False)):
+        with OnnxSession(report.path) as reference, OnnxSession(graph.to_bytes(model), report.spec) as runs:
+            facts = EngineFacts("tensorrt", "8.5.3", (90,), "fp32", {}, "", options=options)
+            engine = FakeSession(report.spec, runs.inputs, runs.outputs, runs.run, facts=facts)
+            found = verify(reference, engine, images[:1])
+        assert {row["output"] for row in found.tensors} == ({"logits", "pred_boxes"} if compared else set())
+        assert all(row["error"] < 1e-4 for row in found.tensors)
+        assert any("cannot be read and forced" in note for note in found.notes) is not compared

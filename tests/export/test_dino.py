@@ -16,7 +16,8 @@ from detrt import graph
 from detrt.backends.base import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.export.trace import CHECK_TOLERANCE
-from detrt.graph.clean import topk_outputs, with_outputs
+from detrt.graph.clean import with_outputs
+from detrt.graph.selections import topk_outputs
 from detrt.models.arch.deformable import level_masks
 from detrt.models.example_inputs import example_feeds
 from detrt.models.hooks import forced_topk

@@ -100,7 +100,7 @@ def cut_coordinates(exported):
     import onnx
     from onnx import helper, numpy_helper
 
-    from detrt.graph.clean import cut_outputs
+    from detrt.graph.selections import cut_outputs
 
     report = exported("pp_doclayout_v2")
     model = onnx.load(report.path)

@@ -22,7 +22,8 @@ from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
 from detrt.export.onnx import ExportConfig
 from detrt.export.trace import CHECK_TOLERANCE
-from detrt.graph.clean import topk_outputs, with_outputs
+from detrt.graph.clean import with_outputs
+from detrt.graph.selections import topk_outputs
 from detrt.models.contract import exported_spec, other_size, trace_size
 from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME

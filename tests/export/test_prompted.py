@@ -20,7 +20,8 @@ from detrt.errors import ExportError, SourceError
 from detrt.export import ExportConfig, export_onnx
 from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, unpadded
 from detrt.export.trace import CHECK_TOLERANCE
-from detrt.graph.clean import topk_outputs, with_outputs
+from detrt.graph.clean import with_outputs
+from detrt.graph.selections import topk_outputs
 from detrt.models.contract import contract, text_encoder_contract
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds
 from detrt.models.load import load_source

@@ -31,7 +31,8 @@ from detrt.data.scenes.scene import draw_scene
 from detrt.errors import GateError, SourceError
 from detrt.export import ExportConfig, export_onnx
 from detrt.export.trace import CHECK_TOLERANCE
-from detrt.graph.clean import topk_outputs, with_outputs
+from detrt.graph.clean import with_outputs
+from detrt.graph.selections import topk_outputs
 from detrt.models import published
 from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source

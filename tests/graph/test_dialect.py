@@ -16,7 +16,7 @@ from tiny_exports import SHARED, marked
 from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
 from detrt.errors import GraphError
-from detrt.graph.clean import lower_opset, set_opset, topk_outputs, with_outputs
+from detrt.graph.clean import lower_opset, set_opset, with_outputs
 from detrt.graph.dialect import (
     LAYER_NORM,
     cumsum_to_matmul,
@@ -28,6 +28,7 @@ from detrt.graph.dialect import (
     write_out,
 )
 from detrt.graph.lower_msda import sum_by_reduction
+from detrt.graph.selections import topk_outputs
 from detrt.graph.view import element_types
 from detrt.models.contract import trace_size
 from detrt.models.example_inputs import example_feeds

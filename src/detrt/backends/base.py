@@ -25,6 +25,7 @@ from ..errors import PromptError, SessionError, SpecError
 from ..spec import (
     PIXEL_MASK,
     PIXEL_VALUES,
+    SELECTION,
     TARGET_SIZES,
     TEXT_ENCODER_INPUTS,
     TEXT_ENCODER_OUTPUTS,
@@ -272,7 +273,7 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Feeds) -> None:
 
 
 def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> None:
-    """Compare the tensors of a model with what its spec promises; more outputs than that are fine.
+    """Compare the tensors of a model with what its spec promises; more outputs than that are fine, and inputs for selections.
 
     A model with a text part may be its detector or its text encoder.
 
@@ -282,7 +283,7 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
     decoded = spec.decode.in_graph
     wants_in = [PIXEL_VALUES] + [PIXEL_MASK] * spec.input.mask + [TARGET_SIZES] * decoded + text_inputs(spec)
     wants_out = output_names(spec)
-    has_in, has_out = [i.name for i in inputs], [o.name for o in outputs]
+    has_in, has_out = [i.name for i in inputs if not i.name.startswith(SELECTION)], [o.name for o in outputs]
     if spec.text is not None and is_text_encoder(inputs):
         wants_in, wants_out = list(TEXT_ENCODER_INPUTS), list(TEXT_ENCODER_OUTPUTS[spec.text.kind])
     if spec.text is not None and spec.text.query_encoder and is_query_encoder(inputs, outputs):
@@ -294,7 +295,7 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
         )
     if PIXEL_VALUES not in has_in:
         return
-    pixels = inputs[has_in.index(PIXEL_VALUES)]
+    pixels = next(info for info in inputs if info.name == PIXEL_VALUES)
     if pixels.dtype != spec.input.dtype:
         raise SpecError(f"{name} takes '{PIXEL_VALUES}' as {pixels.dtype}, its spec says {spec.input.dtype}; give the right spec")
     fixed = pixels.shape[2:]

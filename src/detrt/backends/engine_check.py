@@ -5,20 +5,21 @@ TensorRT versions exist that compile a graph wrongly without an error, so a buil
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data.matching import Gate, few, gate_for, match, mismatched, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
-from ..spec import PIXEL_VALUES
-from .base import Outputs, Session, relative_error
+from ..spec import BEST_SCORES, GIVEN_SCORES, PIXEL_VALUES, SELECTION
+from .base import Feeds, Outputs, Session, relative_error
+from .prompted import BoundSession, unbound
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."
@@ -42,6 +43,8 @@ class EngineRow:
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
         mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
         error: largest difference of an output relative to its largest value; large where two queries change places.
+        same_queries: `error` where the graph was given the selections of the engine, and of the scores that were selected; None: the
+            engine does not return its selections.
         text: why the engine did not run, or "".
     """
 
@@ -58,6 +61,7 @@ class EngineRow:
     mask_iou: float | None = None
     prompt: str = ""
     beyond: int = 0
+    same_queries: float | None = None
 
     @property
     def where(self) -> str:
@@ -69,16 +73,22 @@ class EngineRow:
         """Whether the differences are within the tolerances."""
         if self.text:
             return False
-        if self.error <= gate.tensor:
+        if self.agrees(gate):
             return True
         return few(mismatched(self), self.compared, MISMATCHED_OF_SHAPE) if gate.mismatched else within(self, gate)
+
+    def agrees(self, gate: Gate) -> bool:
+        """Whether the outputs themselves are within the tolerance, on the same queries where the engine tells its own."""
+        return min(self.error, math.inf if self.same_queries is None else self.same_queries) <= gate.tensor
 
     def __add__(self, other: EngineRow) -> EngineRow:
         """Both rows of one shape, with other images."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in ("compared", "missing", "extra", "beyond")}
         worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("box_px", "score", "error")}
         overlaps = [one.mask_iou for one in (self, other) if one.mask_iou is not None]
-        return replace(self, **sums, **worst, text=self.text or other.text, mask_iou=min(overlaps, default=None))
+        errors = [one.same_queries for one in (self, other) if one.same_queries is not None]
+        lists = {"mask_iou": min(overlaps, default=None), "same_queries": max(errors, default=None)}
+        return replace(self, **sums, **worst, **lists, text=self.text or other.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ class EngineCheck:
     def passed(self) -> bool:
         if not all(row.passes(self.gate) for row in self.rows):
             return False
-        judged = [row for row in self.rows if row.error > self.gate.tensor]
+        judged = [row for row in self.rows if not row.agrees(self.gate)]
         return not self.gate.mismatched or few(
             sum(map(mismatched, judged)), sum(row.compared for row in judged), self.gate.mismatched
         )
@@ -101,6 +111,11 @@ class EngineCheck:
     def ran(self) -> bool:
         """Whether the engine gave outputs that can be read at every shape: no scores are near enough to excuse NaN."""
         return not any(row.text for row in self.rows)
+
+    @property
+    def on_same_queries(self) -> bool:
+        """Whether nearly equal scores, which change places with any rounding, had no part in the comparison."""
+        return all(row.same_queries is not None for row in self.rows)
 
     @property
     def verdict(self) -> str:
@@ -118,6 +133,8 @@ class EngineCheck:
         shapes = {(row.batch, row.height, row.width) for row in self.rows}
         prompts = {row.prompt for row in self.rows}
         count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
+        if self.on_same_queries:
+            count += f"; {max(row.same_queries or 0.0 for row in self.rows):.1e} of the largest output on the same queries"
         return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,6 +146,7 @@ def compare_sessions(
     candidate: Session,
     precision: str,
     *,
+    following: Session | None = None,
     shapes: Sequence[tuple[int, SizeHW]] | None = None,
     seconds: float = SECONDS,
     progress: Callable[[float, str], None] | None = None,
@@ -141,6 +159,7 @@ def compare_sessions(
         reference: the graph.
         candidate: the engine.
         precision: of the graph; chooses the tolerances.
+        following: the graph as `graph.selections.take_selections` makes it, for an engine that returns its selections.
         shapes: (batch size, (height, width)) to run; None: `shapes_of` the engine.
         seconds: after so many no further scenes are run.
         progress: called with (fraction, text).
@@ -152,7 +171,8 @@ def compare_sessions(
     prompted = reference.info.text is not None
     if prompted:
         asked += [(prompt, shapes[0]) for prompt in dict.fromkeys((SHORT_PROMPT, _longest_prompt(reference)))]
-    bound = {prompt: (reference.bind(prompt), candidate.bind(prompt)) for prompt, _ in asked} if prompted else {}
+    sides = (reference, candidate, following)
+    bound = {prompt: [side and side.bind(prompt) for side in sides] for prompt, _ in asked} if prompted else {}
     usual = min(1, len(shapes) - 1)  # behind the least one, see `shapes_of`
     plan = [(index, 0) for index in range(len(asked))]
     for index, (_, (batch, _)) in enumerate(asked):
@@ -166,7 +186,7 @@ def compare_sessions(
         prompt, (batch, size_hw) = asked[index]
         if progress:
             progress(number / len(plan), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
-        row = _compare(*bound.get(prompt, (reference, candidate)), batch, size_hw, gate, first)
+        row = _compare(*bound.get(prompt, sides), batch, size_hw, gate, first)
         if first:
             rows[index] += row
         else:
@@ -195,7 +215,9 @@ def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
     return list(dict.fromkeys(shapes))
 
 
-def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0) -> EngineRow:
+def _compare(
+    reference: Session, candidate: Session, following: Session | None, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0
+) -> EngineRow:
     """One batch of scenes, from number `first` on."""
     # Not with the module, which every opening of a bundle loads: Pillow's drawing takes a megabyte.
     from ..data.scenes.scene import draw_images
@@ -203,9 +225,10 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
     where = (batch, *size_hw)
     facts = candidate.spec.input
     given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
-    want = _run_in_parts(reference, given.feeds, batch)
+    want = _merged(reference, _run_in_parts(reference, given.feeds, batch), batch)
     try:
-        got = candidate.run(given.feeds)
+        runs = _run(candidate, given.feeds)
+        got = _merged(candidate, runs, batch)
         pairs = [
             decode(outputs, candidate.spec, given.original_sizes_hw, threshold=0.0) for outputs in (want, got)
         ]  # NaN is refused here
@@ -222,12 +245,44 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
         beyond=sum(one.beyond for one in found),
         error=max(relative_error(want[name], got[name]) for name in want if name in got),
+        same_queries=None if following is None else _follow(following, given.feeds, runs, batch),
     )
 
 
-def _run_in_parts(session: Session, feeds: dict[str, NDArray], batch: int) -> Outputs:
-    """One image after the other where the graph can, which needs less memory than a large batch."""
+def _follow(session: Session, feeds: Feeds, runs: Sequence[Outputs], batch: int) -> float:
+    """The largest error of `runs` against a graph that takes their selections."""
+    names = [name for name in runs[0] if name.startswith(SELECTION)]
+    wanted = _run_in_parts(session, feeds, batch, [{name: run[name] for name in names} for run in runs])
+    errors = [
+        relative_error(want[name], run[name]) for want, run in zip(wanted, runs, strict=True) for name in want if name in run
+    ]
+    # In whatever order: scores may tie.
+    errors += [
+        relative_error(*(np.sort(want[name + end].reshape(batch, -1)) for end in (BEST_SCORES, GIVEN_SCORES)))
+        for want in wanted
+        for name in names
+    ]
+    return max(errors)
+
+
+def _run(session: Session, feeds: Feeds, selections: Sequence[Feeds] = ()) -> list[Outputs]:
+    """Outputs of the graph itself: for a prompt in chunks, one entry for each. selections: further feeds of each."""
+    texts: Sequence[Feeds] = session.texts(len(feeds[PIXEL_VALUES])) if isinstance(session, BoundSession) else [{}]
+    more = selections or [{}] * len(texts)
+    return [unbound(session).run({**feeds, **text, **chosen}) for text, chosen in zip(texts, more, strict=True)]
+
+
+def _merged(session: Session, runs: Sequence[Outputs], batch: int) -> Outputs:
+    return session.merge(runs, batch) if isinstance(session, BoundSession) else runs[0]
+
+
+def _run_in_parts(session: Session, feeds: Feeds, batch: int, selections: Sequence[Feeds] = ()) -> list[Outputs]:
+    """As `_run`, one image after the other where the graph can, which needs less memory than a large batch."""
     if session.info.fixed_batch not in (None, 1):
-        return session.run(feeds)
-    rows: Sequence[Outputs] = [session.run({name: array[i : i + 1] for name, array in feeds.items()}) for i in range(batch)]
-    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        return _run(session, feeds, selections)
+    parts = [_run(session, _image(feeds, i), [_image(chosen, i) for chosen in selections]) for i in range(batch)]
+    return [{name: np.concatenate([part[name] for part in chunk]) for name in chunk[0]} for chunk in zip(*parts, strict=True)]
+
+
+def _image(feeds: Feeds, index: int) -> Feeds:
+    return {name: array[index : index + 1] for name, array in feeds.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from .inductor.session import InductorSession, SizedSession
 from .onnxruntime.rtx import BACKEND as RTX
 from .onnxruntime.session import NoSpecError, OnnxSession, run_graph
 from .openvino.session import OpenVinoSession
-from .prompted import PromptedSession
+from .prompted import PromptedSession, model_spec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -567,3 +568,19 @@ def open_engine_beside(reference: BaseSession, engine: Path, text_engine: Path |
         with _closing_on_error(detector):
             encoder = open_engine(text_engine)
     return reference.with_sessions(detector, encoder)
+
+
+def open_following(reference: BaseSession, graph: Path) -> BaseSession:
+    """The graph of a session, opened to take the selections of another run as inputs; see `graph.selections.take_selections`.
+
+    Raises:
+        GraphError: a graph of 2 GB or more.
+    """
+    from ..graph import load, save
+    from ..graph.selections import take_selections
+
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        path = Path(folder) / graph.name
+        save(take_selections(load(graph)), path)
+        detector = OnnxSession(path, model_spec(reference), rounded=True)
+    return reference.with_sessions(detector, reference.text_encoder) if isinstance(reference, PromptedSession) else detector

@@ -133,7 +133,7 @@ class VerifyReport:
         images: one ImageMatch per image.
         classes: class name -> ImageMatch over all images, most compared first.
         tensors: one row per run and output: batch, height, width, output, relative error (selections forced); empty where the
-            selections of the candidate cannot be read (engines).
+            selections of the candidate cannot be read (engines without `return_selections`).
         precision: the candidate's.
         facts: differences of the specs, as text.
         slots, padding: rows of `batching.slot_rows` and `batching.padding_rows`.

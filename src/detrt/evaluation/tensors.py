@@ -14,7 +14,7 @@ from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..data.reading_order import near_cuts
 from ..errors import DetrtError, SessionError
-from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, TEXT_FEATURES
+from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, SELECTION, TEXT_FEATURES
 
 
 class Choices(NamedTuple):
@@ -60,8 +60,8 @@ def forced_rows(
 def can_force(ref: Session, cand: Session) -> bool:
     """Whether the selections of the candidate can be read, and forced in the reference."""
     sessions = [detector_of(s) for s in (ref, cand)]
-    readable = all(_is_torch(s) or (s.info.backend is Backend.ONNXRUNTIME and s.info.path is not None) for s in sessions)
-    return readable and not one_decodes_in_graph(ref, cand)
+    reference, candidate = (_is_torch(s) or (s.info.backend is Backend.ONNXRUNTIME and s.info.path is not None) for s in sessions)
+    return reference and (candidate or _returned(sessions[1]) is not None) and not one_decodes_in_graph(ref, cand)
 
 
 def one_decodes_in_graph(ref: Session, cand: Session) -> bool:
@@ -79,9 +79,13 @@ def with_choices(session: Session, feeds: Feeds) -> tuple[Outputs, Choices]:
             outputs = session.run(feeds)
         found = [[tensor.cpu().numpy() for tensor in tensors] for tensors in (selections, integers)]
         return outputs, Choices(found[0], found[1] if session.spec.decode.reading_order == "votes" else None)
+    if (returned := _returned(session)) is not None:
+        outputs = session.run(feeds)
+        return outputs, Choices([outputs.pop(name) for name in returned], None)
     from .. import graph
-    from ..graph.clean import cut_outputs, serialized, topk_outputs
+    from ..graph.clean import serialized
     from ..graph.emulate_low_precision import emulate, has_16_bit
+    from ..graph.selections import cut_outputs, topk_outputs
     from ..graph.view import GraphView
     from .models import is_onnx_on_cpu
 
@@ -110,8 +114,8 @@ def run_forced(session: Session, feeds: Feeds, choices: Choices) -> Outputs:
                 return session.run(feeds)
         except DetrtError as error:
             raise SessionError(str(error)) from error
-    from ..graph.clean import cut_outputs, topk_outputs
     from ..graph.probe import probe
+    from ..graph.selections import cut_outputs, topk_outputs
     from .models import view_of
 
     assert session.info.path is not None
@@ -144,6 +148,15 @@ def _error(name: str, expected: NDArray, actual: NDArray) -> float:
     if name in (PRED_BOXES, BOXES) and not np.isfinite(actual).all():
         return float("inf")
     return relative_error(expected, actual)
+
+
+def _returned(session: Session) -> list[str] | None:
+    """The selections among the outputs of an engine, in graph order. None: it does not return them, or cuts that it made beside them."""
+    facts = session.info.facts
+    if facts is None or not facts.options.get("return_selections") or session.spec.decode.reading_order == "votes":
+        return None
+    numbers = [int(info.name.removeprefix(SELECTION)) for info in session.outputs if info.name.startswith(SELECTION)]
+    return [f"{SELECTION}{number}" for number in sorted(numbers)]
 
 
 def _is_torch(session: Session) -> bool:

@@ -12,9 +12,10 @@ import torch
 from .. import graph
 from ..backends.base import relative_error
 from ..errors import ExportError
-from ..graph.clean import cut_outputs, serialized, topk_outputs
+from ..graph.clean import serialized
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
+from ..graph.selections import cut_outputs, topk_outputs
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
 from ..models.example_inputs import example_feeds
 from ..models.hooks import forced_choices

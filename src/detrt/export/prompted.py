@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from .. import files, graph
 from ..backends.base import relative_error
 from ..errors import ExportError, SourceError
-from ..graph.clean import serialized, topk_outputs
+from ..graph.clean import serialized
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
+from ..graph.selections import topk_outputs
 from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
 from ..models.hooks import forced_topk

@@ -15,10 +15,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
-from ..spec import ModelSpec
 from .io import to_bytes
 from .nodes import DEFAULT_DOMAINS, replace_nodes, subgraphs
-from .view import attribute, element_types
+from .view import attribute
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
 _WRAPPER = "/model"
@@ -353,31 +352,6 @@ def constants_to_initializers(model: onnx.ModelProto) -> None:
         else:
             remaining.append(node)
     replace_nodes(model, remaining)
-
-
-def topk_outputs(model: onnx.ModelProto) -> list[str]:
-    """Names of the index outputs of all TopK nodes, in graph order."""
-    return [node.output[1] for node in model.graph.node if node.op_type == "TopK" and len(node.output) > 1]
-
-
-def cut_outputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str] | None:
-    """Of a model whose reading order cuts coordinates (PP-DocLayoutV2), else None: integers that floats are cut to and that choose rows of a
-    constant table -> those floats, by name and in graph order."""
-    if spec.decode.reading_order != "votes":
-        return None
-    types = element_types(model)
-    tables = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
-    producers = {name: node for node in model.graph.node for name in node.output}
-    found: dict[str, str] = {}
-    for node in model.graph.node:
-        if node.op_type != "Gather" or node.input[0] not in tables:
-            continue
-        name = node.input[1]
-        while (producer := producers.get(name)) is not None and producer.op_type in ("Gather", "Slice", "Squeeze", "Clip", "Sub"):
-            name = producer.input[0]
-        if producer is not None and producer.op_type == "Cast" and types.get(producer.input[0]) == onnx.TensorProto.FLOAT:
-            found[name] = producer.input[0]
-    return found
 
 
 def with_outputs(model: onnx.ModelProto, names: list[str], dtype: int = onnx.TensorProto.INT64) -> onnx.ModelProto:

@@ -25,7 +25,7 @@ from ..spec import (
 )
 from .clean import drop_dead
 from .io import tensor_type
-from .nodes import GraphBuilder, default_opset, replace_nodes, subgraphs
+from .nodes import GraphBuilder, default_opset, rename_values, replace_nodes
 
 _CONTRACT = (PIXEL_VALUES, PIXEL_MASK, TARGET_SIZES, LOGITS, PRED_BOXES, BOXES, SCORES, LABELS, NUM_DETECTIONS)
 _IMAGES = 4  # axes of an image batch
@@ -301,7 +301,7 @@ def in_contract(foreign: ForeignGraph, spec: ModelSpec, *, batch: int | None = N
     values = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     values |= {name for node in graph.node for name in (*node.input, *node.output)}
     taken = {name: _fresh(name, values) for name in _CONTRACT if name in values}
-    _rename(graph, taken)
+    rename_values(graph, taken)
     of = {key: taken.get(name, name) for key, name in foreign.names.items()}
     before, after = GraphBuilder("detrt"), GraphBuilder("detrt/after")
     dtypes = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
@@ -447,19 +447,3 @@ def _fresh(name: str, values: set[str]) -> str:
         new += "_"
     values.add(new)
     return new
-
-
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values in a graph and its subgraphs, in place."""
-    if not names:
-        return
-    for node in graph.node:
-        for side in (node.input, node.output):
-            for index, name in enumerate(side):
-                if name in names:
-                    side[index] = names[name]
-        for inner in subgraphs(node):
-            _rename(inner, names)
-    for values in (graph.input, graph.output, graph.initializer):
-        for value in values:
-            value.name = names.get(value.name, value.name)

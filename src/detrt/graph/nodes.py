@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,3 +97,19 @@ class GraphBuilder:
 
     def slice(self, x: str, start: str, end: str, axis: int) -> str:
         return self.op("Slice", x, start, end, self.ints(axis))
+
+
+def rename_values(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values in a graph and its subgraphs, in place."""
+    if not names:
+        return
+    for node in graph.node:
+        for side in (node.input, node.output):
+            for index, name in enumerate(side):
+                if name in names:
+                    side[index] = names[name]
+        for inner in subgraphs(node):
+            rename_values(inner, names)
+    for values in (graph.input, graph.output, graph.initializer, graph.value_info):
+        for value in values:
+            value.name = names.get(value.name, value.name)

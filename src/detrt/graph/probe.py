@@ -21,15 +21,15 @@ MAX_PROBED_BYTES = 2_000_000_000  # of protobuf
 
 
 def probe(
-    view: GraphView, names: Sequence[str], forced: Mapping[str, NDArray] | None = None, *, without_outputs: bool = False
+    view: GraphView, names: Sequence[str], forced: Mapping[str, NDArray | None] | None = None, *, without_outputs: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """A copy of a graph that also returns `names`.
 
     Args:
         view: the graph.
         names: tensors to return.
-        forced: tensor name -> its value. Of a TopK, the indices are forced, and its values are gathered with them. The value that
-            the node computes is the tensor COMPUTED + name, which can be returned as well.
+        forced: tensor name -> its value, or None: it becomes an input. Of a TopK, the indices are forced, and its values are gathered
+            with them. The value that the node computes is the tensor COMPUTED + name, which can be returned as well.
         without_outputs: replace the outputs of the model by constants, so that the part before a faulty node runs.
 
     Returns:
@@ -49,7 +49,8 @@ def probe(
         nodes.append(node)
         forced_outputs = [name for name in node.output if name in forced]
         if forced_outputs:
-            replacements = _force(node, forced_outputs[0], forced[forced_outputs[0]], model)
+            name = forced_outputs[0]
+            replacements = _force(node, name, forced[name], view.types.get(name, TensorProto.INT64), model)
             nodes.extend(replacements)
     replace_nodes(model, nodes)
     forced_names = set(forced)
@@ -84,9 +85,16 @@ def _replace_outputs(model: onnx.ModelProto) -> None:
         value.type.CopyFrom(helper.make_tensor_value_info(value.name, kind, None).type)
 
 
-def _force(node: onnx.NodeProto, name: str, value: NDArray, model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Rename the output of a node and put the forced value in its place; returns nodes to insert after it."""
-    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+def _force(node: onnx.NodeProto, name: str, value: NDArray | None, kind: int, model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Rename the output of a node and put the forced value in its place; returns nodes to insert after it.
+
+    value: None: an input of the element type `kind`.
+    """
+    if value is None:
+        known = next((one for one in model.graph.value_info if one.name == name), None)
+        model.graph.input.append(known or helper.make_tensor_value_info(name, kind, None))
+    else:
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
     if node.op_type != "TopK":
         node.output[0] = COMPUTED + name
         return []

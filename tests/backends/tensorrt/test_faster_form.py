@@ -10,11 +10,14 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+from detrt.backends.onnxruntime.session import run_graph
 from detrt.backends.tensorrt import EngineConfig
 from detrt.backends.tensorrt.rewrite import FP32_MARK, rewrite
 from detrt.backends.tensorrt.versions import row_of
 from detrt.backends.tensorrt.worker import _notes
+from detrt.graph.clean import with_outputs
 from detrt.graph.msda_plugin import plugin_nodes, runnable
+from detrt.graph.selections import topk_outputs
 from detrt.models.example_inputs import example_feeds
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PrecisionConfig
@@ -191,3 +194,23 @@ def test_what_is_read_and_runs_badly_is_written_out(typed, tmp_path, family, ver
     if "Sigmoid" in gone:
         parts = [node.name for node in graph.node if "/Sigmoid/written/" in node.name]
         assert len(parts) == 4 and all(FP32_MARK in name for name in parts)
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.12.0"])
+def test_selections_are_returned(typed, tmp_path, version):
+    """With the indices that the graph itself chooses; the file stays as it was."""
+    path, spec = typed("rt_detr_v2", "fp32")
+    before = path.read_bytes()
+    config = EngineConfig(target="tensorrt", batch=(2, 2, 2), height=(96, 96, 96), width=(128, 128, 128), return_selections=True)
+    found = rewrite(path, row_of("tensorrt", version), config, spec, tmp_path)
+    assert path.read_bytes() == before and found.path != path
+    assert found.changes["selections returned"] == 1
+    feeds = example_feeds(spec, 2, (96, 128), seed=1)
+    (chosen,) = (array for name, array in run_graph(found.path, feeds).items() if name == "selection.0")
+    (name,) = topk_outputs(model := onnx.load(path))
+    (wanted,) = (array for key, array in run_graph(with_outputs(model, [name]).SerializeToString(), feeds).items() if key == name)
+    assert chosen.dtype == np.int64 and chosen.shape == wanted.shape == (2, spec.decode.num_queries)
+    # Rounding may move one of the worst.
+    assert all(len(set(a) & set(b)) >= len(a) - 1 for a, b in zip(chosen.tolist(), wanted.tolist(), strict=True))
+    described = [one["name"] for one in found.outputs or ()]
+    assert described == ([] if version != "8.5.3" else ["logits", "pred_boxes", "selection.0"])

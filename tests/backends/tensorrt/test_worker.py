@@ -20,6 +20,7 @@ from detrt.backends.tensorrt.bindings import Trt
 from detrt.backends.tensorrt.diagnose import activation_bytes, large_activation
 from detrt.backends.tensorrt.rewrite import Rewritten
 from detrt.errors import EngineError, OutputError
+from detrt.spec import SELECTION
 
 
 def worker(monkeypatch, code: str) -> None:
@@ -160,6 +161,17 @@ def test_activation_memory_is_in_the_sidecar(tmp_path):
     built = build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(), EDGE)
     assert built.facts.activation_bytes > 0
     assert json.loads(built.sidecar.read_text())["engine"]["activation_bytes"] == built.facts.activation_bytes
+
+
+@rtx
+def test_an_engine_returns_its_selections(exported, tmp_path):
+    report = exported("rt_detr_v2")
+    config = EngineConfig(sms=(89,), batch=(1, 1, 1), height=(96, 96, 96), width=(128, 128, 128), return_selections=True)
+    built = build_engine(report.path, tmp_path / "m.engine", config, report.spec)
+    queries = report.spec.decode.num_queries
+    (returned,) = (tensor for tensor in built.facts.outputs if tensor["name"] == f"{SELECTION}0")
+    assert returned == {"name": "selection.0", "dtype": "int64", "shape": [-1, queries]}
+    assert built.facts.options["return_selections"] is True
 
 
 class Cache(SimpleNamespace):

@@ -19,9 +19,10 @@ from ...bundle import EngineFacts
 from ...data.preprocess import preprocess
 from ...data.scenes.scene import draw_images
 from ...errors import EngineError
-from ...graph.clean import topk_outputs, with_outputs
+from ...graph.clean import with_outputs
 from ...graph.emulate_low_precision import needs_emulation
 from ...graph.probe import MAX_PROBED_BYTES, probe
+from ...graph.selections import topk_outputs
 from ...graph.unsigned import drop_result_pairs, unsigned_activations
 from ...graph.view import GraphView, graph_precision
 from ...spec import ModelSpec, Precision

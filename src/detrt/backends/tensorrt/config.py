@@ -68,6 +68,8 @@ class EngineConfig:
     accept_slower: keep an INT8 engine without comparing its speed with FP16; "tensorrt" only.
     keep_gathers: leave deformable attention as the graph has it where detrt would run it in a plugin (TensorRT 8.5 and 8.6);
         "tensorrt" only.
+    return_selections: the engine also returns the indices of its top-k selections, so that it is compared with its graph on the same
+        queries.
     timeout_seconds: the build is stopped after it. None: no limit.
     version_compatible: the engine also runs on newer TensorRT versions; "tensorrt" only.
     hardware_compatibility: "ampere_plus" or "same_compute_capability" for engines that leave this
@@ -140,6 +142,14 @@ class EngineConfig:
             "help": "Keep deformable attention as gathers where TensorRT 8.5 would run it in a plugin.",
             "panel": "Engine",
             "needs": {"target": ("tensorrt",)},
+        },
+    )
+    return_selections: bool = field(
+        default=False,
+        metadata={
+            "help": "Also return the indices of top-k selections, so that engine and graph are compared on the same queries.",
+            "panel": "Engine",
+            "needs": {"target": TARGETS},
         },
     )
     version_compatible: bool = False

@@ -75,6 +75,7 @@ def rewrite(
     from ...graph.lower_msda import OP_TYPE, sum_by_reduction
     from ...graph.msda_plugin import NVIDIA_OP_TYPE, emit, plugin_nodes, set_plugin_version
     from ...graph.raise_msda import raise_msda
+    from ...graph.selections import return_selections
     from ..onnxruntime.session import optimize_basic
 
     try:
@@ -83,12 +84,14 @@ def rewrite(
         if row.strongly_typed:
             return Rewritten(onnx)  # the parser says what is wrong with the file
         raise
+    changes: Counter[str] = Counter()
+    if config.return_selections:
+        changes["selections returned"] = len(return_selections(model))
     summary = graph.summarise(model)
     if summary.opset > row.opset and row.strongly_typed:
         raise EngineError(
             f"'{onnx.name}' has opset {summary.opset}; this TensorRT reads up to {row.opset}. Export it with --opset {row.opset}"
         )
-    changes: Counter[str] = Counter()
     widened = Widened()
     # Where the graph's types decide, nodes are a matter of the export.
     profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec)

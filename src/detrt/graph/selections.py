@@ -1,0 +1,79 @@
+"""What a graph selects by score or cuts to integers: its discontinuities, which two runtimes may decide in two ways.
+
+`return_selections` makes the indices of top-k selections outputs of an engine; `take_selections` makes them inputs of its reference, so
+that both compute with the same queries.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper
+
+from ..spec import BEST_SCORES, GIVEN_SCORES, SELECTION, ModelSpec
+from .nodes import rename_values
+from .probe import COMPUTED, probe
+from .view import GraphView, element_types
+
+
+def topk_outputs(model: onnx.ModelProto) -> list[str]:
+    """Names of the index outputs of all TopK nodes, in graph order."""
+    return [node.output[1] for node in model.graph.node if node.op_type == "TopK" and len(node.output) > 1]
+
+
+def cut_outputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str] | None:
+    """Of a model whose reading order cuts coordinates (PP-DocLayoutV2), else None: integers that floats are cut to and that choose rows of a
+    constant table -> those floats, by name and in graph order."""
+    if spec.decode.reading_order != "votes":
+        return None
+    types = element_types(model)
+    tables = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type != "Gather" or node.input[0] not in tables:
+            continue
+        name = node.input[1]
+        while (producer := producers.get(name)) is not None and producer.op_type in ("Gather", "Slice", "Squeeze", "Clip", "Sub"):
+            name = producer.input[0]
+        if producer is not None and producer.op_type == "Cast" and types.get(producer.input[0]) == TensorProto.FLOAT:
+            found[name] = producer.input[0]
+    return found
+
+
+def return_selections(model: onnx.ModelProto) -> list[str]:
+    """Add the indices of all top-k selections to the outputs, in place; their names are SELECTION and a number in graph order."""
+    names = _name_selections(model)
+    known = {value.name: value for value in model.graph.value_info}
+    model.graph.output.extend(known.get(name) or helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in names)
+    return names
+
+
+def take_selections(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that takes the indices of its top-k selections as inputs, by the names of `return_selections`.
+
+    It also returns their scores (GIVEN_SCORES) and the best ones (BEST_SCORES). `model` gets the new names, too.
+
+    Raises:
+        GraphError: a graph of 2 GB or more.
+    """
+    names = _name_selections(model)
+    scores = {node.output[1]: node.output[0] for node in model.graph.node if node.op_type == "TopK"}
+    ends = {scores[name]: name + GIVEN_SCORES for name in names} | {COMPUTED + scores[name]: name + BEST_SCORES for name in names}
+    copy, returned = probe(GraphView(model), list(ends), dict.fromkeys(names))
+    own = {value.name for value in model.graph.output}
+    for score, end in ends.items():
+        if (name := returned[score]) in own:  # an output of the model keeps its name
+            copy.graph.node.append(helper.make_node("Identity", [name], [end], name=end))
+            copy.graph.output.append(helper.make_tensor_value_info(end, TensorProto.FLOAT, None))
+        else:
+            rename_values(copy.graph, {name: end})
+    return copy
+
+
+def _name_selections(model: onnx.ModelProto) -> list[str]:
+    names = {}
+    for number, node in enumerate(node for node in model.graph.node if node.op_type == "TopK" and len(node.output) > 1):
+        names[node.output[1]] = name = f"{SELECTION}{number}"
+        node.output[0] = node.output[0] or f"{name}/scores"
+    rename_values(model.graph, names)
+    return list(names.values())
