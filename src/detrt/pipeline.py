@@ -442,7 +442,8 @@ class _Builder:
         if self.provenance.has_random_weights and found.ran and not found.on_same_queries:
             self.warnings.append(
                 f"the engine '{name}' and its ONNX graph differ: {found.verdict}. Not judged: random weights give nearly equal scores, which "
-                "change places with any rounding; --return-selections compares them on the same queries"
+                "change places with any rounding"
+                + ("" if config.return_selections else "; with --return-selections both compute with the same queries")
             )
             return
         raise GateError(

@@ -23,8 +23,11 @@ from ..data.raw_image import LoadedImage
 from ..detections import Detections
 from ..errors import PromptError, SessionError, SpecError
 from ..spec import (
+    BOXES,
+    LOGITS,
     PIXEL_MASK,
     PIXEL_VALUES,
+    PRED_BOXES,
     SELECTION,
     TARGET_SIZES,
     TEXT_ENCODER_INPUTS,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 # The run of a shape that is captured as a CUDA graph: a capture takes as long as several runs, so shapes that come once have none.
 CAPTURE_AT = 3
+MASKED = -1e4  # a logit below it is that of a masked class
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
 Shape = tuple[int, ...]
@@ -335,6 +339,19 @@ class FakeSession(BaseSession):
 
     def close(self) -> None:
         self.closed = True
+
+
+def output_error(name: str, expected: NDArray, actual: NDArray) -> float:
+    """As `relative_error`, of an output; inf where shapes differ, or boxes are not finite.
+
+    Logits of masked classes are minus infinity, or the least number of a type, which TensorRT has in its place.
+    """
+    if expected.shape != actual.shape or (name in (PRED_BOXES, BOXES) and not np.isfinite(actual).all()):
+        return float("inf")
+    if name == LOGITS:
+        masked = np.isneginf(expected) & (actual < MASKED)
+        expected, actual = np.where(masked, 0.0, expected), np.where(masked, 0.0, actual)
+    return relative_error(expected, actual)
 
 
 def relative_error(expected: NDArray, actual: NDArray) -> float:

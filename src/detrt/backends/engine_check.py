@@ -5,7 +5,6 @@ TensorRT versions exist that compile a graph wrongly without an error, so a buil
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
 from ..spec import BEST_SCORES, GIVEN_SCORES, PIXEL_VALUES, SELECTION
-from .base import Feeds, Outputs, Session, relative_error
+from .base import Feeds, Outputs, Session, output_error, relative_error
 from .prompted import BoundSession, unbound
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
@@ -43,8 +42,8 @@ class EngineRow:
         box_px, score: largest differences of matched detections, boxes in pixels of the original image.
         mask_iou: lowest IoU of the masks of a matched detection; None of models without masks.
         error: largest difference of an output relative to its largest value; large where two queries change places.
-        same_queries: `error` where the graph was given the selections of the engine, and of the scores that were selected; None: the
-            engine does not return its selections.
+        selection: by how much the scores of the queries that the engine selected are below the best ones, relative to the largest. The
+            graph computed with these queries, too. None: the engine does not return its selections, or the graph cannot take them.
         text: why the engine did not run, or "".
     """
 
@@ -61,7 +60,7 @@ class EngineRow:
     mask_iou: float | None = None
     prompt: str = ""
     beyond: int = 0
-    same_queries: float | None = None
+    selection: float | None = None
 
     @property
     def where(self) -> str:
@@ -71,24 +70,20 @@ class EngineRow:
 
     def passes(self, gate: Gate) -> bool:
         """Whether the differences are within the tolerances."""
-        if self.text:
+        if self.text or (self.selection or 0.0) > gate.tensor:
             return False
-        if self.agrees(gate):
+        if self.error <= gate.tensor:
             return True
         return few(mismatched(self), self.compared, MISMATCHED_OF_SHAPE) if gate.mismatched else within(self, gate)
-
-    def agrees(self, gate: Gate) -> bool:
-        """Whether the outputs themselves are within the tolerance, on the same queries where the engine tells its own."""
-        return min(self.error, math.inf if self.same_queries is None else self.same_queries) <= gate.tensor
 
     def __add__(self, other: EngineRow) -> EngineRow:
         """Both rows of one shape, with other images."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in ("compared", "missing", "extra", "beyond")}
         worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("box_px", "score", "error")}
         overlaps = [one.mask_iou for one in (self, other) if one.mask_iou is not None]
-        errors = [one.same_queries for one in (self, other) if one.same_queries is not None]
-        lists = {"mask_iou": min(overlaps, default=None), "same_queries": max(errors, default=None)}
-        return replace(self, **sums, **worst, **lists, text=self.text or other.text)
+        scores = [one.selection for one in (self, other) if one.selection is not None]
+        ends = {"mask_iou": min(overlaps, default=None), "selection": max(scores, default=None)}
+        return replace(self, **sums, **worst, **ends, text=self.text or other.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class EngineCheck:
     def passed(self) -> bool:
         if not all(row.passes(self.gate) for row in self.rows):
             return False
-        judged = [row for row in self.rows if not row.agrees(self.gate)]
+        judged = [row for row in self.rows if row.error > self.gate.tensor]
         return not self.gate.mismatched or few(
             sum(map(mismatched, judged)), sum(row.compared for row in judged), self.gate.mismatched
         )
@@ -115,7 +110,7 @@ class EngineCheck:
     @property
     def on_same_queries(self) -> bool:
         """Whether nearly equal scores, which change places with any rounding, had no part in the comparison."""
-        return all(row.same_queries is not None for row in self.rows)
+        return all(row.selection is not None for row in self.rows)
 
     @property
     def verdict(self) -> str:
@@ -134,7 +129,8 @@ class EngineCheck:
         prompts = {row.prompt for row in self.rows}
         count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
         if self.on_same_queries:
-            count += f"; {max(row.same_queries or 0.0 for row in self.rows):.1e} of the largest output on the same queries"
+            error = max(max(row.error, row.selection or 0.0) for row in self.rows)
+            count += f"; on the queries of the engine, {error:.1e} of the largest output"
         return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +142,6 @@ def compare_sessions(
     candidate: Session,
     precision: str,
     *,
-    following: Session | None = None,
     shapes: Sequence[tuple[int, SizeHW]] | None = None,
     seconds: float = SECONDS,
     progress: Callable[[float, str], None] | None = None,
@@ -156,10 +151,9 @@ def compare_sessions(
     A model that takes a prompt looks for `PROMPT`, and at the first shape for a shorter and a longer prompt as well.
 
     Args:
-        reference: the graph.
+        reference: the graph; of an engine that returns its selections, as `open_following` opens it, and then it computes with these.
         candidate: the engine.
         precision: of the graph; chooses the tolerances.
-        following: the graph as `graph.selections.take_selections` makes it, for an engine that returns its selections.
         shapes: (batch size, (height, width)) to run; None: `shapes_of` the engine.
         seconds: after so many no further scenes are run.
         progress: called with (fraction, text).
@@ -171,8 +165,7 @@ def compare_sessions(
     prompted = reference.info.text is not None
     if prompted:
         asked += [(prompt, shapes[0]) for prompt in dict.fromkeys((SHORT_PROMPT, _longest_prompt(reference)))]
-    sides = (reference, candidate, following)
-    bound = {prompt: [side and side.bind(prompt) for side in sides] for prompt, _ in asked} if prompted else {}
+    bound = {prompt: (reference.bind(prompt), candidate.bind(prompt)) for prompt, _ in asked} if prompted else {}
     usual = min(1, len(shapes) - 1)  # behind the least one, see `shapes_of`
     plan = [(index, 0) for index in range(len(asked))]
     for index, (_, (batch, _)) in enumerate(asked):
@@ -186,7 +179,7 @@ def compare_sessions(
         prompt, (batch, size_hw) = asked[index]
         if progress:
             progress(number / len(plan), f"batch {batch}, {size_hw[0]}x{size_hw[1]}")
-        row = _compare(*bound.get(prompt, sides), batch, size_hw, gate, first)
+        row = _compare(*bound.get(prompt, (reference, candidate)), batch, size_hw, gate, first)
         if first:
             rows[index] += row
         else:
@@ -215,9 +208,7 @@ def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
     return list(dict.fromkeys(shapes))
 
 
-def _compare(
-    reference: Session, candidate: Session, following: Session | None, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0
-) -> EngineRow:
+def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0) -> EngineRow:
     """One batch of scenes, from number `first` on."""
     # Not with the module, which every opening of a bundle loads: Pillow's drawing takes a megabyte.
     from ..data.scenes.scene import draw_images
@@ -225,16 +216,18 @@ def _compare(
     where = (batch, *size_hw)
     facts = candidate.spec.input
     given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
-    want = _merged(reference, _run_in_parts(reference, given.feeds, batch), batch)
     try:
         runs = _run(candidate, given.feeds)
         got = _merged(candidate, runs, batch)
-        pairs = [
-            decode(outputs, candidate.spec, given.original_sizes_hw, threshold=0.0) for outputs in (want, got)
-        ]  # NaN is refused here
+        after = decode(got, candidate.spec, given.original_sizes_hw, threshold=0.0)  # NaN is refused here
     except SessionError as error:
         return EngineRow(*where, text=str(error))
-    found = [match(a, b, gate) for a, b in zip(*pairs, strict=True)]
+    taken = {info.name for info in reference.inputs if info.name.startswith(SELECTION)}
+    chosen = [{name: run[name] for name in taken} for run in runs]
+    wanted = _run_in_parts(reference, given.feeds, batch, chosen)
+    want = _merged(reference, wanted, batch)
+    before = decode(want, candidate.spec, given.original_sizes_hw, threshold=0.0)
+    found = [match(a, b, gate) for a, b in zip(before, after, strict=True)]
     return EngineRow(
         *where,
         compared=sum(one.compared for one in found),
@@ -244,39 +237,29 @@ def _compare(
         score=max(one.score for one in found),
         mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
         beyond=sum(one.beyond for one in found),
-        error=max(relative_error(want[name], got[name]) for name in want if name in got),
-        same_queries=None if following is None else _follow(following, given.feeds, runs, batch),
+        error=max(output_error(name, want[name], got[name]) for name in want if name in got),
+        selection=max(_selection_error(run, name, batch) for run in wanted for name in taken) if taken else None,
     )
 
 
-def _follow(session: Session, feeds: Feeds, runs: Sequence[Outputs], batch: int) -> float:
-    """The largest error of `runs` against a graph that takes their selections."""
-    names = [name for name in runs[0] if name.startswith(SELECTION)]
-    wanted = _run_in_parts(session, feeds, batch, [{name: run[name] for name in names} for run in runs])
-    errors = [
-        relative_error(want[name], run[name]) for want, run in zip(wanted, runs, strict=True) for name in want if name in run
-    ]
-    # In whatever order: scores may tie.
-    errors += [
-        relative_error(*(np.sort(want[name + end].reshape(batch, -1)) for end in (BEST_SCORES, GIVEN_SCORES)))
-        for want in wanted
-        for name in names
-    ]
-    return max(errors)
+def _selection_error(outputs: Outputs, name: str, batch: int) -> float:
+    """Of one selection, from the outputs of the graph that took it. In whatever order, because scores may tie."""
+    best, given = (np.sort(outputs[name + end].reshape(batch, -1)) for end in (BEST_SCORES, GIVEN_SCORES))
+    return relative_error(best, given)
 
 
 def _run(session: Session, feeds: Feeds, selections: Sequence[Feeds] = ()) -> list[Outputs]:
     """Outputs of the graph itself: for a prompt in chunks, one entry for each. selections: further feeds of each."""
     texts: Sequence[Feeds] = session.texts(len(feeds[PIXEL_VALUES])) if isinstance(session, BoundSession) else [{}]
-    more = selections or [{}] * len(texts)
-    return [unbound(session).run({**feeds, **text, **chosen}) for text, chosen in zip(texts, more, strict=True)]
+    chunks = zip(texts, selections or [{}] * len(texts), strict=True)
+    return [unbound(session).run({**feeds, **text, **chosen}) for text, chosen in chunks]
 
 
 def _merged(session: Session, runs: Sequence[Outputs], batch: int) -> Outputs:
     return session.merge(runs, batch) if isinstance(session, BoundSession) else runs[0]
 
 
-def _run_in_parts(session: Session, feeds: Feeds, batch: int, selections: Sequence[Feeds] = ()) -> list[Outputs]:
+def _run_in_parts(session: Session, feeds: Feeds, batch: int, selections: Sequence[Feeds]) -> list[Outputs]:
     """As `_run`, one image after the other where the graph can, which needs less memory than a large batch."""
     if session.info.fixed_batch not in (None, 1):
         return _run(session, feeds, selections)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..backends.engine_check import EngineCheck, compare_sessions
 from ..backends.open import open_engine_beside, open_following, open_session
-from ..backends.prompted import detector_of
+from ..spec import SELECTION
 
 
 def compare_engine(
@@ -22,8 +22,8 @@ def compare_engine(
     """Compare an engine with its ONNX graph on drawn scenes.
 
     Both run at the least, usual and largest batch size of the profile at its usual size, and at batch size 1 of its smallest
-    and largest size. A model with a prompt is asked for three prompts of different lengths. An engine that returns its selections is also
-    compared with the graph that computes with these.
+    and largest size. A model with a prompt is asked for three prompts of different lengths. Where the engine returns its
+    selections, the graph computes with the queries of the engine.
 
     Args:
         graph: the ONNX file, which ONNX Runtime runs on the CPU.
@@ -40,8 +40,7 @@ def compare_engine(
         closing.callback(reference.close)
         candidate = open_engine_beside(reference, engine, text_engine)
         closing.callback(candidate.close)
-        facts, following = detector_of(candidate).info.facts, None
-        if facts is not None and facts.options.get("return_selections"):
-            following = open_following(reference, graph)
-            closing.callback(detector_of(following).close)
-        return compare_sessions(reference, candidate, precision, following=following, progress=progress)
+        if any(info.name.startswith(SELECTION) for info in candidate.outputs):
+            reference = open_following(reference, graph)
+            closing.callback(reference.close)
+        return compare_sessions(reference, candidate, precision, progress=progress)

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend, Feeds, Outputs, Session, relative_error
+from ..backends.base import Backend, Feeds, Outputs, Session, output_error
 from ..backends.onnxruntime.session import OnnxSession
 from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..data.reading_order import near_cuts
 from ..errors import DetrtError, SessionError
-from ..spec import BOXES, CLASS_FEATURES, PRED_BOXES, SELECTION, TEXT_FEATURES
+from ..spec import CLASS_FEATURES, SELECTION, TEXT_FEATURES
 
 
 class Choices(NamedTuple):
@@ -54,7 +54,7 @@ def forced_rows(
             actual |= {name: cand_feeds[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in cand_feeds}
             for name, expected in expected_outputs.items():
                 if name in actual:
-                    yield {**where, "output": name, "error": _error(name, expected, actual[name]), "text": ""}
+                    yield {**where, "output": name, "error": output_error(name, expected, actual[name]), "text": ""}
 
 
 def can_force(ref: Session, cand: Session) -> bool:
@@ -140,14 +140,6 @@ def _probed(session: Session, model: Any, feeds: Feeds) -> Outputs:
 
     with OnnxSession(to_bytes(model), session.spec) as forced:
         return forced.run(feeds)
-
-
-def _error(name: str, expected: NDArray, actual: NDArray) -> float:
-    if expected.shape != actual.shape:
-        return float("inf")
-    if name in (PRED_BOXES, BOXES) and not np.isfinite(actual).all():
-        return float("inf")
-    return relative_error(expected, actual)
 
 
 def _returned(session: Session) -> list[str] | None:

@@ -91,8 +91,8 @@ def _force(node: onnx.NodeProto, name: str, value: NDArray | None, kind: int, mo
     value: None: an input of the element type `kind`.
     """
     if value is None:
-        known = next((one for one in model.graph.value_info if one.name == name), None)
-        model.graph.input.append(known or helper.make_tensor_value_info(name, kind, None))
+        known = [one for one in model.graph.value_info if one.name == name]
+        model.graph.input.extend(known or [helper.make_tensor_value_info(name, kind, None)])
     else:
         model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
     if node.op_type != "TopK":

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from ..spec import BEST_SCORES, GIVEN_SCORES, SELECTION, ModelSpec
 from .nodes import rename_values
 from .probe import COMPUTED, probe
-from .view import GraphView, element_types
+from .view import GraphView, element_types, inferred
 
 
 def topk_outputs(model: onnx.ModelProto) -> list[str]:
@@ -44,7 +44,7 @@ def return_selections(model: onnx.ModelProto) -> list[str]:
     """Add the indices of all top-k selections to the outputs, in place; their names are SELECTION and a number in graph order."""
     names = _name_selections(model)
     known = {value.name: value for value in model.graph.value_info}
-    model.graph.output.extend(known.get(name) or helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in names)
+    model.graph.output.extend(known[name] for name in names)
     return names
 
 
@@ -75,5 +75,8 @@ def _name_selections(model: onnx.ModelProto) -> list[str]:
     for number, node in enumerate(node for node in model.graph.node if node.op_type == "TopK" and len(node.output) > 1):
         names[node.output[1]] = name = f"{SELECTION}{number}"
         node.output[0] = node.output[0] or f"{name}/scores"
+    if set(names) - {value.name for value in model.graph.value_info}:
+        # A change of precision leaves no shapes behind; a session wants the axes of its inputs.
+        model.graph.value_info.extend(value for value in inferred(model).value_info if value.name in names)
     rename_values(model.graph, names)
     return list(names.values())
