@@ -13,7 +13,7 @@ ort = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper
 from tiny_exports import SHARED, marked
 
-from detrt.backends.onnxruntime.session import optimize_basic
+from detrt.backends.onnxruntime.session import optimize_basic, run_graph
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
 from detrt.errors import GraphError
 from detrt.graph.clean import lower_opset, set_opset, with_outputs
@@ -23,6 +23,7 @@ from detrt.graph.dialect import (
     fix_axes,
     move_integers,
     quantize_weights,
+    scale_before_matmul,
     use_layer_norm_plugin,
     widen,
     write_out,
@@ -471,3 +472,37 @@ def test_brain_floats_have_no_wide_form():
     node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
     with pytest.raises(GraphError, match="BF16"):
         widen(one(node, [("x", TensorProto.FLOAT, [2])], ("y", TensorProto.BFLOAT16, [2])))
+
+
+@pytest.mark.parametrize(
+    ("scale", "moved"), [("Mul", 1), ("Div", 1), ("swapped Mul", 1), ("swapped Div", 0), ("weights", 0), ("two readers", 0)]
+)
+def test_products_that_overflow_fp16_are_scaled_before(scale, moved):
+    """TensorRT 8.5 stores a product in FP16 that was constrained to FP32: scores of 157 000 in front of their scale in DEIMv2-Femto."""
+    operator = scale.split()[-1] if scale.split()[-1] in ("Mul", "Div") else "Mul"
+    factor, keys = np.float32(0.25 if operator == "Mul" else 4.0), ("keys" if scale != "weights" else "w")
+    inputs = ["product", "factor"] if "swapped" not in scale else ["factor", "product"]
+    nodes = [
+        helper.make_node("MatMul", ["queries", keys], ["product"], "attention"),
+        helper.make_node(operator, inputs, ["scores"], "scale"),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+    ]
+    outputs = {"weights": [2, 3, 3]} | ({"product": [2, 3, 3]} if scale == "two readers" else {})
+    tensors = {"queries": [2, 3, 4]} | ({"keys": [2, 4, 3]} if keys == "keys" else {})
+    values = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()]
+        for side in (tensors, outputs)
+    ]
+    generator = np.random.default_rng(0)
+    constants = [numpy_helper.from_array(factor, "factor"), numpy_helper.from_array(generator.random((4, 3), np.float32), "w")]
+    graph = helper.make_graph(nodes, "attention", *values, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    feeds = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in tensors.items()}
+    expected = run_graph(model.SerializeToString(), feeds)
+    assert scale_before_matmul(model, set()) == 0
+    assert scale_before_matmul(model, {"product"}) == moved
+    onnx.checker.check_model(model)
+    order = [node.op_type for node in model.graph.node]
+    assert order == ([operator, "MatMul", "Softmax"] if moved else ["MatMul", operator, "Softmax"])
+    for name, array in run_graph(model.SerializeToString(), feeds).items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-6)

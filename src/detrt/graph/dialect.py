@@ -28,7 +28,7 @@ from .dequantize import dequantized_weight
 from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
 from .operators import PLUGIN_NODES
-from .view import attribute, element_types, inferred
+from .view import GraphView, attribute, element_types, inferred
 
 INTEGER_ARGMAX = "ArgMax of integers"
 LAYER_NORM = "LayerNorm"  # NVIDIA's plugin, in TensorRT 8.5.2 and newer
@@ -154,6 +154,44 @@ def cumsum_to_matmul(model: onnx.ModelProto) -> int:
         count += 1
     drop_dead(model)
     return count
+
+
+def scale_before_matmul(model: onnx.ModelProto, fp32: set[str]) -> int:
+    """Move the scale behind a MatMul of computed tensors, as attention has it, in front of it, in place; returns how many.
+
+    fp32: tensors that overflow FP16, of which the product must be one. TensorRT 8.5 may store it in FP16 all the same; scaled, it fits.
+    """
+    view = GraphView(model)
+    moved: dict[int, onnx.NodeProto] = {}  # position of a MatMul -> the scale in front of it
+    dropped: set[int] = set()
+    for position, node in enumerate(view.nodes):
+        readers = view.readers.get(node.output[0], ())
+        if (
+            node.op_type != "MatMul"
+            or node.output[0] not in fp32 - view.outputs
+            or not view.depth.get(node.input[1])
+            or len(readers) != 1
+        ):
+            continue
+        ((reader, side),) = readers
+        scale = view.nodes[reader]
+        factor = view.array(scale.input[1 - side]) if scale.op_type == "Mul" or (scale.op_type == "Div" and not side) else None
+        if factor is None or factor.size != 1:
+            continue
+        small = f"{node.output[0]}/scaled"
+        moved[position] = helper.make_node(scale.op_type, [node.input[0], scale.input[1 - side]], [small], f"{node.name}/scale")
+        node.input[0], node.output[0] = small, scale.output[0]
+        dropped.add(reader)
+    kept = [
+        node
+        for position, node in enumerate(view.nodes)
+        if position not in dropped
+        for node in (moved.get(position), node)
+        if node
+    ]
+    if moved:
+        replace_nodes(model, kept)
+    return len(moved)
 
 
 def use_layer_norm_plugin(model: onnx.ModelProto, fp32: Collection[str]) -> int:

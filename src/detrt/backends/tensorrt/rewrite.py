@@ -68,6 +68,7 @@ def rewrite(
         fix_axes,
         move_integers,
         quantize_weights,
+        scale_before_matmul,
         use_layer_norm_plugin,
         widen,
         write_out,
@@ -124,6 +125,7 @@ def rewrite(
             fix_axes(model, lengths, optimize_basic)
         changes["booleans"] = move_integers(model)
         changes["CumSum"] = cumsum_to_matmul(model)
+        changes["scale before MatMul"] = scale_before_matmul(model, widened.fp32) if widened.low else 0
         # After the optimiser, which would compute them.
         changes["INT8 weights"] = quantize_weights(model)
         if LAYER_NORM in plugins and _layer_norm_is_faster(row, spec, widened, bool(plugin_nodes(model))):
