@@ -164,6 +164,12 @@ def test_activation_memory_is_in_the_sidecar(tmp_path):
 
 
 @rtx
+def test_a_model_without_selections_says_so(tmp_path):
+    built = build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(return_selections=True), EDGE)
+    assert built.notes == ("--return-selections has no effect: the model selects no queries by their scores",)
+
+
+@rtx
 def test_an_engine_returns_its_selections(exported, tmp_path):
     report = exported("rt_detr_v2")
     config = EngineConfig(sms=(89,), batch=(1, 1, 1), height=(96, 96, 96), width=(128, 128, 128), return_selections=True)
@@ -171,7 +177,7 @@ def test_an_engine_returns_its_selections(exported, tmp_path):
     queries = report.spec.decode.num_queries
     (returned,) = (tensor for tensor in built.facts.outputs if tensor["name"] == f"{SELECTION}0")
     assert returned == {"name": "selection.0", "dtype": "int64", "shape": [-1, queries]}
-    assert built.facts.options["return_selections"] is True
+    assert built.facts.options["return_selections"] is True and not built.notes
 
 
 class Cache(SimpleNamespace):

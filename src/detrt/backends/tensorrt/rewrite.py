@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FP32_MARK = "@fp32"
 # `Rewritten.changes`: gathers of deformable attention that became nodes of a plugin, by its name.
 RAISED = {"plugin": "gathers to detrt's plugin", "nvidia-plugin": "gathers to NVIDIA's plugin"}
+SELECTIONS_RETURNED = "selections returned"  # of `Rewritten.changes`, too
 # Written out in operators whose sums and squares overflow FP16.
 _WIDE = ("LayerNormalization", "GroupNormalization", "InstanceNormalization")
 
@@ -87,7 +88,7 @@ def rewrite(
         raise
     changes: Counter[str] = Counter()
     if config.return_selections:
-        changes["selections returned"] = len(return_selections(model))
+        changes[SELECTIONS_RETURNED] = len(return_selections(model))
     summary = graph.summarise(model)
     if summary.opset > row.opset and row.strongly_typed:
         raise EngineError(

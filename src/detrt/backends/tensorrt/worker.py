@@ -26,7 +26,7 @@ from . import weak
 from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
-from .rewrite import RAISED, Rewritten, rewrite
+from .rewrite import RAISED, SELECTIONS_RETURNED, Rewritten, rewrite
 from .versions import check_faults, faults_of
 
 # Scratch memory of one context beyond which smaller GPUs cannot open the engine.
@@ -68,7 +68,10 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)
         inputs, outputs = _tensors(network)
-        notes = _notes(source, OP_TYPE in plugins and any(tensor.name == PIXEL_VALUES for tensor in inputs))
+        detects = any(tensor.name == PIXEL_VALUES for tensor in inputs)
+        notes = _notes(source, OP_TYPE in plugins and detects)
+        if config.return_selections and detects and not source.changes.get(SELECTIONS_RETURNED):
+            notes.append("--return-selections has no effect: the model selects no queries by their scores")
         profile = plan_profile(inputs, config, spec)
         layer_types = _layer_types(network)
         _check_capability(sms, layer_types, source.low, source.quantized)
