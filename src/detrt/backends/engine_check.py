@@ -216,17 +216,17 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
     where = (batch, *size_hw)
     facts = candidate.spec.input
     given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
+    taken = {info.name for info in reference.inputs if info.name.startswith(SELECTION)}
     try:
         runs = _run(candidate, given.feeds)
         got = _merged(candidate, runs, batch)
         after = decode(got, candidate.spec, given.original_sizes_hw, threshold=0.0)  # NaN is refused here
+        # Of an engine that selected what does not exist, the graph fails.
+        wanted = _run_in_parts(reference, given.feeds, batch, [{name: run[name] for name in taken} for run in runs])
+        want = _merged(reference, wanted, batch)
+        before = decode(want, candidate.spec, given.original_sizes_hw, threshold=0.0)
     except SessionError as error:
         return EngineRow(*where, text=str(error))
-    taken = {info.name for info in reference.inputs if info.name.startswith(SELECTION)}
-    chosen = [{name: run[name] for name in taken} for run in runs]
-    wanted = _run_in_parts(reference, given.feeds, batch, chosen)
-    want = _merged(reference, wanted, batch)
-    before = decode(want, candidate.spec, given.original_sizes_hw, threshold=0.0)
     found = [match(a, b, gate) for a, b in zip(before, after, strict=True)]
     return EngineRow(
         *where,

@@ -162,16 +162,12 @@ def scale_before_matmul(model: onnx.ModelProto, fp32: set[str]) -> int:
     fp32: tensors that overflow FP16, of which the product must be one. TensorRT 8.5 may store it in FP16 all the same; scaled, it fits.
     """
     view = GraphView(model)
+    products = fp32 - view.outputs
     moved: dict[int, onnx.NodeProto] = {}  # position of a MatMul -> the scale in front of it
     dropped: set[int] = set()
     for position, node in enumerate(view.nodes):
         readers = view.readers.get(node.output[0], ())
-        if (
-            node.op_type != "MatMul"
-            or node.output[0] not in fp32 - view.outputs
-            or not view.depth.get(node.input[1])
-            or len(readers) != 1
-        ):
+        if node.op_type != "MatMul" or node.output[0] not in products or not view.depth.get(node.input[1]) or len(readers) != 1:
             continue
         ((reader, side),) = readers
         scale = view.nodes[reader]
@@ -182,15 +178,12 @@ def scale_before_matmul(model: onnx.ModelProto, fp32: set[str]) -> int:
         moved[position] = helper.make_node(scale.op_type, [node.input[0], scale.input[1 - side]], [small], f"{node.name}/scale")
         node.input[0], node.output[0] = small, scale.output[0]
         dropped.add(reader)
-    kept = [
-        node
-        for position, node in enumerate(view.nodes)
-        if position not in dropped
-        for node in (moved.get(position), node)
-        if node
-    ]
     if moved:
-        replace_nodes(model, kept)
+        nodes: list[onnx.NodeProto] = []
+        for position, node in enumerate(view.nodes):
+            nodes += [moved[position]] if position in moved else []
+            nodes += [] if position in dropped else [node]
+        replace_nodes(model, nodes)
     return len(moved)
 
 

@@ -28,7 +28,7 @@ def probe(
     Args:
         view: the graph.
         names: tensors to return.
-        forced: tensor name -> its value, or None: it becomes an input. Of a TopK, the indices are forced, and its values are gathered
+        forced: tensor name -> its value, or None: it becomes an input, of the type that `value_info` has. Of a TopK, the indices are forced, and its values are gathered
             with them. The value that the node computes is the tensor COMPUTED + name, which can be returned as well.
         without_outputs: replace the outputs of the model by constants, so that the part before a faulty node runs.
 
@@ -49,8 +49,7 @@ def probe(
         nodes.append(node)
         forced_outputs = [name for name in node.output if name in forced]
         if forced_outputs:
-            name = forced_outputs[0]
-            replacements = _force(node, name, forced[name], view.types.get(name, TensorProto.INT64), model)
+            replacements = _force(node, forced_outputs[0], forced[forced_outputs[0]], model)
             nodes.extend(replacements)
     replace_nodes(model, nodes)
     forced_names = set(forced)
@@ -85,14 +84,13 @@ def _replace_outputs(model: onnx.ModelProto) -> None:
         value.type.CopyFrom(helper.make_tensor_value_info(value.name, kind, None).type)
 
 
-def _force(node: onnx.NodeProto, name: str, value: NDArray | None, kind: int, model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def _force(node: onnx.NodeProto, name: str, value: NDArray | None, model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Rename the output of a node and put the forced value in its place; returns nodes to insert after it.
 
-    value: None: an input of the element type `kind`.
+    value: None: an input; `value_info` has its type.
     """
     if value is None:
-        known = [one for one in model.graph.value_info if one.name == name]
-        model.graph.input.extend(known or [helper.make_tensor_value_info(name, kind, None)])
+        model.graph.input.append(next(one for one in model.graph.value_info if one.name == name))
     else:
         model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
     if node.op_type != "TopK":

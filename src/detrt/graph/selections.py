@@ -57,7 +57,7 @@ def take_selections(model: onnx.ModelProto) -> onnx.ModelProto:
         GraphError: a graph of 2 GB or more.
     """
     names = _name_selections(model)
-    scores = {node.output[1]: node.output[0] for node in model.graph.node if node.op_type == "TopK"}
+    scores = {index: node.output[0] for node in model.graph.node for index in node.output if index in names}
     ends = {scores[name]: name + GIVEN_SCORES for name in names} | {COMPUTED + scores[name]: name + BEST_SCORES for name in names}
     copy, returned = probe(GraphView(model), list(ends), dict.fromkeys(names))
     own = {value.name for value in model.graph.output}
@@ -71,12 +71,17 @@ def take_selections(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _name_selections(model: onnx.ModelProto) -> list[str]:
-    names = {}
-    for number, node in enumerate(node for node in model.graph.node if node.op_type == "TopK" and len(node.output) > 1):
-        names[node.output[1]] = name = f"{SELECTION}{number}"
-        node.output[0] = node.output[0] or f"{name}/scores"
-    if set(names) - {value.name for value in model.graph.value_info}:
+    """Give the indices of each TopK their name, and its scores one if they have none; the type of the indices is in the graph then."""
+    names = {index: f"{SELECTION}{number}" for number, index in enumerate(topk_outputs(model))}
+    for node in model.graph.node:
+        if len(node.output) > 1 and node.output[1] in names and not node.output[0]:
+            node.output[0] = f"{names[node.output[1]]}/scores"
+    unknown = set(names) - {value.name for value in model.graph.value_info}
+    if unknown:
         # A change of precision leaves no shapes behind; a session wants the axes of its inputs.
-        model.graph.value_info.extend(value for value in inferred(model).value_info if value.name in names)
+        found = {value.name: value for value in inferred(model).value_info if value.name in unknown}
+        model.graph.value_info.extend(
+            found.get(name) or helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in names if name in unknown
+        )
     rename_values(model.graph, names)
     return list(names.values())
