@@ -32,6 +32,7 @@ from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
 from detrt.models.load import load_source
 from detrt.models.published import check_processing
 from detrt.models.wrapper import StockTextEncoder, StockTextModule
+from detrt.precision.apply import blank_feeds
 from detrt.spec import PHRASE_MASK
 
 SIZE = (150, 200)
@@ -282,3 +283,9 @@ def test_relatives_are_refused_by_name(model_type, words, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(SourceError, match=rf"has model_type '{model_type}', which detrt does not export: .*{words}"):
         load_source(str(tmp_path))
+
+
+def test_a_graph_is_measured_with_one_phrase(exported):
+    """At full size each phrase needs 0.9 GB for the scores of one attention: with eight a conversion to FP16 took over 19 GB."""
+    feeds = blank_feeds(exported("sam3").spec)
+    assert feeds[PHRASE_MASK].shape[:2] == (1, 1) and feeds[PHRASE_MASK].all()
