@@ -129,7 +129,7 @@ def test_without_a_kernel_the_feature_for_symbolic_shapes_is_dropped(tmp_path, e
         asked.append(dict(getattr(config, "features", {})))
         if asked[-1] == {"faster shapes": False}:
             return b"engine"
-        messages.entries.append(("ERROR", error))
+        messages.add("ERROR", error)
         return None
 
     builder = SimpleNamespace(build_serialized_network=build)

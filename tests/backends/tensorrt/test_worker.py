@@ -203,6 +203,22 @@ def test_a_timing_cache_that_cannot_be_read_is_started_anew(tmp_path, complaint)
     assert [complaint in note and str(path) in note for note in notes] == ([True] if complaint else [])
 
 
+def test_what_a_long_build_says_last_is_kept():
+    """Grounding DINO at batch size 8 logged so many remarks that its activation memory and its warnings were not recorded."""
+    trt = Trt(trt_worker_module(), "8.5.3", "tensorrt")
+    with trt.capture() as messages:
+        trt._note("WARNING", "the first warning")
+        for number in range(5000):
+            trt._note("INFO", f"remark {number}")
+            trt._note("WARNING", "a weight was clamped")
+        trt._note("INFO", "Total Activation Memory: 4096")
+        trt._note("ERROR", "Could not find any implementation")
+    assert messages.warnings == ["the first warning", "a weight was clamped"]
+    assert messages.errors == ["Could not find any implementation"]
+    assert activation_bytes(messages.of("INFO")) == 4096
+    assert len(messages.entries) == 2000
+
+
 def trt_worker_module():
     """Bindings with a logger and nothing else."""
 

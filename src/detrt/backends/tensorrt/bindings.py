@@ -44,17 +44,23 @@ _KEPT_MESSAGES = 2000
 
 @dataclass(slots=True)
 class Messages:
-    """What TensorRT logged during one operation: (severity, text), severity e.g. "ERROR"."""
+    """What TensorRT logged during one operation: distinct (severity, text) in order, severity e.g. "ERROR"."""
 
-    entries: list[tuple[str, str]] = field(default_factory=list)
+    entries: dict[tuple[str, str], None] = field(default_factory=dict)
+
+    def add(self, severity: str, text: str) -> None:
+        """Keep a message. Of too many the oldest remarks go: what a build needs is said at its end."""
+        entry = severity, text.strip()
+        if entry in self.entries or any(noise in text for noise in _NOISE):
+            return
+        self.entries[entry] = None
+        if len(self.entries) > _KEPT_MESSAGES:
+            oldest = next((held for held in self.entries if held[0] == "INFO"), entry)
+            del self.entries[oldest]
 
     def of(self, *severities: str) -> list[str]:
         """Distinct texts of these severities in order, without known noise."""
-        found: dict[str, None] = {}
-        for severity, text in self.entries:
-            if severity in severities and not any(noise in text for noise in _NOISE):
-                found[text.strip()] = None
-        return list(found)
+        return [text for severity, text in self.entries if severity in severities]
 
     @property
     def errors(self) -> list[str]:
@@ -102,8 +108,7 @@ class Trt:
             return
         with self._lock:
             for messages in self._captures:
-                if len(messages.entries) < _KEPT_MESSAGES:
-                    messages.entries.append((severity, text))
+                messages.add(severity, text)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Messages]:
