@@ -51,6 +51,10 @@ def test_known_faults_of_a_version():
     with pytest.raises(EngineError, match=r"does not return for a quantized DETR .* Use --precision fp16"):
         check_faults(faults("8.5.3", family="detr", precisions={"int8", "fp16"}), "8.5.3")
     assert not faults("8.5.3", family="detr", precisions={"fp16"})
+    deformable = {"family": "deformable_detr", "precisions": {"int8", "fp16"}}
+    with pytest.raises(EngineError, match=r"quantized Deformable DETR with a plugin .* Use --precision fp16"):
+        check_faults(faults("8.5.3", layers={"PLUGIN_V2"}, **deformable), "8.5.3")
+    assert not faults("8.5.3", layers={"GATHER"}, **deformable)
 
 
 def test_rows_and_faults_are_well_formed():

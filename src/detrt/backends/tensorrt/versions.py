@@ -183,6 +183,11 @@ FAULTS: tuple[Fault, ...] = (
         precisions=("int8",), families=("detr",),
     ),
     Fault(
+        "the builder does not return for a quantized Deformable DETR with a plugin", (8, 5), (8, 6), "refuse",
+        "--precision fp16; gathers (--keep-gathers) were not tried", "docs/results/tensorrt.md#int8",
+        precisions=("int8",), layers=("PLUGIN_V2",), families=("deformable_detr",),
+    ),
+    Fault(
         "engines of symbolic shapes are wrong at other sizes or prompt lengths than the usual one", (8, 5), (8, 6), "avoided",
         "the preview feature FASTER_DYNAMIC_SHAPES_0805", "docs/results/tensorrt.md#symbolic-shapes",
     ),
