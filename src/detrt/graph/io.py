@@ -91,17 +91,22 @@ def weight_bytes(model: onnx.ModelProto) -> int:
     return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 
-def to_bytes(model: onnx.ModelProto) -> bytes:
-    """`SerializeToString` in the memory of one copy."""
+def to_bytes(model: onnx.ModelProto, rest: onnx.GraphProto | None = None) -> bytes:
+    """`SerializeToString` in the memory of one copy. rest: in place of all but the weights of the graph, see `without_weights`."""
     buffer = io.BytesIO()
-    for piece in _pieces(model):
+    for piece in _pieces(model, without_weights(model) if rest is None else rest):
         buffer.write(piece)
     return buffer.getvalue()
 
 
-def _pieces(model: onnx.ModelProto) -> Iterator[bytes]:
+def without_weights(model: onnx.ModelProto) -> onnx.GraphProto:
+    """A copy of the graph without its weights, which are not copied."""
+    return _without(model.graph, "initializer")
+
+
+def _pieces(model: onnx.ModelProto, rest: onnx.GraphProto) -> Iterator[bytes]:
     """A model in protobuf's encoding: all but the graph, the graph but for its weights, and each weight."""
-    graph = _without(model.graph, "initializer").SerializeToString()
+    graph = rest.SerializeToString()
     weights = []  # what comes before the values of each weight, and whether they follow
     length = len(graph)
     for tensor in model.graph.initializer:

@@ -204,7 +204,7 @@ def calibrate(
         missing = "no --calibration was given, so no tensor was checked for overflow; check the result with detrt verify"
         return Calibration(warnings=(missing,) if config.target == Precision.FP16 else ())
     runs = runnable(model)
-    view, sizes = GraphView.typed(model), bytes_of(runs, spec, images)
+    view, sizes = GraphView.typed(model), bytes_of(runs, spec, images) if config.target.quantized else None
     # Beside FP32 nothing overflows, so that only what is quantized has to be read; large models have ten times as much.
     plan = _calibrated(view, config, {}) if config.target.quantized and config.base == Precision.FP32 else None
     wanted = None if plan is None else plan.tensors

@@ -30,6 +30,7 @@ from ..graph.operators import FILL_LIMIT, GEMM
 from ..graph.view import FLOAT, GraphView
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
+from .summaries import SAMPLE, Summary, serialized_with_summaries
 
 # Largest size of the extra outputs of one run.
 # The whole graph runs once per chunk: Deformable DETR at 800x1066 has 8.4 GiB of them, 9 runs an image instead of 35 with 256 MiB.
@@ -235,16 +236,21 @@ class TensorRange:
         finite = size < FILL_LIMIT  # NaN and infinities compare false
         self.fills += int(size.size - finite.sum())
         size = size[finite]
-        self.values += int(size.size)
         if size.size:
-            self.absmax = max(self.absmax, float(size.max()))
-            self.minimum = min(self.minimum, float(flat.min(initial=0.0, where=finite)))
             # The maximum is exact; the histogram of a large tensor counts every n-th value.
-            size = size[:: max(1, size.size >> 15)]
-            self.zeros += int((size == 0).sum())
-            exponent = np.clip(np.frexp(size[size > 0])[1] - 1, _MIN_EXPONENT, _MAX_EXPONENT - 1) - _MIN_EXPONENT
-            counts = np.bincount(exponent, minlength=_MAX_EXPONENT - _MIN_EXPONENT)
-            self.exponents = [a + int(b) for a, b in zip(self.exponents, counts, strict=True)]
+            sample = size[:: max(1, size.size // SAMPLE)]
+            self.add_summary(Summary(float(size.max()), float(flat.min(initial=0.0, where=finite)), size.size, sample))
+
+    def add_summary(self, one: Summary) -> None:
+        """One run, of an `ordinary` tensor."""
+        self.values += one.count
+        self.absmax = max(self.absmax, one.largest, -one.smallest)
+        self.minimum = min(self.minimum, one.smallest)
+        size = np.abs(one.sample)
+        self.zeros += int((size == 0).sum())
+        exponent = np.clip(np.frexp(size[size > 0])[1] - 1, _MIN_EXPONENT, _MAX_EXPONENT - 1) - _MIN_EXPONENT
+        counts = np.bincount(exponent, minlength=_MAX_EXPONENT - _MIN_EXPONENT)
+        self.exponents = [a + int(b) for a, b in zip(self.exponents, counts, strict=True)]
 
     def percentile(self, fraction: float) -> float:
         """A power of two that is above at least `fraction` (0 to 1) of the values."""
@@ -278,26 +284,37 @@ def scan(
     """Ranges of the computed FP32 tensors of a graph: of all, or of those `wanted`. sizes: see `run_tensors`.
 
     Operators that only rearrange values have the range of their input, so that the large gathers of deformable attention are not
-    outputs of the scan.
+    outputs of the scan. The graph runs once for each image, and again for tensors with fills, such as masked scores.
     """
     view = GraphView.typed(model)
-    ranges: dict[str, TensorRange] = {}
-    names = []
+    source: dict[str, str] = {}  # tensor -> that whose range it has
     for node in view.nodes:
         for name in node.output:
-            if not name or not view.is_float(name):
-                continue
-            if node.op_type in _MOVEMENT and node.input[0] in ranges:
-                ranges[name] = ranges[node.input[0]]
-            else:
-                ranges[name] = TensorRange(node.name)
-                names.append(name)
+            if name and view.is_float(name):
+                source[name] = source.get(node.input[0], name) if node.op_type in _MOVEMENT else name
     if wanted is not None:
-        read = {id(ranges[name]) for name in wanted if name in ranges}
-        ranges = {name: found for name, found in ranges.items() if id(found) in read}
-        names = [name for name in names if name in ranges]
-    run_tensors(model, spec, images, names, lambda name, array: ranges[name].add(array), progress, sizes)
-    return ranges
+        read = {source[name] for name in wanted if name in source}
+        source = {name: measured for name, measured in source.items() if measured in read}
+    ranges = {name: TensorRange(view.nodes[view.index[name]].name) for name in source if name == source[name]}
+    with_fills: set[str] = set()
+    session = OnnxSession(serialized_with_summaries(model, ranges), spec, in_order=True)
+    try:
+        for done, feeds in enumerate(image_feeds(images, spec)):
+            outputs = session.run(feeds)
+            for name, found in ranges.items():
+                if (one := Summary.of(name, outputs)).ordinary:
+                    found.add_summary(one)
+                else:
+                    with_fills.add(name)
+            if progress:
+                progress(done + 1, len(images))
+    finally:
+        session.close()
+    if with_fills:
+        ranges |= {name: TensorRange(ranges[name].node) for name in with_fills}
+        again = [name for name in ranges if name in with_fills]
+        run_tensors(model, spec, images, again, lambda name, array: ranges[name].add(array), progress, sizes)
+    return {name: ranges[measured] for name, measured in source.items()}
 
 
 def fp16_failures(view: GraphView, ranges: dict[str, TensorRange], margin: float) -> dict[str, str]:

@@ -66,6 +66,7 @@ class OnnxSession(BaseSession):
     threads: threads inside one operation; default: as many as this process may use.
     fused: the same graph with the attention of `graph.fuse_attention`, which runs in its place.
     rounded: on the CPU, a file's values are rounded to 16 bits and FP8 as it says; see `graph.emulate_low_precision`.
+    in_order: run the nodes in the order of the graph. Outputs are otherwise computed last, and what they are computed from is kept.
 
     The spec is taken from, in this order: `spec`, the file's metadata, `<model>.onnx.json` beside it
     (a spec, or an object with the field "spec"), `detrt.json` beside it.
@@ -86,6 +87,7 @@ class OnnxSession(BaseSession):
         threads: int | None = None,
         fused: Path | None = None,
         rounded: bool = False,
+        in_order: bool = False,
     ) -> None:
         onnxruntime = _package("running ONNX files")
         self.path = None if isinstance(model, bytes) else Path(model)
@@ -97,6 +99,8 @@ class OnnxSession(BaseSession):
         if self._graphs.enabled:
             self._stream = _shared_stream(onnxruntime, providers)
         options = _options(onnxruntime, _threads(threads))
+        if in_order:
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
         source = source if fused is None else str(_existing(fused))
         if rounded and backend == "onnxruntime-cpu" and isinstance(source, str) and (emulated := _emulated(Path(source))):
