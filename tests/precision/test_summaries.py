@@ -20,16 +20,16 @@ from detrt.precision.summaries import Summary, serialized_with_summaries
 IMAGES = [draw_scene(0).image, draw_scene(1, size_hw=(64, 200)).image]
 
 
-@pytest.mark.parametrize("family", ("rt_detr_v2", "detr"))
-def test_ranges_are_those_of_the_whole_tensors(exported, family):
-    report = exported(family)
+def test_ranges_are_those_of_the_whole_tensors(exported):
+    report = exported("rt_detr_v2")
     model = graph.load(report.path)
     found = scan(model, report.spec, IMAGES)
     view = GraphView(model)
     names = [name for name in view.tensors() if name in found and found[name].node == view.producer[name].name]
+    assert len(names) > 400
+    names = [name for index, name in enumerate(names) if found[name].fills or index % 8 == 0]
     whole: dict[str, list[np.ndarray]] = {}
     run_tensors(model, report.spec, IMAGES, names, lambda name, array: whole.setdefault(name, []).append(array.reshape(-1)))
-    assert len(names) > 100
     for name in names:
         values = np.concatenate(whole[name])
         kept = values[np.abs(values) < FILL_LIMIT]
@@ -42,8 +42,7 @@ def test_ranges_are_those_of_the_whole_tensors(exported, family):
         for array in whole[name]:
             read.add(array)
         assert np.abs(np.subtract(one.exponents, read.exponents)).sum() <= 0.01 * sum(read.exponents) + 2, name
-    # Anchors at the border of RT-DETRv2 are fills.
-    assert any(found[name].fills for name in names) == (family == "rt_detr_v2")
+    assert any(found[name].fills for name in names)  # anchors at the border
 
 
 def test_an_image_is_one_run_whatever_the_size_of_its_tensors(exported, monkeypatch):
