@@ -20,6 +20,7 @@ from detrt.precision.summaries import Summary, serialized_with_summaries
 IMAGES = [draw_scene(0).image, draw_scene(1, size_hw=(64, 200)).image]
 
 
+@pytest.mark.slow
 def test_ranges_are_those_of_the_whole_tensors(exported):
     report = exported("rt_detr_v2")
     model = graph.load(report.path)
