@@ -25,7 +25,7 @@ from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PrecisionConfig
-from detrt.spec import LOGITS, MASK_LOGITS, PIXEL_VALUES, PRED_BOXES
+from detrt.spec import LOGITS, MASK_LOGITS, PHRASE_FEATURES, PHRASE_MASK, PIXEL_VALUES, PRED_BOXES
 
 PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 
@@ -175,6 +175,21 @@ def test_an_engine_is_asked_for_prompts_of_several_lengths(exported, monkeypatch
     assert found.passed is (not wrong)
     assert "2 shapes, 3 prompts" in found.verdict
     assert (f"a prompt of {asked[3] if wrong == 'long' else 2} words, 0 of 10" in found.verdict) is bool(wrong)
+
+
+def test_an_engine_that_takes_a_phrase_a_run_is_compared_with_a_graph_that_takes_several(engine, exported, tmp_path, monkeypatch):
+    """As TensorRT 8.5 runs SAM 3: the graph runs the prompt at once, the engine in chunks."""
+    path = exported("sam3").path
+    monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 56, 56),) * 3)
+    monkeypatch.setattr("detrt.backends.engine_check._longest_prompt", lambda session: "a dog. a red bus.")
+    model = onnx.load(path)
+    for value in model.graph.input:
+        if value.name in (PHRASE_MASK, PHRASE_FEATURES):
+            value.type.tensor_type.shape.dim[1].dim_value = 1
+    onnx.save(model, tmp_path / "model.onnx")
+    found = compare_engine(path, tmp_path / "model.engine", "fp32")
+    assert found.passed and sum(row.compared for row in found.rows) >= 5, found.verdict
+    assert "3 prompts" in found.verdict
 
 
 @pytest.mark.parametrize(

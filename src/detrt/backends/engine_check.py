@@ -18,7 +18,7 @@ from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
 from ..spec import BEST_SCORES, GIVEN_SCORES, PIXEL_VALUES, SELECTION
 from .base import Feeds, Outputs, Session, output_error, relative_error
-from .prompted import BoundSession, unbound
+from .prompted import BoundSession, PromptedSession, unbound
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."
@@ -165,7 +165,7 @@ def compare_sessions(
     prompted = reference.info.text is not None
     if prompted:
         asked += [(prompt, shapes[0]) for prompt in dict.fromkeys((SHORT_PROMPT, _longest_prompt(reference)))]
-    bound = {prompt: (reference.bind(prompt), candidate.bind(prompt)) for prompt, _ in asked} if prompted else {}
+    bound = {prompt: _bound(reference, candidate, prompt) for prompt, _ in asked} if prompted else {}
     usual = min(1, len(shapes) - 1)  # behind the least one, see `shapes_of`
     plan = [(index, 0) for index in range(len(asked))]
     for index, (_, (batch, _)) in enumerate(asked):
@@ -185,6 +185,19 @@ def compare_sessions(
         else:
             rows.append(row if prompt == PROMPT else replace(row, prompt=prompt))
     return EngineCheck(tuple(rows), gate)
+
+
+def _bound(reference: Session, candidate: Session, prompt: str) -> tuple[Session, Session]:
+    """Both with a prompt. A graph that takes the engine's selections runs in the chunks of the engine."""
+    engine = candidate.bind(prompt)
+    if not _selections_of(reference):
+        return reference.bind(prompt), engine
+    assert isinstance(reference, PromptedSession) and isinstance(engine, BoundSession)
+    return BoundSession(reference, engine.prompts), engine
+
+
+def _selections_of(reference: Session) -> set[str]:
+    return {info.name for info in reference.inputs if info.name.startswith(SELECTION)}
 
 
 def _longest_prompt(session: Session) -> str:
@@ -216,13 +229,14 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
     where = (batch, *size_hw)
     facts = candidate.spec.input
     given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
-    taken = {info.name for info in reference.inputs if info.name.startswith(SELECTION)}
+    taken = _selections_of(reference)
     try:
         runs = _run(candidate, given.feeds)
         got = _merged(candidate, runs, batch)
         after = decode(got, candidate.spec, given.original_sizes_hw, threshold=0.0)  # NaN is refused here
         # Of an engine that selected what does not exist, the graph fails.
-        wanted = _run_in_parts(reference, given.feeds, batch, [{name: run[name] for name in taken} for run in runs])
+        chosen = [{name: run[name] for name in taken} for run in runs] if taken else []
+        wanted = _run_in_parts(reference, given.feeds, batch, chosen)
         want = _merged(reference, wanted, batch)
         before = decode(want, candidate.spec, given.original_sizes_hw, threshold=0.0)
     except SessionError as error:
