@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,9 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from checkpoint_folders import save_folder
 
 from detrt import Detector, ExportConfig, export_onnx, graph
+from detrt.backends.base import Backend
 from detrt.backends.open import open_session
+from detrt.backends.prompted import PromptedSession
 from detrt.cli import main
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
@@ -33,7 +36,7 @@ from detrt.models.load import load_source
 from detrt.models.published import check_processing
 from detrt.models.wrapper import StockTextEncoder, StockTextModule
 from detrt.precision.apply import blank_feeds
-from detrt.spec import PHRASE_MASK
+from detrt.spec import PHRASE_FEATURES, PHRASE_MASK
 
 SIZE = (150, 200)
 IMAGE = draw_scene(1, size_hw=SIZE).image
@@ -143,6 +146,22 @@ def test_the_text_is_encoded_once(model):
     for prompt in ("a cat. dog.", "dog. table.", "a cat. dog."):
         session.bind(prompt).texts(1)
     assert [shape[0] for shape in calls] == [2, 1]
+
+
+@pytest.mark.parametrize(("phrases", "runs"), [(4, [1, 3, 4]), (1, [1, 1, 1])])
+def test_an_engine_runs_no_more_phrases_than_are_asked_for(model, phrases, runs):
+    """Each costs a run of the decoder, so that none is added up to a multiple of 16, as classes are."""
+    shapes = {
+        PHRASE_MASK: [(1, count, 32) for count in (1, 1, phrases)],
+        PHRASE_FEATURES: [(1, count, 32, 32) for count in (1, 1, phrases)],
+    }
+    facts = replace(model.detector.info, backend=Backend.TENSORRT, profile={name: tuple(shape) for name, shape in shapes.items()})
+    detector = SimpleNamespace(info=facts, inputs=model.detector.inputs, outputs=model.detector.outputs, spec=model.spec)
+    engine = PromptedSession(detector, model.tokenizer, model.text_encoder)
+    for prompt, count in zip(("a cat", "a cat. dog. red bus", PROMPT), runs, strict=True):
+        chunks = engine.encode(prompt).chunks
+        assert engine.text_feeds(chunks[:1])[PHRASE_MASK].shape == (1, count, 32)
+        assert sum(len(chunk.names) for chunk in chunks) == prompt.count(".") + (prompt is not PROMPT)
 
 
 def test_the_logit_of_a_score_with_presence():

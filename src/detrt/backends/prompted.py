@@ -145,7 +145,9 @@ class PromptedSession(BaseSession):
         self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
         most, of_classes = self.spec.decode.num_classes, text.kind in ("classes", "names")
         self._classes = _Lengths([detector], _CLASS_AXES, limit=most if of_classes else None)
-        self._phrases = _Lengths([detector], _PHRASE_AXES, limit=most if text.kind == "phrases" else None)
+        own_queries = text.kind == "phrases"  # each phrase costs a run of the decoder, so that none is added
+        bucket = 1 if own_queries else ENGINE_BUCKET
+        self._phrases = _Lengths([detector], _PHRASE_AXES, limit=most if own_queries else None, bucket=bucket)
         longest = self._classes.high if of_classes else self._phrases.high
         tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=longest)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
@@ -396,11 +398,17 @@ def _row(made: Outputs, row: int, length: int) -> dict[str, NDArray]:
 class _Lengths:
     """Lengths of an axis that all of some sessions take, from profiles of engines and fixed axes."""
 
-    def __init__(self, sessions: Sequence[Session], axes: dict[str, tuple[int, ...]], limit: int | None = None) -> None:
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        axes: dict[str, tuple[int, ...]],
+        limit: int | None = None,
+        bucket: int = ENGINE_BUCKET,
+    ) -> None:
         self.low, self.high, self.step = 1, limit, 1
         for session in sessions:
             if session.info.backend is Backend.TENSORRT:
-                self.step = ENGINE_BUCKET
+                self.step = bucket
             profile = session.info.profile
             for info in session.inputs:
                 for axis in axes.get(info.name, ()):
