@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("transformers", reason="needs the 'export' extra")
@@ -13,6 +14,8 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from detrt import EngineConfig, ExportConfig, build, graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt.profile import NetworkTensor, check_shapes, plan_profile
+from detrt.backends.tensorrt.rewrite import rewrite
+from detrt.backends.tensorrt.versions import VERSIONS
 from detrt.errors import EngineError, ExportError, GraphError, SessionError, SpecError
 from detrt.graph.emulate_low_precision import emulate
 from detrt.models.contract import contract, exported_spec, text_encoder_contract
@@ -53,10 +56,23 @@ def test_profile_of_class_names(tiny):
 def test_profile_of_phrases_with_queries_of_their_own(tiny):
     spec = exported_spec(tiny("sam3"), ExportConfig())
     found = plan_profile(network(contract(spec)[0]), EngineConfig(batch=(1, 1, 2)), spec)
-    assert shapes(found, "phrase_features") == [[1, 1, 4, 32], [1, 1, 32, 32], [2, 4, 32, 32]]
-    assert shapes(found, "phrase_mask") == [[1, 1, 4], [1, 1, 32], [2, 4, 32]]
+    assert shapes(found, "phrase_features") == [[1, 1, 32, 32], [1, 1, 32, 32], [2, 4, 32, 32]]
+    assert shapes(found, "phrase_mask") == [[1, 1, 32], [1, 1, 32], [2, 4, 32]]
+    alone = plan_profile(network(contract(spec)[0]), EngineConfig(batch=(1, 1, 1)), spec, one_phrase=True)
+    assert shapes(alone, "phrase_mask") == [[1, 1, 32]] * 3
     text_encoder = plan_profile(network(text_encoder_contract(spec)[0]), EngineConfig(), spec)
-    assert shapes(text_encoder, "input_ids") == [[1, 4], [16, 32], [64, 32]]
+    assert shapes(text_encoder, "input_ids") == [[1, 32], [16, 32], [64, 32]]
+
+
+def test_tensorrt_8_5_gets_a_graph_for_one_phrase(exported, tmp_path):
+    """All of it is of fixed shape then: with a symbolic prompt the builder did not end."""
+    report = exported("sam3")
+    config = EngineConfig(batch=(1, 1, 1), height=(126, 126, 126), width=(126, 126, 126))
+    for number in ((8, 5), (8, 6)):
+        row = next(row for row in VERSIONS if row.target == "tensorrt" and row.since == number)
+        model = onnx.load(rewrite(report.path, row, config, report.spec, tmp_path).path)
+        sides = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+        assert sides["phrase_mask"] == [1, 1 if number == (8, 5) else 0, 32] and sides["phrase_features"][2] == 32
 
 
 def test_a_short_limit_bounds_the_profile(tiny):

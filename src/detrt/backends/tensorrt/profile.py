@@ -74,8 +74,10 @@ def axis_names(tensor: str, rank: int) -> list[str]:
     return [known.get(axis, f"{tensor}_{axis}") for axis in range(rank)]
 
 
-def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: ModelSpec) -> Profile:
+def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: ModelSpec, *, one_phrase: bool = False) -> Profile:
     """Choose the profile of every input, static ones included.
+
+    one_phrase: phrases with queries of their own run one at a time.
 
     Raises:
         EngineError: an axis that detrt does not know is symbolic, or a choice does not fit the graph
@@ -99,7 +101,7 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
         )
     lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in _SIZES}
     if spec.text is not None:
-        lengths |= {axis: _text_lengths(axis, inputs, spec) for axis in _TEXT_AXES}
+        lengths |= {axis: _text_lengths(axis, inputs, spec, one_phrase) for axis in _TEXT_AXES}
         if spec.text.kind != "tokens" and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
             lengths["batch"] = NAMES_BATCH
     profile: Profile = {}
@@ -173,7 +175,7 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
     return triple
 
 
-def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec) -> Triple:
+def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec, one_phrase: bool) -> Triple:
     """(min, opt, max) of an axis of the prompt; a fixed one keeps its length."""
     fixed = {
         tensor.shape[place]
@@ -188,7 +190,10 @@ def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec) -
     low, usual, high = _TEXT_AXES[axis]
     if spec.text.kind == "phrases" and axis == "phrases":
         # One at a time is what the authors do, and what most prompts are.
-        return 1, 1, spec.decode.num_classes
+        return 1, 1, 1 if one_phrase else spec.decode.num_classes
+    if spec.text.kind == "phrases" and axis == "tokens":
+        # Padded as the published processor does. With a symbolic length TensorRT 8.5 did not end within 20 minutes.
+        return (spec.text.max_tokens,) * 3
     limit = {"tokens": spec.text.max_tokens, "classes": spec.decode.num_classes}.get(axis, high)
     return min(low, limit), min(usual, limit), min(high, limit)
 

@@ -96,7 +96,7 @@ def rewrite(
         )
     widened = Widened()
     # Where the graph's types decide, nodes are a matter of the export.
-    profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec)
+    profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec, row.one_phrase)
     plugin_is_faster = False
     if not row.strongly_typed:
         widened = widen(model)
@@ -178,12 +178,14 @@ def _plugin_form(
     return "nvidia-plugin" if spec.family in row.plugin_families and not widened.quantized else ""
 
 
-def _profile_of(tensors: Mapping[str, tuple[str, tuple[int | str, ...]]], config: EngineConfig, spec: ModelSpec) -> Profile:
+def _profile_of(
+    tensors: Mapping[str, tuple[str, tuple[int | str, ...]]], config: EngineConfig, spec: ModelSpec, one_phrase: bool
+) -> Profile:
     network = [
         NetworkTensor(name, dtype, tuple(side if isinstance(side, int) else -1 for side in shape))
         for name, (dtype, shape) in tensors.items()
     ]
-    return plan_profile(network, config, spec)
+    return plan_profile(network, config, spec, one_phrase=one_phrase)
 
 
 def _mark(model: Any, fp32: set[str]) -> None:

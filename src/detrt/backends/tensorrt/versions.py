@@ -35,6 +35,7 @@ class Version:
         layer_norm_families: families whose FP16 graphs get NVIDIA's LayerNorm plugin where the library has it, as it was measured to be faster.
         sigmoid_families: families in whose FP16 graphs a Sigmoid that must compute in FP32 is written out. Myelin lowers it with a one in
             FP16, finds two types in a sum and gives up the FP16 form of the whole node around it.
+        one_phrase: whether phrases with queries of their own (SAM 3) run one at a time: with several the builder did not end.
         state: what is known about detrt with it.
     """
 
@@ -52,6 +53,7 @@ class Version:
     plugin_families: tuple[str, ...] = ()
     layer_norm_families: tuple[str, ...] = ()
     sigmoid_families: tuple[str, ...] = ()
+    one_phrase: bool = False
     state: str = ""
 
 
@@ -67,7 +69,8 @@ VERSIONS: tuple[Version, ...] = (
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), layer_norm_families=("detr", "deformable_detr"),
-        sigmoid_families=("deimv2", "d_fine", "owlvit", "owlv2"), state="run on H100s in FP32 and FP16, four models in INT8; JetPack 5 has 8.5.2",
+        sigmoid_families=("deimv2", "d_fine", "owlvit", "owlv2"), one_phrase=True,
+        state="run on H100s in FP32 and FP16, four models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
@@ -202,6 +205,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "Deformable DETR of symbolic size with a plugin loses a fifth of its detections", (8, 5), (8, 6), "avoided",
         "gathers, which such graphs keep", "docs/results/tensorrt.md#symbolic-shapes", families=("deformable_detr",), layers=("PLUGIN_V2",),
+    ),
+    Fault(
+        "the builder does not end within 20 minutes for several phrases, or for prompts of several lengths", (8, 5), (8, 6), "avoided",
+        "one phrase a run, padded as published; batch size 1 besides", "docs/results/tensorrt.md#sam-3", families=("sam3",),
     ),
 )  # fmt: skip
 
