@@ -63,6 +63,7 @@ def test_the_change_of_ap_is_against_the_first_precision_alone(monkeypatch, tmp_
     assert "| 0.0000 | -0.2500 |" in (tmp_path / "r.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_a_prompt(tmp_path):
     """The prompt is that of the calibration images and of what is timed; AP has the names of the categories."""
     scenes = tmp_path / "scenes"

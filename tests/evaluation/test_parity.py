@@ -38,9 +38,9 @@ def images():
     [
         # Not the families that select proposals on a drawn image: ties, which rounding decides.
         ("yolos", {"height": 96, "width": 64, "normalize": False}),
-        ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
-        ("rf_detr", {"normalize": False}),
+        ("rf_detr", {"decode": "graph"}),
         ("detr", {"height": 128, "width": 160}),
+        pytest.param("rf_detr", {"normalize": False}, marks=pytest.mark.slow),
         pytest.param("detr", {}, marks=pytest.mark.slow),
         pytest.param("yolos", {"decode": "graph", "opset": 19}, marks=pytest.mark.slow),
     ],

@@ -47,13 +47,14 @@ VARIANTS = [
     ("deformable_detr", {"msda": "gridsample"}),
     ("deformable_detr-single-scale", {"msda": "gridsample"}),
     ("deformable_detr-plain", {"height": 128, "width": 96, "mask": False}),
-    ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3, "msda": "gridsample", "opset": 20}),
+    ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3, "opset": 20}),
     ("rt_detr_v2-discrete", {"msda": "gridsample"}),
     ("rt_detr", {"msda": "gridsample", "height": 128, "width": 160}),
-    ("d_fine", {"msda": "gridsample"}),
+    ("d_fine", {"msda": "gridsample", "opset": 20}),
     ("deimv2", {"input_dtype": "float32", "opset": 18}),
     ("lw_detr", {"msda": "gridsample", "height": 128, "width": 192}),
-    ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
+    ("rf_detr", {"msda": "gridsample"}),
+    ("rf_detr", {"decode": "graph"}),
     ("rf_detr", {"height": 56, "width": 112}),
     ("yolos", {"decode": "graph", "opset": 19}),
     ("yolos", {"input_dtype": "float32", "opset": 18}),
@@ -63,11 +64,13 @@ VARIANTS = [
 SLOW_VARIANTS = [
     ("deformable_detr", {"msda": "gridsample"}),
     ("deformable_detr-plain", {"height": 128, "width": 96, "mask": False}),
-    ("d_fine", {"msda": "gridsample"}),
+    ("d_fine", {"msda": "gridsample", "opset": 20}),
+    ("rf_detr", {"msda": "gridsample"}),
     ("rf_detr", {"height": 56, "width": 112}),
     ("deimv2", {"input_dtype": "float32", "opset": 18}),
     ("lw_detr", {"msda": "gridsample", "height": 128, "width": 192}),
     ("deformable_detr-single-scale", {"msda": "gridsample"}),
+    ("rt_detr_v2-discrete", {"msda": "gridsample"}),
 ]
 
 

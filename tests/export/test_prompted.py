@@ -253,6 +253,7 @@ def test_a_source_without_tokenizer_is_refused(tiny, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # 8 s; tests/export/test_faults.py has the same of a model without a prompt
 def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch, plain_simplifier):
     from detrt.errors import GateError
     from detrt.models.arch import grounding_dino as grounding

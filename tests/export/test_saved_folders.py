@@ -90,9 +90,7 @@ def check(path, spec, folder, images):
 
 def _is_quick(name, variant):
     """Each family, and each kind of folder with a family that resizes by edges and one that does not."""
-    return name not in SLOW and (
-        variant in ("as saved", "padded, as the guide of transformers") or name in ("detr", "rt_detr_v2")
-    )
+    return name not in SLOW and (variant == "as saved" or name in ("detr", "rt_detr_v2"))
 
 
 CASES = [pytest.param(n, v, marks=[] if _is_quick(n, v) else [pytest.mark.slow]) for n in FAMILIES for v in FOLDERS]

@@ -45,6 +45,7 @@ SLOW_BUILDS = [
     for name, precision in (
         ("deformable_detr", "fp16"),
         ("rt_detr_v2", "fp16"),
+        ("rt_detr_v2", "int8"),
         ("yolos", "fp16"),
         ("detr", "int8"),
         ("d_fine", "bf16"),
@@ -98,7 +99,7 @@ def low_file(exported, photos, tmp_path_factory):
 @rtx
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("detr", "fp16"), ("detr", "bf16"), ("rt_detr_v2", "int8"), ("yolos", "int8"), ("detr", "fp8"), *SLOW_BUILDS],
+    [("detr", "fp16"), ("detr", "bf16"), ("yolos", "int8"), ("detr", "fp8"), *SLOW_BUILDS],
 )  # fmt: skip
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_builds_for_every_gpu_that_has_the_type(name, precision, every, low_file, tmp_path):

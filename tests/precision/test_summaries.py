@@ -107,6 +107,7 @@ print(peak_memory_mib() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no peak memory of a process is read there")
 def test_tensors_are_freed_once_they_are_summarised():
     """A hundred tensors of 8 MiB: in ONNX Runtime's own order the summaries are computed last, and all are kept until then."""

@@ -141,6 +141,7 @@ def photographs(real_data):
     return [image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2] for image in images]  # frames of video have even sides
 
 
+@pytest.mark.slow
 def test_a_stretching_family_on_photographs(cli, real_data, tmp_path):
     """DEIMv2-Atto as its authors export it, with its published weights; the graph resizes, then nvinfer does."""
     authors = real_data / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"

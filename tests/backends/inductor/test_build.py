@@ -96,7 +96,8 @@ def simplified(name):
     return captured, before, count
 
 
-@pytest.mark.parametrize("name", [pytest.param("detr", marks=pytest.mark.slow), "rt_detr_v2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detr", "rt_detr_v2"])
 def test_passes_keep_the_function(name):
     captured, (before, selected), count = simplified(name)
     assert bool(selected) == (name == "rt_detr_v2")
@@ -129,6 +130,7 @@ def test_written_out_attention_is_fused():
     assert torch.allclose(want, graph(*inputs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_types_keep_positions_exact():
     captured = copy.deepcopy(simplified("rt_detr_v2")[0])
     want = run(captured)

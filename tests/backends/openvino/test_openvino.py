@@ -210,6 +210,7 @@ def test_a_cpu_takes_the_backend_that_was_faster_on_it(folder, tmp_path, cli):
         open_session(timed)
 
 
+@pytest.mark.slow
 def test_an_added_model_is_timed_beside_the_fused_graph(exported, tmp_path, monkeypatch):
     bundle = tmp_path / "bundle"
     build(exported("embedded:shapes").path, bundle, engines=(), fuse_attention=True)

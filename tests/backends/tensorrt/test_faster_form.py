@@ -55,12 +55,12 @@ def typed(exported, shared):
         ("deformable_detr", "8.5.3", "fp32", False, 4, "NVIDIA"),
         ("deformable_detr", "8.5.3", "fp16", False, 4, "NVIDIA"),
         ("grounding_dino", "8.5.3", "fp16", False, 0, ""),  # how fast NVIDIA's is was not measured
-        pytest.param("dino", "8.5.3", "fp32", False, 4, "NVIDIA", marks=pytest.mark.slow),  # 11 s; in FP16 it is quick
+        pytest.param("dino", "8.5.3", "fp32", False, 4, "NVIDIA", marks=pytest.mark.slow),  # 11 s, and 8 in FP16
         ("deformable_detr", "10.12.0", "fp32", False, 0, ""),  # not measured
         ("rt_detr_v2", "8.5.3", "fp32", False, 0, ""),  # gathers are faster
         ("deformable_detr", "8.5.3", "fp32", True, 4, "own"),
         ("deformable_detr", "8.5.3", "fp16", True, 4, "own"),
-        ("dino", "8.5.3", "fp16", True, 4, "own"),
+        pytest.param("dino", "8.5.3", "fp16", True, 4, "own", marks=pytest.mark.slow),
         ("rt_detr_v2", "8.5.3", "fp16", True, 0, ""),  # gathers are faster
         ("deformable_detr", "10.12.0", "fp16", True, 0, ""),  # the types of the graph decide; export with --msda plugin
     ],

@@ -31,7 +31,8 @@ def test_the_folder_runs_without_its_code(size, real_data, authors, images):
         assert_same(authors(size), detector(images))
 
 
-@pytest.mark.parametrize("size", ("atto", pytest.param("femto", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ("atto", "femto"))
 def test_the_original_file_is_the_authors_graph(size, as_file, authors, images, tmp_path):
     own = load_source(f"ckpt:{as_file(size)}")
     assert (own.spec.input.height, own.spec.input.normalize_in_graph) == (SIZES[size], True)

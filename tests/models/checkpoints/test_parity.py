@@ -37,7 +37,11 @@ def loaded(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("case", CASES)
+# Its parts are those of RF-DETR and of the other heads of masks.
+QUICK = [pytest.param(case, marks=[pytest.mark.slow] * (case == "rf_detr-seg")) for case in CASES]
+
+
+@pytest.mark.parametrize("case", QUICK)
 def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
     module, source = loaded(case)
     side = source.spec.input.height if source.family.name == "rf_detr" else 160
