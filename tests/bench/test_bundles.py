@@ -61,6 +61,7 @@ def test_figures_of_a_bundle(bundle, tmp_path):
         assert row["backend"] == "onnxruntime-cpu" and (row["height"], row["width"]) == (64, 64)
 
 
+@pytest.mark.slow
 def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
     """All that one run can measure: its library, average precision, parts and the roofline, drawn."""
     from PIL import Image

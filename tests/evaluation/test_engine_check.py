@@ -108,7 +108,13 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
 
 
 @pytest.mark.parametrize(
-    ("noise", "precision", "passed"), [(0.0, "fp32", True), (0.01, "fp16", True), (0.01, "fp32", False), (0.08, "fp16", False)]
+    ("noise", "precision", "passed"),
+    [
+        (0.01, "fp16", True),
+        (0.08, "fp16", False),
+        pytest.param(0.0, "fp32", True, marks=pytest.mark.slow),
+        pytest.param(0.01, "fp32", False, marks=pytest.mark.slow),
+    ],
 )
 def test_rounding_may_move_a_few_detections_of_many(graph, tmp_path, noise, precision, passed):
     """Weights with noise of 1 % of their deviation keep the AP of drawn scenes within 0.002; with 8 % it falls."""
@@ -239,7 +245,8 @@ def plugin_graphs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("how", ["plugin", pytest.param("nvidia-plugin", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plugin", "nvidia-plugin"])
 def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph, plugin_graphs, tmp_path, monkeypatch, how):
     """ONNX Runtime has no plugins; the graph beside such an engine is its reference all the same.
 

@@ -137,6 +137,7 @@ def test_command_writes_the_page_and_exits_3(exported, scaled, images, tmp_path,
     assert text.startswith("<!doctype html>") and f"<dd>{good} (onnxruntime-cpu)</dd>" in text
 
 
+@pytest.mark.slow
 def test_reference_is_what_the_bundle_was_made_from(exported, tmp_path, images, capsys):
     path = exported("detr", **CHOICES).path
     Image.fromarray(images[0]).save(tmp_path / "a.png")

@@ -69,7 +69,9 @@ def test_masks_are_those_of_transformers(plain, their_post_processing):
     outputs.pred_masks.neg_()
 
 
-@pytest.mark.parametrize("choices", [SHARED["rf_detr-seg"], {"decode": "graph"}], ids=["raw", "graph"])
+@pytest.mark.parametrize(
+    "choices", [SHARED["rf_detr-seg"], pytest.param({"decode": "graph"}, marks=pytest.mark.slow)], ids=["raw", "graph"]
+)
 def test_an_export_finds_the_masks_of_transformers(choices, exported, tiny, plain, their_post_processing):
     report = exported("rf_detr-seg", **choices)
     assert {row["output"] for row in report.errors} >= {"mask_logits"} and report.worst < 1e-3

@@ -211,6 +211,7 @@ def test_commands(exported, tmp_path, capsys):
     assert "segm" in (tmp_path / "ap.json").read_text() + capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_no_masks(tiny, model, tmp_path):
     """The same boxes without the mask head."""
     export_onnx(load_source("random:sam3/tiny", no_masks=True), tmp_path / "model.onnx", ExportConfig(check=False))

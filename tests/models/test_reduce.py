@@ -140,6 +140,7 @@ def test_the_embedded_detector_is_transformers_own_class():
     assert got.pred_masks.shape == (1, 100, 80, 80)
 
 
+@pytest.mark.slow
 def test_a_bundle_says_that_it_is_exported_already(tmp_path, capsys):
     from detrt import open_session
 

@@ -103,6 +103,7 @@ def test_the_guide_lists_every_status(server):
     assert {"404", "405", "415"} <= listed and sent - listed == set()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_served_as_it_is_said_to_be_read(tmp_path):
     """`--labels` reaches the checkpoint, and not the bundle beside it."""
     pytest.importorskip("transformers", reason="needs the 'export' extra")

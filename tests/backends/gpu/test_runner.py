@@ -109,10 +109,10 @@ def test_kernel_gives_the_same_pixels_interpreted():
     ("name", "choices"),
     [
         ("detr", {}),
-        ("rt_detr_v2", {"check": False}),
-        ("rf_detr-seg", {}),
-        pytest.param("yolos", {"check": False}, marks=pytest.mark.slow),
-        pytest.param("detr", {"decode": "graph", "check": False}, marks=pytest.mark.slow),
+        ("rt_detr_v2", {}),
+        pytest.param("rf_detr-seg", {}, marks=pytest.mark.slow),
+        pytest.param("yolos", {}, marks=pytest.mark.slow),
+        pytest.param("detr", {"decode": "graph"}, marks=pytest.mark.slow),
     ],
 )
 def test_detections_are_those_of_the_cpu(name, choices, exported):
@@ -200,7 +200,7 @@ def test_stages_are_timed_one_by_one(exported, name):
     from detrt.bench.measure import jpeg_of
     from detrt.bench.stages import stage_times
 
-    path = exported(name, **({} if name == "detr" else {"check": False})).path
+    path = exported(name).path
     files = [jpeg_of(source(60, 80)) for _ in range(2)]
     with OnDevice(path) as there, OnnxSession(path) as here:
         size = (64, 96) if here.spec.input.dynamic else None

@@ -107,6 +107,7 @@ def test_passes_keep_the_function(name):
     assert not any("batch_norm" in target for target in names(captured)), "BatchNorm belongs into the convolutions"
 
 
+@pytest.mark.slow
 def test_a_full_image_needs_no_mask():
     source, spec = small("random:detr/tiny", mask=False)
     captured = capture(source, spec, (1, 1))
@@ -390,6 +391,7 @@ def test_an_artifact_of_a_range_runs_at_every_batch_of_it(tmp_path):
         _require_batches(static, captured, want, (1, 4), Precision.FP32)
 
 
+@pytest.mark.slow
 def test_bench_measures_a_package_beside_onnx_runtime(bundle):
     config = BenchConfig(batches=(1, 4), repeats=2, warmup=0, devices=("cpu", "cuda"), providers=("cpu",), parts=True)
     report = bench([str(bundle)], config)

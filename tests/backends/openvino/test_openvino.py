@@ -390,7 +390,7 @@ def test_prompted_model_has_two(tmp_path):
     assert len({str(one) for one in found.values()}) == 1 and next(iter(found.values()))[0][0]
 
 
-@pytest.mark.parametrize("name", ["detr", "rt_detr_v2", pytest.param("lw_detr", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["detr", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rt_detr_v2", "lw_detr"))])
 def test_families_equal_pytorch(name, tiny, exported, tmp_path):
     from detrt.backends.torch import TorchSession
 

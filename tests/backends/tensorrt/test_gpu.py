@@ -98,7 +98,7 @@ def images(*sizes):
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["detr", "rt_detr_v2"])
 def test_detections_are_those_of_the_graph(exported, tmp_path, name, version):
-    path = exported(name, **({} if name == "detr" else {"check": False})).path
+    path = exported(name).path
     given = images((50, 70), (90, 60), (50, 70), (41, 43), (50, 70))
     with OnnxSession(path) as onnx:
         options = {"threshold": 0.0, "batch_size": 2, "size_hw": SIZE if onnx.spec.input.dynamic else None}

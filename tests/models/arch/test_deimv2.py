@@ -45,7 +45,8 @@ def graph_file(source, tmp_path_factory):
     return lru_cache(maxsize=None)(export)
 
 
-@pytest.mark.parametrize("size", QUICK)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
 def test_pytorch_detects_what_the_authors_graph_detects(size, source, authors, images):
     with Detector(TorchSession(source(size)), threshold=0.0, batch_size=5) as detector:
         assert_same(authors(size), detector(images))
