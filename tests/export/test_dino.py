@@ -79,6 +79,12 @@ def test_both_lowerings_are_one_function(name, exported, tiny):
 
 
 @pytest.mark.parametrize("name", NAMES[:1])
+def test_each_tensor_has_one_shape(name, exported):
+    found = graph.load(exported(name).path).graph.value_info
+    assert len({value.name for value in found}) == len(found) > 500
+
+
+@pytest.mark.parametrize("name", NAMES[:1])
 def test_what_lies_under_the_padding_does_not_matter(name, exported):
     session = OnnxSession(exported(name).path)
     feeds = example_feeds(session.spec, 3, ODD, seed=4)

@@ -51,6 +51,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         fold_affine(slim)
         merge_equal_tensors(slim)
         drop_dead(slim)
+        drop_repeated_shapes(slim)
         drop_unused_domains(slim)
         for node in slim.graph.node:
             drop_default_reduction(node)
@@ -302,6 +303,16 @@ def drop_dead(model: onnx.ModelProto) -> None:
     for index in reversed(range(len(graph.initializer))):
         if graph.initializer[index].name not in live:
             del graph.initializer[index]
+
+
+def drop_repeated_shapes(model: onnx.ModelProto) -> None:
+    """Keep the last shape of each tensor in `value_info`, in place: each pass of onnxslim's shape inference adds another, ten in DINO."""
+    found = model.graph.value_info
+    last = {value.name: value for value in found}
+    if len(last) < len(found):
+        kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in last.values()]
+        del found[:]
+        found.extend(kept)
 
 
 def _names_used(node: onnx.NodeProto) -> Iterator[str]:
