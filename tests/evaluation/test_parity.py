@@ -38,7 +38,7 @@ def images():
     [
         # Not the families that select proposals on a drawn image: ties, which rounding decides.
         ("yolos", {"height": 96, "width": 64, "normalize": False}),
-        pytest.param("rf_detr", {"decode": "graph"}, marks=pytest.mark.slow),
+        pytest.param("rf_detr", {"msda": "gridsample", "decode": "graph"}, marks=pytest.mark.slow),
         ("detr", {"height": 128, "width": 160}),
         pytest.param("rf_detr", {"normalize": False}, marks=pytest.mark.slow),
         pytest.param("detr", {}, marks=pytest.mark.slow),

@@ -27,7 +27,7 @@ from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 
 # name -> choices: one of each lowering.
 SWIN = "co_dino-swin-l"
-CASES = {"dino": SHARED["dino"], "co_dino-r50": {"msda": "gridsample"}, SWIN: {"msda": "gridsample"}}
+CASES = {"dino": SHARED["dino"], "co_dino-r50": SHARED["co_dino-r50"], SWIN: {"msda": "gridsample"}}
 NAMES = [name if name in SHARED else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 # A size that neither the trace (256x320) nor the built-in check (352x224) has, and no level divides.
 ODD = (157, 203)

@@ -48,13 +48,14 @@ VARIANTS = [
     ("deformable_detr-single-scale", {"msda": "gridsample"}),
     ("deformable_detr-plain", {"height": 128, "width": 96, "mask": False}),
     ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3, "opset": 20}),
+    ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3, "msda": "gridsample", "opset": 20}),
     ("rt_detr_v2-discrete", {"msda": "gridsample"}),
     ("rt_detr", {"msda": "gridsample", "height": 128, "width": 160}),
-    ("d_fine", {"msda": "gridsample", "opset": 20}),
+    ("d_fine", {"msda": "gridsample"}),
     ("deimv2", {"input_dtype": "float32", "opset": 18}),
     ("lw_detr", {"msda": "gridsample", "height": 128, "width": 192}),
-    ("rf_detr", {"msda": "gridsample"}),
     ("rf_detr", {"decode": "graph"}),
+    ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
     ("rf_detr", {"height": 56, "width": 112}),
     ("yolos", {"decode": "graph", "opset": 19}),
     ("yolos", {"input_dtype": "float32", "opset": 18}),
@@ -64,8 +65,9 @@ VARIANTS = [
 SLOW_VARIANTS = [
     ("deformable_detr", {"msda": "gridsample"}),
     ("deformable_detr-plain", {"height": 128, "width": 96, "mask": False}),
-    ("d_fine", {"msda": "gridsample", "opset": 20}),
-    ("rf_detr", {"msda": "gridsample"}),
+    ("rt_detr_v2", {"decode": "graph", "max_detections": 30, "score_threshold": 0.3, "msda": "gridsample", "opset": 20}),
+    ("d_fine", {"msda": "gridsample"}),
+    ("rf_detr", {"msda": "gridsample", "decode": "graph"}),
     ("rf_detr", {"height": 56, "width": 112}),
     ("deimv2", {"input_dtype": "float32", "opset": 18}),
     ("lw_detr", {"msda": "gridsample", "height": 128, "width": 192}),
@@ -84,7 +86,7 @@ CASES += [pytest.param(*v, marks=[pytest.mark.slow] * (v in SLOW_VARIANTS)) for 
 
 def test_the_quick_tests_export_every_family():
     sources = {**MODELS, **DINO_MODELS, **TEXT_MODELS}
-    assert {sources[name][0] for name in SHARED} == set(BY_NAME) - {"co_dino"}
+    assert {sources[name][0] for name in SHARED} == set(BY_NAME)
     quick = [case.values for case in CASES if not case.marks]
     assert [name for name in MODELS if name in SHARED and (name, SHARED[name]) not in quick] == []
 

@@ -209,10 +209,7 @@ def test_every_family_has_a_dialect_for_every_version(family, exported):
 EQUAL = ("detr", "yolos", "rf_detr-seg", "deformable_detr", "rt_detr_v2", "d_fine", "dino", "pp_doclayout_v3", "eomt_dinov3")
 
 
-@pytest.mark.parametrize(
-    "family",
-    [name if name in EQUAL else pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(TINY) - set(TEXT_MODELS))],
-)
+@pytest.mark.parametrize("family", marked(sorted(set(TINY) - set(TEXT_MODELS)), EQUAL))
 def test_outputs_stay_equal(family, exported):
     report = exported(family, **SHARED.get(family, {}))
     model = onnx.load(report.path)

@@ -1,13 +1,14 @@
-"""The exports of tiny models that the quick tests share: one of each family but Co-DINO, which is DINO to an export, made once a run."""
+"""The exports of tiny models that the quick tests share: one of each family at least, made once a run (`exported`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
 SHARED: dict[str, dict[str, Any]] = {
+    "co_dino-r50": {"msda": "gridsample"},
     "conditional_detr": {},
     "d_fine": {},
     "dab_detr": {},
@@ -37,6 +38,6 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-def marked(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test; those that no other quick test exports are slow."""
-    return [pytest.param(name, marks=[] if name in SHARED else pytest.mark.slow) for name in names]
+def marked(names: Iterable[str], quick: Collection[str] = SHARED) -> list[Any]:
+    """Parameters of a test, slow but for those that are `quick`: by default what other quick tests export, too."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
