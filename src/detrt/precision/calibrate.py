@@ -296,6 +296,8 @@ def scan(
         read = {source[name] for name in wanted if name in source}
         source = {name: measured for name, measured in source.items() if measured in read}
     ranges = {name: TensorRange(view.producer[name].name) for name in source if name == source[name]}
+    if not ranges:
+        return {}
     with_fills: set[str] = set()
     with OnnxSession(serialized_with_summaries(model, ranges), spec, in_order=True) as session:
         for done, feeds in enumerate(image_feeds(images, spec)):
