@@ -188,12 +188,13 @@ def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec, o
         return (length, length, length)
     assert isinstance(spec.text, TextSpec)
     low, usual, high = _TEXT_AXES[axis]
-    if spec.text.kind == "phrases" and axis == "phrases":
-        # One at a time is what the authors do, and what most prompts are.
-        return 1, 1, 1 if one_phrase else spec.decode.num_classes
-    if spec.text.kind == "phrases" and axis == "tokens":
-        # Padded as the published processor does. With a symbolic length TensorRT 8.5 did not end within 20 minutes.
-        return (spec.text.max_tokens,) * 3
+    if spec.text.kind == "phrases":
+        if axis == "phrases":
+            # One at a time is what the authors do, and what most prompts are.
+            return 1, 1, 1 if one_phrase else spec.decode.num_classes
+        if axis == "tokens":
+            # Padded as the published processor does. With a symbolic length TensorRT 8.5 did not end within 20 minutes.
+            return (spec.text.max_tokens,) * 3
     limit = {"tokens": spec.text.max_tokens, "classes": spec.decode.num_classes}.get(axis, high)
     return min(low, limit), min(usual, limit), min(high, limit)
 
