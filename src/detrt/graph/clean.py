@@ -86,35 +86,53 @@ def _fusions() -> list[str]:
 
 @contextlib.contextmanager
 def _quick_onnxslim() -> Iterator[None]:
-    """Replace six slow parts of onnxslim inside the block, by what leaves the same nodes; they take most of its time on these graphs.
+    """Replace nine slow parts of onnxslim inside the block, by what leaves the same nodes; they take most of its time on these graphs.
 
     onnxslim searches inputs in lists and compares names, types, shapes, producers and consumers; names are unique in a graph. It
     imports each result into a graph of objects to see whether anything changed; bytes show that. It sorts nodes by a recursion,
     although most of them are in order. It looks for subgraphs in every node in every pass, and lists the tensors of a graph with
-    three calls for each. Its inference of symbolic shapes begins again wherever inputs of a node name equal axes differently, eight
+    three calls for each. It tries each pattern on each node, whatever its operator, and looks each input, which detached weights are,
+    up in a list of all tensors. Its inference of symbolic shapes begins again wherever inputs of a node name equal axes differently, eight
     times in DINO, and then raises at the first LayerNormalization, as on every graph that has one. onnx's inference takes the graph
     then, so that one pass is enough. Does nothing if this version of onnxslim has no such names.
     """
     try:
         import onnxslim.utils as utils
+        from onnxslim.core.pattern import PatternMatcher
         from onnxslim.core.shape_inference import ShapeInferencer
         from onnxslim.third_party.onnx_graphsurgeon.ir.graph import Graph
         from onnxslim.third_party.onnx_graphsurgeon.ir.node import Node
         from onnxslim.third_party.onnx_graphsurgeon.ir.tensor import Variable
 
-        toposort, subgraphs, tensors, infer = Graph.toposort, Node.subgraphs, Graph.tensors, ShapeInferencer._infer_impl
+        toposort, subgraphs, tensors, used = Graph.toposort, Node.subgraphs, Graph.tensors, Graph._get_used_node_ids
+        match, infer = PatternMatcher.match, ShapeInferencer._infer_impl
     except (ImportError, AttributeError):
         yield
         return
 
     def quick_subgraphs(node: Any, recursive: bool = False) -> Iterable[Any]:
-        return subgraphs(node, recursive) if any(isinstance(value, Graph) for value in node.attrs.values()) else ()
+        for value in node.attrs.values():
+            if isinstance(value, Graph):
+                return subgraphs(node, recursive)
+        return ()
+
+    def quick_graphs(graph: Any, recursive: bool = False) -> Iterator[Any]:
+        for node in graph.nodes:
+            if node.attrs:
+                yield from quick_subgraphs(node, recursive)
 
     def quick_tensors(graph: Any, check_duplicates: bool = False) -> dict[str, Any]:
         if check_duplicates:
             return tensors(graph, check_duplicates)
         groups = [graph.inputs, *(group for node in graph.nodes for group in (node.inputs, node.outputs)), graph.outputs]
         return {name: tensor for group in groups for tensor in group if (name := tensor.name)}
+
+    def quick_match(matcher: Any, node: Any) -> bool:
+        return node.op == matcher.get_match_point().op and match(matcher, node)
+
+    def quick_used(graph: Any) -> tuple[Any, _Named]:
+        nodes, found = used(graph)
+        return nodes, _Named(found)
 
     def quick_inference(inferencer: Any, context: Any, *args: Any) -> Any:
         complete = infer(inferencer, context, *args)
@@ -126,7 +144,10 @@ def _quick_onnxslim() -> Iterator[None]:
         (Variable, "__eq__", lambda a, b: a is b or (isinstance(b, Variable) and a.name == b.name)),
         (Graph, "toposort", lambda graph, *args, **options: _toposort(graph) or toposort(graph, *args, **options)),
         (Graph, "tensors", quick_tensors),
+        (Graph, "subgraphs", quick_graphs),
+        (Graph, "_get_used_node_ids", quick_used),
         (Node, "subgraphs", quick_subgraphs),
+        (PatternMatcher, "match", quick_match),
         (ShapeInferencer, "_infer_impl", quick_inference),
         (utils, "check_point", lambda model: model.SerializeToString(deterministic=True)),
     ]
@@ -138,6 +159,17 @@ def _quick_onnxslim() -> Iterator[None]:
     finally:
         for owner, name, function in original:
             setattr(owner, name, function)
+
+
+class _Named(list):
+    """Tensors of a graph, in which one is found by its name."""
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        super().__init__(tensors)
+        self._names = {tensor.name for tensor in self}
+
+    def __contains__(self, tensor: Any) -> bool:
+        return tensor.name in self._names
 
 
 def _toposort(graph: Any) -> Any | None:
