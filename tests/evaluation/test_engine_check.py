@@ -184,9 +184,9 @@ def test_an_engine_is_asked_for_prompts_of_several_lengths(exported, monkeypatch
 
 
 def test_an_engine_that_takes_a_phrase_a_run_is_compared_with_a_graph_that_takes_several(engine, exported, tmp_path, monkeypatch):
-    """As TensorRT 8.5 runs SAM 3: the graph runs the prompt at once, the engine in chunks."""
+    """As TensorRT 8.5 runs SAM 3: the graph runs the prompt at once, the engine in chunks, and for several images at once."""
     path = exported("sam3").path
-    monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 56, 56),) * 3)
+    monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((1, 3, 56, 56), (1, 3, 56, 56), (2, 3, 56, 56)))
     monkeypatch.setattr("detrt.backends.engine_check._longest_prompt", lambda session: "a dog. a red bus.")
     model = onnx.load(path)
     for value in model.graph.input:
@@ -195,7 +195,7 @@ def test_an_engine_that_takes_a_phrase_a_run_is_compared_with_a_graph_that_takes
     onnx.save(model, tmp_path / "model.onnx")
     found = compare_engine(path, tmp_path / "model.engine", "fp32")
     assert found.passed and sum(row.compared for row in found.rows) >= 5, found.verdict
-    assert "3 prompts" in found.verdict
+    assert "2 shapes, 3 prompts" in found.verdict
 
 
 @pytest.mark.parametrize(

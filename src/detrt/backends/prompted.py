@@ -609,7 +609,7 @@ class BoundSession(BaseSession):
         names = output_names(self.spec)
         best: list[tuple[NDArray, ...]] = [()] * count  # (class ids, logits, boxes, and with masks their logits) of an image
         for number, outputs in enumerate(runs):
-            phrases = self._texts[count][number][PHRASE_MASK].shape[1]
+            phrases = self.texts(count)[number][PHRASE_MASK].shape[1]
             sides = {LOGITS: (), PRED_BOXES: (4,), MASK_LOGITS: np.shape(outputs.get(MASK_LOGITS, ()))[3:]}
             arrays = [
                 checked_output(outputs, name, (count, phrases, queries, *sides[name]), finite=name != MASK_LOGITS)
