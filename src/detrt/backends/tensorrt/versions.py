@@ -208,7 +208,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the builder does not end within 20 minutes for several phrases, or for prompts of several lengths", (8, 5), (8, 6), "avoided",
-        "one phrase a run, padded as published; add --batch 1, the only batch size that was tried", "docs/results/tensorrt.md#sam-3", families=("sam3",),
+        "one phrase a run, padded as published; add --batch 1, the only batch size that was compared", "docs/results/tensorrt.md#sam-3", families=("sam3",),
     ),
 )  # fmt: skip
 
