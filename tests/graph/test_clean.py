@@ -266,6 +266,21 @@ def test_shapes_are_inferred_again_only_where_that_can_end(last, monkeypatch):
         assert inferred() == (ends, 2 if ends else 1)
 
 
+def test_equal_axes_get_the_same_name_in_every_process():
+    """onnxslim takes the first of a set of strings: of 24 sets in the order of this process, each is as likely to be another one."""
+    context = pytest.importorskip("onnxslim.core.shape_inference.context", reason="needs the 'export' extra").InferenceContext
+    for number in range(24):
+        one = context.__new__(context)
+        names = [f"(b{number} + 2)//2", f"(a{number} + 2)//2", f"(c{number} + 12)//2"]
+        one.symbolic_dims_, one.suggested_merge_, one.auto_merge_, one.verbose_ = dict.fromkeys(names), {}, True, 0
+        one.input_symbols_ = {names[2]} if number % 2 else set()
+        with clean._same_names():
+            one.add_suggested_merge(names)
+        kept = names[2 if number % 2 else 1]
+        assert one.suggested_merge_ == {name: kept for name in names if name != kept}
+        assert one.input_symbols_ == ({names[2]} if number % 2 else set())
+
+
 def test_nodes_are_sorted_as_onnxslim_sorts_them():
     surgeon = pytest.importorskip("onnxslim.third_party.onnx_graphsurgeon", reason="needs the 'export' extra")
     ours, theirs = surgeon.import_onnx(random_graph(7)), surgeon.import_onnx(random_graph(7))

@@ -44,7 +44,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
     output = io.StringIO()
     try:
         folded = onnx.load_from_string(optimize(model.SerializeToString()))
-        with contextlib.redirect_stdout(output), _quick_onnxslim():
+        with contextlib.redirect_stdout(output), _quick_onnxslim(), _same_names():
             slim = onnxslim.slim(folded, skip_fusion_patterns=_fusions())
         attach_weights(slim, weights)
         fold_constants(slim)
@@ -159,6 +159,37 @@ def _quick_onnxslim() -> Iterator[None]:
     finally:
         for owner, name, function in original:
             setattr(owner, name, function)
+
+
+@contextlib.contextmanager
+def _same_names() -> Iterator[None]:
+    """Let onnxslim give equal axes the same name in every process, so that equal exports are equal files.
+
+    Of several names it prefers those of inputs, then plain ones, and among these the first of a set of strings, whose order differs from process
+    to process. Does nothing if this version of onnxslim has no such names.
+    """
+    try:
+        from onnxslim.core.shape_inference.context import InferenceContext
+
+        merge = InferenceContext.add_suggested_merge
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def merge_in_order(context: Any, symbols: Iterable[Any], apply: bool = False) -> None:
+        names, inputs = list(symbols), context.input_symbols_
+        merged = {str(context.suggested_merge_.get(name, name)) for name in names}
+        context.input_symbols_ = {min(merged, key=lambda name: (name not in inputs, not name.isidentifier(), len(name), name))}
+        try:
+            merge(context, names, apply)
+        finally:
+            context.input_symbols_ = inputs
+
+    InferenceContext.add_suggested_merge = merge_in_order
+    try:
+        yield
+    finally:
+        InferenceContext.add_suggested_merge = merge
 
 
 class _Named(list):
