@@ -480,6 +480,16 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
         Search(model, SPEC, replace(config, budget=("drift", 0.0), state=None), images(), blind).run()
 
 
+def test_a_search_in_int8_runs():
+    """`--precision auto --low int8` ended with the refusal of `--low` beside another precision."""
+    model = pixel_model()
+    config = PrecisionConfig("auto", low="int8", calibration="x", budget=("drift", 100.0), min_fraction=0.0)
+    low = config.without_search()
+    assert (low.precision, low.low, low.budget, low.calibration) == ("int8", "fp16", None, config.calibration)
+    result = Search(model, SPEC, config, images(), calibrate(model, SPEC, low, images())).run()
+    assert result.fp32_blocks == () and result.runs == 1
+
+
 def test_typed_graphs_are_not_typed_again(low_file):
     path, _ = low_file("yolos", "fp16")
     assert GraphView(graph.load(path)).types

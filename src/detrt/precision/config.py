@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,10 @@ class PrecisionConfig:
     @property
     def required_fraction(self) -> float:
         return self.target.min_fraction if self.min_fraction is None else self.min_fraction
+
+    def without_search(self) -> PrecisionConfig:
+        """Of "auto": the same choices with the low precision of the search in its place."""
+        return replace(self, precision=self.low, low=Precision.FP16, budget=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The values as JSON types."""

@@ -185,13 +185,8 @@ class Search:
         return self.measurements[name]
 
     def _candidate(self, fp32_blocks: tuple[str, ...]) -> bytes:
-        config = replace(
-            self.config,
-            precision=self.config.low,
-            budget=None,
-            min_fraction=0.0,
-            keep_fp32=(*self.config.keep_fp32, *fp32_blocks),
-        )
+        low = self.config.without_search()
+        config = replace(low, min_fraction=0.0, keep_fp32=(*low.keep_fp32, *fp32_blocks))
         typed, _ = apply_precision(self.model, self.spec, config, self.images, calibration=self.calibration)
         return runnable(emulate(typed)).SerializeToString()
 

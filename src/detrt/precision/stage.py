@@ -148,7 +148,7 @@ def _search(
     progress: Progress,
     extras: Path | None,
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
-    low = replace(config, precision=config.low, budget=None)
+    low = config.without_search()
     calibration = calibrate(model, spec, low, images, progress=progress)
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
     annotations = None
