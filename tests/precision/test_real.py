@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Largest change of AP (0..1), smallest share of MatMul and Conv in the type.
-BAR = {"fp16": (0.002, 0.98), "bf16": (0.002, 0.98), "int8": (0.010, 0.70), "fp8": (0.010, 0.70)}
+# INT8 for TensorRT takes whole stages: at least half of the graph, where FP8 takes single layers.
+BAR = {"fp16": (0.002, 0.98), "bf16": (0.002, 0.98), "int8": (0.010, 0.50), "fp8": (0.010, 0.70)}
 
 pytestmark = pytest.mark.slow
 
