@@ -463,7 +463,7 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
                                 "class_head", "box_head"]  # fmt: skip
     state = tmp_path / "state.json"
     config = PrecisionConfig("auto", calibration="x", budget=("drift", 0.02), state=state)
-    low = replace(config, precision="fp16", budget=None)
+    low = config.without_search()
     blind = replace(calibrate(model, SPEC, low, images()), fp16_failures={})  # the scan would have kept it already
     result = Search(model, SPEC, config, images(), blind).run()
     assert result.all_low > 0.02 >= result.loss

@@ -151,14 +151,8 @@ def _quick_onnxslim() -> Iterator[None]:
         (ShapeInferencer, "_infer_impl", quick_inference),
         (utils, "check_point", lambda model: model.SerializeToString(deterministic=True)),
     ]
-    original = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    try:
-        for owner, name, function in replaced:
-            setattr(owner, name, function)
+    with _replacing(replaced):
         yield
-    finally:
-        for owner, name, function in original:
-            setattr(owner, name, function)
 
 
 @contextlib.contextmanager
@@ -185,11 +179,21 @@ def _same_names() -> Iterator[None]:
         finally:
             context.input_symbols_ = inputs
 
-    InferenceContext.add_suggested_merge = merge_in_order
+    with _replacing([(InferenceContext, "add_suggested_merge", merge_in_order)]):
+        yield
+
+
+@contextlib.contextmanager
+def _replacing(parts: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Replace attributes inside the block: (owner, name, value) of each."""
+    original = [(owner, name, getattr(owner, name)) for owner, name, _ in parts]
     try:
+        for owner, name, value in parts:
+            setattr(owner, name, value)
         yield
     finally:
-        InferenceContext.add_suggested_merge = merge
+        for owner, name, value in original:
+            setattr(owner, name, value)
 
 
 class _Named(list):
