@@ -31,7 +31,9 @@ def test_femto_keeps_its_ap(real_data):
             pytest.skip(f"'{place}' is not on this machine")
     command = [sys.executable, str(ROOT / "training" / "measure_precision.py"), str(images), str(model), *BAR]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([*command, "--trust-remote-code", "--quantize-fraction", FRACTION], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [*command, "--trust-remote-code", "--quantize-fraction", FRACTION], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     exact, *rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert exact["AP"]["both, mirrored"] == pytest.approx(0.406, abs=0.003)  # a silent fault of the FP32 graph would pass else
