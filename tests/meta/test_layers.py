@@ -59,7 +59,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "trackers": ("jobs/track.py",),
     "nvidia": ("backends/gpu/decoder.py",),
     "matplotlib": ("bench/plot.py",),
-    "cuda": (),
+    "cuda": ("backends/tensorrt/cuda.py",),
     "ray": ("jobs/ray/actors.py",),
     "pyarrow": ("jobs/ray/parquet.py",),
     "fsspec": ("jobs/ray/storage.py",),
@@ -107,10 +107,19 @@ HEAVY = frozenset(
 LAZY = ("onnxruntime", "openvino", "av", "nvidia", "matplotlib", "ray", "pyarrow", "fsspec", "uvloop", "onnxslim")
 
 
+def _imports_by_constant(node: ast.AST) -> bool:
+    """import_module("a.b"), importlib.import_module(".b", __name__), __import__("a.b")"""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return called in ("import_module", "__import__") and isinstance(getattr(node.args[0], "value", None), str)
+
+
 @cache
-def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """(import statement, whether it runs when the module is loaded); blocks for type checkers are left out."""
-    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
+def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom | ast.Call, bool]]:
+    """(import, whether it runs when the module is loaded): statements, and calls that import a module of a constant name. Blocks
+    for type checkers are left out."""
+    found: list[tuple[ast.Import | ast.ImportFrom | ast.Call, bool]] = []
 
     def walk(node: ast.AST, top: bool) -> None:
         for child in ast.iter_child_nodes(node):
@@ -119,21 +128,43 @@ def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
             elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 continue
             else:
+                if _imports_by_constant(child):
+                    found.append((child, top))
                 walk(child, top and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 
     walk(ast.parse(path.read_text("utf-8")), True)
     return found
 
 
-def outside(module: str) -> list[tuple[str, bool]]:
-    """Top-level packages that a module imports, and whether at load."""
+@cache
+def _targets(package: Path, module: str) -> list[tuple[tuple[str, ...], bool]]:
+    """(dotted name as parts, whether at load) of everything that a module imports, however it is written: relative, absolute, and
+    by `import_module` or `__import__` of a constant. Names of this package start with "detrt"; those inside it are resolved."""
+    path = package / module
+    here = ("detrt", *Path(module).parent.parts)
+
+    def resolved(level: int, name: str | None) -> tuple[str, ...]:
+        parts = tuple(name.split(".")) if name else ()
+        return (*here[: len(here) - level + 1], *parts) if level else parts
+
     found = []
-    for node, top in statements(PACKAGE / module):
+    for node, top in statements(path):
         if isinstance(node, ast.Import):
-            found += [(alias.name.partition(".")[0], top) for alias in node.names]
-        elif not node.level and node.module:
-            found.append((node.module.partition(".")[0], top))
+            found += [(tuple(alias.name.split(".")), top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = resolved(node.level, node.module)
+            # of another library its own name says enough; of this one each name may be a module
+            found += [((*base, alias.name), top) for alias in node.names] if base[:1] == ("detrt",) else [(base, top)]
+        else:
+            name = node.args[0].value
+            level = len(name) - len(name.lstrip("."))
+            found.append((resolved(level, name.lstrip(".")), top))
     return found
+
+
+def outside(module: str) -> list[tuple[str, bool]]:
+    """Top-level packages of other libraries that a module imports, and whether at load."""
+    return [(parts[0], top) for parts, top in _targets(PACKAGE, module) if parts[0] != "detrt"]
 
 
 def inside(module: str, at_load: bool = False) -> list[str]:
@@ -144,20 +175,15 @@ def inside(module: str, at_load: bool = False) -> list[str]:
 @cache
 def _inside(package: Path, module: str, at_load: bool) -> list[str]:
     found = []
-    for node, top in statements(package / module):
-        if not isinstance(node, ast.ImportFrom) or not node.level or (at_load and not top):
+    for parts, top in _targets(package, module):
+        if parts[0] != "detrt" or (at_load and not top):
             continue
-        base = (package / module).parent
-        for _ in range(node.level - 1):
-            base = base.parent
-        parts = node.module.split(".") if node.module else []
-        for names in ([*parts, alias.name] for alias in node.names):
-            for length in (len(names), len(names) - 1):
-                path = base.joinpath(*names[:length])
-                target = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
-                if target is not None:
-                    found.append(target.relative_to(package).as_posix())
-                    break
+        for length in range(len(parts), 0, -1):
+            path = package.joinpath(*parts[1:length])
+            target = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+            if target is not None:
+                found.append(target.relative_to(package).as_posix())
+                break
     return found
 
 
@@ -276,19 +302,54 @@ def test_imports_by_name():
     assert named == {"backends/tensorrt/bindings.py", "system.py", "errors.py"}
 
 
-def test_the_test_sees_violations(tmp_path, monkeypatch):
+UPWARD = {
+    "from .. import": "from ..cli import main\n",
+    "from ... import module": "from .. import cli\n",
+    "from detrt.x import": "from detrt.cli import main\n",
+    "from detrt.x.y import": "from detrt.cli.a import f\n",
+    "from detrt import module": "from detrt import cli\n",
+    "from detrt import name": "from detrt import Detector\n",
+    "import detrt.x": "import detrt.cli\n",
+    "import detrt.x as": "import detrt.cli.a as a\n",
+    "import detrt": "import detrt\n",
+    "in a function": "def f():\n    from detrt.cli import main\n",
+    "import_module, absolute": "import importlib\nimportlib.import_module('detrt.cli.a')\n",
+    "import_module, relative": "from importlib import import_module\nimport_module('..cli', __package__)\n",
+    "__import__": "__import__('detrt.cli')\n",
+}
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A package of the given files in place of detrt."""
+
+    def plant(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+        monkeypatch.setitem(globals(), "MODULES", list(files))
+
+    return plant
+
+
+@pytest.mark.parametrize("form", UPWARD)
+def test_an_upward_import_is_seen_in_every_form(planted, form):
     """A rule that finds nothing proves nothing."""
-    files = {
-        "errors.py": "import torch\ndef f():\n    from .cli import main\n",
-        "cli/__init__.py": "",
-        "cli/a.py": "def f():\n    from .b import g\n",
-        "cli/b.py": "from .a import f\nfrom ..errors import f\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    monkeypatch.setitem(globals(), "MODULES", list(files))
+    planted({"__init__.py": "", "cli/__init__.py": "", "cli/a.py": "", "data/__init__.py": "", "data/b.py": UPWARD[form]})
+    with pytest.raises(AssertionError, match=r"data/b\.py imports"):
+        test_imports_go_one_way()
+
+
+def test_the_test_sees_violations(planted):
+    planted(
+        {
+            "errors.py": "import torch\ndef f():\n    from .cli import main\n",
+            "cli/__init__.py": "",
+            "cli/a.py": "def f():\n    from detrt.cli.b import g\n",
+            "cli/b.py": "from .a import f\nfrom ..errors import f\n",
+        }
+    )
     for check in (
         lambda: test_one_door("torch"),
         test_imports_go_one_way,

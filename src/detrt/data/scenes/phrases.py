@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from detrt.data.scenes.scene import CLASSES, Scene, SceneObject, draw_scene, write_dataset
-from detrt.data.scenes.shapes import COLORS, FILLS
-
 from ...system import CountProgress
+from .scene import CLASSES, Scene, SceneObject, draw_scene, write_dataset
+from .shapes import COLORS, FILLS
 
 COLOR_NAMES: tuple[str, ...] = tuple(COLORS)
 NOUN = "shape"  # stands where a phrase names no shape

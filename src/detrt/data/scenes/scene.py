@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from detrt.data.scenes.shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, Sprite, paint_sprite
-
 from ...detections import Masks
 from ...system import CountProgress
+from .shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, Sprite, paint_sprite
 
 CLASSES: tuple[str, ...] = tuple(SHAPES)
 
