@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import GraphError, MissingPackageError
+from .branches import merge_convolutions, read_past_stacks
 from .io import to_bytes
 from .nodes import DEFAULT_DOMAINS, replace_nodes, subgraphs
 from .view import attribute
@@ -29,7 +30,8 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
     """Fold constants, merge equal nodes and initializers, drop dead ones, infer shapes.
 
     ONNX Runtime's optimizer is fast and removes most redundant nodes of the trace. onnxslim runs second: it handles symbolic shapes,
-    but its time is quadratic in the number of nodes. Frozen BatchNorms are folded into convolutions (`fold_affine`).
+    but its time is quadratic in the number of nodes. Frozen BatchNorms are folded into convolutions (`fold_affine`),
+    parallel convolutions become one (`merge_convolutions`), and class heads that nothing reads go (`read_past_stacks`).
 
     optimize: ONNX Runtime's basic optimizations of a serialized graph (`backends.onnxruntime.session.optimize_basic`).
 
@@ -49,6 +51,8 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         attach_weights(slim, weights)
         fold_constants(slim)
         fold_affine(slim)
+        merge_convolutions(slim)
+        read_past_stacks(slim)
         merge_equal_tensors(slim)
         drop_dead(slim)
         drop_repeated_shapes(slim)

@@ -241,6 +241,78 @@ def fold_into_convolutions(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
 
 
+def merge_convolutions(graph: fx.GraphModule) -> int:
+    """As `detrt.graph.branches.merge_convolutions`: the parallel convolutions of RepVGG blocks become one; how many went."""
+    constants = Constants(graph)
+    count = 0
+    for add in list(graph.graph.nodes):
+        if add.target != aten.add.Tensor or add.kwargs or len(add.all_input_nodes) != 2:
+            continue
+        first, second = add.args
+        if any(node.target != aten.conv2d.default or len(node.users) != 1 for node in (first, second)):
+            continue
+        (x, *_), (other, *_) = first.args, second.args
+        merged = _sum_of(constants, first, second) if x is other else None
+        if merged is None:
+            continue
+        weight, bias, rest = merged
+        with graph.graph.inserting_before(add):
+            new = graph.graph.call_function(
+                aten.conv2d.default, (x, constants.add(weight, add, first), constants.add(bias, add, first), *rest)
+            )
+        new.meta["val"] = value_of(add)
+        add.replace_all_uses_with(new)
+        count += 1
+    graph.graph.eliminate_dead_code()
+    return count
+
+
+def _sum_of(constants: Constants, first: fx.Node, second: fx.Node) -> tuple[Tensor, Tensor, tuple[Any, ...]] | None:
+    """(weight, bias, stride, padding, ... of the one convolution), or None where the kernels do not lie on each other."""
+    defaults = (None, (1, 1), (0, 0), (1, 1), 1)
+    rows = []
+    for node in (first, second):
+        _, weight, bias, stride, padding, dilation, groups = (*node.args, *defaults[len(node.args) - 2 :])
+        tensor = constants.get(weight)
+        offset = constants.get(bias) if bias is not None else None
+        if tensor is None or (bias is not None and offset is None):
+            return None
+        sides = [list(value) * (2 // len(value)) for value in (stride, padding, dilation)]
+        rows.append((tensor, offset, *sides, groups))
+    (wide, bias, stride, padding, dilation, groups), (narrow, other, *steps) = sorted(rows, key=lambda row: -row[0].numel())
+    if wide.shape[:2] != narrow.shape[:2] or [steps[0], steps[2], steps[3]] != [stride, dilation, groups]:
+        return None
+    margins = []
+    for axis in (1, 0):  # torch pads the last axis first
+        margin, rest = divmod(padding[axis] - steps[1][axis], dilation[axis])
+        if rest or margin < 0 or wide.shape[2 + axis] - narrow.shape[2 + axis] != 2 * margin:
+            return None
+        margins += [margin, margin]
+    weight = wide.double() + torch.nn.functional.pad(narrow.double(), margins)
+    total = sum(
+        (offset.double() for offset in (bias, other) if offset is not None), torch.zeros(len(wide), device=wide.device).double()
+    )
+    return weight.to(wide.dtype), total.to(wide.dtype), (stride, padding, dilation, groups)
+
+
+def read_past_stacks(graph: fx.GraphModule) -> int:
+    """Replace the choice of one tensor of a `stack` by that tensor, so that the others are computed only if something reads them."""
+    count = 0
+    for node in list(graph.graph.nodes):
+        if node.target != aten.select.int:
+            continue
+        stack, axis, index = node.args
+        if not isinstance(stack, fx.Node) or stack.target != aten.stack.default or not isinstance(index, int):
+            continue
+        tensors, at = stack.args[0], stack.args[1] if len(stack.args) > 1 else 0
+        rank = len(value_of(stack).shape)
+        if axis % rank == at % rank:
+            node.replace_all_uses_with(tensors[index])
+            count += 1
+    graph.graph.eliminate_dead_code()
+    return count
+
+
 def _affine(user: fx.Node, data: fx.Node, constants: Constants, channels: int) -> tuple[Tensor, Tensor] | None:
     """(scale, shift) per channel of a node that does nothing else, float64."""
     if user.op != "call_function" or not user.args or user.args[0] is not data:

@@ -9,7 +9,16 @@ from ...models.ops.msda import sample_level
 from ...models.source import Source
 from ...spec import ModelSpec, Precision
 from .capture import CapturedGraph, Range, capture, capture_text
-from .folding import drop_checks, drop_neutral, fold_constants, fold_fills, fold_into_convolutions, unify_batch_norms
+from .folding import (
+    drop_checks,
+    drop_neutral,
+    fold_constants,
+    fold_fills,
+    fold_into_convolutions,
+    merge_convolutions,
+    read_past_stacks,
+    unify_batch_norms,
+)
 from .fusing import (
     eliminate_common_subexpressions,
     fuse_attention,
@@ -32,6 +41,8 @@ def simplify(graph: fx.GraphModule, biased: bool = True) -> fx.GraphModule:
     fold_constants(graph)
     drop_neutral(graph)
     fold_into_convolutions(graph)
+    merge_convolutions(graph)
+    read_past_stacks(graph)
     fuse_attention(graph, biased)
     eliminate_common_subexpressions(graph)
     merge_linears(graph)
