@@ -148,6 +148,20 @@ def test_a_bias_that_others_read_is_copied_and_products_without_one_stay():
     onnx.checker.check_model(model, full_check=True)
 
 
+@pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
+@pytest.mark.parametrize("size", (1e-9, 6e-6, 6e-5))
+def test_corrections_below_the_normal_numbers_of_fp16_leave_the_plan_as_it_is(low, size):
+    """Layers without a bias get one of numbers that FP16 rounds to zero or to a subnormal one."""
+    config = PrecisionConfig(low, calibration="x", min_fraction=0.0, quantize_fraction=1.0)
+    model = pixel_model()
+    known = calibrate(model, SPEC, config, images())
+    known.noise = {name: LayerNoise(one.noise, np.full_like(one.offset, -size)) for name, one in known.noise.items()}
+    typed, report = apply_precision(model, SPEC, config, images(), calibration=known)
+    assert any("/corrected_bias" in t.name for t in typed.graph.initializer)
+    assert report.quantized and "constant" not in " ".join(report.fp32_reasons.values())
+    assert np.isfinite(values_of(emulate(typed), "grid2")).all()
+
+
 def test_quantised_graphs_run_with_corrected_biases():
     config = PrecisionConfig("int8", calibration="x", quantize_fraction=1.0)
     typed, report = apply_precision(pixel_model(), SPEC, config, images())

@@ -57,6 +57,41 @@ def test_layers_are_low_and_coordinates_are_not():
     assert done.casts == 3  # pixels down, class scores up, box offsets up
 
 
+@pytest.mark.parametrize("kind", ("Conv", "ConvTranspose"))
+def test_a_bias_of_small_numbers_keeps_no_layer_in_fp32(kind):
+    nodes = [
+        node("Cast", ["pixel_values"], ["x"], name="/Cast", to=F32),
+        node(kind, ["x", "w", "b"], ["logits"], name="/layer"),
+        node("Identity", ["logits"], ["pred_boxes"], name="/Identity"),
+    ]
+    weights = {"w": np.ones((3, 3, 1, 1), np.float32), "b": np.full(3, 1e-6, np.float32)}
+    outputs = [(n, F32, ["batch", 3, 8, 8]) for n in ("logits", "pred_boxes")]
+    model = model_of(nodes, weights, outputs=outputs, inputs=[("pixel_values", TensorProto.UINT8, ["batch", 3, 8, 8])], spec=None)
+    reasons = typed(model)[1].fp32_reasons
+    assert "constant" not in reasons.get("/layer", "")
+    weights["w"] *= 1e-6  # a product of such numbers would be gone
+    model = model_of(nodes, weights, outputs=outputs, inputs=[("pixel_values", TensorProto.UINT8, ["batch", 3, 8, 8])], spec=None)
+    assert "constant" in typed(model)[1].fp32_reasons["/layer"]
+
+
+def test_bf16_leaves_transposed_convolutions_in_fp32():
+    """TensorRT's compiler has none in BF16."""
+    nodes = [
+        node("Cast", ["pixel_values"], ["x"], name="/Cast", to=F32),
+        node("Conv", ["x", "w"], ["small"], name="/body/Conv"),
+        node("ConvTranspose", ["small", "v"], ["wide"], name="/up/ConvTranspose", strides=[2, 2]),
+        node("Conv", ["wide", "w"], ["logits"], name="/head/Conv"),
+        node("Identity", ["logits"], ["pred_boxes"], name="/Identity"),
+    ]
+    weights = {"w": np.ones((3, 3, 1, 1), np.float32), "v": np.ones((3, 3, 2, 2), np.float32)}
+    outputs = [(n, F32, ["batch", 3, 16, 16]) for n in ("logits", "pred_boxes")]
+    model = model_of(nodes, weights, outputs=outputs, inputs=[("pixel_values", TensorProto.UINT8, ["batch", 3, 8, 8])], spec=None)
+    for precision, expected in (("bf16", F32), ("fp16", F16)):
+        copy, _ = typed(model, precision)
+        kinds = kinds_by_node(copy)
+        assert kinds["/up/ConvTranspose"] == expected and kinds["/body/Conv"] in (F16, BF16)
+
+
 def test_bf16_needs_opset_22_and_rounds_to_even():
     model, _ = typed(pixel_model(), "bf16")
     assert model.opset_import[0].version == 22

@@ -139,9 +139,9 @@ def apply_precision(
             plan.residuals = {name: one for name, one in inputs.items() if one[1] in calibration.thresholds}
         if config.for_cpu:
             plan.results = conv_results(view, plan)
-        if correct_biases(copy, plan, calibration.noise):  # the view must include the new constants
-            view = GraphView.typed(copy)
-            rules = Rules(view, config.base, config.keep_fp32, keep_fp32)
+        if correct_biases(copy, plan, calibration.noise):
+            # The nodes are the same, and so are the decisions that the plan rests on; the constants are new.
+            rules.view = GraphView.typed(copy)
     typing = Typing() if config.base == Precision.FP32 else retype(copy, rules, config.base)
     centres = {n: c for n in plan.activations if n in calibration.noise and (c := calibration.noise[n].centre) is not None}
     quantized = 0

@@ -84,6 +84,8 @@ class Rules:
             return f"a constant that {self.precision} cannot hold"
         if self.precision == Precision.BF16 and not _takes_bf16(node, 22):
             return f"ONNX has no BF16 {node.op_type}"
+        if self.precision == Precision.BF16 and node.op_type == "ConvTranspose":
+            return "TensorRT has no BF16 ConvTranspose"
         return ""
 
     def _has_lossy_constant(self, node: onnx.NodeProto) -> bool:
@@ -96,7 +98,9 @@ class Rules:
             if not values.size:
                 continue
             largest = float(values.max())
-            if largest < self.precision.min_normal or (self.precision.max_value < largest < FILL_LIMIT):
+            # A bias is added to sums that are larger than what it loses.
+            is_bias = position == 2 and node.op_type in ("Conv", "ConvTranspose", "Gemm")
+            if (largest < self.precision.min_normal and not is_bias) or (self.precision.max_value < largest < FILL_LIMIT):
                 return True
         return False
 
