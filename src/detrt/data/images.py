@@ -303,6 +303,8 @@ def natural_key(path: Path) -> tuple:
 
 # First and last bytes of a JPEG file, and largest distance of the last from the end: some cameras append data.
 _START, _END, _TAIL = b"\xff\xd8\xff", b"\xff\xd9", 4096
+_MOST_SEGMENTS = 1000  # before the pixels; large profiles have some two hundred
+_PNG = b"\x89PNG\r\n\x1a\n"
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive, all with Huffman codes
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _EXIF, _MULTI, _ADOBE = 0xDA, 0xE1, 0xE2, 0xEE
@@ -312,20 +314,38 @@ _YCBCR = (b"\x01\x02\x03", b"\x00\x01\x02")  # ids of components; others may be 
 def common_jpeg(data: bytes) -> tuple[int, int, int] | None:
     """(width, height, EXIF orientation) of a complete JPEG file in 8-bit grey or YCbCr, whose pixels do not depend on the
     decoder; None for other files. Sizes are those of the stored image."""
+    found = _jpeg_header(data)
+    return None if found is None else (*found[0], _exif_orientation(data) if found[1] else 1)
+
+
+def stored_size(data: bytes) -> tuple[int, int] | None:
+    """(height, width) of a JPEG or PNG file as it is stored, before its EXIF orientation is applied; None for others.
+
+    A hint that takes microseconds, whatever the file says; decoders check what is there.
+    """
+    if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
+        size = int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+        return size if all(size) else None
+    found = _jpeg_header(data)
+    return None if found is None else found[0][::-1]
+
+
+def _jpeg_header(data: bytes) -> tuple[tuple[int, int], bool] | None:
+    """The size (width, height) of a common JPEG file, and whether it has EXIF data."""
     if not data.startswith(_START) or _END not in data[-_TAIL:]:
         return None
     size = None
     at, adobe, exif = 2, 1, False
-    while at + 4 <= len(data) and data[at] == 0xFF:
+    for _ in range(_MOST_SEGMENTS):
+        if at + 4 > len(data) or data[at] != 0xFF:
+            return None
         marker = data[at + 1]
         if marker == 0xFF:  # a fill byte
             at += 1
             continue
         body = at + 4
         if marker == _SCAN:
-            if size is None or adobe != 1:
-                return None
-            return *size, _exif_orientation(data) if exif else 1
+            return None if size is None or adobe != 1 else (size, exif)
         if marker in _FRAMES:
             size = _frame(data[body : body + 15])
         if marker in _OTHER_FRAMES or (marker == _MULTI and data.startswith(b"MPF", body)) or (marker in _FRAMES and not size):

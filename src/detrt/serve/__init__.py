@@ -1,9 +1,10 @@
 """`detrt serve`: an HTTP server for detectors. A front process batches requests; worker processes run them.
 
-    client ── front process: app, kserve (HTTP) ─ batcher (queue) ─ scheduler ── worker processes: worker
+    client ── front process: app, kserve_routes (HTTP) ─ batcher (queue) ─ scheduler ── worker processes: worker
+                    └─ reader processes: reader (large bodies)
 
-The front process never decodes an image and never runs a model, so that a crash of a decoder or a model affects only a worker,
-which is replaced. Nothing here imports the web packages before the server is started.
+The front process never decodes an image, never runs a model and never parses a large body, so that what crashes, hangs or takes
+memory there affects only a child, which is replaced. Nothing here imports the web packages before the server is started.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..system import package_version
 from .config import ServeConfig
 from .errors import Refused
-from .kserve import add_kserve
+from .kserve_routes import add_kserve
 from .messages import ImageTask, ModelFacts
 from .metrics import Metrics
-from .request import Bodies, ClientDisconnect, detect_operation, detect_request, refusals
+from .reader import ReadDetect, Readers
+from .request import Bodies, ClientDisconnect, detect_operation, is_one_file, query_options, refusals
 from .scheduler import Calls, ClientDisconnected, Pool, milliseconds
 
 PAGE = Path(__file__).with_name("page")
@@ -42,8 +43,10 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool.start()
+        await readers.start()
         yield
         await pool.close()
+        await readers.close()
 
     app = FastAPI(
         title="detrt",
@@ -53,15 +56,15 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
         docs_url=None,  # these pages load code from other hosts; `_add_page` has one that does not
         redoc_url=None,
     )
-    bodies = Bodies(config)
+    bodies, readers = Bodies(config), Readers(config)
     calls = Calls(config, pool, metrics)
     app.state.calls = calls
     metrics.watch("detrt_held_body_bytes", "Bytes of request bodies in memory", lambda: bodies.held)
     _add_errors(app, metrics)
     _add_health(app, calls, metrics)
-    _add_v1(app, calls, bodies, config)
+    _add_v1(app, calls, bodies, readers, config)
     _add_page(app)
-    add_kserve(app, calls, bodies, config)
+    add_kserve(app, calls, bodies, readers)
     app.add_middleware(_Gate, config=config, metrics=metrics, calls=calls)
     return app
 
@@ -137,7 +140,7 @@ def model_card(facts: ModelFacts) -> dict[str, Any]:
     }
 
 
-def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> None:
+def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers, config: ServeConfig) -> None:
     @app.get("/v1/models", summary="The models that are served", responses={s: refusals()[s] for s in (401, 503)})
     async def models() -> Response:
         calls.model(next(iter(calls.pool.models), None))
@@ -158,9 +161,13 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> 
     )
     async def detect(request: Request) -> Response:
         start = time.perf_counter()
-        async with bodies.reading(request) as body:
-            calls.metrics.body_bytes.inc(len(body))
-            asked = await detect_request(request.headers, request.query_params.multi_items(), body, config)
+        query = query_options(request.scope["query_string"])
+        kind = request.headers.get("content-type", "")
+        async with bodies.reading(request) as held:
+            calls.metrics.body_bytes.inc(len(held.data))
+            given = ReadDetect(kind, query, held.take(), config.max_images)
+            asked = given.read() if is_one_file(kind) else await readers.read(given)
+            del given
             options = asked.options
             facts = calls.model(options.model)
             prompt = tuple(options.prompt) if isinstance(options.prompt, list) else options.prompt
@@ -179,7 +186,6 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> 
             answers, items = await calls.run(request, facts, tasks, options.timeout_ms)
         parts = []
         for (name, _), answer in zip(asked.images, answers, strict=True):
-            assert isinstance(answer.value, bytes)
             named = b"" if name is None else b'"image":' + json.dumps(name).encode() + b","
             parts.append(b"{" + named + answer.value[1:])
         times = {

@@ -6,7 +6,7 @@ A request is JSON, or JSON of `Inference-Header-Content-Length` bytes and after 
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
 from numpy.typing import NDArray
 
-from ..data.preprocess import check_size
-from ..errors import SpecError
-from ..spec import PIXEL_VALUES, TensorInfo
-from .config import ServeConfig
+from ..spec import TensorInfo
 from .errors import Refused
-from .messages import ModelFacts, TensorTask
-from .request import Bodies, infer_operation, refusals
-from .scheduler import Calls
+from .messages import TensorTask
 
 VERSION = "1"  # of every model
 _DTYPES = {
@@ -36,6 +30,10 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _KNOWN_PARAMETERS = {"timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"}
 _MAX_ELEMENTS = 2**40  # elements; larger numbers are mistakes
+_MAX_NUMBERS = 2**20  # of an output in JSON, which takes ten times the memory of its binary form
+# Most marks in the JSON of a request. Tensors of numbers need none of them but the brackets of their rows, so that the memory
+# of what is parsed is that of its numbers.
+_MARKS = {b'"': 10_000, b"{": 1000, b"[": 2**20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,9 @@ def parse_infer(
     if header_length is not None and not 0 < header_length <= len(body):
         raise bad(f"Inference-Header-Content-Length must be from 1 to the {len(body)} bytes of the body; got {header_length}")
     head, tail = (body, b"") if header_length is None else (body[:header_length], body[header_length:])
+    for mark, most in _MARKS.items():
+        if head.count(mark) > most:
+            raise bad(f"the JSON has more than {most} times {mark.decode()}; send the numbers of a tensor, best as binary data")
     try:
         data = json.loads(head, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -87,11 +88,11 @@ def parse_infer(
     return InferRequest(identity, feeds, wanted, _timeout_ms(parameters), parameters)
 
 
-def build_infer(model: str, request: InferRequest, outputs: Mapping[str, NDArray]) -> tuple[bytes, int | None]:
+def build_infer(model: str, request: InferRequest | TensorTask, outputs: Mapping[str, NDArray]) -> tuple[bytes, int | None]:
     """The body of a response, and the length of its JSON if binary tensors follow it.
 
     Raises:
-        Refused: an output with numbers that JSON does not support.
+        Refused: an output with numbers that JSON does not support, or with too many.
     """
     rows: list[dict[str, Any]] = []
     tail: list[bytes] = []
@@ -102,6 +103,10 @@ def build_infer(model: str, request: InferRequest, outputs: Mapping[str, NDArray
             tail.append(array.tobytes())
             row["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
+            if array.size > _MAX_NUMBERS:
+                raise bad(
+                    f"output '{name}' has {array.size} numbers, in JSON at most {_MAX_NUMBERS}; ask for it with binary_data"
+                )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise bad(f"output '{name}' has infinite numbers, which JSON does not have; ask for it with binary_data")
             row["data"] = array.reshape(-1).tolist()
@@ -180,22 +185,38 @@ def _from_binary(tail: bytes, offset: int, size: Any, shape: tuple[int, ...], dt
 def _from_json(data: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
     if not isinstance(data, list):
         raise bad(f"input '{name}' needs 'data', a list of numbers, or binary_data_size")
-    try:
-        found = np.array(data)
-    except (ValueError, OverflowError):
-        raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}") from None
-    if found.size != math.prod(shape) or (found.ndim != 1 and found.shape != shape):
-        raise bad(f"input '{name}' of shape {list(shape)} needs {math.prod(shape)} numbers; 'data' has {found.size}")
-    target = np.dtype(dtype)
-    allowed = {"b": "b", "u": "ui", "i": "ui", "f": "uif"}[target.kind]
-    if found.dtype.kind not in allowed:
+    count, target = math.prod(shape), np.dtype(dtype)
+    numbers = data if len(shape) == 1 or not data or not isinstance(data[0], list) else _flat(data, shape, name)
+    if len(numbers) != count:
+        raise bad(f"input '{name}' of shape {list(shape)} needs {count} numbers; 'data' has {len(numbers)}")
+    kinds = set(map(type, numbers))
+    if list in kinds:
+        raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}")
+    if not kinds <= {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}[target.kind]:
         raise bad(f"input '{name}' takes {datatype(dtype)}; 'data' holds other values")
-    if target.kind in "ui":
-        limits = np.iinfo(target)
-        if found.min() < limits.min or found.max() > limits.max:
-            raise bad(f"input '{name}' takes {datatype(dtype)}, from {limits.min} to {limits.max}; 'data' has values beyond")
+    wide = {"b": bool, "u": np.uint64, "i": np.int64, "f": np.float64}[target.kind]
+    limits = np.iinfo(target) if target.kind in "ui" else None
+    try:
+        found = np.fromiter(numbers, wide, count)
+    except OverflowError:
+        found = None
+    if found is None or (limits is not None and (found.min() < limits.min or found.max() > limits.max)):
+        within = "" if limits is None else f", from {limits.min} to {limits.max}"
+        raise bad(f"input '{name}' takes {datatype(dtype)}{within}; 'data' has values beyond")
     with np.errstate(over="ignore"):
-        return found.astype(target).reshape(shape)
+        return found.astype(target, copy=False).reshape(shape)
+
+
+def _flat(rows: list[Any], shape: tuple[int, ...], name: str) -> list[Any]:
+    """The numbers of nested lists. Raises Refused: lists that are not nested as the shape says."""
+    for depth, axis in enumerate(shape):
+        if depth:
+            if not all(type(row) is list and len(row) == axis for row in rows):
+                raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}")
+            rows = list(itertools.chain.from_iterable(rows))
+        elif len(rows) != axis:
+            raise bad(f"input '{name}' of shape {list(shape)} needs {axis} rows; 'data' has {len(rows)}")
+    return rows
 
 
 def _wanted(data: Mapping[str, Any], names: Sequence[str], binary: bool) -> tuple[tuple[str, bool], ...]:
@@ -256,155 +277,3 @@ def binary_length(text: str | None) -> int | None:
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise bad(f"Inference-Header-Content-Length must be a number of bytes; got '{text[:40]}'")
     return int(text)
-
-
-# Routes of the KServe v2 inference protocol, so that clients such as tritonclient work unchanged.
-#
-# Models have the tensors of their graphs: pixels to logits and boxes (or decoded boxes); `/v1/detect` takes image files.
-# Supported extensions of the protocol are `_EXTENSIONS`; of the model repository, the index only.
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
-_IN_THREAD = 256 * 1024  # bytes; a larger body is parsed in a thread
-
-# Memory of attention grows faster than the image; limit of the input size relative to that of the model.
-_AREA_FACTOR = 4
-
-
-def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, config: ServeConfig) -> None:
-    reading = asyncio.Semaphore(2)  # JSON numbers take twenty times their size in memory while parsed
-    short = {status: refusals(v2=True)[status] for status in (401, 404, 503)}
-
-    @app.get("/v2", summary="The server", responses={401: short[401]})
-    async def server() -> dict[str, Any]:
-        return {"name": "detrt", "version": app.version, "extensions": _EXTENSIONS}
-
-    @app.get("/v2/health/live", summary="Whether the server runs")
-    async def live() -> Response:
-        return Response(status_code=200)
-
-    @app.get("/v2/health/ready", summary="Whether requests are answered", responses={503: short[503]})
-    async def ready() -> Response:
-        return Response(status_code=200 if calls.pool.ready_workers and not calls.stopping else 503)
-
-    @app.post("/v2/repository/index", summary="Names of the models", responses={401: short[401]})
-    async def index() -> list[dict[str, str]]:
-        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in calls.pool.models]
-
-    def model_routes(prefix: str, shown: bool) -> None:
-        """Routes with and without a version."""
-
-        def facts_of(request: Request) -> ModelFacts:
-            version = request.path_params.get("version", VERSION)
-            facts = calls.model(request.path_params["model"])
-            if version != VERSION:
-                raise Refused(404, "no_model", f"model '{facts.name}' has the version {VERSION} only; got '{version[:40]}'")
-            return facts
-
-        async def about(request: Request) -> Response:
-            return _json(metadata_of(facts_of(request)))
-
-        async def model_ready(request: Request) -> Response:
-            facts_of(request)
-            return Response(status_code=200 if calls.pool.ready_workers else 503)
-
-        async def model_config(request: Request) -> Response:
-            return _json(config_of(facts_of(request)))
-
-        async def infer(request: Request) -> Response:
-            facts = facts_of(request)
-            length = binary_length(request.headers.get("inference-header-content-length"))
-            async with bodies.reading(request) as body:
-                calls.metrics.body_bytes.inc(len(body))
-                if len(body) > _IN_THREAD and length is None:
-                    async with reading:
-                        infer_request = await asyncio.to_thread(parse_infer, body, length, facts.inputs, facts.outputs)
-                else:
-                    infer_request = parse_infer(body, length, facts.inputs, facts.outputs)
-                task = _task(infer_request, facts)
-                answers, _ = await calls.run(request, facts, [task], infer_request.timeout_ms)
-            value = answers[0].value
-            assert isinstance(value, dict)
-            data, head = build_infer(facts.name, infer_request, value)
-            headers = {} if head is None else {"Inference-Header-Content-Length": str(head)}
-            return Response(data, headers=headers, media_type="application/json" if head is None else "application/octet-stream")
-
-        options: dict[str, Any] = {"include_in_schema": shown}
-        asking: dict[str, Any] = {"responses": short, "openapi_extra": _with_path({}, prefix), **options}
-        app.add_api_route(prefix, about, summary="Tensors of a model", **asking)
-        app.add_api_route(f"{prefix}/ready", model_ready, summary="Whether a model answers", **asking)
-        app.add_api_route(f"{prefix}/config", model_config, summary="A model as Triton describes it", **asking)
-        app.add_api_route(
-            f"{prefix}/infer",
-            infer,
-            methods=["POST"],
-            summary="Run a model on tensors",
-            responses=refusals(v2=True),
-            openapi_extra=_with_path(infer_operation(), prefix),
-            **options,
-        )
-
-    model_routes("/v2/models/{model}", True)
-    model_routes("/v2/models/{model}/versions/{version}", False)
-
-
-def metadata_of(facts: ModelFacts) -> dict[str, Any]:
-    return {
-        "name": facts.name,
-        "versions": [VERSION],
-        "platform": f"detrt_{facts.backend}",
-        "inputs": [_tensor(info) for info in facts.inputs],
-        "outputs": [_tensor(info) for info in facts.outputs],
-    }
-
-
-def config_of(facts: ModelFacts) -> dict[str, Any]:
-    """Triton's model configuration: axes without the batch, which is `max_batch_size`."""
-
-    def row(info: TensorInfo) -> dict[str, Any]:
-        dtype = datatype(info.dtype)
-        return {"name": info.name, "data_type": f"TYPE_{dtype}", "dims": _tensor(info)["shape"][1:]}
-
-    return {
-        "name": facts.name,
-        "platform": f"detrt_{facts.backend}",
-        "backend": "detrt",
-        "max_batch_size": facts.max_batch,
-        "input": [row(info) for info in facts.inputs],
-        "output": [row(info) for info in facts.outputs],
-        "dynamic_batching": {"preferred_batch_size": [facts.max_batch]},
-    }
-
-
-def _tensor(info: TensorInfo) -> dict[str, Any]:
-    shape = [axis if isinstance(axis, int) else -1 for axis in info.shape]
-    return {"name": info.name, "datatype": datatype(info.dtype), "shape": shape}
-
-
-def _task(infer_request: InferRequest, facts: ModelFacts) -> TensorTask:
-    """The task of a request. Raises Refused for tensors that are too large."""
-    rows = len(next(iter(infer_request.inputs.values())))
-    if rows > facts.max_batch:
-        raise Refused(400, "bad_request", f"the request has a batch of {rows}; this model takes at most {facts.max_batch}")
-    pixels = infer_request.inputs.get(PIXEL_VALUES)
-    if pixels is not None and pixels.ndim == 4:
-        height, width = pixels.shape[2:]
-        given = facts.spec.input
-        try:
-            check_size(given, (height, width))
-        except SpecError as error:
-            raise bad(f"'{PIXEL_VALUES}': {error}") from None
-        side = max(*facts.size_hw, given.longest_edge or 0)
-        if height * width > _AREA_FACTOR * side * side:
-            raise Refused(
-                413, "too_large", f"'{PIXEL_VALUES}' has {height}x{width} pixels; at most {_AREA_FACTOR * side * side} are taken"
-            )
-    return TensorTask(infer_request.inputs, rows)
-
-
-def _json(data: dict[str, Any]) -> Response:
-    return Response(json.dumps(data).encode(), media_type="application/json")
-
-
-def _with_path(operation: dict[str, Any], prefix: str) -> dict[str, Any]:
-    names = [part[1:-1] for part in prefix.split("/") if part.startswith("{")]
-    rows = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    return {**operation, "parameters": rows}

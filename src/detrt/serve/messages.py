@@ -63,10 +63,15 @@ class ImageTask:
 
 @dataclass(frozen=True, slots=True)
 class TensorTask:
-    """Tensors for the inputs of a model, with a batch size of `rows`."""
+    """Tensors for the inputs of a model, with a batch size of `rows`.
+
+    outputs, id: of the answer, as in `kserve.InferRequest`.
+    """
 
     feeds: Mapping[str, NDArray]
     rows: int
+    outputs: tuple[tuple[str, bool], ...] = ()
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +83,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a task. value: JSON of an image's detections, or the outputs of the model by name."""
+    """Result of a task.
 
-    value: bytes | dict[str, NDArray]
+    value: JSON of an image's detections, or the body of an inference response. head_length: of its JSON, where binary tensors follow.
+    """
+
+    value: bytes
+    head_length: int | None = None
     decode_ms: float = 0.0
     model_ms: float = 0.0
     found: int = 0

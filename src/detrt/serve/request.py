@@ -1,4 +1,8 @@
-"""`POST /v1/detect`: parsing of three forms of body into a `DetectRequest`, with limits, and their OpenAPI schema."""
+"""`POST /v1/detect`: parsing of three forms of body into a `DetectRequest`, with limits, and their OpenAPI schema.
+
+Limits are compared before the work that they limit: the number of values before JSON is parsed, lengths of lists before their
+elements are looked at. Checks end with the first error.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,13 @@ import contextlib
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -24,6 +29,8 @@ from .config import MIB, ServeConfig
 from .errors import Refused
 
 _MOST_FIELDS = 64
+_MOST_VALUES = 100_000  # of a JSON body; the longest lists and texts that are allowed have fewer commas and colons
+_STEP = 256 * 1024  # bytes that are decompressed at a time
 _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _QUERY_FIELDS = ("query_image", "query_images")
 _CURLS_OWN = "application/x-www-form-urlencoded"  # the type that curl --data-binary gives by itself
@@ -42,11 +49,12 @@ MaxDetections = Annotated[int, _NUMBER, Field(ge=1, le=100_000, description="Kee
 TimeoutMs = Annotated[int, _NUMBER, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
 Name = Annotated[str, Field(max_length=1000)]
 PromptText = Annotated[str, Field(max_length=20_000)]
-ClassNames = Annotated[list[Name], Field(min_length=1, max_length=5000)]
+ClassNames = Annotated[list[Name], Field(min_length=1, max_length=5000, fail_fast=True)]
 _ClassId = BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=Name | int)
-ClassIds = Annotated[list[Annotated[Name, _ClassId]], Field(min_length=1, max_length=5000)]
+ClassIds = Annotated[list[Annotated[Name, _ClassId]], Field(min_length=1, max_length=5000, fail_fast=True)]
 
 
+Made = TypeVar("Made")
 # (name, content of the file) of each.
 Files = tuple[tuple[str | None, bytes], ...]
 
@@ -77,9 +85,13 @@ class NamedImage(_Strict):
 class DetectBody(Options):
     """The JSON form. An image is base64, a data: URI, or an object with data and name."""
 
-    images: list[str | NamedImage] = Field(min_length=1, description="Image files in base64; addresses and paths are not opened.")
+    images: list[str | NamedImage] = Field(
+        min_length=1, fail_fast=True, description="Image files in base64; addresses and paths are not opened."
+    )
     query_images: list[str | NamedImage] = Field(
-        [], description="What to find, as images that it fills, instead of a prompt; for models with takes_query_images."
+        [],
+        fail_fast=True,
+        description="What to find, as images that it fills, instead of a prompt; for models with takes_query_images.",
     )
 
 
@@ -92,7 +104,7 @@ class DetectRequest:
     query_images: Files = ()
 
 
-def options_of(pairs: list[tuple[str, str]], where: str) -> dict[str, Any]:
+def options_of(pairs: Sequence[tuple[str, str]], where: str) -> dict[str, Any]:
     """Options from a query or from form fields, as text; classes are comma-separated.
 
     Raises:
@@ -111,22 +123,33 @@ def options_of(pairs: list[tuple[str, str]], where: str) -> dict[str, Any]:
     return found
 
 
-async def detect_request(headers: Headers, query: list[tuple[str, str]], body: bytes, config: ServeConfig) -> DetectRequest:
+def query_options(text: bytes) -> tuple[tuple[str, str], ...]:
+    """The options of an address, from the bytes behind its question mark.
+
+    Raises:
+        Refused: more fields than there are options.
+    """
+    try:
+        return tuple(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        raise Refused(400, "bad_request", f"the address has more than {_MOST_FIELDS} options; send each once") from None
+
+
+def read_detect(content_type: str, query: Sequence[tuple[str, str]], body: bytes, max_images: int) -> DetectRequest:
     """Read a request of any form.
 
     Raises:
         Refused: an unknown form, a wrong value, no image or too many.
     """
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = content_type.partition(";")[0].strip().lower()
     options = options_of(query, "the address")
     queries: Files = ()
     if kind == "multipart/form-data":
-        images, queries, more = await _multipart(headers, body, config)
+        images, queries, more = _multipart(content_type, body, max_images)
         made = _validate(Options, _join(options, more))
     elif kind == "application/json" or kind.endswith("+json"):
-        # In a thread if it takes long.
-        made, images, queries = await asyncio.to_thread(_json, body, options) if len(body) > MIB else _json(body, options)
-    elif kind.startswith("image/") or kind in ("application/octet-stream", ""):
+        made, images, queries = _json(body, options, max_images)
+    elif is_one_file(content_type):
         images = ((None, body),)
         made = _validate(Options, options)
     else:
@@ -138,10 +161,20 @@ async def detect_request(headers: Headers, query: list[tuple[str, str]], body: b
         )
     if not images or (len(images) == 1 and not images[0][1]):
         raise Refused(400, "no_image", "there is no image; send the content of at least one image file")
-    for what, files in (("images", images), ("query images", queries)):
-        if len(files) > config.max_images:
-            raise Refused(413, "too_many_images", f"the request has {len(files)} {what}; at most {config.max_images} are taken")
+    _check_count("images", images, max_images)
+    _check_count("query images", queries, max_images)
     return DetectRequest(made, images, queries)
+
+
+def is_one_file(content_type: str) -> bool:
+    """Whether a body is an image file as it is, so that nothing has to be parsed."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind.startswith("image/") or kind in ("application/octet-stream", "")
+
+
+def _check_count(what: str, files: Sequence[Any], max_images: int) -> None:
+    if len(files) > max_images:
+        raise Refused(413, "too_many_images", f"the request has {len(files)} {what}; at most {max_images} are taken")
 
 
 def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -159,14 +192,15 @@ class _Form(MultiPartParser):
         self.ended = True
 
 
-async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tuple[Files, Files, dict[str, Any]]:
+def _multipart(content_type: str, body: bytes, max_images: int) -> tuple[Files, Files, dict[str, Any]]:
     async def stream() -> Any:
         yield body
 
-    parser = _Form(headers, stream(), max_files=2 * config.max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
-    parser.spool_max_size = config.max_body + 1  # in memory, as the body
+    headers = Headers({"content-type": content_type})
+    parser = _Form(headers, stream(), max_files=2 * max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
+    parser.spool_max_size = len(body) + 1  # in memory, as the body
     try:
-        form = await parser.parse()
+        form = _finished(parser.parse())
     except (MultiPartException, FormParserError, ValueError, LookupError, AssertionError) as error:
         text = getattr(error, "message", None) or str(error)
         raise Refused(
@@ -194,14 +228,36 @@ async def _multipart(headers: Headers, body: bytes, config: ServeConfig) -> tupl
                 fields.append((name, value))
         return tuple(images), tuple(queries), options_of(fields, "the form")
     finally:
-        await form.close()
+        _finished(form.close())
 
 
-def _json(body: bytes, options: dict[str, Any]) -> tuple[Options, Files, Files]:
+def _finished(work: Coroutine[Any, Any, Made]) -> Made:
+    """The result of a coroutine that never waits: everything is in memory."""
     try:
-        found = DetectBody.model_validate_json(body)
+        work.send(None)
+    except StopIteration as end:
+        made: Made = end.value
+        return made
+    work.close()
+    raise RuntimeError("a form in memory was to be read, and its parser waits")
+
+
+def _json(body: bytes, options: dict[str, Any], max_images: int) -> tuple[Options, Files, Files]:
+    if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > _MOST_VALUES:
+        raise Refused(
+            413, "too_many_values", f"the JSON has more than {_MOST_VALUES} commas, colons and brackets; send fewer values"
+        )
+    try:
+        data = from_json(body, allow_inf_nan=False, cache_strings=False)
+    except ValueError as error:
+        advice = """send {"images": ["..."]} with files in base64, or a file itself with Content-Type: image/jpeg"""
+        raise Refused(400, "bad_request", f"the body is not JSON: {str(error)[:200]}; {advice}") from None
+    _check_shape(data, max_images)
+    try:
+        found = DetectBody.model_validate(data)
     except ValidationError as error:
         raise _error_text(error) from None
+    del data
     given = found.model_dump(exclude={"images", "query_images"}, exclude_none=True)
     made = _validate(Options, _join(options, given))
     files: dict[str, list[tuple[str | None, bytes]]] = {"images": [], "query_images": []}
@@ -210,6 +266,28 @@ def _json(body: bytes, options: dict[str, Any]) -> tuple[Options, Files, Files]:
             name, data = (None, image) if isinstance(image, str) else (image.name, image.data)
             read.append((name, _from_base64(data, f"{field}[{number}]")))
     return made, tuple(files["images"]), tuple(files["query_images"])
+
+
+def _check_shape(data: Any, max_images: int) -> None:
+    """Refuse what pydantic would describe with an error for each key, or look at in every element.
+
+    Raises:
+        Refused: an unknown field, or too many images.
+    """
+    if not isinstance(data, dict):
+        return
+    _check_names(data, "the body", DetectBody)
+    for field, what in (("images", "images"), ("query_images", "query images")):
+        if isinstance(files := data.get(field), list):
+            _check_count(what, files, max_images)
+            for number, file in enumerate(files):
+                if isinstance(file, dict):
+                    _check_names(file, f"{field}[{number}]", NamedImage)
+
+
+def _check_names(given: dict[str, Any], where: str, kind: type[BaseModel]) -> None:
+    if unknown := next((name for name in given if name not in kind.model_fields), None):
+        raise _unknown_field(where, unknown, kind)
 
 
 def _from_base64(text: str, where: str) -> bytes:
@@ -235,16 +313,11 @@ def _validate(kind: type[Options], values: dict[str, Any]) -> Options:
 def _error_text(error: ValidationError) -> Refused:
     # Where a value may be of several types there is an error for each; the deepest is that of the type which was meant.
     first = max(error.errors(include_url=False, include_context=False), key=lambda row: len(row["loc"]))
-    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
     fields = {*DetectBody.model_fields, *NamedImage.model_fields}
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if isinstance(part, int) or part in fields]
+    parts = [
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if isinstance(part, int) or part in fields
+    ]
     where = "".join(parts).removeprefix(".") or "the body"
-    if first["type"] == "extra_forbidden":
-        return _unknown_field(where, str(first["loc"][-1]), NamedImage if place else DetectBody)
-    if first["type"] == "json_invalid":
-        text = first["msg"].removeprefix("Invalid JSON: ")
-        advice = """send {"images": ["..."]} with files in base64, or a file itself with Content-Type: image/jpeg"""
-        return Refused(400, "bad_request", f"the body is not JSON: {text}; {advice}")
     got = first["input"]
     shown = "" if isinstance(got, (dict, list, bytes)) or got is None else f"; got {json.dumps(str(got)[:60])}"
     return Refused(400, "bad_request", f"{where}: {first['msg'][:300]}{shown}")
@@ -265,60 +338,69 @@ class Bodies:
         self.config = config
         self.limit = config.max_held_mib * MIB
         self.held = 0
+        self._unpacking = asyncio.Semaphore(1)  # several at a time could all be refused for the memory of the others
 
     @contextlib.asynccontextmanager
-    async def reading(self, request: Request) -> AsyncIterator[bytes]:
+    async def reading(self, request: Request) -> AsyncIterator[HeldBody]:
         """The decompressed body of a request; counts towards the limit until the block ends.
 
         Raises:
             Refused: too large, too slow, not a body of that encoding, or no memory for it now.
             ClientDisconnect: the client disconnected.
         """
-        memory = _BodyMemory(self)
+        held = HeldBody(self)
         try:
             try:
-                body = await asyncio.wait_for(self._read(request, memory), self.config.body_timeout_s)
+                await asyncio.wait_for(self._read(request, held), self.config.body_timeout_s)
             except asyncio.TimeoutError:
                 limit = self.config.body_timeout_s
                 raise Refused(
                     408, "slow_body", f"the body did not arrive within {limit:g} s; send it faster", close=True
                 ) from None
-            yield body
+            yield held
         finally:
-            memory.release()
+            held.hold(0)
 
-    async def _read(self, request: Request, memory: _BodyMemory) -> bytes:
+    async def _read(self, request: Request, held: HeldBody) -> None:
         limit = self.config.max_body
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
-            raise self._too_large(f"{declared} bytes")
+            raise self._too_large(f"{declared[:20]} bytes")
         body = bytearray()
         async for chunk in request.stream():
             if len(body) + len(chunk) > limit:
                 raise self._too_large(f"more than {limit} bytes")
-            memory.take(len(chunk))
+            held.hold(len(body) + len(chunk))
             body += chunk
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("identity", ""):
-            return bytes(body)
-        if encoding not in _ENCODINGS:
+            held.data = bytes(body)
+        elif encoding in _ENCODINGS:
+            async with self._unpacking:
+                held.data = await self._decompressed(bytes(body), encoding, held)
+        else:
             raise Refused(415, "bad_encoding", f"Content-Encoding must be gzip, deflate or identity; got '{encoding[:40]}'")
-        decompressed = await asyncio.to_thread(self._decompress, bytes(body), encoding)
-        memory.take(len(decompressed))
-        return decompressed
 
-    def _decompress(self, packed: bytes, encoding: str) -> bytes:
+    async def _decompressed(self, packed: bytes, encoding: str, held: HeldBody) -> bytes:
+        """Decompress in steps, so that each is counted before it takes memory, and other requests are served between them."""
         limit = self.config.max_body
         inflate = zlib.decompressobj(_ENCODINGS[encoding])
-        try:
-            body = inflate.decompress(packed, limit + 1)
-        except zlib.error as error:
-            raise Refused(400, "bad_encoding", f"the body is not {encoding} data ({error})") from None
-        if len(body) > limit:
-            raise self._too_large(f"more than {limit} bytes when unpacked")
+        body = bytearray()
+        for first in range(0, len(packed), _STEP):
+            part = packed[first : first + _STEP]
+            while part and not inflate.eof:
+                held.hold(len(packed) + min(len(body) + MIB, limit))
+                try:
+                    body += await asyncio.to_thread(inflate.decompress, part, MIB)
+                except zlib.error as error:
+                    raise Refused(400, "bad_encoding", f"the body is not {encoding} data ({error})") from None
+                if len(body) > limit:
+                    raise self._too_large(f"more than {limit} bytes when unpacked")
+                part = inflate.unconsumed_tail
         if not inflate.eof:
             raise Refused(400, "bad_encoding", f"the {encoding} body is cut off; send all of it")
-        return body
+        held.hold(len(body))
+        return bytes(body)
 
     def _too_large(self, got: str) -> Refused:
         return Refused(
@@ -329,14 +411,24 @@ class Bodies:
         )
 
 
-class _BodyMemory:
-    """Memory of one request."""
+class HeldBody:
+    """The body of one request, or what was made of it, as long as it is in memory.
+
+    data: its decompressed bytes; empty once `take` was called.
+    """
 
     def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self._count = bodies, 0
+        self._bodies, self._count, self.data = bodies, 0, b""
 
-    def take(self, count: int) -> None:
-        if self._bodies.held + count > self._bodies.limit:
+    def take(self) -> bytes:
+        """The bytes, which the caller holds from now on."""
+        data, self.data = self.data, b""
+        return data
+
+    def hold(self, count: int) -> None:
+        """Count so many bytes for this request. Raises Refused: that is too much for all requests together."""
+        more = count - self._count
+        if more > 0 and self._bodies.held + more > self._bodies.limit:
             raise Refused(
                 429,
                 "memory_full",
@@ -344,12 +436,8 @@ class _BodyMemory:
                 "again later",
                 retry_after=1,
             )
-        self._bodies.held += count
-        self._count += count
-
-    def release(self) -> None:
-        self._bodies.held -= self._count
-        self._count = 0
+        self._bodies.held += more
+        self._count = count
 
 
 __all__ = ["Bodies", "ClientDisconnect"]

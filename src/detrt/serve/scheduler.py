@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import logging
 import math
-import pickle
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from PIL import Image
 from starlette.requests import Request
 
-from ..backends.worker_process import LENGTH, Failed, Worker, after_death
+from ..backends.worker_process import Failed, after_death
+from ..data.images import stored_size
 from ..data.preprocess import needs_equal_sizes, resized_size
 from ..errors import DetrtError, SessionError
 from .batcher import ALONE, Batcher, Item, QueueFull
@@ -26,17 +22,16 @@ from .config import ServeConfig
 from .errors import Refused
 from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
 from .metrics import Metrics
+from .process import LoopWorker
 
 log = logging.getLogger("detrt.serve")
 AHEAD = 2  # batches per worker: one runs, the images of the next are decoded
 _EARLY_ENDS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-# Otherwise freed images remain in a heap per thread, and memory grows for hours.
-_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
 
 
-class ServerWorker(Worker):
-    """A worker process whose messages the event loop reads and writes; the caller limits what is on its way.
+class ServerWorker(LoopWorker):
+    """A worker process.
 
     running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
 
@@ -46,44 +41,12 @@ class ServerWorker(Worker):
         OSError: no process can be started.
     """
 
-    _writer: asyncio.StreamWriter | None = None
-    _reading: asyncio.Task[None] | None = None
-
     def __init__(self, index: int, setup: Setup) -> None:
-        super().__init__((sys.executable, "-m", "detrt.serve.worker"), environment=_ENVIRONMENT)
+        super().__init__("worker")
         self.send(setup)
         self.index = index
         self.state, self.retrying = "starting", False
         self.running: dict[int, tuple[list[Item], float]] = {}
-
-    async def connect(self, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
-        """Read the worker's messages in the running loop from now on.
-
-        on_exit: called when the socket is closed: the process has ended, or is about to.
-        """
-        reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
-        self.channel.write = self._writer.write
-        self._reading = asyncio.create_task(self._read(reader, on_message, on_exit))
-
-    async def disconnect(self) -> None:
-        """`stop` for the event loop; `on_exit` is not called."""
-        if self._reading is not None:
-            self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reading
-        if self._writer is not None:
-            self._writer.close()
-        await asyncio.to_thread(self.stop)
-
-    async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
-        assert self._writer is not None
-        try:
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                on_message(pickle.loads(await reader.readexactly(length)))
-        except (asyncio.IncompleteReadError, OSError):
-            self._writer.close()
-            on_exit()
 
 
 class Pool:
@@ -341,10 +304,6 @@ class Pool:
                     worker.kill()
 
 
-# Formats whose headers Pillow reads in Python: no C decoder runs in the front process.
-_HEADER_FORMATS = ("JPEG", "PNG", "BMP", "GIF")
-
-
 class ClientDisconnected(Exception):
     """The client has closed its connection."""
 
@@ -426,7 +385,9 @@ class Calls:
         """Lane of a task: tensors of the same shapes, or images of one size after resizing, may share a batch."""
         if isinstance(task, TensorTask):
             return ("tensors", *((name, array.shape[1:]) for name, array in task.feeds.items()))
-        size_hw = header_size_hw(task.data)
+        # An image that is rotated by its EXIF orientation may wait in another lane than it should; the worker splits a batch by
+        # the sizes that it decodes.
+        size_hw = stored_size(task.data)
         return "images" if size_hw is None else ("images", resized_size(size_hw, model.spec.input, self.config.size_hw))
 
 
@@ -434,18 +395,6 @@ async def _disconnected(request: Request) -> None:
     """Returns when the client closes the connection; the body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def header_size_hw(data: bytes) -> tuple[int, int] | None:
-    """(height, width) from the header of an image file; None if it has none.
-
-    Used for batching only. An image that is rotated by its EXIF orientation may therefore wait in another lane than it should.
-    """
-    try:
-        with Image.open(io.BytesIO(data), formats=_HEADER_FORMATS) as image:
-            return image.height, image.width
-    except Exception:  # damaged files raise anything; the worker reports the error
-        return None
 
 
 def milliseconds(since: float) -> float:

@@ -36,7 +36,9 @@ from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecErro
 from ..text.prompts import ImageQueries, Prompt
 from .config import ServedModel
 from .errors import Refused
+from .kserve import build_infer
 from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
+from .process import be_first_victim
 
 if TYPE_CHECKING:
     from ..backends.gpu.decoder import GpuDecoder
@@ -53,6 +55,7 @@ OpenedTask = tuple[ImageTask, OpenedImage | Refused]
 
 
 def main(descriptor: int) -> None:
+    be_first_victim()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the server has its own limit, and says so
     # Ctrl-C and SIGTERM may reach the whole group; the server process drains and then closes the socket.
     work_for_parent(descriptor, serve_parent, ignored=(signal.SIGINT, signal.SIGTERM))
@@ -286,8 +289,12 @@ class Model:
             ran(rows)
             first = 0
             for i, task in zip(indices, chosen, strict=True):
-                values = {name: array[first : first + task.rows] for name, array in outputs.items()}
-                results[i] = Answer(values, model_ms=took)
+                values = {name: outputs[name][first : first + task.rows] for name, _ in task.outputs}
+                try:
+                    body, head = build_infer(self.facts.name, task, values)
+                    results[i] = Answer(body, head, model_ms=took)
+                except Refused as refusal:
+                    results[i] = refusal
                 first += task.rows
 
         _isolating(run, list(range(len(tasks))), results, status=400)
@@ -372,7 +379,8 @@ def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | N
     if kept.prompt:
         value["prompt"] = kept.prompt
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return Answer(text.encode("utf-8", "backslashreplace"), decode_ms, model_ms, len(kept))
+    data = text.encode("utf-8", "backslashreplace")
+    return Answer(data, decode_ms=decode_ms, model_ms=model_ms, found=len(kept))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""Routes of the KServe v2 inference protocol, so that clients such as tritonclient work unchanged; `kserve` has its tensors.
+
+Models have the tensors of their graphs: pixels to logits and boxes (or decoded boxes); `/v1/detect` takes image files.
+Supported extensions of the protocol are `_EXTENSIONS`; of the model repository, the index only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from ..data.preprocess import check_size
+from ..errors import SpecError
+from ..spec import PIXEL_VALUES, TensorInfo
+from .errors import Refused
+from .kserve import VERSION, InferRequest, bad, binary_length, datatype
+from .messages import ModelFacts, TensorTask
+from .reader import Readers, ReadInfer
+from .request import Bodies, infer_operation, refusals
+from .scheduler import Calls
+
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
+
+# Memory of attention grows faster than the image; limit of the input size relative to that of the model.
+_AREA_FACTOR = 4
+
+
+def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> None:
+    short = {status: refusals(v2=True)[status] for status in (401, 404, 503)}
+
+    @app.get("/v2", summary="The server", responses={401: short[401]})
+    async def server() -> dict[str, Any]:
+        return {"name": "detrt", "version": app.version, "extensions": _EXTENSIONS}
+
+    @app.get("/v2/health/live", summary="Whether the server runs")
+    async def live() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/v2/health/ready", summary="Whether requests are answered", responses={503: short[503]})
+    async def ready() -> Response:
+        return Response(status_code=200 if calls.pool.ready_workers and not calls.stopping else 503)
+
+    @app.post("/v2/repository/index", summary="Names of the models", responses={401: short[401]})
+    async def index() -> list[dict[str, str]]:
+        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in calls.pool.models]
+
+    def model_routes(prefix: str, shown: bool) -> None:
+        """Routes with and without a version."""
+
+        def facts_of(request: Request) -> ModelFacts:
+            version = request.path_params.get("version", VERSION)
+            facts = calls.model(request.path_params["model"])
+            if version != VERSION:
+                raise Refused(404, "no_model", f"model '{facts.name}' has the version {VERSION} only; got '{version[:40]}'")
+            return facts
+
+        async def about(request: Request) -> Response:
+            return _json(metadata_of(facts_of(request)))
+
+        async def model_ready(request: Request) -> Response:
+            facts_of(request)
+            return Response(status_code=200 if calls.pool.ready_workers else 503)
+
+        async def model_config(request: Request) -> Response:
+            return _json(config_of(facts_of(request)))
+
+        async def infer(request: Request) -> Response:
+            facts = facts_of(request)
+            length = binary_length(request.headers.get("inference-header-content-length"))
+            async with bodies.reading(request) as held:
+                calls.metrics.body_bytes.inc(len(held.data))
+                infer_request = await readers.read(ReadInfer(held.take(), length, facts.inputs, facts.outputs))
+                held.hold(sum(array.nbytes for array in infer_request.inputs.values()))
+                task = _task(infer_request, facts)
+                answers, _ = await calls.run(request, facts, [task], infer_request.timeout_ms)
+            head = answers[0].head_length
+            headers = {} if head is None else {"Inference-Header-Content-Length": str(head)}
+            kind = "application/json" if head is None else "application/octet-stream"
+            return Response(answers[0].value, headers=headers, media_type=kind)
+
+        options: dict[str, Any] = {"include_in_schema": shown}
+        asking: dict[str, Any] = {"responses": short, "openapi_extra": _with_path({}, prefix), **options}
+        app.add_api_route(prefix, about, summary="Tensors of a model", **asking)
+        app.add_api_route(f"{prefix}/ready", model_ready, summary="Whether a model answers", **asking)
+        app.add_api_route(f"{prefix}/config", model_config, summary="A model as Triton describes it", **asking)
+        app.add_api_route(
+            f"{prefix}/infer",
+            infer,
+            methods=["POST"],
+            summary="Run a model on tensors",
+            responses=refusals(v2=True),
+            openapi_extra=_with_path(infer_operation(), prefix),
+            **options,
+        )
+
+    model_routes("/v2/models/{model}", True)
+    model_routes("/v2/models/{model}/versions/{version}", False)
+
+
+def metadata_of(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "versions": [VERSION],
+        "platform": f"detrt_{facts.backend}",
+        "inputs": [_tensor(info) for info in facts.inputs],
+        "outputs": [_tensor(info) for info in facts.outputs],
+    }
+
+
+def config_of(facts: ModelFacts) -> dict[str, Any]:
+    """Triton's model configuration: axes without the batch, which is `max_batch_size`."""
+
+    def row(info: TensorInfo) -> dict[str, Any]:
+        dtype = datatype(info.dtype)
+        return {"name": info.name, "data_type": f"TYPE_{dtype}", "dims": _tensor(info)["shape"][1:]}
+
+    return {
+        "name": facts.name,
+        "platform": f"detrt_{facts.backend}",
+        "backend": "detrt",
+        "max_batch_size": facts.max_batch,
+        "input": [row(info) for info in facts.inputs],
+        "output": [row(info) for info in facts.outputs],
+        "dynamic_batching": {"preferred_batch_size": [facts.max_batch]},
+    }
+
+
+def _tensor(info: TensorInfo) -> dict[str, Any]:
+    shape = [axis if isinstance(axis, int) else -1 for axis in info.shape]
+    return {"name": info.name, "datatype": datatype(info.dtype), "shape": shape}
+
+
+def _task(infer_request: InferRequest, facts: ModelFacts) -> TensorTask:
+    """The task of a request. Raises Refused for tensors that are too large."""
+    rows = len(next(iter(infer_request.inputs.values())))
+    if rows > facts.max_batch:
+        raise Refused(400, "bad_request", f"the request has a batch of {rows}; this model takes at most {facts.max_batch}")
+    pixels = infer_request.inputs.get(PIXEL_VALUES)
+    if pixels is not None and pixels.ndim == 4:
+        height, width = pixels.shape[2:]
+        given = facts.spec.input
+        try:
+            check_size(given, (height, width))
+        except SpecError as error:
+            raise bad(f"'{PIXEL_VALUES}': {error}") from None
+        side = max(*facts.size_hw, given.longest_edge or 0)
+        if height * width > _AREA_FACTOR * side * side:
+            raise Refused(
+                413, "too_large", f"'{PIXEL_VALUES}' has {height}x{width} pixels; at most {_AREA_FACTOR * side * side} are taken"
+            )
+    return TensorTask(infer_request.inputs, rows, infer_request.outputs, infer_request.id)
+
+
+def _json(data: dict[str, Any]) -> Response:
+    return Response(json.dumps(data).encode(), media_type="application/json")
+
+
+def _with_path(operation: dict[str, Any], prefix: str) -> dict[str, Any]:
+    names = [part[1:-1] for part in prefix.split("/") if part.startswith("{")]
+    rows = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return {**operation, "parameters": rows}

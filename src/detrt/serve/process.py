@@ -1,0 +1,66 @@
+"""A child process whose messages the event loop of the front process reads and writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..backends.worker_process import LENGTH, Worker
+
+# Otherwise freed images remain in a heap per thread, and memory grows for hours.
+_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
+_FIRST_VICTIM = "500"  # of 1000
+
+
+class LoopWorker(Worker):
+    """A process `python -m detrt.serve.MODULE FD`; the caller limits what is on its way.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    _writer: asyncio.StreamWriter | None = None
+    _reading: asyncio.Task[None] | None = None
+
+    def __init__(self, module: str) -> None:
+        super().__init__((sys.executable, "-m", f"detrt.serve.{module}"), environment=_ENVIRONMENT)
+
+    async def connect(self, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
+        """Read the process's messages in the running loop from now on.
+
+        on_exit: called when the socket is closed: the process has ended, or is about to.
+        """
+        reader, self._writer = await asyncio.open_connection(sock=self.channel.socket)
+        self.channel.write = self._writer.write
+        self._reading = asyncio.create_task(self._read(reader, on_message, on_exit))
+
+    async def disconnect(self) -> None:
+        """`stop` for the event loop; `on_exit` is not called."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        if self._writer is not None:
+            self._writer.close()
+        await asyncio.to_thread(self.stop)
+
+    async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
+        assert self._writer is not None
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                on_message(pickle.loads(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, OSError):
+            self._writer.close()
+            on_exit()
+
+
+def be_first_victim() -> None:
+    """In a child: let the system end this process before the front process where memory runs out; children are replaced."""
+    with contextlib.suppress(OSError):  # Linux only
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM)

@@ -1,0 +1,198 @@
+"""Parsing of request bodies: small ones at once, large ones in processes of their own, `python -m detrt.serve.reader FD`.
+
+Threads share the interpreter, so that a large body in a thread would stop the front process for as long as it is parsed. A
+reader process has a limit of memory, and is killed and replaced where it takes longer than a request may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..backends.worker_process import MAX_DEATHS, Channel, Failed, work_for_parent
+from ..spec import TensorInfo
+from .config import ServeConfig
+from .errors import Refused
+from .kserve import InferRequest, parse_infer
+from .process import LoopWorker, be_first_victim
+from .request import DetectRequest, read_detect
+
+# Bytes that the front process parses by itself, in a few milliseconds whatever they are. A reader costs a millisecond.
+SMALL = 64 * 1024
+_READERS = 2  # one that is busy with a very large body leaves another
+# Memory of a reader beyond that of its start, and more for each byte of the largest body: a number in JSON has up to 8 times
+# its size as a Python object.
+_FREE_MEMORY, _MEMORY_FACTOR = 2**30, 24
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDetect:
+    """The body of POST /v1/detect. query: options of the address."""
+
+    content_type: str
+    query: tuple[tuple[str, str], ...]
+    body: bytes
+    max_images: int
+
+    def read(self) -> DetectRequest:
+        return read_detect(self.content_type, self.query, self.body, self.max_images)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInfer:
+    """The body of an inference request of the KServe protocol, for a model with these tensors."""
+
+    body: bytes
+    header_length: int | None
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+
+    def read(self) -> InferRequest:
+        return parse_infer(self.body, self.header_length, self.inputs, self.outputs)
+
+
+Read = TypeVar("Read", covariant=True)
+
+
+class Reading(Protocol[Read]):
+    """A body to read.
+
+    Raises:
+        Refused: by `read`, a body that cannot be understood.
+    """
+
+    @property
+    def body(self) -> bytes: ...
+
+    def read(self) -> Read: ...
+
+
+def main(descriptor: int) -> None:
+    be_first_victim()
+    work_for_parent(descriptor, serve_parent, ignored=(signal.SIGINT, signal.SIGTERM))
+
+
+def serve_parent(channel: Channel) -> None:
+    """Read bodies until the front process ends; the first message is the size of the largest one in bytes."""
+    _limit_memory(channel.receive())
+    while True:
+        asked = channel.receive()
+        result: Any
+        try:
+            result = asked.read()
+        except Refused as refusal:
+            result = refusal
+        except MemoryError:
+            result = Refused(413, "too_large", "reading this body takes too much memory; send fewer or smaller images or tensors")
+        del asked
+        channel.send(result)
+
+
+def _limit_memory(max_body: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such module; it has no server either
+        return
+    with contextlib.suppress(OSError, ValueError):  # where the system has no /proc, or a lower limit already
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limit = used + _FREE_MEMORY + _MEMORY_FACTOR * max_body
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class Readers:
+    """The reader processes of the front process. Runs in one event loop, without locks."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._idle: list[LoopWorker] = []
+        self._all: set[LoopWorker] = set()
+        self._waiting: dict[LoopWorker, asyncio.Future[Any]] = {}
+        self._free = asyncio.Semaphore(_READERS)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Start the processes, so that the first request need not wait for one; what cannot be started is tried again later."""
+        with contextlib.suppress(OSError):
+            while len(self._all) < _READERS:
+                self._idle.append(await self._started())
+
+    async def read(self, asked: Reading[Read]) -> Read:
+        """What the body says; within the time limit of a request.
+
+        Raises:
+            Refused: a body that cannot be understood; no answer in time (504); no reader process (503).
+        """
+        if len(asked.body) <= SMALL:
+            return asked.read()
+        limit = self._config.timeout_s
+        try:
+            return await asyncio.wait_for(self._in_process(asked), limit)
+        except asyncio.TimeoutError:
+            raise Refused(504, "deadline", f"the body could not be read within {limit:g} s; send a smaller one") from None
+
+    async def close(self) -> None:
+        await asyncio.gather(*(reader.disconnect() for reader in self._all))
+
+    async def _in_process(self, asked: Reading[Read]) -> Read:
+        async with self._free:
+            for _ in range(MAX_DEATHS):
+                try:
+                    reader = self._idle.pop() if self._idle else await self._started()
+                except OSError as error:
+                    raise Refused(
+                        503, "no_reader", f"no process can be started to read the body ({error})", retry_after=1
+                    ) from None
+                future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                self._waiting[reader] = future
+                try:
+                    reader.send(asked)
+                    found = await future
+                except BaseException:  # nobody waits any more
+                    reader.kill()
+                    raise
+                finally:
+                    self._waiting.pop(reader, None)
+                if isinstance(found, Failed):
+                    raise RuntimeError(f"a reader failed:\n{found.trace or found.error}")
+                if found is not None:
+                    self._idle.append(reader)
+                    if isinstance(found, Refused):
+                        raise found
+                    result: Read = found
+                    return result
+            raise Refused(
+                503, "worker_died", "two processes ended while they read this body; check it, and the log", retry_after=1
+            )
+
+    async def _started(self) -> LoopWorker:
+        """Raises OSError."""
+        reader = LoopWorker("reader")
+        self._all.add(reader)
+        reader.send(self._config.max_body)
+        await reader.connect(partial(self._on_message, reader), partial(self._on_exit, reader))
+        return reader
+
+    def _on_message(self, reader: LoopWorker, message: Any) -> None:
+        future = self._waiting.get(reader)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _on_exit(self, reader: LoopWorker) -> None:
+        self._on_message(reader, None)
+        self._all.discard(reader)
+        if reader in self._idle:
+            self._idle.remove(reader)
+        task = asyncio.get_running_loop().create_task(asyncio.to_thread(reader.stop))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

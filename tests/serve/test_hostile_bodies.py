@@ -1,0 +1,170 @@
+"""Bodies that are made to cost the front process time or memory: it refuses them, and answers others meanwhile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
+pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+
+from cli_support import write_onnx
+from serve_support import Server, in_base64, png, together, wait_until
+
+MIB = 2**20
+IMAGE = png(np.zeros((8, 12, 3), np.uint8))
+FORM = "multipart/form-data; boundary=b"
+PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
+JSON, BINARY = "application/json", "application/octet-stream"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with Server(write_onnx(tmp_path_factory.mktemp("served") / "toy.onnx"), "--workers", 1) as running:
+        yield running
+
+
+def infer(data: str, shape: list[int] | None = None, more: str = "") -> bytes:
+    tensor = f'{{"name":"pixel_values","shape":{shape or [1, 3, 8, 12]},"datatype":"UINT8"{more},"data":{data}}}'
+    return f'{{"inputs":[{tensor}]}}'.encode()
+
+
+def fill(piece: str | bytes, size: int = 0):
+    """A piece again and again, up to `size` bytes, or to the size of this test."""
+    return piece * ((size or SIZE) // len(piece))
+
+
+SIZE = 4 * MIB  # bytes of a body; the slow tests send bodies near the limit of 32 MiB
+
+
+# name -> (path, content type, body, statuses)
+V1, V2 = "/v1/detect", "/v2/models/toy/infer"
+BODIES = {
+    "numbers for images": (V1, JSON, lambda: b'{"images":[' + fill(b"1,") + b"1]}", {413}),
+    "small numbers for images": (V1, JSON, lambda: b'{"images":[' + fill(b"1,", 60_000) + b"1]}", {413}),
+    "empty objects": (V1, JSON, lambda: b'{"images":[' + fill(b"{},") + b"{}]}", {413}),
+    "unknown keys": (V1, JSON, lambda: json.dumps({f"k{i}": 1 for i in range(8000)}).encode(), {400}),
+    "many unknown keys": (V1, JSON, lambda: json.dumps({f"k{i}": 1 for i in range(2_000_000)}).encode(), {413}),
+    "wrong classes": (V1, JSON, lambda: b'{"images":["AAAA"],"classes":[' + fill(b"[],", 60_000) + b"[]]}", {400}),
+    "wrong prompt": (V1, JSON, lambda: b'{"images":["AAAA"],"prompt":[' + fill(b"1,", 60_000) + b"1]}", {400}),
+    "nested": (V1, JSON, lambda: fill(b"["), {413}),
+    "nested objects": (V1, JSON, lambda: fill(b'{"a":'), {413}),
+    "nested, small": (V1, JSON, lambda: fill(b"[", 60_000), {400}),
+    "one long text": (V1, JSON, lambda: b'{"images":["' + fill(b"A") + b'"]}', {400}),
+    "escapes": (V1, JSON, lambda: b'{"images":["' + fill(rb"\u0041") + b'"]}', {400}),
+    "no end": (V1, JSON, lambda: b'{"images":["' + fill(b"A"), {400}),
+    "spaces": (V1, JSON, lambda: fill(b" "), {400}),
+    "long number": (V1, JSON, lambda: b'{"images":[' + fill(b"9") + b"]}", {400}),
+    "no UTF-8": (V1, JSON, lambda: b'{"images":["' + fill(b"\xff") + b'"]}', {400}),
+    "parts without end": (V1, FORM, lambda: PART + fill(b"\r\n-"), {400}),
+    "almost boundaries": (V1, FORM, lambda: PART + fill(b"\r\n--\r\n--"), {400}),
+    "thousands of parts": (V1, FORM, lambda: fill(PART + b"\r\n") + b"--b--\r\n", {400}),
+    "thousands of fields": (V1, FORM, lambda: fill(b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n'), {400}),
+    "headers of a part": (V1, FORM, lambda: b"--b\r\n" + fill(b"a: b\r\n") + b"\r\n", {400}),
+    "long header of a part": (V1, FORM, lambda: b"--b\r\na: " + fill(b"b") + b"\r\n\r\n", {400}),
+    "text for numbers": (V2, JSON, lambda: infer(json.dumps(["x" * 400_000] + [""] * 5000)), {400}),
+    "long text for numbers": (V2, JSON, lambda: infer('["' + fill("x") + '",1]'), {400}),
+    "too many numbers": (V2, JSON, lambda: infer("[" + fill("1,") + "1]"), {400}),
+    "too many fractions": (V2, JSON, lambda: infer("[" + fill("0.5,") + "1]"), {400}),
+    "too many long numbers": (V2, JSON, lambda: infer("[" + fill("9" * 4000 + ",") + "1]"), {400}),
+    "nested rows": (V2, JSON, lambda: infer("[" + fill("[1],") + "[1]]"), {400}),
+    "objects for numbers": (V2, JSON, lambda: infer("[" + fill('{"a":1},') + "1]"), {400}),
+    "nested tensor": (V2, JSON, lambda: infer(fill("[")), {400}),
+    "long shape": (V2, JSON, lambda: infer("[1]", [1] * 5_000_000), {400}),
+    "huge declared size": (V2, JSON, lambda: infer("[1]", [1, 3, 2**18, 2**18]), {400}),
+    "huge binary size": (V2, JSON, lambda: infer("[]", None, ',"parameters":{"binary_data_size":4398046511104}'), {400}),
+    "many inputs": (V2, JSON, lambda: b'{"inputs":[' + fill(b"{},") + b"{}]}", {400}),
+    "a large file that is none": (V1, BINARY, lambda: fill(b"\xff\xe0\x00\x02"), {400}),
+}
+
+
+class Probe(threading.Thread):
+    """Asks for /healthz until it is stopped. times: of the answers, seconds. most_mib: memory of the front process."""
+
+    def __init__(self, server: Server, pause: float = 0.02) -> None:
+        super().__init__(daemon=True)
+        self.server, self.pause, self.times, self.statuses = server, pause, [], set()
+        self.front = psutil.Process(server.process.pid)
+        self.first_mib = self.most_mib = self.front.memory_info().rss / MIB
+        self.going = True
+        self.start()
+        wait_until(lambda: self.times)
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self.server.address, timeout=60) as client:
+            while self.going:
+                start = time.perf_counter()
+                self.statuses.add(client.get("/healthz").status_code)
+                self.times.append(time.perf_counter() - start)
+                self.most_mib = max(self.most_mib, self.front.memory_info().rss / MIB)
+                time.sleep(self.pause)
+
+    def stop(self) -> list[float]:
+        """The times in order."""
+        self.going = False
+        self.join(90)
+        assert self.statuses <= {200}
+        return sorted(self.times)
+
+
+def send(server: Server, path: str, kind: str, body: bytes, **headers: str):
+    return httpx.post(server.address + path, content=body, headers={"Content-Type": kind, **headers}, timeout=90)
+
+
+@pytest.mark.parametrize("size", [4 * MIB, pytest.param(31 * MIB, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", BODIES)
+def test_costly_bodies_are_refused_at_little_cost(server, name, size, monkeypatch):
+    monkeypatch.setitem(globals(), "SIZE", size)
+    path, kind, make, statuses = BODIES[name]
+    body = make()
+    probe = Probe(server)
+    answer = send(server, path, kind, body)
+    times = probe.stop()
+    assert answer.status_code in statuses, answer.text[:300]
+    assert len(answer.content) < 2000 and "Traceback" not in server.log
+    assert times[-1] < 1 and probe.most_mib - probe.first_mib < 256, (times[-1], probe.most_mib - probe.first_mib)
+
+
+def test_compressed_bodies_are_counted_while_they_are_unpacked(tmp_path):
+    """Each of 31 MiB from 32 KiB: at most two fit at a time, whatever number of clients sends them."""
+    packed = gzip.compress(bytes(31 * MIB), 9)
+    with Server(write_onnx(tmp_path / "toy.onnx"), "--workers", 1, "--max-held-mib", 64) as server:
+        probe = Probe(server)
+        answers = together(lambda _: send(server, V1, BINARY, packed, **{"Content-Encoding": "gzip"}).status_code, 12)
+        times = probe.stop()
+    assert set(answers) <= {400, 429} and 400 in answers, answers
+    assert times[-1] < 1 and probe.most_mib - probe.first_mib < 256, (times[-1], probe.most_mib - probe.first_mib)
+
+
+def test_a_reader_that_dies_is_replaced(server):
+    """Its body is read once more by another one, and requests go on."""
+    large = json.dumps({"images": [in_base64(IMAGE)] + [in_base64(bytes(50_000))]}).encode()
+    for _ in range(3):
+        for reader in readers(server):
+            reader.kill()
+        answer = send(server, V1, JSON, large)
+        assert answer.status_code == 400 and answer.text.count("image 1") == 1, answer.text
+    wait_until(lambda: readers(server))
+
+
+def readers(server: Server) -> list[psutil.Process]:
+    return [p for p in psutil.Process(server.process.pid).children() if "detrt.serve.reader" in p.cmdline()]
+
+
+def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path):
+    with Server(write_onnx(tmp_path / "toy.onnx"), "--workers", 1, "--timeout", 1) as server:
+        hung = readers(server)
+        for reader in hung:
+            reader.suspend()
+        large = json.dumps({"images": [in_base64(bytes(100_000))]}).encode()
+        answers = together(lambda _: send(server, V1, JSON, large), 2)
+        assert {answer.status_code for answer in answers} == {504} and "could not be read within 1 s" in answers[0].text
+        wait_until(lambda: not any(reader.is_running() for reader in hung), 5)
+        assert send(server, V1, JSON, large).status_code == 400
+        assert httpx.post(server.address + V1, content=IMAGE).status_code == 200
