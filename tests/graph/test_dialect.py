@@ -316,6 +316,22 @@ def test_a_running_sum_that_has_no_product_stays(shape, axis, kind):
     assert not cumsum_to_matmul(model) and [n.op_type for n in dialect(model).graph.node] == ["CumSum"]
 
 
+@pytest.mark.parametrize("exclusive", (0, 1))
+@pytest.mark.parametrize("reverse", (0, 1))
+@pytest.mark.parametrize("axis", (-1, -2, 2))
+def test_a_running_sum_of_unknown_length_is_a_product_with_a_computed_triangle(axis, reverse, exclusive):
+    node = helper.make_node("CumSum", ["x", "a"], ["y"], name="/CumSum", reverse=reverse, exclusive=exclusive)
+    model = one(
+        node, [("x", TensorProto.FLOAT, (2, "rows", "columns"))], ("y", TensorProto.FLOAT, None), 17, [("a", np.array(axis))]
+    )
+    written = onnx.ModelProto.FromString(model.SerializeToString())
+    assert cumsum_to_matmul(written, symbolic=True) == 1
+    assert "CumSum" not in {n.op_type for n in written.graph.node}
+    for shape in ((2, 3, 5), (2, 7, 4)):
+        x = RNG.normal(size=shape).astype(np.float32)
+        np.testing.assert_allclose(run(written, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
+
+
 def test_a_sigmoid_is_written_out_where_it_is_asked_for():
     node = helper.make_node("Sigmoid", ["x"], ["y"])
     model = one(node, [("x", TensorProto.FLOAT, (7,))], ("y", TensorProto.FLOAT, None))

@@ -520,13 +520,30 @@ def lower_opset(model: onnx.ModelProto, version: int) -> None:
             del node.input[1:]
         if version < 18 and node.op_type == "Split" and len(node.input) < 2:
             _drop_attribute(node, "num_outputs")
-        if version < 20 and node.op_type == "GridSample":
-            mode = {b"linear": "bilinear", b"cubic": "bicubic"}.get(attribute(node, "mode", b"linear"), "nearest")
-            _drop_attribute(node, "mode")
-            node.attribute.append(onnx.helper.make_attribute("mode", mode))
+        if version < 20:
+            _name_mode_as_before(node)
         _check_expressible(node, entry.version, version)
     entry.version = version
     drop_dead(model)
+
+
+def name_modes_as_before(model: onnx.ModelProto) -> int:
+    """Give the modes of GridSample their names before opset 20 ("bilinear", "bicubic"), in place; returns how many changed.
+
+    For parsers that know the old names only and take any other for the nearest pixel, whatever the opset. The graph itself is then
+    invalid ONNX from opset 20 on.
+    """
+    return sum(_name_mode_as_before(node) for node in model.graph.node if node.domain in DEFAULT_DOMAINS)
+
+
+def _name_mode_as_before(node: onnx.NodeProto) -> bool:
+    mode = attribute(node, "mode", b"linear")
+    before = {b"linear": "bilinear", b"cubic": "bicubic"}
+    if node.op_type != "GridSample" or mode not in before:
+        return False
+    _drop_attribute(node, "mode")
+    node.attribute.append(onnx.helper.make_attribute("mode", before[mode]))
+    return True
 
 
 def _check_expressible(node: onnx.NodeProto, new: int, old: int) -> None:

@@ -22,9 +22,12 @@ from .clean import (
     drop_dead,
     drop_default_reduction,
     drop_unused_domains,
+    lower_opset,
     merge_equal_tensors,
+    name_modes_as_before,
 )
 from .dequantize import dequantized_weight
+from .lower_msda import sum_by_reduction
 from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
 from .operators import PLUGIN_NODES
@@ -123,15 +126,42 @@ def write_out(
     return done
 
 
-def cumsum_to_matmul(model: onnx.ModelProto) -> int:
-    """Replace CumSum, a loop in TensorRT 8, by a product with a triangle of ones, in place; returns how many.
+def for_typed_parser(
+    model: onnx.ModelProto, *, opset: int = 20, cumsum: bool = False, grid_sample_linear: bool = False
+) -> Counter[str]:
+    """Write a graph as the parsers of TensorRT 10 and newer read it best, in place; the defaults are what all of them read.
 
-    Of floats, because TensorRT multiplies no integer matrices, over one of the last two axes where its length is known.
+    Deformable attention sums by reduction (`sum_by_reduction`). opset: the newest that the parser is documented for: BF16 graphs have
+    22, and parsers take BF16 at any. cumsum, grid_sample_linear: as of `backends.tensorrt.versions.Version`.
+
+    Returns:
+        What was written in another form -> how often.
+
+    Raises:
+        GraphError: a node that the opset cannot express.
+    """
+    changes = Counter({"MatMul": sum_by_reduction(model)})
+    if not cumsum:
+        changes["CumSum"] = cumsum_to_matmul(model, symbolic=True)
+    if default_opset(model) > opset:
+        lower_opset(model, opset)
+        changes["opset"] = 1
+    if not grid_sample_linear:
+        changes["GridSample"] = name_modes_as_before(model)
+    return +changes
+
+
+def cumsum_to_matmul(model: onnx.ModelProto, *, symbolic: bool = False) -> int:
+    """Replace CumSum, a loop in TensorRT before 10.8, by a product with a triangle of ones, in place; returns how many.
+
+    Of floats, because TensorRT multiplies no integer matrices, over one of the last two axes.
+
+    symbolic: also where the length of that axis is not known; the triangle is computed then.
     """
     sums = [node for node in model.graph.node if node.op_type == "CumSum"]
     if not sums:
         return 0
-    graph, count = inferred(model), 0
+    graph, written = inferred(model), {}
     known = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info)}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in sums:
@@ -141,19 +171,30 @@ def cumsum_to_matmul(model: onnx.ModelProto) -> int:
         rank = len(tensor.shape.dim)
         from_last = int(numpy_helper.to_array(axis).reshape(())) % rank - rank
         length = tensor.shape.dim[from_last].dim_value
-        if from_last < -2 or not length:
+        if from_last < -2 or not (length or symbolic):
             continue
-        triangle = np.tri(length, k=-int(attribute(node, "exclusive", 0)))  # row i holds ones up to column i
-        if bool(attribute(node, "reverse", 0)) != (from_last == -1):
-            triangle = triangle.T
-        ones = f"{node.output[0]}/ones"
-        kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        model.graph.initializer.append(numpy_helper.from_array(triangle.astype(kind), ones))
+        exclusive = bool(attribute(node, "exclusive", 0))
+        upper = bool(attribute(node, "reverse", 0)) != (from_last == -1)
+        builder = GraphBuilder(f"{node.name}/ones")
+        if length:
+            triangle = np.tri(length, k=-int(exclusive))  # row i holds ones up to column i
+            kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+            ones = builder.const(triangle.T if upper else triangle, kind)
+        else:
+            side = builder.op("Gather", builder.op("Shape", x), builder.const(rank + from_last, np.int64))
+            index = builder.op("Range", builder.const(0, np.int64), side, builder.const(1, np.int64))
+            row, column = (builder.op("Unsqueeze", index, builder.ints(at)) for at in (1, 0))
+            if upper:
+                row, column = column, row
+            inside = builder.op("Greater" if exclusive else "GreaterOrEqual", row, column)
+            ones = builder.op("Cast", inside, to=tensor.elem_type)
         factors = [x, ones] if from_last == -1 else [ones, x]
-        node.CopyFrom(helper.make_node("MatMul", factors, node.output, node.name))
-        count += 1
-    drop_dead(model)
-    return count
+        model.graph.initializer.extend(builder.initializers)
+        written[node.output[0]] = [*builder.nodes, helper.make_node("MatMul", factors, node.output, node.name)]
+    if written:
+        replace_nodes(model, [new for node in model.graph.node for new in written.get(node.output[0], [node])])
+        drop_dead(model)
+    return len(written)
 
 
 def scale_before_matmul(model: onnx.ModelProto, fp32: set[str]) -> int:

@@ -19,7 +19,7 @@ def faults(version, target="tensorrt", **changes):
 
 @pytest.mark.parametrize(
     ("version", "since"),
-    [("8.5.3.1", (8, 5)), ("8.6.1", (8, 6)), ("10.3.0", (10, 3)), ("10.8.0.43", (10, 3)), ("10.9.0.34", (10, 9)),
+    [("8.5.3.1", (8, 5)), ("8.6.1", (8, 6)), ("10.3.0", (10, 3)), ("10.7.0.23", (10, 3)), ("10.8.0.43", (10, 8)), ("10.9.0.34", (10, 9)),
      ("10.13.3.9.post1", (10, 12)), ("11.4.1", (11, 0))],
 )  # fmt: skip
 def test_a_version_has_the_newest_row_that_is_not_newer(version, since):

@@ -20,6 +20,7 @@ from detrt.backends.tensorrt.bindings import Messages
 from detrt.backends.tensorrt.rewrite import FP32_MARK, Rewritten, rewrite
 from detrt.backends.tensorrt.versions import row_of
 from detrt.errors import EngineError, GraphError
+from detrt.graph.clean import set_opset
 from detrt.graph.msda_plugin import set_plugin_version
 
 OLD = row_of("tensorrt", "8.5.3")
@@ -251,9 +252,51 @@ def test_newer_versions_parse_the_file_itself(tmp_path):
         assert rewritten(path, tmp_path, row_of("tensorrt", version)) == Rewritten(path)
 
 
+def _opset(model):
+    return next(entry.version for entry in model.opset_import if not entry.domain)
+
+
+@pytest.mark.parametrize("version", ("10.3.0", "10.9.0", "10.11.0", "10.12.0"))
+def test_a_bf16_graph_has_an_opset_that_the_version_reads(version, tmp_path):
+    """BF16 graphs have opset 22; the parsers of TensorRT 10 before 10.12 are documented up to 20, and take BF16 there."""
+    path = detector(tmp_path / "m.onnx", kind=onnx.TensorProto.BFLOAT16)
+    model = onnx.load(path)
+    set_opset(model, 22)
+    onnx.save(model, path)
+    row = row_of("tensorrt", version)
+    model = onnx.load(rewritten(path, tmp_path, row).path)
+    assert _opset(model) == min(22, row.opset)
+    assert onnx.TensorProto.BFLOAT16 in {t.data_type for t in model.graph.initializer}
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "mode"),
+    [
+        ("tensorrt", "10.3.0", b"bilinear"),
+        ("tensorrt", "10.13.0", b"bilinear"),
+        ("tensorrt", "11.1.0", b"bilinear"),
+        ("tensorrt-rtx", "1.5.0.114", b"bilinear"),
+        ("tensorrt-rtx", "1.6.1.120", b"bilinear"),
+        ("tensorrt-rtx", "1.7.1.116", b"linear"),
+    ],
+)
+def test_grid_sample_keeps_its_old_name_where_the_parser_knows_no_other(target, version, mode, tmp_path):
+    path = tmp_path / "m.onnx"
+    detector(path, opset=20)
+    model = onnx.load(path)
+    model.graph.node.append(onnx.helper.make_node("GridSample", ["x", "g"], ["sampled"], name="/GridSample", mode="linear"))
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 1, 2, 2]), ("g", [1, 2, 2, 2]))
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("sampled", onnx.TensorProto.FLOAT, [1, 1, 2, 2]))
+    onnx.save(model, path)
+    model = onnx.load(rewritten(path, tmp_path, row_of(target, version)).path)
+    (sample,) = (node for node in model.graph.node if node.op_type == "GridSample")
+    assert next(entry.s for entry in sample.attribute if entry.name == "mode") == mode
+
+
 def test_what_8_5_does_not_have_is_refused(tmp_path):
-    with pytest.raises(EngineError, match="--opset 20"):
-        rewritten(detector(tmp_path / "m.onnx", opset=21), tmp_path, row_of("tensorrt", "10.3.0"))
     assert (
         next(e.version for e in onnx.load(rewritten(detector(tmp_path / "n.onnx", opset=19), tmp_path).path).opset_import) == 17
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import EngineError, GraphError
+from ...errors import GraphError
 from ...spec import PIXEL_VALUES, ModelSpec
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
@@ -58,7 +58,7 @@ def rewrite(
     plugins: operators of loaded plugins that may take the place of others: detrt's deformable attention, NVIDIA's LayerNorm.
 
     Raises:
-        EngineError: an opset that is too new. GraphError: what cannot be written out, or a type that the version lacks.
+        GraphError: what cannot be written out or in an opset that the version reads, or a type that it lacks.
     """
     from ... import graph
     from ...graph.clean import lower_opset
@@ -67,6 +67,7 @@ def rewrite(
         Widened,
         cumsum_to_matmul,
         fix_axes,
+        for_typed_parser,
         move_integers,
         quantize_weights,
         scale_before_matmul,
@@ -90,10 +91,6 @@ def rewrite(
     if config.return_selections:
         changes[SELECTIONS_RETURNED] = len(return_selections(model))
     summary = graph.summarise(model)
-    if summary.opset > row.opset and row.strongly_typed:
-        raise EngineError(
-            f"'{onnx.name}' has opset {summary.opset}; this TensorRT reads up to {row.opset}. Export it with --opset {row.opset}"
-        )
     widened = Widened()
     # Where the graph's types decide, nodes are a matter of the export.
     profile: Profile = {} if row.strongly_typed else _profile_of(summary.inputs, config, spec, row.one_phrase)
@@ -107,7 +104,10 @@ def rewrite(
             plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
         # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
-    changes["MatMul"] = sum_by_reduction(model)
+    if row.strongly_typed:
+        changes += for_typed_parser(model, opset=row.opset, cumsum=row.cumsum, grid_sample_linear=row.grid_sample_linear)
+    else:
+        changes["MatMul"] = sum_by_reduction(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     if not row.strongly_typed:

@@ -26,6 +26,8 @@ class Version:
         lacks: operators that graphs of detrt may hold and the parser does not import.
         shape_range: whether the parser obeys `start` and `end` of Shape.
         scatter_reduction: whether it takes the attribute `reduction` of ScatterND, also where that says "none".
+        cumsum: whether CumSum is an operator of its own, and no loop, which a CUDA graph does not record.
+        grid_sample_linear: whether GridSample takes the mode "linear", as opset 20 calls it; else that means the nearest pixel.
         int64: whether INT64 tensors stay INT64; else they become INT32, inputs and outputs included.
         types: what layers compute in beside FP32.
         strongly_typed: whether the types of the graph decide; else flags and constraints of the builder.
@@ -46,6 +48,8 @@ class Version:
     lacks: frozenset[str] = frozenset()
     shape_range: bool = True
     scatter_reduction: bool = True
+    cumsum: bool = True
+    grid_sample_linear: bool = False
     int64: bool = True
     strongly_typed: bool = True
     plugins: str = "IPluginV3"
@@ -67,25 +71,27 @@ VERSIONS: tuple[Version, ...] = (
         "tensorrt", (8, 5), 17, ("fp16", "int8"),
         # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
-        shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
+        shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), layer_norm_families=("detr", "deformable_detr"),
         sigmoid_families=("deimv2", "d_fine", "owlvit", "owlv2"), one_phrase=True,
         state="run on H100s and H200s in FP32 and FP16, six models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
         "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
-        shape_range=False, scatter_reduction=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
+        shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", state="not tried",
     ),
     Version(
-        "tensorrt", (10, 3), 20, _16, scatter_reduction=False, msda_plugin="1",
+        "tensorrt", (10, 3), 20, _16, scatter_reduction=False, cumsum=False, msda_plugin="1",
         state="not run; NVIDIA calls strong typing complete from 10.12 on; JetPack 6 has 10.3",
     ),
+    Version("tensorrt", (10, 8), 20, _16, scatter_reduction=False, msda_plugin="1", state="not run"),
     Version("tensorrt", (10, 9), 20, _16, msda_plugin="1", state="not run"),
     Version("tensorrt", (10, 11), 20, _16, msda_plugin="2", state="not run"),
     Version("tensorrt", (10, 12), 22, _16, msda_plugin="2", state="not run; oldest that NVIDIA recommends for strong typing"),
     Version("tensorrt", (11, 0), 22, _16, msda_plugin="2", state="not run; JetPack 7.2.2 has 11.4"),
-    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", state="engines are built and read here; not run on a GPU"),
+    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", state="not run"),
+    Version("tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", state="engines are built and read here; not run on a GPU"),
 )  # fmt: skip
 OLDEST: Mapping[str, Numbers] = {
     target: min(v.since for v in VERSIONS if v.target == target) for target in ("tensorrt", "tensorrt-rtx")
@@ -142,6 +148,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "GridSample in deformable attention samples wrongly", (10, 13), None, "warn", "--msda gather, the default",
         "NVIDIA/TensorRT#4813 #4646, lightly-train#917, pytorch/TensorRT#4074", layers=("GRID_SAMPLE",),
+    ),
+    Fault(
+        "GridSample of opset 20 and newer takes the nearest pixel", (10, 0), None, "avoided", "the name of the mode before opset 20, in the copy that is parsed",
+        "onnx/onnx-tensorrt#1060", layers=("GRID_SAMPLE",),
+    ),
+    Fault(
+        "GridSample of opset 20 and newer takes the nearest pixel", (1, 0), (1, 7), "avoided", "the name of the mode before opset 20, in the copy that is parsed",
+        "onnx/onnx-tensorrt#1060", target="tensorrt-rtx", layers=("GRID_SAMPLE",),
     ),
     Fault(
         "LayerNormalization written out in FP16", (10, 13), None, "avoided", "opset 17 or newer, below which nothing is exported",
@@ -304,8 +318,11 @@ def tables() -> str:
             written.append("`start` and `end` of Shape")
         if not row.scatter_reduction:
             written.append("`reduction` of ScatterND")
+        if not row.cumsum:
+            written.append("CumSum of floats" if row.strongly_typed else "CumSum of floats, of known length")
+        if row.strongly_typed and not row.grid_sample_linear:
+            written.append("`linear` of GridSample")
         if not row.strongly_typed:
-            written.append("CumSum of floats, of known length")
             written.append("the scale of an FP32 MatMul of an FP16 graph, before it")
         if row.sigmoid_families:
             written.append(f"FP32 Sigmoid in FP16 graphs of {', '.join(row.sigmoid_families)}")
