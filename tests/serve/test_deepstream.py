@@ -18,6 +18,11 @@ from text_models import write_text_bundle
 from detrt.data.images import load_image
 from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector
+from detrt.errors import SpecError
+from detrt.graph import io
+from detrt.graph.lower_msda import sampled_sums
+from detrt.precision import PrecisionConfig
+from detrt.precision.apply import apply_precision
 from detrt.serve.deepstream import CONFIG, MODEL, DeepStreamConfig, write_deepstream
 
 
@@ -266,3 +271,31 @@ def test_models_that_nvinfer_cannot_run(cli, tmp_path, monkeypatch):
     cli.refused("deepstream", "prompted", "-o", "app", names="takes a prompt", advice="fixed classes")
     cli.refused("deepstream", "nothing", "-o", "app", names="'nothing'", advice="check the path")
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8"])
+def test_types_that_nvinfer_cannot_build_are_refused(precision, exported, tmp_path):
+    report = exported("rt_detr_v2")
+    config = PrecisionConfig(precision, calibration="x", min_fraction=0.0, quantize_fraction=1.0)
+    height, width = report.spec.input.size_hw
+    images = [draw_scene(seed, size_hw=(height, width)).image for seed in (1, 2)]
+    typed, _ = apply_precision(io.load(report.path), report.spec, config, images)
+    path = tmp_path / "typed.onnx"
+    io.save(io.with_spec(typed, report.spec), path)
+    if precision != "fp16":
+        with pytest.raises(SpecError, match=precision):
+            write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width)))
+        assert not (tmp_path / "app").exists()
+        return
+    app = write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width), batch=2))
+    read = configparser.ConfigParser()
+    read.read(app.folder / CONFIG)
+    assert read["property"]["network-mode"] == "2" and read["property"]["model-engine-file"] == "model_b2_gpu0_fp16.engine"
+    assert any("model_b2_gpu0_fp16.engine" in note and "--stronglyTyped" in note for note in app.notes)
+
+
+def test_the_graph_sums_samples_as_tensorrt_fuses_them(exported, tmp_path):
+    report = exported("deformable_detr")
+    write_deepstream(report.path, tmp_path / "app", DeepStreamConfig((96, 128), (96, 128)))
+    assert sampled_sums(onnx.load(report.path))[0] and not sampled_sums(onnx.load(tmp_path / "app" / MODEL))[0]
+    assert "CumSum" not in {node.op_type for node in onnx.load(tmp_path / "app" / MODEL).graph.node}

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from ..errors import GraphError
 from ..spec import BOXES, LABELS, LOGITS, MASK_LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, ModelSpec
 from .clean import drop_dead
+from .dialect import for_typed_parser
 from .nodes import GraphBuilder, replace_nodes
 
 INPUT, OUTPUT = "input", "output"
@@ -96,6 +97,7 @@ def for_deepstream(model: onnx.ModelProto, spec: ModelSpec, box: Letterbox, rows
     del graph.value_info[:], copy.metadata_props[:]
     drop_dead(copy)  # outputs that are left out, with what leads to them alone
     onnx.checker.check_model(copy)
+    for_typed_parser(copy)
     return copy
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +24,13 @@ from ..data.resample import BITS, axis_table, down_first
 from ..errors import SpecError
 from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream, mask_side
-from ..spec import MASK_LOGITS, ORDER_LOGITS, QUADS, InputSpec, ModelSpec, extra_outputs
+from ..graph.view import GraphView, graph_precision
+from ..spec import MASK_LOGITS, ORDER_LOGITS, QUADS, InputSpec, ModelSpec, Precision, extra_outputs
 from .deepstream_config import FULL_HD, DeepStreamConfig
 
 MODEL, LABELS_FILE, CONFIG, APP_CONFIG = "model.onnx", "labels.txt", "config_infer_primary.txt", "deepstream_app_config.txt"
 _FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 4}  # NvBufSurfTransform_Inter on a GPU
+_NETWORK_MODES = {Precision.FP32: 0, Precision.FP16: 2}  # INT8 (1) needs a calibration table instead of Q/DQ
 _SCALE_TOLERANCE = 0.03  # by which nvinfer's letterbox may be larger or smaller than the model's own
 _PARSER = {
     "parse-bbox-func-name": "NvDsInferParseYolo",
@@ -70,16 +73,40 @@ def write_deepstream(model: Path | str, output: Path | str, config: DeepStreamCo
     rows = spec.decode.max_detections if spec.decode.in_graph else count_candidates(spec)
     if masks:
         notes.append(_mask_note(path, box, rows))
-    graph = for_deepstream(io.load(path), spec, box, rows, masks=masks)
+    detector = io.load(path)
+    graph = for_deepstream(detector, spec, box, rows, masks=masks)
+    batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value or config.batch
+    precision = _precision(path, detector)
+    if precision == Precision.FP16:
+        notes.append(
+            f"let nvinfer read the engine '{_engine(batch, precision)}' that detrt's types are kept in, or it lets TensorRT choose them: "
+            f"trtexec --onnx={MODEL} --stronglyTyped --saveEngine={_engine(batch, precision)}, on the device, with shapes of batch size {batch}"
+        )
     texts = {
         LABELS_FILE: "".join(f"{_one_line(spec.label(i))}\n" for i in range(spec.decode.num_classes)),
         APP_CONFIG: _app_config(config),
-        CONFIG: _infer_config(spec, box, config, graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value, masks),
+        CONFIG: _infer_config(spec, box, config, batch, precision, masks),
     }
     io.save(graph, output / MODEL)
     for name, text in texts.items():
         files.write_text(output / name, text)
     return DeepStreamApp(output, (MODEL, *texts), box, tuple(notes))
+
+
+def _precision(path: Path, model: Any) -> Precision:
+    """What a graph computes in. Raises SpecError for types that nvinfer has no mode for."""
+    precision = graph_precision(GraphView(model))
+    if precision not in _NETWORK_MODES:
+        raise SpecError(
+            f"'{path}' computes in {precision}, which nvinfer cannot build (network-mode has FP32, INT8 with a calibration table, FP16); "
+            "build the bundle in fp32 or fp16 for DeepStream"
+        )
+    return precision
+
+
+def _engine(batch: int, precision: Precision) -> str:
+    """The name under which nvinfer looks for the engine."""
+    return f"model_b{batch}_gpu0_{precision}.engine"
 
 
 def _mask_note(path: Path, box: Letterbox, rows: int) -> str:
@@ -196,21 +223,22 @@ def _one_line(label: str) -> str:
     return " ".join(label.split()) or "-"
 
 
-def _infer_config(spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, fixed_batch: int, masks: bool) -> str:
+def _infer_config(
+    spec: ModelSpec, box: Letterbox, config: DeepStreamConfig, batch: int, precision: Precision, masks: bool
+) -> str:
     """config_infer_primary.txt, in the order of DeepStream-Yolo's own."""
     rule = spec.decode
     nms = rule.nms == "nms" and not rule.nms_in_graph
-    batch = fixed_batch or config.batch
     keys = {
         "gpu-id": 0,
         # y = net-scale-factor * (x - offsets): the graph does the rest, for each channel by itself.
         "net-scale-factor": 1.0,
         "model-color-format": 0,
         "onnx-file": MODEL,
-        "model-engine-file": f"model_b{batch}_gpu0_fp32.engine",
+        "model-engine-file": _engine(batch, precision),
         "labelfile-path": LABELS_FILE,
         "batch-size": batch,
-        "network-mode": 0,
+        "network-mode": _NETWORK_MODES[precision],
         "num-detected-classes": rule.num_classes,
         "interval": 0,
         "gie-unique-id": 1,
