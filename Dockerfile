@@ -20,6 +20,8 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && useradd --create-home --uid 10001 detrt
 USER 10001
 WORKDIR /home/detrt
+# detrt sets these itself; for whatever else starts Python here.
+ENV ORT_DISABLE_TELEMETRY=1 HF_HUB_DISABLE_TELEMETRY=1 RAY_USAGE_STATS_ENABLED=0
 EXPOSE 8000
 # /readyz answers once every worker has opened its models; a server that drains is not ready.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
@@ -45,6 +47,8 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && pip install "onnxruntime-gpu>=1.31"
 USER 10001
 WORKDIR /home/detrt
+# detrt sets these itself; for whatever else starts Python here.
+ENV ORT_DISABLE_TELEMETRY=1 HF_HUB_DISABLE_TELEMETRY=1 RAY_USAGE_STATS_ENABLED=0
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]

@@ -1,6 +1,7 @@
 #include "backend.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -12,7 +13,9 @@ namespace detrt {
 namespace {
 
 const OrtApi& api() {
-  static const OrtApi* const found = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+  // The library reports its use to its maker unless this is set before its first environment is made. A value that is there stands.
+  static const OrtApi* const found =
+      (setenv("ORT_DISABLE_TELEMETRY", "1", 0), OrtGetApiBase()->GetApi(ORT_API_VERSION));
   if (found == nullptr)
     throw Error(ErrorKind::session, std::string("libonnxruntime is version ") + OrtGetApiBase()->GetVersionString() +
                                         ", older than the headers that libdetrt was built with; use a newer library");

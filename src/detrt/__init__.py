@@ -5,6 +5,7 @@ Names are loaded on first use, so that `import detrt` needs neither torch nor a 
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from .pipeline import build
     from .spec import DecodeSpec, InputSpec, ModelSpec
     from .text.prompts import ImageQueries
+
+# Libraries that send reports of their use unless they are told not to: set before any of them is imported, inherited by every process
+# that is started. A value that the environment has is its owner's choice. OpenVINO has no such variable: backends/openvino/runtime.py.
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+for _name, _value in NO_TELEMETRY.items():
+    os.environ.setdefault(_name, _value)
 
 _HOMES = {
     "Bundle": "bundle",

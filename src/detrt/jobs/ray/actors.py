@@ -56,7 +56,6 @@ class RayRunner:
 
     def __init__(self, job: WorkerJob, shipment: PackedModel | None, config: ClusterConfig) -> None:
         try:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
             import ray
             import ray.data
         except ImportError:
