@@ -4,6 +4,7 @@
 
 #include "detrt/detrt.h"
 #include "detrt/error.hpp"
+#include "detrt/spec.hpp"
 
 namespace {
 
@@ -37,9 +38,9 @@ std::optional<Options> parse_options(int count, char** arguments) {
   app.add_option("-t,--threshold", detector.threshold, "keep scores above it (0.5)")
       ->type_name("NUMBER")
       ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--classes", detector.classes, "keep these classes: names or ids, comma-separated")
+  std::vector<std::string> classes;
+  app.add_option("--classes", classes, "keep these classes: comma-separated names, or ids as id:3; may be repeated")
       ->type_name("NAMES")
-      ->delimiter(',')
       ->allow_extra_args(false);
   app.add_option("--prompt", detector.prompt,
                  "what to find: a file of `detrt encode-prompt`, for models that take a prompt")
@@ -91,5 +92,8 @@ std::optional<Options> parse_options(int count, char** arguments) {
   } catch (const CLI::ParseError& error) {
     throw detrt::Error(detrt::ErrorKind::usage, std::string(error.what()) + "; see detrt-run --help");
   }
+  for (const std::string& text : classes)
+    for (std::string& name : detrt::split_classes(text))
+      detector.classes.push_back(std::move(name));
   return options;
 }

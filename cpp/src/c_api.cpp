@@ -46,23 +46,6 @@ void need(const void* pointer, const char* name) {
     throw detrt::Error(detrt::ErrorKind::usage, std::string(name) + " must not be NULL");
 }
 
-std::vector<std::string> split(const char* text) {
-  std::vector<std::string> parts;
-  std::string part;
-  for (; text != nullptr; ++text) {
-    if (*text != ',' && *text != '\0') {
-      part += *text;
-      continue;
-    }
-    if (part.find_first_not_of(" \t") != std::string::npos)
-      parts.push_back(part);
-    part.clear();
-    if (*text == '\0')
-      break;
-  }
-  return parts;
-}
-
 detrt_result* run(const detrt_detector& detector, const detrt::Image& image, const std::string& name) {
   auto found = detector.detector({&image});
   std::string json = detrt::to_json(found.front(), name);
@@ -95,7 +78,8 @@ detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_
       if (options->batch != 0)
         chosen.batch = options->batch;
       chosen.session.threads = options->threads;
-      chosen.classes = split(options->classes);
+      if (options->classes != nullptr)
+        chosen.classes = detrt::split_classes(options->classes);
       chosen.prompt = options->prompt == nullptr ? "" : options->prompt;
       chosen.session.backend = options->backend == nullptr ? "auto" : options->backend;
       chosen.session.device = options->device == nullptr ? "auto" : options->device;

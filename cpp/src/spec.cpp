@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
 
 #include "json_fields.hpp"
 #include "reading.hpp"
@@ -150,11 +151,6 @@ std::int64_t class_id_of(const std::string& key) {
 }
 
 std::string lower(std::string text) {
-  const auto space = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(space);
-  if (first == std::string::npos)
-    return "";
-  text = text.substr(first, text.find_last_not_of(space) - first + 1);
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return c < 128 ? std::tolower(c) : c; });
   return text;
 }
@@ -174,6 +170,91 @@ std::size_t distance(const std::string& a, const std::string& b) {
     }
   }
   return row[b.size()];
+}
+
+std::string stripped(const std::string& text) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+// Without case, and with single spaces.
+std::string folded(const std::string& name) {
+  std::istringstream words(name);
+  std::string result;
+  for (std::string word; words >> word;)
+    result += (result.empty() ? "" : " ") + lower(word);
+  return result;
+}
+
+// Ids of all classes of one name in the form that `fold` gives; several names in that form are refused.
+template <class Fold>
+std::vector<std::int64_t> ids_by(const std::map<std::int64_t, std::string>& labels, const std::string& wanted, Fold fold) {
+  std::vector<std::int64_t> ids;
+  std::vector<std::string> names;
+  for (const auto& [id, label] : labels) {
+    if (fold(label) != fold(wanted))
+      continue;
+    ids.push_back(id);
+    if (std::find(names.begin(), names.end(), label) == names.end())
+      names.push_back(label);
+  }
+  if (names.size() > 1) {
+    std::string several;
+    for (const std::string& name : names)
+      several += (several.empty() ? "'" : ", '") + name + "'";
+    throw Error(ErrorKind::spec, "'" + wanted + "' may be " + several + "; write the name exactly as it is there");
+  }
+  return ids;
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// As detrt.class_names in Python, with its table of cases: an exact name, then a folded one, then id:3, then 3 where no
+// name is a number.
+std::vector<std::int64_t> ids_named(const ModelSpec& spec, const std::string& wanted) {
+  auto found = ids_by(spec.labels, wanted, [](const std::string& name) { return name; });
+  if (found.empty())
+    found = ids_by(spec.labels, wanted, folded);
+  if (!found.empty())
+    return found;
+  const auto any = [&](auto test) {
+    return std::find_if(spec.labels.begin(), spec.labels.end(), [&](const auto& entry) { return test(entry.second); });
+  };
+  std::string digits = stripped(wanted);
+  const bool numbers = any([](const std::string& label) { return is_number(stripped(label)); }) != spec.labels.end();
+  const std::string last = std::to_string(spec.decode.num_classes - 1);
+  if (lower(digits.substr(0, 3)) == "id:")
+    digits = digits.substr(3);
+  else if (numbers && is_number(digits))
+    throw Error(ErrorKind::spec, "this model has no class '" + wanted + "'; ids are written id:" + digits +
+                                     ", where names are numbers, and go from 0 to " + last);
+  if (is_number(digits) && digits.size() < 10 && std::stoll(digits) < spec.decode.num_classes)
+    return {std::stoll(digits)};
+  const auto longer = any([&](const std::string& label) {
+    std::istringstream parts(label);
+    bool same = false;
+    for (std::string part; std::getline(parts, part, ',');)
+      same = same || folded(part) == folded(wanted);
+    return same && label.find(',') != std::string::npos;
+  });
+  std::string hint, some;
+  std::size_t shown = 0;
+  if (longer != spec.labels.end()) {
+    hint = "names that have commas stand in double quotes: \"" + longer->second + "\"";
+  } else if (is_number(stripped(wanted))) {
+    hint = "its ids are 0 to " + last;
+  } else {
+    for (const auto& [id, label] : spec.labels) {
+      if (distance(folded(wanted), folded(label)) <= std::max<std::size_t>(2, wanted.size() / 3))
+        hint += (hint.empty() ? "did you mean " : ", ") + label;
+      if (++shown <= 20)
+        some += (some.empty() ? "" : ", ") + label;
+    }
+    hint = hint.empty() ? "it has: " + some + (shown > 20 ? " ..." : "") : hint + "?";
+  }
+  throw Error(ErrorKind::spec, "this model has no class '" + wanted + "'; " + hint);
 }
 
 } // namespace
@@ -228,34 +309,46 @@ std::string ModelSpec::label(std::int64_t class_id) const {
 }
 
 std::vector<std::int64_t> ModelSpec::class_ids(const std::vector<std::string>& names) const {
-  std::map<std::string, std::int64_t> by_name;
-  for (const auto& [id, label] : labels)
-    by_name[lower(label)] = id;
   std::vector<std::int64_t> ids;
-  for (const std::string& wanted : names) {
-    const std::string key = lower(wanted);
-    const auto found = by_name.find(key);
-    if (found != by_name.end()) {
-      ids.push_back(found->second);
-      continue;
-    }
-    const bool digits = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == std::string::npos;
-    if (digits && std::stoll(key) < decode.num_classes) {
-      ids.push_back(std::stoll(key));
-      continue;
-    }
-    std::string close, some;
-    std::size_t shown = 0;
-    for (const auto& entry : by_name) {
-      if (distance(key, entry.first) <= std::max<std::size_t>(2, key.size() / 3))
-        close += (close.empty() ? "" : ", ") + entry.first;
-      if (++shown <= 20)
-        some += (some.empty() ? "" : ", ") + entry.first;
-    }
-    throw Error(ErrorKind::spec, "this model has no class '" + wanted + "'; " +
-                                     (close.empty() ? "it has: " + some + " ..." : "did you mean " + close + "?"));
-  }
+  for (const std::string& wanted : names)
+    for (const std::int64_t id : ids_named(*this, wanted))
+      if (std::find(ids.begin(), ids.end(), id) == ids.end())
+        ids.push_back(id);
   return ids;
+}
+
+std::vector<std::string> split_classes(const std::string& text) {
+  std::vector<std::string> names;
+  std::size_t at = 0;
+  while (at <= text.size()) {
+    at = std::min(text.find_first_not_of(" \t\r\n", at), text.size());
+    std::string name;
+    const bool quoted = at < text.size() && text[at] == '"';
+    if (quoted) {
+      for (++at;; ++at) {
+        const std::size_t end = text.find('"', at);
+        if (end == std::string::npos)
+          throw Error(ErrorKind::spec, "a quote does not end in '" + text +
+                                           "'; write names that have commas as \"a, b\", and a quote inside as two");
+        name += text.substr(at, end - at);
+        at = end + 1;
+        if (at >= text.size() || text[at] != '"')
+          break;
+        name += '"';
+      }
+    }
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string rest = stripped(text.substr(at, end - at));
+    if (quoted && !rest.empty())
+      throw Error(ErrorKind::spec, "'" + rest + "' stands behind the quoted name '" + name + "' in '" + text +
+                                       "'; put a comma between names");
+    if (quoted || !rest.empty())
+      names.push_back(quoted ? name : rest);
+    at = end + 1;
+  }
+  if (names.empty())
+    throw Error(ErrorKind::spec, "a list of classes names at least one, such as person,car; got '" + text + "'");
+  return names;
 }
 
 } // namespace detrt

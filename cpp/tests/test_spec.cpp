@@ -35,7 +35,48 @@ TEST_CASE("a spec is read with its defaults") {
   CHECK(spec.label(1) == "1");
   CHECK(spec.class_ids({"BIRD", "1", "cat"}) == std::vector<std::int64_t>{2, 1, 0});
   CHECK_ERROR(spec.class_ids({"brid"}), "did you mean bird?");
-  CHECK_ERROR(spec.class_ids({"3"}), "it has: bird, cat");
+  CHECK_ERROR(spec.class_ids({"3"}), "0 to 2");
+}
+
+TEST_CASE("classes are found by the rule of Python") {
+  std::size_t checked = 0;
+  for (const Json& row : read_cases("class_names.json")) {
+    for (const Json& one : row.value("texts", Json::array())) {
+      CAPTURE(one.dump());
+      const auto text = one.at("text").get<std::string>();
+      if (one.contains("error"))
+        CHECK_ERROR(detrt::split_classes(text), one.at("error").get<std::string>());
+      else
+        CHECK(detrt::split_classes(text) == one.at("names").get<std::vector<std::string>>());
+      ++checked;
+    }
+    if (!row.contains("labels"))
+      continue;
+    Json json = good_spec();
+    json["labels"] = row.at("labels");
+    json["decode"]["num_classes"] = row.at("num_classes");
+    const auto spec = detrt::ModelSpec::from_json(json.dump());
+    for (const Json& one : row.at("cases")) {
+      CAPTURE(one.dump());
+      std::vector<std::string> wanted;
+      bool shadowed = one.at("wanted").empty(); // an empty list is all classes here
+      for (const Json& key : one.at("wanted")) {
+        wanted.push_back(key.is_string() ? key.get<std::string>() : "id:" + std::to_string(key.get<std::int64_t>()));
+        for (const auto& entry : spec.labels) // a name, which comes first
+          shadowed = shadowed || (!key.is_string() && entry.second == wanted.back());
+      }
+      if (shadowed)
+        continue;
+      if (!one.contains("error"))
+        CHECK(spec.class_ids(wanted) == one.at("ids").get<std::vector<std::int64_t>>());
+      else if (one.at("wanted")[0].is_string())
+        CHECK_ERROR(spec.class_ids(wanted), one.at("error").get<std::string>());
+      else
+        CHECK_ERROR(spec.class_ids(wanted), "has no class");
+      ++checked;
+    }
+  }
+  CHECK(checked >= 50);
 }
 
 TEST_CASE("a wrong spec is refused with the name of its field") {

@@ -196,17 +196,13 @@ class Detector:
 
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
-        if isinstance(classes, (str, int)):
-            raise TypeError(f"classes must be a list of names or ids, such as [{classes!r}]; got {classes!r}")
-        return None if classes is None else frozenset(self.spec.class_ids([str(name) for name in classes]))
+        return None if classes is None else frozenset(self.spec.class_ids(classes))
 
     def _thresholds_of(self, named: Mapping[str | int, float]) -> dict[int, float]:
         """Thresholds by class id. Raises SpecError for unknown classes, PromptError for a model that takes a prompt."""
         if named and self.session.info.text is not None:
             raise PromptError(_NO_CLASSES.format("--class-thresholds", "class_thresholds"))
-        for name, threshold in named.items():
-            check_threshold(threshold, f"the threshold of class '{name}'")
-        return {i: threshold for name, threshold in named.items() for i in self.spec.class_ids([str(name)])}
+        return self.spec.class_thresholds(named.items())
 
     def _choose_batches(self, size_hw: SizeHW | None, batch_size: int | None, on_device: bool, image_decoder: str) -> None:
         """Input size, batch size, and what resizes and decodes the images."""

@@ -27,6 +27,7 @@ from .backends.openvino.config import OpenVinoConfig, model_name
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
 from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, text_encoder_beside, writing_bundle
+from .class_names import name_notes
 from .data.preprocess import preprocess, preprocessing_words
 from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
@@ -330,7 +331,7 @@ class _Builder:
         batches = " and ".join(str(batch) for batch in sorted({row["batch"] for row in report.errors}))
         verdict = f"layout {foreign.graph.layout.name}, equal to the original: {report.worst:.1e} relative, batch {batches}"
         self.stages.append(Stage("adopt", report.seconds, size, verdict))
-        self.notes.extend((*foreign.notes, *notes))
+        self.notes.extend((*foreign.notes, *notes, *name_notes(foreign.spec.labels)))
         origin = foreign.provenance()
         self.spec, self.provenance = foreign.spec, replace(origin, options={**origin.options, "loading": list(self.notes)})
 
@@ -371,7 +372,7 @@ class _Builder:
             self._done("check", loaded + report.seconds, 0, verdict)
         options = {**source.provenance.options, "export": options_of(config), "preprocessing": report.processing.verdict}
         self.spec, self.provenance = report.spec, replace(source.provenance, options=options)
-        self.notes.extend(source.notes)
+        self.notes.extend((*source.notes, *name_notes(source.spec.labels)))
 
     def convert(self) -> None:
         """The precision stage; its options and its report go into the provenance."""

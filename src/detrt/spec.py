@@ -10,13 +10,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from .class_names import class_ids, class_thresholds
 from .errors import SpecError
 
 SCHEMA = 1
@@ -383,29 +384,21 @@ class ModelSpec:
         class_id = int(class_id)
         return self.labels[class_id] if class_id in self.labels else str(class_id)
 
-    def class_ids(self, names: list[str] | tuple[str, ...]) -> list[int]:
-        """Class ids for names or numbers, in order.
+    def class_ids(self, wanted: Iterable[str | int]) -> list[int]:
+        """Class ids of names and ids (`detrt.class_names`), each once.
 
         Raises:
-            SpecError: a name that this model does not have; the message lists close ones.
+            SpecError: none is wanted, or one that this model does not have; the message lists close ones.
         """
-        by_name = {label.lower(): class_id for class_id, label in self.labels.items()}
-        ids = []
-        for name in names:
-            key = name.strip().lower()
-            if key in by_name:
-                ids.append(by_name[key])
-            elif key.isdecimal() and len(key) < 10 and int(key) < self.decode.num_classes:
-                ids.append(int(key))
-            else:
-                import difflib
+        return class_ids(self.labels, self.decode.num_classes, wanted)
 
-                close = [self.labels[by_name[one]] for one in difflib.get_close_matches(key, by_name, n=3)]
-                shown = [self.labels[class_id] for class_id in list(by_name.values())[:20]]
-                more = " ..." if len(by_name) > len(shown) else ""
-                hint = f"did you mean {', '.join(close)}?" if close else f"it has: {', '.join(shown)}{more}"
-                raise SpecError(f"this model has no class {name!r}; {hint}")
-        return ids
+    def class_thresholds(self, wanted: Iterable[tuple[str | int, float]]) -> dict[int, float]:
+        """Class id -> threshold, from (name or id, threshold).
+
+        Raises:
+            SpecError: as `class_ids`, a class that is named twice, or a number that is no score.
+        """
+        return class_thresholds(self.labels, self.decode.num_classes, wanted)
 
     def with_input(self, **changes: Any) -> ModelSpec:
         return replace(self, input=replace(self.input, **changes))
@@ -592,23 +585,6 @@ def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise SpecError(f"{flag} must be comma-separated integers above 0, such as 1,4,8; got {text!r}")
     return tuple(int(part) for part in parts)
-
-
-def parse_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
-    """ "person=0.6,car=0.4" -> (("person", 0.6), ("car", 0.4)). Raises SpecError."""
-    found = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, number = part.rpartition("=")
-        try:
-            threshold = float(number)
-        except ValueError:
-            threshold = math.nan
-        if not (name and 0 <= threshold <= 1):
-            raise SpecError(f"--class-thresholds takes CLASS=SCORE with scores from 0 to 1, comma-separated; got {part!r}")
-        found.append((name.strip(), threshold))
-    if len(dict(found)) < len(found):
-        raise SpecError(f"--class-thresholds names a class twice; got {text!r}")
-    return tuple(found)
 
 
 class Precision(str, Enum):

@@ -188,3 +188,37 @@ def test_prompts_and_files_of_class_names_exclude_each_other(tmp_path):
     assert PromptOptions("x.").read() == "x." and PromptOptions().read() is None
     with pytest.raises(PromptError, match=r"--prompt and --classes-from"):
         PromptOptions("x.", classes_from=path).read()
+
+
+ONCE = [
+    (name, flag)
+    for name in NAMES
+    for flag, one in options_of(name).items()
+    if not one.multiple and not one.is_flag and one.nargs == 1
+]
+
+
+def test_there_are_many_options_of_one_value():
+    assert len(ONCE) > 150 and {name for name, _ in ONCE} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_of_one_value_that_is_given_twice_is_refused(cli, name):
+    """The last would count, and what the first asked for would be lost without a word."""
+    for flag in [flag for of, flag in ONCE if of == name]:
+        done = cli(name, flag, "1", flag, "2", code=2)
+        assert flag in done.err and "is given 2 times" in done.err, (flag, done.err)
+
+
+def test_lists_of_classes_add_up(cli, place):
+    """Here a name that is asked for first is not lost behind the second one."""
+    run = ("detect", "model.onnx", "in", "--threshold", "0", "--json", "-")
+    both = cli(*run, "--classes", "red", "--classes", "blue")
+    joined = cli(*run, "--classes", "blue,red")
+    one = cli(*run, "--classes", "red")
+    assert both.code == joined.code == one.code == 0
+    assert both.out == joined.out != one.out
+    cli.refused(*run, "--classes", "", names="''", advice="at least one")
+    cli.refused(
+        *run, "--class-thresholds", "red=0.1", "--class-thresholds", "red=0.9", names="--class-thresholds", advice="twice"
+    )

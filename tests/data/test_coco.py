@@ -37,6 +37,28 @@ def test_an_exact_name_comes_before_its_alias():
     assert match_categories({0: "sofa", 1: "couch"}, categories[::-1]) == {0: 2, 1: 1}
 
 
+CATEGORIES = {
+    "an exact name before a folded one": (["Dog", "dog"], {0: "dog", 1: "Dog"}, (), {0: 1, 1: 0}),
+    "several classes of one name": (["dog", "cat"], {0: "dog", 1: "dog", 2: "cat"}, (), {0: 0, 1: 0, 2: 1}),
+    "a group that is called as its class": (["raccoon", "raccoon"], {0: "raccoon"}, (1,), {0: 1}),
+    "folded, and unique": (["Traffic_Light"], {0: "traffic light"}, (), {0: 0}),
+    "several of one name": (["dog", "dog"], {0: "dog"}, (), "ids 0, 1"),
+    "several of one name, all in use": (["dog", "dog"], {0: "dog"}, (0, 1), "ids 0, 1"),
+    "folded, and not unique": (["Dog", "dog"], {0: "DOG"}, (), "exactly"),
+}
+
+
+@pytest.mark.parametrize("case", CATEGORIES)
+def test_categories_are_found_by_the_rule_of_names(case):
+    names, labels, used, expected = CATEGORIES[case]
+    categories = [{"id": i, "name": name} for i, name in enumerate(names)]
+    if isinstance(expected, str):
+        with pytest.raises(SpecError, match=expected):
+            match_categories(labels, categories, used)
+    else:
+        assert match_categories(labels, categories, used) == expected
+
+
 def test_the_part_of_some_images(truth):
     data = json.loads(truth.read_text())
     data["annotations"] = [{"image_id": i, "category_id": 18, "bbox": [1, 2, 3, 4]} for i in (40, 42, 42)]

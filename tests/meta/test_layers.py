@@ -17,7 +17,8 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 # own package. Names in one row do not import each other.
 ORDER: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("files", "spec", "detections", "system"),
+    ("class_names", "files", "detections", "system"),
+    ("spec",),
     ("bundle", "data", "graph"),
     ("text", "models"),
     ("backends",),
@@ -31,7 +32,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
 )
 # Arrows against that order or inside a row, each with its reason; docs/reference/architecture.md names the same ones.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
-MAX_PACKAGES, MAX_TOP_LEVEL, MAX_EXCEPTIONS = 13, 10, 3
+MAX_PACKAGES, MAX_TOP_LEVEL, MAX_EXCEPTIONS = 13, 11, 3
 
 # Heavy library -> the files and folders that may import it: its one door. Everything else asks the door.
 DOORS: dict[str, tuple[str, ...]] = {

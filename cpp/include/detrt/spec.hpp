@@ -78,8 +78,12 @@ struct ModelSpec {
   static ModelSpec from_json(const std::string& text);
   // Name of a class, or its number as text if it has none.
   std::string label(std::int64_t class_id) const;
-  // Class ids for names (case-insensitive) or numbers. Throws Error (spec) with close names.
+  // Class ids of names, each once: a name as it is written, or without regard to case and spaces where that is one name; all
+  // ids of it; else id:3, or 3 where no name is a number. Throws Error (spec) with close names.
   std::vector<std::int64_t> class_ids(const std::vector<std::string>& names) const;
 };
+
+// The names of a comma-separated text; double quotes hold a name that has commas or outer spaces. Throws Error (spec) for none.
+std::vector<std::string> split_classes(const std::string& text);
 
 } // namespace detrt

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import files
 from ..errors import DetrtError, missing_package
@@ -52,11 +53,24 @@ _COMMANDS = {
 }
 
 
+class _Command(TyperCommand):
+    """A command that refuses an option which is given twice and takes one value: the last would count, without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        *_, named = self.make_parser(ctx).parse_args(args=list(args))
+        for option, times in Counter(id(one) for one in named).items():
+            parameter = next(one for one in named if id(one) == option)
+            decides = not getattr(parameter, "is_flag", False) or parameter.secondary_opts
+            if times > 1 and decides and not getattr(parameter, "multiple", True) and parameter.nargs == 1:
+                raise DetrtError(f"{' or '.join(parameter.opts)} is given {times} times, and takes one value; give it once")
+        return super().parse_args(ctx, args)
+
+
 def load_command(name: str) -> Any:
     """The command `name`, with its options, as click has it. Imports its module."""
     module, _, function = _COMMANDS[name][0].partition(":")
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(getattr(importlib.import_module(f".{module}", __name__), function))
+    alone.command(name, cls=_Command)(getattr(importlib.import_module(f".{module}", __name__), function))
     return typer.main.get_command(alone)
 
 

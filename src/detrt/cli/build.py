@@ -16,6 +16,7 @@ from .. import files
 from ..backends.inductor.config import InductorConfig
 from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
+from ..class_names import name_notes
 from ..errors import DetrtError, EngineError, OutputError, SourceError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
@@ -271,7 +272,9 @@ def _export_checkpoint(
     source = load_source(model, load)
     check_prompt(source.spec, precision)
     report = export_onnx(source, path, config, progress=say)
-    return _Exported(report, source.family.title, source.provenance.parameters, "PyTorch", source.notes)
+    return _Exported(
+        report, source.family.title, source.provenance.parameters, "PyTorch", (*source.notes, *name_notes(report.spec.labels))
+    )
 
 
 def _export_foreign(
@@ -289,7 +292,9 @@ def _export_foreign(
     check_prompt(foreign.spec, precision)
     report, notes = export_foreign(foreign, path, check=config.check, say=say)
     title = f"layout {foreign.graph.layout.name}"
-    return _Exported(report, title, foreign.provenance().parameters, "the original", (*foreign.notes, *notes))
+    return _Exported(
+        report, title, foreign.provenance().parameters, "the original", (*foreign.notes, *notes, *name_notes(report.spec.labels))
+    )
 
 
 def _export_facts(done: _Exported, typed: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..backends.open import kind_of
 from ..bundle import Bundle, EngineFacts, read_sidecar
+from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
 from ..errors import GraphError, SessionError, SourceError, SpecError
 from ..models.load import LoadOptions
@@ -134,7 +135,9 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
     text = spec.text
     if text is None:
         names = list(spec.labels.values())
-        return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"}
+        several = shared_names(spec.labels)
+        shared = f" (of several ids: {', '.join(map(repr, several))})" if several else ""
+        return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}{shared}"}
     what = {
         "tokens": "phrases",
         "classes": f"up to {spec.decode.num_classes} class names, and a task",

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..backends.openvino.config import OpenVinoRun
+from ..class_names import parse_class_thresholds, split_classes
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load import LoadOptions
-from ..spec import parse_class_thresholds, parse_size
+from ..spec import parse_size
 from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
 from .live import LiveOptions, TrackOptions, check_live, detect_live, find_sources
-from .options import Given, PromptOptions, RunOptions, comma_separated, command
+from .options import Given, PromptOptions, RunOptions, command
 from .outputs import OutputOptions
 
 if TYPE_CHECKING:
@@ -36,13 +37,19 @@ class DetectorOptions:
 
     threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
     classes: tuple[str, ...] | None = field(
-        default=None, metadata={"help": "Classes to keep: comma-separated names or ids.", "parse": comma_separated}
+        default=None,
+        metadata={
+            "help": "Classes to keep: comma-separated names, or ids as id:3; may be repeated.",
+            "parse": split_classes,
+            "many": True,
+        },
     )
     class_thresholds: tuple[tuple[str, float], ...] = field(
         default=(),
         metadata={
-            "help": "Thresholds of classes, instead of --threshold: person=0.6,car=0.4.",
+            "help": "Thresholds of classes, instead of --threshold: person=0.6,car=0.4; may be repeated.",
             "parse": parse_class_thresholds,
+            "many": True,
         },
     )
     phrases: str = field(
@@ -78,6 +85,8 @@ class DetectorOptions:
         for name, value in (("--batch", self.batch), ("--max-detections", self.max_detections)):
             if value is not None and value < 1:
                 raise SpecError(f"{name} must be at least 1; got {value}")
+        if len(dict(self.class_thresholds)) < len(self.class_thresholds):
+            raise SpecError("--class-thresholds names a class twice; give it one threshold")
         if self.image_decoder not in IMAGE_DECODERS:
             raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
 

@@ -6,12 +6,13 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
+from ..class_names import NameIndex
 from ..detections import Masks
 from ..errors import ImageError, OutputError, SpecError
 from ..spec import ModelSpec
@@ -77,9 +78,9 @@ class CocoDataset:
         """Class id -> category id, for the classes of a model whose name is a category's (`match_categories`).
 
         Raises:
-            SpecError: no name is in both.
+            SpecError: no name is in both, or a name that may be several categories.
         """
-        return match_categories(spec.labels, self.categories)
+        return match_categories(spec.labels, self.categories, {entry["category_id"] for entry in self.annotations})
 
     def files(self, folder: str | os.PathLike) -> list[Path]:
         """The image files in `folder`, in the order of the annotations.
@@ -189,25 +190,32 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
     return CocoDataset(path, images, categories, found)
 
 
-def match_categories(labels: Mapping[int, str], categories: Iterable[Entry]) -> dict[int, Any]:
+def match_categories(labels: Mapping[int, str], categories: Iterable[Entry], used: Collection[Any] = ()) -> dict[int, Any]:
     """Class id -> category id, for the classes whose name is a category's.
 
-    Case, underscores and spaces do not matter, and VOC names count as the COCO ones, on both sides; an exact name comes first.
+    An exact name comes first; then case, underscores and spaces do not matter, and then VOC names count as the COCO ones, on both sides.
+    used: ids of categories that have annotations; of several categories with one name, the one among them is taken, since exports of
+    some tools list the name of a class again as that of its group.
 
     Raises:
-        SpecError: no name is in both; the message shows some of each.
+        SpecError: no name is in both (the message shows some of each), or a name that may be several categories.
     """
-    categories = list(categories)
-    by_name = {_canonical(category["name"]): category["id"] for category in categories}
-    by_name |= {_plain(category["name"]): category["id"] for category in categories}
-    names = {class_id: (_plain(name), _canonical(name)) for class_id, name in labels.items()}
-    matched = {
-        class_id: by_name.get(plain, by_name.get(canonical))
-        for class_id, (plain, canonical) in names.items()
-        if plain in by_name or canonical in by_name
-    }
+    names = {category["id"]: str(category["name"]) for category in categories}
+    index = NameIndex(names, (_plain, _canonical))
+    matched = {}
+    for class_id, label in labels.items():
+        found = index.keys(label)
+        if len(found) > 1:
+            found = [category for category in found if category in used] or found
+        if len(found) > 1:
+            raise SpecError(
+                f"the annotations have {len(found)} categories called {names[found[0]]!r} (ids {', '.join(map(str, found))}), and the "
+                f"model one class; give categories their own names"
+            )
+        if found:
+            matched[class_id] = found[0]
     if not matched:
-        has, wants = list(labels.values())[:3], [category["name"] for category in categories][:3]
+        has, wants = list(labels.values())[:3], list(names.values())[:3]
         raise SpecError(
             f"no class of the model has the name of a category: the model has {has} ..., the annotations {wants} ...; give the "
             "names of this checkpoint with --labels FILE when it is exported, or the annotations that belong to the model"

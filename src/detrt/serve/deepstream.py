@@ -259,8 +259,7 @@ def _infer_config(
         lines.append(f"nms-iou-threshold={rule.nms_iou:g}")
     # nvinfer takes the best of each class; the graph gives no more than so many rows for all classes together.
     lines += [f"pre-cluster-threshold={config.threshold:g}", f"topk={rule.max_detections}"]
-    own = {i: score for name, score in config.class_thresholds for i in spec.class_ids([name])}
-    for class_id, score in sorted(own.items()):
+    for class_id, score in sorted(spec.class_thresholds(config.class_thresholds).items()):
         lines += ["", f"[class-attrs-{class_id}]", *([f"nms-iou-threshold={rule.nms_iou:g}"] if nms else [])]
         lines += [f"pre-cluster-threshold={score:g}", f"topk={rule.max_detections}"]
     return "\n".join(lines) + "\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from ..class_names import parse_class_thresholds
 from ..errors import SpecError
-from ..spec import parse_class_thresholds, parse_size
+from ..spec import parse_size
 
 RESIZERS = ("graph", "nvinfer")
 FULL_HD = (1080, 1920)  # (height, width) of nvstreammux in the written application
@@ -43,7 +44,12 @@ class DeepStreamConfig:
     batch: int = field(default=1, metadata={"help": "Batch size: the number of streams."})
     threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
     class_thresholds: tuple[tuple[str, float], ...] = field(
-        default=(), metadata={"help": "Thresholds of classes: person=0.6,car=0.4.", "parse": parse_class_thresholds}
+        default=(),
+        metadata={
+            "help": "Thresholds of classes: person=0.6,car=0.4; may be repeated.",
+            "parse": parse_class_thresholds,
+            "many": True,
+        },
     )
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ class ImageTask:
 
     data: bytes
     threshold: float
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str | int, ...] | None = None
     max_detections: int | None = None
     prompt: str | tuple[str, ...] | None = None
     task: str = ""

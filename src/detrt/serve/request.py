@@ -25,6 +25,8 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from ..class_names import split_classes
+from ..errors import SpecError
 from .config import MIB, ServeConfig
 from .errors import Refused
 
@@ -50,8 +52,8 @@ TimeoutMs = Annotated[int, _NUMBER, Field(ge=1, le=86_400_000, description="Give
 Name = Annotated[str, Field(max_length=1000)]
 PromptText = Annotated[str, Field(max_length=20_000)]
 ClassNames = Annotated[list[Name], Field(min_length=1, max_length=5000, fail_fast=True)]
-_ClassId = BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=Name | int)
-ClassIds = Annotated[list[Annotated[Name, _ClassId]], Field(min_length=1, max_length=5000, fail_fast=True)]
+_ClassId = Annotated[int, Field(strict=True, ge=0, lt=10**9)]
+ClassIds = Annotated[list[Name | _ClassId], Field(min_length=1, max_length=5000, fail_fast=True)]
 
 
 Made = TypeVar("Made")
@@ -117,7 +119,10 @@ def options_of(pairs: Sequence[tuple[str, str]], where: str) -> dict[str, Any]:
         if name in found:
             raise Refused(400, "bad_request", f"{where} gives '{name}' twice; give it once")
         if name == "classes":
-            found[name] = [part.strip() for part in value.split(",") if part.strip()]
+            try:
+                found[name] = list(split_classes(value))
+            except SpecError as error:
+                raise Refused(400, "bad_request", f"{where}, 'classes': {error}") from None
         elif value != "":
             found[name] = value
     return found

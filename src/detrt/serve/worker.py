@@ -322,7 +322,7 @@ class Model:
         if not self.takes_prompt:
             if prompt is not None or asked.task or asked.query_images:
                 raise PromptError("this model has fixed classes and takes no prompt; choose among them with 'classes'")
-            return None if asked.classes is None else frozenset(self.spec.class_ids(list(asked.classes))), None
+            return None if asked.classes is None else frozenset(self.spec.class_ids(asked.classes)), None
         if asked.classes is not None:
             raise PromptError(
                 "this model has no classes of its own to choose from with 'classes'; say what to find with 'prompt'"
