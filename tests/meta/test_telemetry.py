@@ -103,7 +103,6 @@ def test_checkpoint(left, tmp_path):
             "--json",
             tmp_path / f"{backend}.json",
         )
-    ran("bench", tmp_path / "bundle", "--repeats", "2", "--plot", tmp_path / "plots", "--json", tmp_path / "bench.json")
     assert left() == []
 
 

@@ -22,6 +22,9 @@ from .images import MAX_PIXELS
 from .raw_image import Colours, LoadedImage, YuvImage
 
 _thread = threading.local()
+# The demuxers of FFmpeg that hold the files of `VIDEO_SUFFIXES`, whichever of them a file says it is. Others read a list that names
+# further files or addresses (concat, hls, dash, imf), or what is no video.
+_DEMUXERS = ("mov", "matroska", "avi", "flv", "asf", "mpeg", "mpegvideo", "mpegts", "ogg", "m4v", "yuv4mpegpipe")
 _NOMINAL_FPS, _MILLISECOND = 30, Fraction(1, 1000)  # of videos whose frames have times
 # On a GPU one thread would wait for every frame; more keep the decoder busy. On a CPU more threads decode hardly faster, and leave
 # less for the model.
@@ -178,7 +181,7 @@ def open_video(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
     if path.stat().st_size == 0:
         raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
     try:
-        with av.open(str(path)) as container:
+        with _open(av, path) as container:
             if not container.streams.video:
                 raise ImageError(f"'{path}' has no video stream")
             stream = container.streams.video[0]
@@ -194,6 +197,11 @@ def open_video(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
         raise ImageError(f"'{path}' cannot be read as a video: {error.strerror or error}; it is damaged or truncated") from error
 
 
+def _open(av: ModuleType, path: Path, **choices: Any) -> Any:
+    # Whole names of FFmpeg, such as "mov,mp4,m4a,3gp,3g2,mj2", are compared with each word of the list.
+    return av.open(str(path), container_options={"format_whitelist": ",".join(_DEMUXERS)}, **choices)
+
+
 def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
     """The video with a decoder on a GPU; None if FFmpeg has none, e.g. without the video library of the driver."""
     if not hasattr(av.video.plane.VideoPlane, "__dlpack__"):  # access to frames on a GPU
@@ -205,7 +213,7 @@ def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
     context = {"primary_ctx": "0", "current_ctx": "1"}
     hardware = HWAccel("cuda", device=str(gpu.index), allow_software_fallback=True, options=context, is_hw_owned=True)
     try:
-        return av.open(str(path), hwaccel=hardware)
+        return _open(av, path, hwaccel=hardware)
     except av.FFmpegError:
         return None
 
