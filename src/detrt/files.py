@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import OutputError
@@ -25,14 +27,102 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+# What a folder holds that is read as one: a bundle by its manifest, a checkpoint as a whole; of other folders what is no text.
+_MANIFEST, _MODEL = "detrt.json", (".safetensors", ".onnx", ".bin", ".pt", ".pth", ".engine", "config.json")
+_TEXTS = (".json", ".jsonl", ".csv", ".txt", ".html", ".md")
+_kept: frozenset[str] = frozenset()  # real paths of files that the running command reads
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A path that is going to be written. name: how the caller names it. text: whether a text comes there, and not a folder or an image."""
+
+    path: Path
+    name: str
+    text: bool = False
+
+
+def refuse_replacing(outputs: Sequence[Output], inputs: Iterable[Path | str]) -> None:
+    """Compare every path that is written with every one that is read, and with the others; before any work.
+
+    An existing file that a text would replace must be a text.
+
+    Raises:
+        OutputError: an output is an input or a part of one, two are one path, or a text would replace something else.
+    """
+    inputs = [Path(path) for path in inputs]
+    seen: dict[str, Output] = {}
+    for one in outputs:
+        place = os.path.realpath(one.path)
+        if (other := seen.setdefault(place, one)) is not one:
+            raise OutputError(f"{other.name} and {one.name} both write '{one.path}'; give each output its own path")
+        if not one.path.is_file():
+            continue
+        for read in inputs:
+            if _same(one.path, read) or (read.is_dir() and _is_part(read, Path(place))):
+                raise OutputError(f"{one.name} '{one.path}' would replace what is read ('{read}'); give another output path")
+        if one.text and not _is_text(one.path):
+            raise OutputError(
+                f"{one.name} would replace '{one.path}', which is no text; give another output path, or remove it first"
+            )
+
+
+@contextlib.contextmanager
+def keeping(inputs: Iterable[Path | str]) -> Iterator[None]:
+    """Refuse to write any of these files inside the block."""
+    global _kept
+    before = _kept
+    _kept = before | {os.path.realpath(path) for path in inputs if os.path.isfile(path)}
+    try:
+        yield
+    finally:
+        _kept = before
+
+
+def _same(path: Path, other: Path) -> bool:
+    try:
+        return other.is_file() and os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
+def _is_part(folder: Path, file: Path) -> bool:
+    """Whether an existing file belongs to what is read in a folder."""
+    place = Path(os.path.realpath(folder))
+    if not file.is_relative_to(place):
+        return False
+    manifest = place / _MANIFEST
+    if manifest.is_file():
+        name = file.relative_to(place).as_posix()
+        with contextlib.suppress(OSError):
+            return name == _MANIFEST or name.removesuffix(".json") in manifest.read_text("utf-8", errors="replace")
+    if any(one.name.endswith(_MODEL) for one in place.iterdir()):
+        return True
+    return file.suffix.lower() not in _TEXTS
+
+
+def _is_text(path: Path) -> bool:
+    if _is_stream(path):
+        return True
+    with naming(path), open(path, "rb") as file:
+        start = file.read(4096)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in start
+
+
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[Path]:
     """Give a temporary name beside `path`; rename it to `path` if the block succeeds, else remove it. A device or a pipe is given itself.
 
     Raises:
-        OutputError: the folder cannot be written, or the disk is full.
+        OutputError: the folder cannot be written, the disk is full, or the file is kept (`keeping`).
     """
     path = Path(path)
+    if os.path.realpath(path) in _kept and not _is_stream(path):
+        raise OutputError(f"'{path}' is read and would be replaced; give another output path")
     if not path.name:  # "." and "/", which have no name to put another beside
         raise OutputError(_FOLDER.format(path))
     if _is_stream(path):

@@ -115,7 +115,7 @@ def test_bad_videos(cli, place, content):
         (["in", "--csv", "model.onnx/x"], "model.onnx/x", "part of the path is a file"),
         (["in", "--json", "/proc/o.jsonl"], "/proc/o.jsonl", "give another output path"),
         (["in", "--save-dir", "/proc/o"], "/proc/o", "give another output path"),
-        (["in", "--json", "a", "--csv", "a"], "the name 'a'", "give each output its own"),
+        (["in", "--json", "a", "--csv", "a"], "'a'", "give each output its own"),
         (["in", "--classes", "blu"], "'blu'", "did you mean blue"),
         (["in", "--size", "64"], "64x64", "8x12"),
     ],

@@ -194,7 +194,7 @@ def test_into_an_empty_folder_and_through_a_link(cli, place):
     ("output", "advice"),
     [
         ("in", "give a new or empty folder"),
-        ("model.onnx", "give a folder with -o"),
+        ("model.onnx", "give another output path"),
         ("model.onnx/sub", "a part of the path is a file"),
         (".", "give a new or empty folder"),
         ("..", "give a new or empty folder"),

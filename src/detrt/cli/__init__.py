@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -64,6 +65,22 @@ class _Command(TyperCommand):
             if times > 1 and decides and not getattr(parameter, "multiple", True) and parameter.nargs == 1:
                 raise DetrtError(f"{' or '.join(parameter.opts)} is given {times} times, and takes one value; give it once")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, after each path that it writes was compared with each one that it reads."""
+        from .options import outputs_of, paths_in
+
+        written = outputs_of(self.callback)
+        flags = {one.name: max(one.opts, key=len) for one in self.params}
+        inputs = [path for name, value in ctx.params.items() if name not in written for path in paths_in(value)]
+        outputs = [
+            files.Output(Path(value), flags[name], written[name].text)
+            for name, value in ctx.params.items()
+            if name in written and value is not None and str(value) not in ("", "-")
+        ]
+        files.refuse_replacing(outputs, inputs)
+        with files.keeping(inputs):
+            return super().invoke(ctx)
 
 
 def load_command(name: str) -> Any:

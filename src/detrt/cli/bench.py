@@ -10,7 +10,7 @@ import typer
 
 from ..models.load import LoadOptions
 from ..spec import parse_numbers
-from .options import command
+from .options import FILE, TEXT, command
 
 Models = Annotated[
     list[str],
@@ -70,7 +70,7 @@ def bench(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its images.")] = None,
     parts: Parts = False,
-    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png."), FILE] = None,
     msda: Lowering = None,
     fixed: Fixed = None,
     engine: Annotated[
@@ -79,7 +79,7 @@ def bench(
     torch: Annotated[
         bool | None, typer.Option("--torch/--no-torch", help="With checkpoints: time the plain transformers model (default).")
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout."), TEXT] = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
     from ..bench.config import BenchConfig

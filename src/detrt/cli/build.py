@@ -21,7 +21,7 @@ from ..errors import DetrtError, EngineError, OutputError, SourceError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
-from .options import Given, SizeOptions, comma_separated, command
+from .options import FILE, TEXT, Given, SizeOptions, comma_separated, command
 
 if TYPE_CHECKING:
     from ..export.trace import ExportReport
@@ -41,7 +41,7 @@ Exportable = Annotated[
         help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or another exporter's .onnx file."
     ),
 ]
-Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout.")]
+Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout."), TEXT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ def build(
     openvino: Given[OpenVinoConfig],
     load: LoadOptions,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the bundle; default, if MODEL is a bundle: that bundle.")
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the bundle; default, if MODEL is a bundle: that bundle."),
+        FILE,
     ] = None,
     json_file: Json = None,
 ) -> None:
@@ -205,7 +207,7 @@ def _show_build(report: BuildReport, output: Path) -> None:
 @command
 def export(
     model: Exportable,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx."), FILE],
     size: SizeOptions,
     export: Given[ExportConfig],
     precision: PrecisionConfig,

@@ -35,7 +35,12 @@ class ClusterOptions:
     )
     output: str | None = field(
         default=None,
-        metadata={"help": "Folder or address for Parquet and COCO results.", "panel": "Cluster", "needs": _NEEDED},
+        metadata={
+            "writes": "file",
+            "help": "Folder or address for Parquet and COCO results.",
+            "panel": "Cluster",
+            "needs": _NEEDED,
+        },
     )
     ray_address: str | None = field(
         default=None,

@@ -11,13 +11,13 @@ from .. import files
 from ..backends.tensorrt.config import parse_sms
 from ..errors import OutputError
 from ..models.load import LoadOptions
-from .options import option_of
+from .options import FILE, option_of
 
 Untested = option_of(LoadOptions, "allow_untested_transformers")
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder.")] = Path("demo"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder."), FILE] = Path("demo"),
     sm: Annotated[str | None, typer.Option(help="Comma-separated compute capabilities of the engine: 86,89.")] = None,
     allow_untested_transformers: Untested = False,
 ) -> None:
@@ -39,7 +39,7 @@ def demo(
 
 
 def demo_data(
-    output: Annotated[Path, typer.Argument(help="A new folder for images and annotations.json.")],
+    output: Annotated[Path, typer.Argument(help="A new folder for images and annotations.json."), FILE],
     count: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of scenes.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="First seed; scene i has seed + i.")] = 0,
     phrases: Annotated[bool, typer.Option("--phrases", help="Categories are the 144 phrases of colour and shape.")] = False,

@@ -14,7 +14,7 @@ from ..backends.openvino.config import OpenVinoRun
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..system import IMAGE_DECODERS
-from .options import Given, RunOptions, command
+from .options import TEXT, Given, RunOptions, command
 
 if TYPE_CHECKING:
     from ..evaluation.coco import EvalReport
@@ -30,7 +30,7 @@ class EvalOptions:
 
     images: Path | None = field(default=None, metadata={"help": "Folder of the annotated images."})
     batch: int = field(default=4, metadata={"help": "Batch size.", "panel": "Size", "min": 1})
-    resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch."})
+    resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch.", "writes": "file"})
     image_decoder: str = field(
         default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."}
     )
@@ -49,8 +49,8 @@ def evaluate(
     iou_type: Annotated[
         str | None, typer.Option(help="bbox, or segm for masks; default: masks if model and annotations have them.")
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file.")] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file."), TEXT] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout."), TEXT] = None,
     *,
     options: Given[EvalOptions],
     run: Given[RunOptions],

@@ -10,9 +10,9 @@ import typer
 from ..errors import DetrtError, install_hint
 from ..models.fingerprints import TESTED
 from ..models.load import LoadOptions
-from .options import Given, command
+from .options import TEXT, Given, command
 
-Json = Annotated[str | None, typer.Option("--json", help="As JSON to this file; - is stdout.")]
+Json = Annotated[str | None, typer.Option("--json", help="As JSON to this file; - is stdout."), TEXT]
 
 
 @command

@@ -8,6 +8,7 @@ A field becomes an option through its metadata, a dictionary that the dataclass 
     parse: text -> value; the option then takes text.
     many: whether the option may be repeated; the field is a tuple, and `parse` gives a tuple for each.
     min: smallest number.
+    writes: "text" or "file" (which is no text, or a folder), where the path is written. All other paths are read.
     needs: {field: values}; the option is refused unless one of these fields has one of the values, or is given where there
         are no values. A comma-separated field has several. Fields that a command has no option for are not needed there.
 
@@ -17,8 +18,10 @@ A command takes a config class, or `Given[config class]` where it makes the conf
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
@@ -33,6 +36,16 @@ if TYPE_CHECKING:
     from ..text.prompts import ImageQueries
 
 Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """In the annotation of a parameter: that its path is written. text: by a text; else an image, a graph or a folder."""
+
+    text: bool
+
+
+TEXT, FILE = Writes(True), Writes(False)
 
 # Panels of `--help`, in their order.
 PANELS = (None, "Cameras", "Size", "Precision", "Engine", "Checkpoint", "Prompt", "Cluster", "Advanced")
@@ -115,6 +128,27 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def outputs_of(function: Callable[..., Any]) -> dict[str, Writes]:
+    """Parameter -> what a command writes to its path."""
+    hints = get_type_hints(function, include_extras=True)
+    marks = ((name, mark) for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()))
+    return {name: mark for name, mark in marks if isinstance(mark, Writes)}
+
+
+def paths_in(values: Any) -> Iterator[str]:
+    """Files and folders on this machine that the value of a parameter names: itself, those of a pattern, and what stands behind
+    `ckpt:` and `NAME=`."""
+    for value in values if isinstance(values, (list, tuple)) else (values,):
+        if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
+            continue
+        text = str(value)
+        for path in dict.fromkeys((text, text.partition(":")[2], text.partition("=")[2])):
+            if path and os.path.exists(path):
+                yield path
+        if glob.has_magic(text):
+            yield from glob.iglob(text, recursive=True)
+
+
 def option_of(config: type, name: str) -> Any:
     """The annotation of a command's parameter that is one field of a config class."""
     (one,) = (one for one in fields(config) if one.name == name)
@@ -142,7 +176,8 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     elif hint is bool and not names:
         names = ["--" + option.name.replace("_", "-")]
     info = typer.Option(*names, help=data["help"], rich_help_panel=data.get("panel"), min=data.get("min"))
-    annotation = Annotated[hint, info]
+    marks = {"text": TEXT, "file": FILE}
+    annotation = Annotated[(hint, info, *((marks[data["writes"]],) if "writes" in data else ()))]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

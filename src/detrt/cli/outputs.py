@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class OutputOptions:
     """What is written, and what of the inputs is read."""
 
-    save_dir: Path | None = field(default=None, metadata={"help": "Folder for annotated copies and detections.jsonl."})
+    save_dir: Path | None = field(
+        default=None, metadata={"help": "Folder for annotated copies and detections.jsonl.", "writes": "file"}
+    )
     draw: bool = field(
         default=True,
         metadata={"help": "Annotated copies in --save-dir.", "flag": "--draw/--no-draw", "needs": {"save_dir": ()}},
@@ -37,9 +39,15 @@ class OutputOptions:
             "needs": {"save_dir": ()},
         },
     )
-    json_file: str | None = field(default=None, metadata={"help": "JSON lines to this file; - is stdout.", "flag": "--json"})
-    csv_file: str | None = field(default=None, metadata={"help": "CSV to this file; - is stdout.", "flag": "--csv"})
-    coco_file: str | None = field(default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "--coco"})
+    json_file: str | None = field(
+        default=None, metadata={"help": "JSON lines to this file; - is stdout.", "flag": "--json", "writes": "text"}
+    )
+    csv_file: str | None = field(
+        default=None, metadata={"help": "CSV to this file; - is stdout.", "flag": "--csv", "writes": "text"}
+    )
+    coco_file: str | None = field(
+        default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "--coco", "writes": "text"}
+    )
     coco_images: Path | None = field(
         default=None, metadata={"help": "COCO annotations that give --coco its image and category ids."}
     )

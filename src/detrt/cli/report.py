@@ -17,7 +17,7 @@ from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import parse_numbers, parse_size
 from .build import ONNX, OPENVINO
-from .options import Given, comma_separated, command
+from .options import TEXT, Given, comma_separated, command
 
 REPORT_TARGETS = (*TARGETS, OPENVINO, ONNX)
 _BACKENDS = {OPENVINO: "openvino", ONNX: "onnxruntime"}  # the others run with TensorRT
@@ -75,7 +75,7 @@ class ReportConfig:
     prompt: str | None = field(
         default=None, metadata={"help": "Prompt of models that take one: 'a cat. a dog.'", "panel": "Prompt"}
     )
-    keep: Path | None = field(default=None, metadata={"help": "Keep the bundles in this folder."})
+    keep: Path | None = field(default=None, metadata={"help": "Keep the bundles in this folder.", "writes": "file"})
 
     def __post_init__(self) -> None:
         if self.target not in REPORT_TARGETS:
@@ -110,8 +110,10 @@ def report(
     coco: Annotated[
         Path | None, typer.Option(help="COCO's folder, with annotations/instances_val2017.json and val2017/, for AP.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report as Markdown to this file.")] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the report as Markdown to this file."), TEXT
+    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout."), TEXT] = None,
 ) -> None:
     """Build, check, time and evaluate checkpoints on this machine: a table by precision and batch size.
 

@@ -154,7 +154,12 @@ class PrecisionConfig:
     )
     state: Path | None = field(
         default=None,
-        metadata={"help": "Resume file of --precision auto.", "panel": "Precision", "needs": {"precision": ("auto",)}},
+        metadata={
+            "help": "Resume file of --precision auto.",
+            "writes": "file",
+            "panel": "Precision",
+            "needs": {"precision": ("auto",)},
+        },
     )
 
     def __post_init__(self) -> None:

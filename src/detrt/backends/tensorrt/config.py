@@ -117,7 +117,12 @@ class EngineConfig:
     )
     timing_cache: Path | None = field(
         default=None,
-        metadata={"help": "File of measured tactics, read and updated.", "panel": "Engine", "needs": {"target": ("tensorrt",)}},
+        metadata={
+            "help": "File of measured tactics, read and updated.",
+            "writes": "file",
+            "panel": "Engine",
+            "needs": {"target": ("tensorrt",)},
+        },
     )
     timeout_seconds: float | None = field(
         default=None,
