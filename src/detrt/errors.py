@@ -16,6 +16,16 @@ DetrtError                 exit code 2
 
 from __future__ import annotations
 
+import re
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: object, keep: str = "") -> str:
+    """A text for a terminal, in one line: control characters, line breaks and characters that change the direction of writing are
+    written as escapes, since names of files and labels come from anyone. keep: characters that stay."""
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], str(text))
+
 
 class DetrtError(Exception):
     """Bad input or a missing package; the message says what was wrong, got, allowed and what to do."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import os
 import signal
 import sys
 import threading
@@ -19,9 +18,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import files
-from ..errors import DetrtError, missing_package
+from ..errors import DetrtError, missing_package, printable
+from .streams import drop_unwritten, give_stdout_a_sink, open_streams
 
 _INTERRUPTED = 130
+_LINES = "\n\t"  # of messages
 # Each command: module and function, and the first line of its help. `detrt --help` shows the line without the module.
 _COMMANDS = {
     "build": ("build:build", "Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine."),
@@ -136,10 +137,12 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         with _stop_cleanly():
+            open_streams()
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
-        print(f"detrt: {error}", file=sys.stderr)
+        print(f"detrt: {printable(error, keep=_LINES)}", file=sys.stderr)
+        drop_unwritten()
         return error.exit_code
     except KeyboardInterrupt:
         return _stopped()
@@ -154,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         # The reader of a pipe has gone (head, less): not an error of ours.
-        _give_stdout_a_sink()
+        give_stdout_a_sink()
         return 0
     except SystemExit as error:
         # What rich makes of a BrokenPipeError while it prints a table.
@@ -163,9 +166,9 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     except OSError as error:
         # What is written to files names its file by itself; the rest is standard output.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
             raise
-        _give_stdout_a_sink()
+        give_stdout_a_sink()
         print(f"detrt: {files.output_error(error.filename or 'standard output', error)}", file=sys.stderr)
         return 2
     except (typer.Abort, typer.Exit) as error:
@@ -214,12 +217,6 @@ def _options_of(command: str) -> list[str]:
 def _stopped() -> int:
     print("detrt: stopped; nothing half-written was left", file=sys.stderr)
     return _INTERRUPTED
-
-
-def _give_stdout_a_sink() -> None:
-    """Python flushes standard output once more at exit, and would complain again."""
-    with contextlib.suppress(OSError, ValueError):  # a stdout that was replaced has no descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminated(BaseException):

@@ -17,7 +17,7 @@ from ..backends.inductor.config import InductorConfig
 from ..backends.openvino.config import OpenVinoConfig
 from ..backends.tensorrt.config import TARGETS, EngineConfig
 from ..class_names import name_notes
-from ..errors import DetrtError, EngineError, OutputError, SourceError
+from ..errors import DetrtError, EngineError, OutputError, SourceError, printable
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
@@ -190,7 +190,7 @@ def _warn(notes: Iterable[str], warnings: Iterable[str]) -> None:
 
     show.notes(notes)
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
 
 
 def _show_build(report: BuildReport, output: Path) -> None:

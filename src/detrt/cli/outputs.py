@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import ImageError
+from ..errors import ImageError, printable
 from ..spec import ORDER_LOGITS, extra_outputs
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def say(console: Any, text: str, style: str) -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_bar(stack: contextlib.ExitStack, total: int, quiet: bool) -> Callable[[Input], None]:
@@ -167,7 +167,7 @@ def progress_bar(stack: contextlib.ExitStack, total: int, quiet: bool) -> Callab
     def step(source: Input) -> None:
         done.add(source)
         # Markup in a file name must not be read as such.
-        bar.update(task, completed=len(done), description=escape(source.path.name))
+        bar.update(task, completed=len(done), description=escape(printable(source.path.name)))
 
     return step
 

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from ..backends.openvino.config import OpenVinoRun
-from ..errors import SessionError
+from ..errors import SessionError, printable
 from ..models.load import LoadOptions
 from ..serve.config import ServeConfig, named_models
 from .options import Given, command
+from .streams import give_stdout_a_sink
 
 
 @command
@@ -45,27 +46,34 @@ def serve(
 
     begun = time.monotonic()
 
+    def say(text: str) -> None:
+        """A line on stdout; its reader may have gone (`| head -1`), which is no reason to stop serving."""
+        try:
+            print(printable(text), flush=True)
+        except BrokenPipeError:
+            give_stdout_a_sink()
+
     def loaded(count: int, total: int) -> None:
-        print(f"  {count} of {_count(total)} ready after {time.monotonic() - begun:.0f} s", flush=True)
+        say(f"  {count} of {_count(total)} ready after {time.monotonic() - begun:.0f} s")
 
     def ready(address: str, facts_of: dict[str, Any]) -> None:
         if quiet:
             return
-        print(f"ready at {address}", flush=True)
+        say(f"ready at {address}")
         for facts in facts_of.values():
             classes = "takes a prompt" if facts.takes_prompt else f"{len(facts.spec.labels)} classes"
             size_text = f"{facts.size_hw[0]}x{facts.size_hw[1]}"
-            print(f"  {facts.name}: {classes}, {size_text}, {facts.backend}, batches to {facts.max_batch}", flush=True)
+            say(f"  {facts.name}: {classes}, {size_text}, {facts.backend}, batches to {facts.max_batch}")
             if facts.note:
-                print(f"    note: {facts.note}", flush=True)
+                say(f"    note: {facts.note}")
         counts = {device: config.worker_devices.count(device) for device in dict.fromkeys(config.worker_devices)}
-        print("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()), flush=True)
+        say("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()))
 
     from ..serve.server import serve as run
 
     if not quiet:
         names = ", ".join(model.name for model in config.models)
-        print(f"loading {names} in {_count(len(config.worker_devices))}; this can take a minute", flush=True)
+        say(f"loading {names} in {_count(len(config.worker_devices))}; this can take a minute")
     run(config, on_ready=ready, on_worker=None if quiet else loaded)
 
 

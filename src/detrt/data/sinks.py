@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ..detections import Detections
-from ..errors import OutputError
+from ..errors import OutputError, printable
 from ..files import naming, writing
 from ..spec import ModelSpec
 from .coco import CocoDataset
 
 STDOUT = "-"
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _CORNERS = ["x0", "y0", "x1", "y1"]
 LIVE_COLUMNS, TRACK_COLUMNS = ["wall_time", "latency_s"], ["track_id"]  # further ones, of cameras and of tracked frames
 CSV_COLUMNS = ["image", "frame", "time_s", "width", "height", "label", "class_id", "score", *_CORNERS]
@@ -76,10 +77,10 @@ def text_writer() -> Iterator[Write]:
 
         def write(record: Record) -> None:
             counts = Counter(record.detections.labels)
-            found = ", ".join(f"{number} {label}" for label, number in counts.most_common()) or "nothing"
+            found = ", ".join(f"{number} {printable(label)}" for label, number in counts.most_common()) or "nothing"
             frame = "" if record.frame is None else f" frame {record.frame}"
             with naming(STDOUT):
-                file.write(f"{record.image}{frame}: {found}\n")
+                file.write(f"{printable(record.image)}{frame}: {found}\n")
                 file.flush()
 
         yield write
@@ -100,9 +101,15 @@ def csv_writer(path: str | os.PathLike, extra: Sequence[str] = ()) -> Iterator[W
                 corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
                 own = {key: value for key, value in found.items() if key in columns}  # no column holds masks and phrases
                 with naming(path):
-                    rows.writerow(common | own | corners)
+                    rows.writerow({key: _cell(value) for key, value in (common | own | corners).items()})
 
         yield write
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would run as a formula gets an apostrophe in front, and so does one that has an apostrophe there, so
+    that a reader gets the text back by taking one apostrophe away (OWASP, CSV injection)."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 @contextlib.contextmanager

@@ -1,0 +1,33 @@
+"""Standard streams that are closed, full, or whose reader has gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+def open_streams() -> None:
+    """Give streams that the caller has closed (`>&-`) a descriptor that the next file cannot take: writing to stdout fails there, as GNU's
+    tools have it, and what goes to stderr is lost."""
+    for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # takes the lowest number that is free, which is this one
+            if number and getattr(sys, name := ("", "stdout", "stderr")[number]) is None:
+                setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - the stream of the process
+
+
+def drop_unwritten() -> None:
+    """What stdout does not take any more would be tried again at exit, and change the exit code."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        give_stdout_a_sink()
+
+
+def give_stdout_a_sink() -> None:
+    """Python flushes standard output once more at exit, and would complain again."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout that was replaced has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
