@@ -386,6 +386,7 @@ class Detector:
         *,
         threshold: float | None = None,
         classes: Sequence[str | int] | None = None,
+        before_run: Callable[[], None] | None = None,
     ) -> PendingDetections:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
 
@@ -397,6 +398,7 @@ class Detector:
             prompts: see `__call__`, as for the rest.
             threshold: lowest score.
             classes: names or ids to report.
+            before_run: called before each run of the model; what it raises ends the work.
 
         Raises:
             DetrtError: as `__call__`, and its ValueError and TypeError.
@@ -418,6 +420,8 @@ class Detector:
         )
         begun: list[tuple[BatchPlan, Session, Outputs | PendingOutputs]] = []
         for plan in plans:
+            if before_run is not None:
+                before_run()
             batch = [images[index] for index in plan.indices]
             if self._runner is not None and prompts is None:
                 begun.append((plan, self.session, self._runner.submit(batch, plan)))

@@ -39,7 +39,7 @@ def png_header(width, height):
 
 BAD_IMAGES = {
     "empty": (b"", "0 bytes", "copy or download it again"),
-    "text": (b"no image", "not an image", "Pillow reads"),
+    "text": (b"no image", "not an image", "save it as PNG or JPEG"),
     "cut": (None, "damaged or truncated", "copy it again"),
     "20000 x 20000": (png_header(20000, 20000), "too large", "Make it smaller"),
 }

@@ -247,7 +247,11 @@ REFUSED = [
     ({"content": gzip.compress(bytes(40 * 2**20)), "headers": {"Content-Encoding": "gzip"}}, 413, "unpacked"),
     ({"content": bytes(33 * 2**20)}, 413, "at most 33554432"),
     ({**IMAGE, "params": {"classes": "\u00b2"}}, 400, "no class '\u00b2'"),  # a digit for str.isdigit, but not for int
-    ({"content": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"}, 400, "is PostScript"),
+    (
+        {"content": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"},
+        400,
+        "not an image in one of the formats JPEG",
+    ),
     ({"json": {**ONE, "threshold": True}}, 400, 'threshold: Input should be a number; got "True"'),
     ({"json": {**ONE, "max_detections": True}}, 400, "max_detections: Input should be a number"),
     ({"json": {**ONE, "masks": "rle"}}, 400, "the body has an unknown field 'masks'; known are: model, threshold, classes,"),

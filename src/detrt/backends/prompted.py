@@ -107,9 +107,14 @@ class PromptedSession(BaseSession):
         query_encoder: opens the session of the encoder of query images, which is closed after each query; None for a model without one.
         cache_size: prompts whose features are cached.
 
+    Attributes:
+        before_run: called before each run of the detector; what it raises ends a list that runs in chunks.
+
     Raises:
         SessionError: the text encoder is missing or invalid.
     """
+
+    before_run: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -237,6 +242,8 @@ class PromptedSession(BaseSession):
                 f"this model finds what a prompt names, and there is none (inputs {missing} are not fed); give --prompt "
                 "(Python: Detector.open(..., prompt=...), or session.bind(prompt))"
             )
+        if self.before_run is not None:
+            self.before_run()
         return self.detector.run(feeds)
 
     def close(self) -> None:

@@ -239,12 +239,17 @@ def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored
 
 
 def answer_ahead(
-    channel: Channel, prepare: Callable[[Any], Any], answer: Callable[[Any, Any], Any], parent_gone: Callable[[], None]
+    channel: Channel,
+    prepare: Callable[[Any], Any],
+    answer: Callable[[Any, Any], Any],
+    parent_gone: Callable[[], None],
+    noted: Callable[[Any], bool] = lambda message: False,
 ) -> None:
     """In the worker: send `answer(task, prepare(task))` for each task, `prepare` being called in a thread as soon as it arrives.
 
     So images of a task are decoded while an earlier one runs. The parent limits how many tasks it sends ahead; a task None is
-    the last one. `parent_gone` is called in that thread when the parent's socket closes.
+    the last one. `parent_gone` is called in that thread when the parent's socket closes. `noted` is given each message there first, and
+    says whether that was all: a message which is no task.
 
     Raises:
         ParentGone: after that call. Exception: what `prepare` or `answer` raised.
@@ -254,7 +259,8 @@ def answer_ahead(
     def read() -> None:
         try:
             while (task := channel.receive()) is not None:
-                waiting.put((task, prepare(task)))
+                if not noted(task):
+                    waiting.put((task, prepare(task)))
             waiting.put(None)
         except (EOFError, OSError):
             parent_gone()

@@ -7,29 +7,36 @@ An image is converted by `PIL.Image.convert("RGB")`, as in training code, with t
 - 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
 - The first frame of animated images is used.
 - The size in the header is compared with MAX_PIXELS before a pixel is decoded.
-- PostScript (EPS) is refused: Pillow would run it in Ghostscript, and files may come from anyone (`detrt serve`).
+- Files in other formats than those of an allow-list are refused (`IMAGE_FORMATS`; `detrt serve` has a shorter one). Pillow reads
+  some forty, among them PostScript, which it runs in Ghostscript, and formats whose decoders are slow or had security faults.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from ..errors import ImageError
 from .raw_image import EncodedImage, RawImage
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
 MAX_PIXELS = 178_956_970
+# Formats of Pillow that are read, by name. Those of the first list are decoded by C code, at millions of pixels a second.
+FAST_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "AVIF", "JPEG2000")
+IMAGE_FORMATS = (*FAST_FORMATS, "DIB", "PPM", "TGA", "ICO", "PCX", "SGI", "QOI", "HEIF")
+_UNSAFE_FORMATS = ("EPS",)  # a program, which Pillow gives to Ghostscript
+_DECODED_AT_A_TIME = 4096  # bytes; between them a decoder of a stream can be stopped
 _IMAGE = ".avif .bmp .dib .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp"
 _VIDEO = ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .webm .wmv .y4m"
 IMAGE_SUFFIXES = frozenset(_IMAGE.split())
@@ -85,8 +92,12 @@ def load_image(source: ImageSource | RawImage, *, max_pixels: int = MAX_PIXELS) 
         raise ImageError(_why_not_opened(source, error)) from error
 
 
-def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | EncodedImage:
+def load_encoded(
+    source: ImageSource, *, max_pixels: int = MAX_PIXELS, opened: OpenedImage | None = None
+) -> NDArray[np.uint8] | EncodedImage:
     """As `load_image`, but a JPEG file that a GPU can decode stays encoded.
+
+    opened: the same file, where its header was read already.
 
     That is a complete file in 8-bit grey or YCbCr; all others are decoded here, so that damaged files raise the same errors.
     """
@@ -107,6 +118,8 @@ def load_encoded(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> NDArra
         return load_image(source, max_pixels=max_pixels)
 
     def decode() -> NDArray[np.uint8]:
+        if opened is not None:
+            return opened.load()
         return _opened(io.BytesIO(data), name, max_pixels).load() if data else load_image(data)
 
     header = common_jpeg(data)
@@ -174,28 +187,87 @@ class OpenedImage:
             raise ImageError(f"{name} is damaged or truncated: {error}; copy it again") from error
 
 
-def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> OpenedImage:
-    """Read the header of an image file. Raises ImageError: empty, not an image, or a damaged header."""
+class _Stoppable(io.BytesIO):
+    """The bytes of a file that cannot be read any more once `stopped()` is true.
+
+    So ends the decoding of an image that nobody waits for: decoders ask for more bytes all the time.
+    """
+
+    def __init__(self, data: bytes, stopped: Callable[[], bool]) -> None:
+        super().__init__(data)
+        self._stopped = stopped
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._stopped():
+            raise ImageError("reading the image was stopped")
+        return super().read(size)
+
+
+def open_image(
+    data: bytes,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = IMAGE_FORMATS,
+    stopped: Callable[[], bool] | None = None,
+) -> OpenedImage:
+    """Read the header of an image file.
+
+    formats: names of Pillow that are allowed. stopped: asked between steps of reading and decoding; true ends them with an ImageError.
+
+    Raises:
+        ImageError: empty, not an image, not in one of the formats, or a damaged header.
+    """
     if not data:
         raise ImageError("the image is empty (0 bytes); give the content of an image file")
-    return _opened(io.BytesIO(data), f"the image ({len(data)} bytes)", max_pixels)
+    file = io.BytesIO(data) if stopped is None else _Stoppable(data, stopped)
+    opened = _opened(file, f"the image ({len(data)} bytes)", max_pixels, formats)
+    if stopped is not None and isinstance(opened.image, ImageFile.ImageFile):
+        opened.image.decodermaxblock = _DECODED_AT_A_TIME
+    return opened
 
 
-def _opened(file: object, name: str, max_pixels: int) -> OpenedImage:
+def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = IMAGE_FORMATS) -> OpenedImage:
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            image = Image.open(file)
+            image = Image.open(file, formats=_available(tuple(formats)))
     except UnidentifiedImageError:
-        raise ImageError(f"{name} is not an image in a format that Pillow reads, or it is damaged") from None
+        raise ImageError(
+            f"{name} is not an image in one of the formats {', '.join(formats)}, or it is damaged; save it as PNG or JPEG"
+        ) from None
     except Image.DecompressionBombError as error:  # "Image size (400 pixels) exceeds limit ...": Pillow's, which may not be ours
         pixels = re.findall(r"\d+|$", str(error))[0]
         raise ImageError(f"{name} is too large: {pixels} pixels; allowed are {max_pixels}. Make it smaller") from None
+    except ImageError:
+        raise
     except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
-    if image.format == "EPS":  # a program: Pillow gives it to Ghostscript
-        raise ImageError(f"{name} is PostScript, which detrt does not run; save it as PNG or JPEG")
     return OpenedImage(image, name, max_pixels)
+
+
+@functools.cache
+def _available(formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that this Pillow and its plugins read: AVIF and HEIF may be missing."""
+    Image.init()
+    return tuple(name for name in formats if name in Image.OPEN)
+
+
+def parse_image_formats(text: str) -> tuple[str, ...]:
+    """ "jpeg,png" -> ("JPEG", "PNG"): names of Pillow, or suffixes of files.
+
+    Raises:
+        ImageError: no name, or one that is not a format which is read here.
+    """
+    Image.init()
+    suffixes = Image.registered_extensions()
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    formats = tuple(dict.fromkeys(suffixes.get(f".{name.lower().lstrip('.')}", name.upper()) for name in names))
+    known = sorted(set(Image.OPEN) - set(_UNSAFE_FORMATS))
+    if wrong := [name for name in formats if name not in known]:
+        raise ImageError(f"'{wrong[0]}' is not an image format that is read here; known are: {', '.join(known)}")
+    if not formats:
+        raise ImageError(f"no image format is named; give some of: {', '.join(known)}")
+    return formats
 
 
 def _ignore_warnings() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..backends.onnxruntime.rtx import BACKEND as RTX
 from ..backends.openvino.config import OpenVinoRun
+from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
 from ..errors import SessionError
 from ..models.load import LoadOptions
 from ..spec import parse_size
@@ -44,7 +45,9 @@ class ServeConfig:
     timeout_s: longest time from a request to its response. body_timeout_s: longest time for a body to arrive.
     drain_s: longest time that requests have to finish after SIGTERM.
     max_body_mib: of one request. max_held_mib: of all request bodies in memory.
-    max_pixels: of one image. max_images: in one request. threshold: default of a request.
+    max_pixels: of one image. max_images: in one request. image_formats: of Pillow, that are read; the usual ones are decoded fast.
+    max_prompt_runs: of the model for one image; a list of class names that is longer than the model takes needs several.
+    start_timeout_s: longest time for a worker to open its models. threshold: default of a request.
     api_key: that requests must send; None: none. access_log: print a line for each request.
 
     Raises:
@@ -129,6 +132,26 @@ class ServeConfig:
         default=32,
         metadata={"help": "Largest number of images per request.", "panel": "Advanced"},
     )
+    image_formats: tuple[str, ...] = field(
+        default=FAST_FORMATS,
+        metadata={
+            "help": "Image formats that are read, comma-separated, by name or suffix.",
+            "panel": "Advanced",
+            "parse": parse_image_formats,
+        },
+    )
+    max_prompt_runs: int = field(
+        default=8,
+        metadata={"help": "Largest number of runs that the class names of a prompt may need.", "panel": "Advanced"},
+    )
+    start_timeout_s: float = field(
+        default=600.0,
+        metadata={
+            "help": "Longest time for a worker to open its models, seconds.",
+            "flag": "--start-timeout",
+            "panel": "Advanced",
+        },
+    )
     threshold: float = field(
         default=0.5,
         metadata={"help": "Lowest score to report, for requests that give none.", "flag": "--threshold -t"},
@@ -140,8 +163,6 @@ class ServeConfig:
     )
 
     def __post_init__(self) -> None:
-        from ..data.images import MAX_PIXELS
-
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
         names = [model.name for model in self.models]
@@ -161,6 +182,8 @@ class ServeConfig:
             "max_held_mib": (1, 1_000_000),
             "max_pixels": (1, MAX_PIXELS),
             "max_images": (1, 10_000),
+            "max_prompt_runs": (1, 1000),
+            "start_timeout_s": (1, 86_400),
             "threshold": (0, 1),
         }
         for name, (low, high) in ranges.items():

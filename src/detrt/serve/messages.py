@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numpy.typing import NDArray
 
 from ..backends.openvino.config import OpenVinoRun
+from ..data.images import FAST_FORMATS
 from ..spec import ModelSpec, TensorInfo
 from .config import ServedModel
 from .errors import Refused
@@ -26,11 +27,16 @@ class Setup:
     max_batch: int
     max_pixels: int
     image_decoder: str = "cpu"
+    image_formats: tuple[str, ...] = FAST_FORMATS
+    max_prompt_runs: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model as a worker opened it. max_batch: the smaller of the server's and the model's."""
+    """A model as a worker opened it.
+
+    max_batch: the smaller of the server's and the model's. run_s: seconds of a run with such a batch.
+    """
 
     name: str
     spec: ModelSpec
@@ -43,6 +49,7 @@ class ModelFacts:
     takes_task: bool
     takes_query_images: bool
     note: str
+    run_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Nobody waits any more for these tasks of a batch, by their places in it."""
+
+    number: int
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Result of a task.
 
@@ -93,6 +108,11 @@ class Answer:
     decode_ms: float = 0.0
     model_ms: float = 0.0
     found: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A worker that opens its models is not stuck."""
 
 
 @dataclass(frozen=True, slots=True)

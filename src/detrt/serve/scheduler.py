@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,22 +21,41 @@ from ..errors import DetrtError, SessionError
 from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
 from .errors import Refused
-from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
+from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .metrics import Metrics
 from .process import LoopWorker
 
 log = logging.getLogger("detrt.serve")
 AHEAD = 2  # batches per worker: one runs, the images of the next are decoded
 _EARLY_ENDS = 3
+# A worker that does nothing but what nobody waits for is killed after so many seconds, or after twice the time of a full batch.
+_GRACE_S = 3.0
+_SILENCE_S = 20.0  # without a sign of life of a worker that opens its models
+_WATCH_S = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """A batch that a worker has.
+
+    Times of the loop: since, when it was sent; first, since when it is the worker's first batch; abandoned, since when nobody waits
+    for it. The latter two are infinite until then.
+    """
+
+    items: list[Item]
+    since: float
+    first: float = math.inf
+    abandoned: float = math.inf
 
 
 class ServerWorker(LoopWorker):
     """A worker process.
 
-    running: batch number -> (its items, when it was sent). state: "starting", "ready" or "gone".
+    running: its batches by number, the first of which it works on. state: "starting", "ready" or "gone".
 
-    retrying: it runs tasks whose worker died, and gets nothing else meanwhile.
+    retrying: it runs tasks whose worker died, and gets nothing else meanwhile. begun, heard: times of the loop, when it was
+    started and when it last sent anything.
 
     Raises:
         OSError: no process can be started.
@@ -46,14 +66,16 @@ class ServerWorker(LoopWorker):
         self.send(setup)
         self.index = index
         self.state, self.retrying = "starting", False
-        self.running: dict[int, tuple[list[Item], float]] = {}
+        self.running: dict[int, Sent] = {}
+        self.begun = self.heard = asyncio.get_running_loop().time()
 
 
 class Pool:
     """Runs tasks on worker processes. `failure` is set if a worker cannot start at first.
 
     Runs in one event loop, without locks. A worker that dies is replaced, and its tasks run again once, alone; if a second worker
-    dies, they are refused with 503. A worker that does not respond within twice the request timeout is killed and replaced.
+    dies, they are refused with 503. A worker that works on nothing but what nobody waits for, and does not end that, is killed and
+    replaced, and so is one that is stuck while it opens its models.
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics, on_worker: Callable[[int, int], None] | None = None) -> None:
@@ -89,7 +111,7 @@ class Pool:
     @property
     def running(self) -> int:
         workers = [worker for worker in self._workers if worker is not None]
-        return sum(item.rows for worker in workers for items, _ in worker.running.values() for item in items)
+        return sum(item.rows for worker in workers for sent in worker.running.values() for item in sent.items)
 
     def submit(self, model: str, tasks: Sequence[ImageTask | TensorTask], lanes: Sequence[Hashable]) -> list[Item]:
         """Queue the tasks of a request; the future of each item has its result, or a Refused.
@@ -118,10 +140,20 @@ class Pool:
         return items
 
     def leave(self, items: list[Item]) -> None:
-        """Cancel items; results of running ones are dropped."""
+        """Cancel items. Workers are told, so that they end what nobody waits for; results of running ones are dropped."""
         for item in items:
             self._batcher.leave(item)
             item.future.cancel()
+        gone = set(map(id, items))
+        for worker in self._workers:
+            for number, sent in worker.running.items() if worker is not None else ():
+                places = tuple(place for place, item in enumerate(sent.items) if id(item) in gone)
+                if not places or worker is None:
+                    continue
+                if all(item.state == "left" for item in sent.items):
+                    sent.abandoned = asyncio.get_running_loop().time()
+                if worker.state == "ready":
+                    worker.send(Left(number, places))
 
     def retry_after(self) -> int:
         """Estimated seconds until the queue is empty, from recent throughput; 1 to 60."""
@@ -134,7 +166,7 @@ class Pool:
     def refuse_all(self, refusal: Refused) -> None:
         """Refuse all waiting and running items, at the end of a drain that took too long."""
         workers = [worker for worker in self._workers if worker is not None]
-        running = [item for worker in workers for items, _ in worker.running.values() for item in items]
+        running = [item for worker in workers for sent in worker.running.values() for item in sent.items]
         for item in [*self._batcher.items(), *running]:
             self._refuse(item, refusal)
 
@@ -159,6 +191,8 @@ class Pool:
             max_batch=c.max_batch,
             max_pixels=c.max_pixels,
             image_decoder=c.image_decoder,
+            image_formats=c.image_formats,
+            max_prompt_runs=c.max_prompt_runs,
         )
 
     def _spawn(self, work: Any) -> None:
@@ -175,15 +209,21 @@ class Pool:
         except OSError as error:
             log.error("worker %d cannot be started: %s", index, error)
             self._workers[index] = None
-            self._restart(index)
+            if not self._give_up(f"no worker process can be started ({error}); see the limits of processes, files and memory"):
+                self._restart(index)
 
-    def _on_message(self, worker: ServerWorker, message: Ready | Failed | Done) -> None:
+    def _on_message(self, worker: ServerWorker, message: Alive | Ready | Failed | Done) -> None:
+        worker.heard = asyncio.get_running_loop().time()
+        if isinstance(message, Alive):
+            return
         if isinstance(message, Failed):
             self._cannot_start(worker, message)
         elif isinstance(message, Ready):
             self._is_ready(worker, message)
-        else:
-            items, sent = worker.running.pop(message.number)
+        elif batch := worker.running.pop(message.number, None):
+            for following in list(worker.running.values())[:1]:
+                following.first = min(following.first, worker.heard)
+            items, sent = batch.items, batch.since
             metrics, model = self.metrics, items[0].model
             self._finished.append((asyncio.get_running_loop().time(), sum(item.rows for item in items)))
             for rows in message.runs:
@@ -240,7 +280,7 @@ class Pool:
             worker.kill()
         if not (self.failure and not self.all_ready.is_set()):
             log.warning("worker %d is gone (exit code %s) with %d batches", worker.index, code, len(worker.running))
-        again, lost = after_death(item for items, _ in worker.running.values() for item in items if item.state != "left")
+        again, lost = after_death(item for sent in worker.running.values() for item in sent.items if item.state != "left")
         for item in again:
             self.metrics.retried.inc(item.rows)
             self._batcher.requeue(item)
@@ -248,17 +288,21 @@ class Pool:
             text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
             self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
         worker.running = {}
+        if not self._give_up(
+            f"workers end before they are ready (exit code {code}); see what they printed, and whether the "
+            "machine has enough memory: try --workers 1"
+        ):
+            self._restart(worker.index)
+        self._pump()
+
+    def _give_up(self, why: str) -> bool:
+        """Count an end of a worker before all were ready once. Whether there were too many, so that the server ends."""
         if not self.all_ready.is_set() and not self.failure:
             self._early_ends += 1
             if self._early_ends > _EARLY_ENDS:
-                self.failure = SessionError(
-                    f"workers end before they are ready (exit code {code}); see what they printed, and whether the "
-                    "machine has enough memory: try --workers 1"
-                )
+                self.failure = SessionError(why)
                 self.failed.set()
-        if not self.failure:
-            self._restart(worker.index)
-        self._pump()
+        return self.failure is not None
 
     def _restart(self, index: int) -> None:
         self.metrics.restarts.labels(str(index)).inc()
@@ -281,7 +325,7 @@ class Pool:
                     continue
                 self._batches += 1
                 worker.retrying = items[0].lane[0] == ALONE
-                worker.running[self._batches] = (items, now)
+                worker.running[self._batches] = Sent(items, now, math.inf if worker.running else now)
                 tasks = tuple(item.task for item in items if item.task is not None)
                 worker.channel.send(Batch(self._batches, items[0].model, tasks))
         if self._timer is not None:
@@ -291,17 +335,33 @@ class Pool:
             self._timer = loop.call_at(max(due, now), self._pump)
 
     async def _watch(self) -> None:
-        """Kill workers that hang; the requests of their items have timed out long before."""
+        """Kill workers that are stuck: with work that nobody waits for, or while they open their models."""
         loop = asyncio.get_running_loop()
+        grace = _GRACE_S
         while True:
-            await asyncio.sleep(1.0)
-            limit = max(self.config.timeout_s, 5.0)
+            await asyncio.sleep(_WATCH_S)
+            now = loop.time()
+            if self.models:
+                grace = max(_GRACE_S, 2 * max(facts.run_s for facts in self.models.values()))
             for worker in self._workers:
-                if worker is None or worker.state != "ready":
+                if worker is None:
                     continue
-                if any(loop.time() - sent > AHEAD * limit for _, sent in list(worker.running.values())[:1]):
-                    log.error("worker %d has not answered for %.0f s; it is killed and replaced", worker.index, AHEAD * limit)
-                    worker.kill()
+                if worker.state == "starting":
+                    silent, opening = now - worker.heard, now - worker.begun
+                    if silent > _SILENCE_S or opening > self.config.start_timeout_s:
+                        log.error(
+                            "worker %d is stuck: %.0f s of opening models, silent for %.0f s", worker.index, opening, silent
+                        )
+                        worker.kill()
+                elif worker.running and worker.state == "ready":
+                    number, sent = next(iter(worker.running.items()))
+                    if now - max(sent.abandoned, sent.first) > grace:
+                        log.error("worker %d is stuck with what nobody waits for; it is killed and replaced", worker.index)
+                        for other in [other for other in worker.running if other != number]:  # it did not run these yet
+                            for item in worker.running.pop(other).items:
+                                if item.state != "left":
+                                    self._batcher.requeue(item)
+                        worker.kill()
 
 
 class ClientDisconnected(Exception):

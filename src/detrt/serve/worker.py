@@ -1,22 +1,26 @@
 """A worker process: `python -m detrt.serve.worker FD`, FD being its end of a socket pair.
 
 It opens every model on its device and answers batches in their order. While a batch runs, the images of the next one
-are decoded in threads. When the server process ends, the socket closes, and the worker ends.
+are decoded in threads. What nobody waits for any more is left out: before each run of the model, and between the reads of an
+image that is being decoded. When the server process ends, the socket closes, and the worker ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,7 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_session
+from ..backends.prompted import PromptedSession
 from ..backends.worker_process import Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
@@ -37,7 +42,7 @@ from ..text.prompts import ImageQueries, Prompt
 from .config import ServedModel
 from .errors import Refused
 from .kserve import build_infer
-from .messages import Answer, Batch, Done, ImageTask, ModelFacts, Ready, Setup, TensorTask
+from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .process import be_first_victim
 
 if TYPE_CHECKING:
@@ -46,7 +51,9 @@ if TYPE_CHECKING:
 # Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
 # images of 50 million pixels would take 1.2 GB at once.
 PIXELS_AT_ONCE = 16_000_000
+ALIVE_S = 2.0  # seconds between two signs of life of a worker that opens its models
 Result = Answer | Refused
+_LEFT = Refused(504, "deadline", "nobody waits for this any more")
 
 # The image, which is still encoded where the GPU decodes it, and milliseconds.
 Decoded = tuple[LoadedImage | Refused, float]
@@ -69,30 +76,69 @@ def serve_parent(channel: Channel) -> None:
     """
     setup: Setup = channel.receive()
     models: dict[str, Model] = {}
-    for served in setup.models:
-        models[served.name] = Model(served, setup)
-        models[served.name].warm_up()
+    with _alive(channel):
+        for served in setup.models:
+            models[served.name] = Model(served, setup)
+            models[served.name].warm_up()
     channel.send(Ready(tuple(model.facts for model in models.values())))
-    with ThreadPoolExecutor(setup.threads, "detrt-decode") as threads:
-        prepare = partial(BatchImages, threads=threads, setup=setup)
+    held: dict[int, BatchImages] = {}
+
+    def noted(message: Batch | Left) -> bool:
+        if isinstance(message, Left) and message.number in held:
+            held[message.number].left.update(message.places)
+        return isinstance(message, Left)
+
+    with ThreadPoolExecutor(setup.threads, "detrt-decode") as threads, ThreadPoolExecutor(1, "detrt-open") as opener:
+
+        def prepare(batch: Batch) -> BatchImages:
+            held[batch.number] = BatchImages(batch, threads, opener, setup)
+            return held[batch.number]
+
+        def answer(batch: Batch, images: BatchImages) -> Done:
+            done = run_batch(models, batch, images)
+            del held[batch.number]
+            return done
+
         # Where the server process has ended, the model may be running, and nobody waits for it.
-        answer_ahead(channel, prepare, partial(run_batch, models), lambda: os._exit(0))
+        answer_ahead(channel, prepare, answer, lambda: os._exit(0), noted)
+
+
+@contextlib.contextmanager
+def _alive(channel: Channel) -> Iterator[None]:
+    """Say again and again that this process is not stuck."""
+    done = threading.Event()
+
+    def say() -> None:
+        with contextlib.suppress(OSError):
+            while not done.wait(ALIVE_S):
+                channel.send(Alive())
+
+    thread = threading.Thread(target=say, name="detrt-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def run_batch(models: Mapping[str, Model], batch: Batch, images: BatchImages) -> Done:
     """The results of a batch, in the order of its tasks."""
     model = models[batch.model]
     runs: list[int] = []
+    left = images.left.__contains__
     try:
         tensors = [task for task in batch.tasks if isinstance(task, TensorTask)]
         if tensors:
-            return Done(batch.number, tuple(model.infer(tensors, runs.append)), tuple(runs))
+            return Done(batch.number, tuple(model.infer(tensors, runs.append, left)), tuple(runs))
         results: list[Result] = []
-        while images.parts:
-            decoded = list(images.ahead or images.decode(images.parts[0]))
+        parts = images.parts()
+        while parts:
+            decoded = list(images.ahead or images.decode(parts[0]))
             images.ahead = None
-            tasks = [task for task, _ in images.parts.popleft()]
-            results += model.detect(tasks, decoded, runs.append)
+            tasks = [task for task, _ in parts.popleft()]
+            first = len(results)
+            results += model.detect(tasks, decoded, runs.append, lambda place, first=first: left(first + place))
         return Done(batch.number, tuple(results), tuple(runs))
     except Exception:  # a bug: the request is refused, and the worker stays
         traceback.print_exc()
@@ -103,36 +149,51 @@ def run_batch(models: Mapping[str, Model], batch: Batch, images: BatchImages) ->
 class BatchImages:
     """The images of a batch, in parts of a limited number of pixels, which are decoded together.
 
-    The first part is begun at once, so that it is decoded while an earlier batch runs, unless it is one very large image.
+    The first part is begun at once, so that it is decoded while an earlier batch runs, unless it is one very large image. Headers are
+    read in a thread too: some take seconds, and the process must hear meanwhile who has left.
 
     Attributes:
-        parts: (task, its opened file or why it cannot be opened) of the parts that have not run.
+        left: places of the tasks that nobody waits for; their images are not decoded further.
         decode: begins to decode a part in threads; gives its images in order.
         ahead: the images of the first part, or None where it is not begun.
     """
 
-    def __init__(self, batch: Batch, threads: Executor, setup: Setup) -> None:
-        self.parts: deque[list[OpenedTask]] = deque()
+    def __init__(self, batch: Batch, threads: Executor, opener: Executor, setup: Setup) -> None:
+        self.left: set[int] = set()
         self.decode = partial(threads.map, partial(decode_image, setup))
         self.ahead: Iterator[Decoded] | None = None
+        self._opening = opener.submit(self._open, batch.tasks, setup)
+
+    def parts(self) -> deque[list[OpenedTask]]:
+        """(task, its opened file or why it cannot be opened), in parts."""
+        return self._opening.result()
+
+    def _open(self, tasks: Sequence[ImageTask | TensorTask], setup: Setup) -> deque[list[OpenedTask]]:
+        parts: deque[list[OpenedTask]] = deque()
         total = first = 0
-        for task in batch.tasks:
+        for place, task in enumerate(tasks):
             if not isinstance(task, ImageTask):
-                return
+                return parts
             opened: OpenedImage | Refused
             try:
-                opened = open_image(task.data, max_pixels=setup.max_pixels)
+                opened = open_image(
+                    task.data,
+                    max_pixels=setup.max_pixels,
+                    formats=setup.image_formats,
+                    stopped=partial(self.left.__contains__, place),
+                )
                 pixels = opened.image.width * opened.image.height
             except DetrtError as error:
                 opened, pixels = Refused(400, "bad_image", str(error)), 0
-            if not self.parts or total + pixels > PIXELS_AT_ONCE:
-                self.parts.append([])
+            if not parts or total + pixels > PIXELS_AT_ONCE:
+                parts.append([])
                 total = 0
-            self.parts[-1].append((task, opened))
+            parts[-1].append((task, opened))
             total += pixels
-            first = total if len(self.parts) == 1 else first
-        if self.parts and first <= PIXELS_AT_ONCE:
-            self.ahead = self.decode(self.parts[0])
+            first = total if len(parts) == 1 else first
+        if parts and first <= PIXELS_AT_ONCE:
+            self.ahead = self.decode(parts[0])
+        return parts
 
 
 def decode_image(setup: Setup, opened_task: OpenedTask) -> Decoded:
@@ -144,7 +205,7 @@ def decode_image(setup: Setup, opened_task: OpenedTask) -> Decoded:
         if isinstance(image, Refused):
             decoded = image
         elif setup.image_decoder == "gpu":
-            decoded = load_encoded(task.data, max_pixels=setup.max_pixels)
+            decoded = load_encoded(task.data, max_pixels=setup.max_pixels, opened=image)
         else:
             decoded = image.load()
             image.image.close()  # a batch that waits for its turn holds the arrays alone
@@ -188,7 +249,10 @@ class Model:
         except BaseException:
             session.close()
             raise
-        self.session, self.spec, self.max_pixels = session, session.spec, setup.max_pixels
+        self.session, self.spec, self.setup = session, session.spec, setup
+        self._left: Callable[[], bool] = lambda: False  # whether nobody waits for what runs now
+        if isinstance(session, PromptedSession):
+            session.before_run = self._check_left
         text = session.info.text
         self.takes_prompt = text is not None
         self.facts = ModelFacts(
@@ -217,10 +281,27 @@ class Model:
             Image.fromarray(image).save(buffer, "JPEG")
             image = buffer.getvalue()
         for count in sorted({1, self.facts.max_batch}):
+            begun = time.perf_counter()
             self.detector([image] * count, ["object"] * count if self.takes_prompt else None)
+            self.facts = replace(self.facts, run_s=time.perf_counter() - begun)
 
-    def detect(self, tasks: Sequence[ImageTask], images: Sequence[Decoded], ran: Callable[[int], None]) -> list[Result]:
-        """Detections of each image as JSON: width, height, detections, and the prompt where it is a text."""
+    def _check_left(self) -> None:
+        """Raise SessionError where nobody waits for what runs now."""
+        if self._left():
+            raise SessionError("nobody waits for this any more")
+
+    def detect(
+        self,
+        tasks: Sequence[ImageTask],
+        images: Sequence[Decoded],
+        ran: Callable[[int], None],
+        left: Callable[[int], bool] = lambda place: False,
+    ) -> list[Result]:
+        """Detections of each image as JSON: width, height, detections, and the prompt where it is a text.
+
+        ran: told the images of each run. left: whether nobody waits for the task at a place any more.
+        """
+        images = [(_LEFT if left(place) else image, took) for place, (image, took) in enumerate(images)]
         if self.detector.decoder is not None:
             images = self._decoded_on_gpu(self.detector.decoder, images)
         results: list[Result | None] = [image if isinstance(image, Refused) else None for image, _ in images]
@@ -230,13 +311,14 @@ class Model:
         for index, task in enumerate(tasks):
             if results[index] is None:
                 try:
-                    classes[index], prompts[index] = self._wanted(task, queries)
+                    classes[index], prompts[index] = self._wanted(task, queries, partial(left, index))
                 except DetrtError as error:
                     code = "bad_prompt" if isinstance(error, PromptError) else "bad_request"
                     results[index] = Refused(400, code, str(error))
         ready = [index for index, result in enumerate(results) if result is None]
 
         def run(indices: list[int]) -> None:
+            self._left = lambda: all(left(i) for i in indices)
             start = time.perf_counter()
             # A session that runs several batches at the same time (OpenVINO's "throughput") gets the batch in so many parts.
             info = self.session.info
@@ -247,6 +329,7 @@ class Model:
                     [images[i][0] for i in part],  # type: ignore[misc]  # a refusal is not ready
                     [prompts[i] for i in part] if self.takes_prompt else None,  # type: ignore[misc]
                     threshold=min(tasks[i].threshold for i in indices),
+                    before_run=self._check_left,
                 )
                 for part in parts
             ]
@@ -275,11 +358,15 @@ class Model:
             done[i] = (Refused(400, "bad_image", str(image)) if bad else image, images[i][1] + took)
         return done
 
-    def infer(self, tasks: Sequence[TensorTask], ran: Callable[[int], None]) -> list[Result]:
-        """Outputs of the model for tensors as they are, in as few runs as the model takes."""
+    def infer(
+        self, tasks: Sequence[TensorTask], ran: Callable[[int], None], left: Callable[[int], bool] = lambda place: False
+    ) -> list[Result]:
+        """Outputs of the model for tensors as they are, in as few runs as the model takes. Arguments as of `detect`."""
         results: list[Result | None] = [None] * len(tasks)
 
         def run(indices: list[int]) -> None:
+            self._left = lambda: all(left(i) for i in indices)
+            self._check_left()
             chosen = [tasks[i] for i in indices]
             start = time.perf_counter()
             feeds = {name: np.concatenate([task.feeds[name] for task in chosen]) for name in chosen[0].feeds}
@@ -314,7 +401,7 @@ class Model:
         return outputs
 
     def _wanted(
-        self, asked: ImageTask, queries: dict[Any, ImageQueries]
+        self, asked: ImageTask, queries: dict[Any, ImageQueries], stopped: Callable[[], bool]
     ) -> tuple[frozenset[int] | None, Prompt | ImageQueries | None]:
         """The class ids to keep, or the prompt; `queries` are those that were checked. Raises PromptError, SpecError, ImageError."""
         prompt: str | list[str] | ImageQueries | None
@@ -333,7 +420,9 @@ class Model:
             if asked.query_images not in queries:
                 for number, (_, data) in enumerate(asked.query_images):
                     try:
-                        open_image(data, max_pixels=self.max_pixels).load()
+                        open_image(
+                            data, max_pixels=self.setup.max_pixels, formats=self.setup.image_formats, stopped=stopped
+                        ).load()
                     except ImageError as error:
                         raise ImageError(f"query image {number}: {error}") from None
                 names = tuple(Path(name or f"image {number}").stem for number, (name, _) in enumerate(asked.query_images))
@@ -343,6 +432,11 @@ class Model:
             raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
         # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
         bound = self.session.bind(prompt, task=asked.task)
+        if (runs := len(bound.prompts[0].chunks)) > self.setup.max_prompt_runs:
+            raise PromptError(
+                f"the prompt has {bound.prompts[0].prompt.num_classes} names, for which the model has to run {runs} times; at most "
+                f"{self.setup.max_prompt_runs} are taken: give fewer names, or start the server with a larger limit of prompt runs"
+            )
         return None, prompt if isinstance(prompt, ImageQueries) else bound.prompts[0].prompt
 
     def close(self) -> None:
