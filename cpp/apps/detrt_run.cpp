@@ -3,15 +3,14 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <future>
-#include <iostream>
 #include <memory>
 
 #include "detrt/detrt.h"
 #include "detrt/draw.hpp"
 #include "detrt/error.hpp"
 #include "options.hpp"
+#include "outputs.hpp"
 
 namespace fs = std::filesystem;
 using detrt::Error;
@@ -47,57 +46,6 @@ std::vector<Loaded> load(const std::vector<fs::path>& paths, const Options& opti
   return loaded;
 }
 
-// JSON lines to stdout, or to a file that appears at the end.
-class JsonLines {
-public:
-  explicit JsonLines(const std::string& path) : path_(path) {
-    if (path_ == "-")
-      return;
-    if (fs::is_directory(path_))
-      throw Error(ErrorKind::output, "cannot write '" + path + "': a folder has that name; give another output path");
-    temporary_ = path_.parent_path() / ("." + path_.filename().string() + ".tmp");
-    std::error_code ignored;
-    if (!path_.parent_path().empty())
-      fs::create_directories(path_.parent_path(), ignored);
-    file_.open(temporary_, std::ios::binary);
-    check(file_.good());
-  }
-  JsonLines(const JsonLines&) = delete;
-  JsonLines& operator=(const JsonLines&) = delete;
-  ~JsonLines() {
-    std::error_code ignored;
-    if (!temporary_.empty())
-      fs::remove(temporary_, ignored);
-  }
-
-  void write(const std::string& line) {
-    std::ostream& out = temporary_.empty() ? std::cout : file_;
-    out << line << '\n';
-    if (temporary_.empty())
-      out.flush();
-    check(out.good());
-  }
-  void finish() {
-    if (temporary_.empty())
-      return;
-    file_.close();
-    check(!file_.fail());
-    std::error_code error;
-    fs::rename(temporary_, path_, error);
-    check(!error);
-    temporary_.clear();
-  }
-
-private:
-  void check(bool ok) const {
-    if (!ok)
-      throw Error(ErrorKind::output,
-                  "cannot write '" + path_.string() + "'; check the folder, its permissions and the space on the disk");
-  }
-  fs::path path_, temporary_;
-  std::ofstream file_;
-};
-
 // Where annotated copies go: the folder with the part of each path that the inputs do not share.
 class Copies {
 public:
@@ -111,7 +59,7 @@ public:
     }
     for (const fs::path& input : inputs)
       for (const fs::path& other : inputs)
-        if (fs::absolute(target(input)).lexically_normal() == fs::absolute(other).lexically_normal())
+        if (same_file(target(input), other))
           throw Error(ErrorKind::output, "the annotated copy of '" + input.string() + "' would replace the input '" +
                                              other.string() + "'; give another --save");
   }
@@ -142,10 +90,10 @@ std::string summary(const std::string& image, const detrt::Detections& found) {
       ++same->second;
   }
   std::stable_sort(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-  std::string text = image + ": ";
+  std::string text;
   for (const auto& [label, count] : counts)
-    text += (text.size() > image.size() + 2 ? ", " : "") + std::to_string(count) + " " + label;
-  return counts.empty() ? text + "nothing" : text;
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + printable(label);
+  return printable(image) + ": " + (counts.empty() ? "nothing" : text);
 }
 
 int detect(const Options& options, const detrt::Detector& detector, const std::vector<fs::path>& paths) {
@@ -173,14 +121,14 @@ int detect(const Options& options, const detrt::Detector& detector, const std::v
       if (!one.error.empty()) {
         if (options.strict)
           throw Error(ErrorKind::image, one.error);
-        std::fprintf(stderr, "skipped: %s\n", one.error.c_str());
+        std::fprintf(stderr, "skipped: %s\n", printable(one.error).c_str());
         bad.push_back(name);
         continue;
       }
       if (json)
         json->write(detrt::to_json(*result, name));
       else if (!copies && !options.quiet)
-        std::printf("%s\n", summary(name, *result).c_str());
+        write_line(summary(name, *result));
       if (copies)
         copies->save(one, *result);
       ++result;
@@ -253,22 +201,26 @@ int run(int count, char** arguments) {
     return 0;
   const Options& options = *given;
   const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs);
+  refuse_replacing(options, paths);
   const detrt::Detector detector = detrt::Detector::open(options.bundle, options.detector);
   if (options.decode_on_gpu && !detector.session().decodes_jpegs())
     throw Error(ErrorKind::usage, "--image-decoder gpu is for TensorRT, without --resize-on-cpu, where libdetrt was built "
                                   "with nvJPEG; this is " +
                                       detector.session().backend() + ": leave it out");
   const double startup_ms = ms_since(start);
-  return options.benchmark > 0 ? benchmark(options, detector, paths, startup_ms) : detect(options, detector, paths);
+  const int code = options.benchmark > 0 ? benchmark(options, detector, paths, startup_ms) : detect(options, detector, paths);
+  check_stdout();
+  return code;
 }
 
 } // namespace
 
 int main(int count, char** arguments) {
   try {
+    open_streams();
     return run(count, arguments);
   } catch (const Error& error) {
-    std::fprintf(stderr, "detrt-run: %s\n", error.what());
+    std::fprintf(stderr, "detrt-run: %s\n", printable(error.what()).c_str());
     return 2;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "detrt-run: not enough memory; use a smaller size or batch, or a machine with more\n");

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -98,3 +102,26 @@ def test_closed_and_full_streams_end_as_in_gnu_tools(place, line, code):
 def test_a_reader_that_has_enough_is_no_error(place):
     done = shell("detrt info bundle | head -1; echo ${PIPESTATUS[0]}", place)
     assert done.stdout.splitlines()[-1] == "0" and "Traceback" not in done.stderr
+
+
+def test_a_server_outlives_the_reader_of_its_first_line(place):
+    pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "detrt", "serve", "bundle", "--port", str(port), "--workers", "1"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout.readline().startswith("loading")
+            server.stdout.close()
+            for _ in range(300):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+                    assert answer.status == 200
+                    break
+                time.sleep(0.2)
+                assert server.poll() is None, server.stderr.read()
+            else:
+                pytest.fail("the server did not become ready")
+        finally:
+            server.terminate()
+        assert server.wait(30) in (0, 143)
+        assert "Traceback" not in server.stderr.read()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from PIL import Image
 
 from detrt.data.sinks import Record
 from detrt.detector import Detector
+from detrt.errors import printable
 
 OPTIONS = (
     ({}, []),
@@ -177,3 +181,83 @@ def test_installed_package_is_found_by_a_consumer(build, bundle, photos, tmp_pat
     assert done.returncode == 0, done.stderr
     assert sum(1 for line in (source / "count_objects.cpp").read_text().splitlines() if line.strip()) <= 40
     assert run(prefix / "bin/detrt-run", bundle, photos[0]).returncode == 0
+
+
+def _contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_json_replaces_nothing_that_is_read(build, bundle, photos, tmp_path):
+    own = tmp_path / "own"
+    shutil.copytree(bundle, own)
+    pictures = tmp_path / "in"
+    pictures.mkdir()
+    for photo in photos[:2]:
+        shutil.copy(photo, pictures)
+    first = pictures / photos[0].name
+    (tmp_path / "link").symlink_to(first)
+    (tmp_path / "binary").write_bytes(b"\x89PNG\0")
+    before = _contents(tmp_path)
+    listed = next(path for path in own.iterdir() if path.name != "detrt.json" and path.suffix != ".json")
+    for target in (
+        first,
+        pictures / ".." / "in" / first.name,
+        tmp_path / "link",
+        own / "detrt.json",
+        listed,
+        tmp_path / "binary",
+    ):
+        done = run(build / "detrt-run", own, pictures, "--json", target)
+        assert done.returncode == 2 and "would replace" in done.stderr, (target, done.stderr)
+        assert _contents(tmp_path) == before
+    for _ in range(2):  # its own output of an earlier run, also among the images
+        assert run(build / "detrt-run", own, pictures, "--json", pictures / "found.jsonl").returncode == 0
+
+
+def test_copies_replace_no_input_under_another_name(build, bundle, photos, tmp_path):
+    (tmp_path / "in").mkdir()
+    shutil.copy(photos[0], tmp_path / "in")
+    (tmp_path / "out").symlink_to("in")
+    before = _contents(tmp_path)
+    done = run(build / "detrt-run", bundle, tmp_path / "in", "--save", tmp_path / "out")
+    assert done.returncode == 2 and "would replace the input" in done.stderr
+    assert _contents(tmp_path) == before
+
+
+def test_json_goes_into_pipes_and_descriptors_as_they_are(build, bundle, photos, tmp_path):
+    """A rename would replace them for everybody."""
+    fifo, link = tmp_path / "fifo", tmp_path / "stdout"
+    os.mkfifo(fifo)
+    link.symlink_to("/proc/self/fd/1")
+    with subprocess.Popen(["cat", fifo], stdout=subprocess.PIPE, text=True) as reader:
+        done = run(build / "detrt-run", bundle, *photos, "--json", fifo)
+        lines = reader.communicate(timeout=60)[0].splitlines()
+    assert done.returncode == 0 and fifo.is_fifo()
+    through = run(build / "detrt-run", bundle, *photos, "--json", link)
+    assert through.returncode == 0 and link.is_symlink()
+    assert lines == through.stdout.splitlines() and len(lines) == len(photos)
+
+
+@pytest.mark.parametrize("output", [(), ("--json", "-")], ids=["text", "json"])
+@pytest.mark.parametrize("stream", ["> /dev/full", ">&-"])
+def test_a_stdout_that_takes_nothing_is_an_error(build, bundle, photos, output, stream):
+    line = " ".join(map(shlex.quote, map(str, (build / "detrt-run", bundle, *photos, *output))))
+    done = subprocess.run(["bash", "-c", f"{line} {stream}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "standard output" in done.stderr
+
+
+@pytest.mark.parametrize("stream", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_leave_files_alone(build, bundle, photos, tmp_path, stream):
+    path = tmp_path / "found.jsonl"
+    line = " ".join(map(shlex.quote, map(str, (build / "detrt-run", bundle, *photos, "--json", path))))
+    assert subprocess.run(["bash", "-c", f"{line} {stream}"], timeout=120).returncode == 0
+    assert [json.loads(row)["image"] for row in path.read_text("utf-8").splitlines()] == [str(photo) for photo in photos]
+
+
+@pytest.mark.parametrize("name", ["line1\nline2: 3 person", "\x1b[2J", "a\rb", "\x9b31m", "\u202eexe", "a\u2028b", "犬 é"])
+def test_names_forge_no_line(build, bundle, photos, tmp_path, name):
+    path = tmp_path / f"{name}.png"
+    Image.open(photos[0]).save(path)
+    done = run(build / "detrt-run", bundle, path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
+    assert done.stdout.startswith(printable(path))
