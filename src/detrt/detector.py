@@ -15,6 +15,7 @@ import numpy as np
 
 from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
+from .data.arguments import check_device, check_integer, check_model, many_images, one_image, pixel_size
 from .data.images import ImageSource
 from .data.postprocess import DetectionFilter, check_threshold
 from .data.prefetch import Prefetcher
@@ -150,17 +151,18 @@ class Detector:
         check_changes(Detector.__init__, changes)
         check_threshold(threshold)
         check_threshold(text_threshold, "text_threshold")
-        for name, value in (("batch_size", batch_size), ("max_detections", max_detections), ("resize_threads", resize_threads)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}")
+        check_model(model)
+        batch_size, max_detections = check_integer(batch_size, "batch_size"), check_integer(max_detections, "max_detections")
+        resize_threads = check_integer(resize_threads, "resize_threads") or 1
+        size_hw = pixel_size(size_hw, "size_hw")
         check_image_decoder(image_decoder)
         if color not in COLORS:
             raise ValueError(f"color must be one of {', '.join(COLORS)}; got {color!r}")
         opening = {
-            "device": device,
-            "threads": threads,
+            "device": check_device(device),
+            "threads": check_integer(threads, "threads"),
             "performance": performance,
-            "streams": streams,
+            "streams": check_integer(streams, "streams"),
             "spec": spec,
             "load": load,
             **changes,
@@ -231,8 +233,6 @@ class Detector:
         shape = info.pixel_shape
         if size_hw is None and not info.sizes and self.spec.input.dynamic and all(isinstance(side, int) for side in shape[2:]):
             size_hw = shape[2:] or None  # type: ignore[assignment]  # an engine of one size from a model of many
-        if size_hw is not None:
-            size_hw = (int(size_hw[0]), int(size_hw[1]))
         check_size(self.spec.input, size_hw)
         return size_hw
 
@@ -292,12 +292,10 @@ class Detector:
             ValueError: a threshold out of range. TypeError: what is neither an image nor iterable.
         """
         options: dict[str, Any] = {"prompt": prompt, "threshold": threshold, "classes": classes}
-        if isinstance(images, ImageSource):
-            (found,) = self.stream([images], prompts, **options)
+        if (image := one_image(images)) is not None:
+            (found,) = self.stream([image], prompts, **options)
             return found
-        if not isinstance(images, Iterable):
-            raise TypeError(f"give an image (path, bytes, PIL image or array) or a list of them; got {type(images).__name__}")
-        return list(self.stream(images, prompts, **options))
+        return list(self.stream(images, prompts, **options))  # type: ignore[arg-type]
 
     def stream(
         self,
@@ -323,6 +321,7 @@ class Detector:
         Raises:
             DetrtError: as `__call__`, and its ValueError and TypeError.
         """
+        images = many_images(images)
         if isinstance(prompts, (str, Prompt, ImageQueries)):
             raise PromptError(f"give a list of prompts, one for each image, or prompt=... for all; got one, {prompts!r}")
         if prompt is not None and prompts is not None:

@@ -9,6 +9,7 @@ DetrtError                 exit code 2
 ├── SessionError           running a model
 ├── PromptError            what to look for: a prompt, a list of class names
 ├── ImageError             an image, a video or a list of them
+├── ArgumentError          an argument of a Python function: its type or range
 ├── OutputError            a place that cannot be written
 ├── MissingPackageError    an optional package that is not installed
 └── GateError              exit code 3: the work was done, and the result failed its check
@@ -31,6 +32,10 @@ class DetrtError(Exception):
     """Bad input or a missing package; the message says what was wrong, got, allowed and what to do."""
 
     exit_code = 2
+
+
+class ArgumentError(DetrtError, TypeError, ValueError):
+    pass
 
 
 class SourceError(DetrtError):

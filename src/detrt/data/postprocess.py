@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections, cxcywh_to_xyxy
-from ..errors import SessionError
+from ..errors import ArgumentError, SessionError
 from ..spec import (
     BOXES,
     LABELS,
@@ -192,10 +192,8 @@ def _covered(spec: ModelSpec, size_hw: tuple[int, int]) -> tuple[float, float] |
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:
-    if not isinstance(threshold, Real):
-        raise TypeError(f"{name} must be a number from 0 to 1; got {threshold!r}")
-    if not (math.isfinite(threshold) and 0 <= threshold <= 1):
-        raise ValueError(f"{name} must be from 0 to 1; got {threshold}")
+    if not isinstance(threshold, Real) or isinstance(threshold, bool) or not (math.isfinite(threshold) and 0 <= threshold <= 1):
+        raise ArgumentError(f"{name} must be a number from 0 to 1; got {threshold!r}")
 
 
 def sigmoid(x: NDArray) -> NDArray[np.float32]:

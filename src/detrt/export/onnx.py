@@ -11,6 +11,7 @@ import torch
 
 from .. import graph
 from ..backends.base import relative_error
+from ..data.arguments import refuse
 from ..errors import ExportError
 from ..graph.clean import serialized
 from ..graph.io import summarise
@@ -44,6 +45,8 @@ def export_onnx(
             not written. OutputError: the path cannot be written.
     """
     say = progress or (lambda text: None)
+    if not isinstance(source, Source):
+        raise refuse("source", "what load_source gives: export_onnx(load_source('embedded:shapes'), 'model.onnx')", source)
     path = Path(path)
     spec = exported_spec(source, config)
     require_check(config)

@@ -1,0 +1,93 @@
+"""Arguments of Python functions: what has another type, or is out of range, gives one error that names it, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import ArgumentError
+from ..spec import parse_size
+from .images import ImageSource
+
+_IMAGE = "a path, bytes, an open file, a PIL image or an array (H, W, 3) of uint8"
+
+
+def refuse(name: str, allowed: str, value: object) -> ArgumentError:
+    """The error of an argument. allowed: what it must be."""
+    return ArgumentError(f"{name} must be {allowed}; got {value!r} ({type(value).__name__})")
+
+
+def check_integer(value: Any, name: str, *, least: int = 1) -> int | None:
+    """An integer of at least `least`, of Python or NumPy, or None."""
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise refuse(name, f"an integer of at least {least}, or None", value) from None
+    if isinstance(value, bool) or number < least:
+        raise refuse(name, f"an integer of at least {least}, or None", value)
+    return number
+
+
+def check_device(value: Any) -> str | None:
+    """A device as text, from a text, the number of a GPU, or a `torch.device`; None stays."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return f"cuda:{value}"
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "type") and hasattr(value, "index"):
+        return str(value)
+    raise refuse("device", "'cpu', 'cuda:0', the number of a GPU, or None", value)
+
+
+def pixel_size(value: Any, name: str) -> tuple[int, int] | None:
+    """(height, width) in pixels, from a pair, one number for both, or a text such as "480x640"; None stays."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return parse_size(value, name)
+    sides = list(value) if isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping)) else [value, value]
+    try:
+        height, width = (check_integer(side, name) for side in sides)
+    except (ArgumentError, ValueError):
+        raise refuse(name, "(height, width) in pixels, one number for both, or '480x640'", value) from None
+    if height is None or width is None:
+        raise refuse(name, "(height, width) in pixels, one number for both, or '480x640'", value)
+    return height, width
+
+
+def check_model(value: Any) -> None:
+    """Raise ArgumentError for what is neither a reference to a model nor an open session."""
+    if not isinstance(value, (str, os.PathLike)) and not (hasattr(value, "run") and hasattr(value, "info")):
+        raise refuse("model", "a path or reference, such as 'bundle/' or 'hf:org/name', or an open session", value)
+
+
+def one_image(value: Any) -> ImageSource | None:
+    """One image, of an open file its content; None: it may be many.
+
+    Raises:
+        ArgumentError: what is no image and no iterable of images.
+    """
+    if isinstance(value, ImageSource):
+        return value
+    if callable(getattr(value, "read", None)):
+        data = value.read()
+        if not isinstance(data, bytes):
+            raise refuse("an image file", "opened in binary mode, as open(path, 'rb')", value)
+        return data
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "numpy"):
+        raise refuse("images", f"{_IMAGE}, or a list of them; of a tensor of (H, W, 3) give tensor.cpu().numpy()", type(value))
+    if isinstance(value, Mapping) or not isinstance(value, Iterable):
+        raise refuse("images", f"{_IMAGE}, or a list of them", value)
+    return None
+
+
+def many_images(value: Any) -> Iterable[Any]:
+    """Several images. Raises ArgumentError for one, or for what is no iterable of images."""
+    if isinstance(value, ImageSource) or callable(getattr(value, "read", None)):
+        raise refuse("images", "a list or another iterable of images here, and one image goes to the detector itself", value)
+    one_image(value)
+    return value
