@@ -24,7 +24,7 @@ import torch
 from onnx_on_torch import TorchGraph
 
 from detrt import graph
-from detrt.backends.base import relative_error
+from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.evaluation.coco import evaluate_coco
 from detrt.export import ExportConfig, export_onnx

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import files
-from .backends.base import output_differences
+from .backends.compare import output_differences
 from .backends.inductor.build import PackageSource, build_packages, check_packages
 from .backends.inductor.config import InductorConfig
 from .backends.onnxruntime.session import OnnxSession, run_graph

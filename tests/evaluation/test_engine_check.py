@@ -10,7 +10,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 from onnx import helper, numpy_helper
 
-from detrt.backends.base import output_error
+from detrt.backends.compare import relative_error
 from detrt.backends.engine_check import EngineCheck, EngineRow, compare_sessions
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
@@ -264,8 +264,8 @@ def test_the_graph_of_a_plugin_engine_is_run_in_standard_operators(engine, graph
 def test_logits_of_masked_classes_are_equal_in_whatever_form():
     """TensorRT has the least number of a type where a graph has minus infinity."""
     want = np.array([[1.0, -np.inf]], np.float32)
-    assert output_error(LOGITS, want, np.array([[1.0, -3.4e38]], np.float32)) == 0.0
-    assert output_error(LOGITS, want, np.array([[1.5, -65504.0]], np.float32)) == 0.5
+    assert relative_error(want, np.array([[1.0, -3.4e38]], np.float32), LOGITS) == 0.0
+    assert relative_error(want, np.array([[1.5, -65504.0]], np.float32), LOGITS) == 0.5
     for got in ([[1.0, -5.0]], [[-np.inf, -np.inf]], [[np.nan, -np.inf]]):
-        assert output_error(LOGITS, want, np.array(got, np.float32)) == np.inf
-    assert output_error(PRED_BOXES, want, np.array([[1.0, -3.4e38]], np.float32)) == np.inf
+        assert relative_error(want, np.array(got, np.float32), LOGITS) == np.inf
+    assert relative_error(want, np.array([[1.0, -3.4e38]], np.float32), PRED_BOXES) == np.inf

@@ -13,7 +13,7 @@ from engine_graphs import rtx
 from tiny_exports import SHARED
 
 from detrt import graph
-from detrt.backends.base import relative_error
+from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import with_outputs

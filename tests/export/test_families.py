@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from tiny_exports import SHARED
 
 from detrt import graph
-from detrt.backends.base import relative_error
+from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession, contract
 from detrt.data.matching import Gate, match

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from onnx import helper, numpy_helper
 
-from detrt.backends.base import relative_error
+from detrt.backends.compare import relative_error
 from detrt.errors import ExportError, GateError, SessionError
 from detrt.export import ExportConfig, export_onnx
 from detrt.export import trace as exporter

@@ -13,7 +13,7 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from tiny_exports import SHARED
 
 from detrt import graph
-from detrt.backends.base import relative_error
+from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SourceError

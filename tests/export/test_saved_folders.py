@@ -20,7 +20,7 @@ from checkpoint_folders import image_processor, save_folder
 from torchvision_nms import batched_nms
 
 from detrt import Detector, graph
-from detrt.backends.base import relative_error
+from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import open_torch
 from detrt.data.matching import Gate, match

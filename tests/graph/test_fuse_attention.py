@@ -10,7 +10,7 @@ from PIL import Image
 
 pytest.importorskip("onnx", reason="needs the 'export' extra")
 from detrt import graph
-from detrt.backends.base import output_differences
+from detrt.backends.compare import output_differences
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.bundle import Bundle

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,8 @@ from ..data.raw_image import LoadedImage
 from ..detections import Detections
 from ..errors import PromptError, SessionError, SpecError
 from ..spec import (
-    BOXES,
-    LOGITS,
     PIXEL_MASK,
     PIXEL_VALUES,
-    PRED_BOXES,
     SELECTION,
     TARGET_SIZES,
     TEXT_ENCODER_INPUTS,
@@ -47,10 +44,19 @@ if TYPE_CHECKING:
 
 # The run of a shape that is captured as a CUDA graph: a capture takes as long as several runs, so shapes that come once have none.
 CAPTURE_AT = 3
-MASKED = -1e4  # a logit below it is that of a masked class
 Feeds = Mapping[str, NDArray]
 Outputs = dict[str, NDArray]
 Shape = tuple[int, ...]
+
+
+class Choices(NamedTuple):
+    """What a run chose: the indices of its top-k selections, and of a model that cuts coordinates to integers (PP-DocLayoutV2) those, in
+    graph order; `cuts` is None for other models."""
+
+    selections: Sequence[NDArray]
+    cuts: Sequence[NDArray] | None = None
+
+
 NO_PROMPT = (
     "this model has fixed classes and takes no prompt; choose among them with --classes (Python: classes=[...]), or use a "
     "model that takes one"
@@ -178,7 +184,19 @@ class Session(Protocol):
     def image_runner(self) -> ImageRunner | None:
         """Runs images on the device of the model; None: images are preprocessed on the CPU."""
 
-    def run(self, feeds: Feeds) -> Outputs: ...
+    @property
+    def tells_selections(self) -> bool:
+        """Whether `selections` can say what a run chose."""
+
+    @property
+    def takes_selections(self) -> bool:
+        """Whether `run` can be given what to choose."""
+
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
+        """Outputs of a batch. force: what the model chooses, instead of what its own scores say. Raises SessionError."""
+
+    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
+        """Outputs of a batch, and what the model chose for them. Raises SessionError."""
 
     def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
         """Enqueue a batch if `info.parallel` is above 1; else as `run`."""
@@ -219,8 +237,37 @@ class BaseSession(ABC):
         """Add to `info.notes`."""
         self._info = replace(self._info, notes=(*self._info.notes, text))
 
+    @property
+    def tells_selections(self) -> bool:
+        return self._returned() is not None
+
+    @property
+    def takes_selections(self) -> bool:
+        return False
+
     @abstractmethod
-    def run(self, feeds: Feeds) -> Outputs: ...
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs: ...
+
+    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
+        returned = self._returned()
+        if returned is None:
+            raise SessionError(f"{self.info.name} cannot say what it selects")
+        outputs = self.run(feeds)
+        return outputs, Choices([outputs.pop(name) for name in returned])
+
+    def _returned(self) -> list[str] | None:
+        """The selections among the outputs, in graph order. None: the model was not built to return them, or cuts that it made beside
+        them."""
+        facts = self.info.facts
+        if facts is None or not facts.options.get("return_selections") or self.spec.decode.reading_order == "votes":
+            return None
+        numbers = [int(info.name.removeprefix(SELECTION)) for info in self.outputs if info.name.startswith(SELECTION)]
+        return [f"{SELECTION}{number}" for number in sorted(numbers)]
+
+    def _refuse(self, force: Choices | None) -> None:
+        """Raise SessionError where a run is given selections that this backend cannot take."""
+        if force is not None:
+            raise SessionError(f"{self.info.name} cannot be given what to select")
 
     def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
         return self.run(feeds)
@@ -331,7 +378,8 @@ class FakeSession(BaseSession):
         self._function = function
         self.closed = False
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
+        self._refuse(force)
         if self.closed:
             raise SessionError("the session is closed")
         check_feeds(self.inputs, feeds)
@@ -339,57 +387,3 @@ class FakeSession(BaseSession):
 
     def close(self) -> None:
         self.closed = True
-
-
-def output_error(name: str, expected: NDArray, actual: NDArray) -> float:
-    """As `relative_error`, of an output; inf where shapes differ, or boxes are not finite.
-
-    Logits of masked classes are minus infinity, or the least number of a type, which TensorRT has in its place.
-    """
-    if expected.shape != actual.shape or (name in (PRED_BOXES, BOXES) and not np.isfinite(actual).all()):
-        return float("inf")
-    if name == LOGITS:
-        masked = np.isneginf(expected) & (actual < MASKED)
-        expected, actual = np.where(masked, 0.0, expected), np.where(masked, 0.0, actual)
-    return relative_error(expected, actual)
-
-
-def relative_error(expected: NDArray, actual: NDArray) -> float:
-    """Largest absolute difference over the largest absolute expected value; inf where finiteness differs."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(actual)):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    a, b = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
-    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
-
-
-def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, float]:
-    """Output -> largest difference, relative to the largest value.
-
-    Models that select queries by rank may swap two whose scores tie within rounding. If outputs differ by more than `limit`,
-    each query is therefore compared with the nearest one, provided that this is a one-to-one assignment. Masks follow the queries
-    that the other outputs have paired.
-    """
-    errors = {name: relative_error(array, got[name]) for name, array in want.items()}
-    rows = [name for name, array in want.items() if array.ndim == 3]
-    queries = {side[name].shape[:2] for side in (want, got) for name in want if want[name].ndim >= 3}
-    if max(errors.values()) <= limit or len(queries) != 1 or not rows or any(a.ndim < 3 for a in want.values()):
-        return errors
-    # Scaled, so that logits do not outweigh boxes; infinite values (masked classes) are equal or not.
-    scales = {name: max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-9) for name, a in want.items()}
-    before, after = (
-        np.concatenate([np.nan_to_num(side[name] / scales[name], nan=0.0, posinf=1e3, neginf=-1e3) for name in rows], -1)
-        for side in (want, got)
-    )
-    partner = np.stack([_nearest(a, b) for a, b in zip(before, after, strict=True)])
-    if any(len(set(row.tolist())) != len(row) for row in partner):
-        return errors
-    image = np.arange(len(partner))[:, None]
-    return {name: relative_error(a, got[name][image, partner]) for name, a in want.items()}
-
-
-def _nearest(rows: NDArray, others: NDArray) -> NDArray:
-    """For each row the index of the nearest other row."""
-    return np.array([int(np.square(others - row).sum(-1).argmin()) for row in rows])

@@ -17,7 +17,8 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
 from ..spec import BEST_SCORES, GIVEN_SCORES, PIXEL_VALUES, SELECTION
-from .base import Feeds, Outputs, Session, output_error, relative_error
+from .base import Feeds, Outputs, Session
+from .compare import relative_error
 from .prompted import BoundSession, PromptedSession, unbound
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
@@ -251,7 +252,7 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         score=max(one.score for one in found),
         mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
         beyond=sum(one.beyond for one in found),
-        error=max(output_error(name, want[name], got[name]) for name in want if name in got),
+        error=max(relative_error(want[name], got[name], name) for name in want if name in got),
         selection=max(_selection_error(run, name, batch) for run in wanted for name in taken) if taken else None,
     )
 

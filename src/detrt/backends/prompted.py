@@ -68,7 +68,7 @@ from ..text.postprocess import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_lo
 from ..text.prompts import ImageQueries, Prompt
 from ..text.prompts import chunks as split_in_chunks
 from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, ImageChunk, PromptTokenizer, TokenChunk
-from .base import NO_PROMPT, Backend, BaseSession, Feeds, ImageRunner, Outputs, PendingOutputs, Session
+from .base import NO_PROMPT, Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session
 
 CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
 NAMES_SIZE = 4096  # class names, of 2 kB each
@@ -234,7 +234,7 @@ class PromptedSession(BaseSession):
             feeds |= self._encoded_tokens([chunk.ids for chunk in given], length)
         return {name: array for name, array in feeds.items() if name in names}
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run the detector; feeds hold the images and the text inputs (see `text_feeds`)."""
         missing = [name for name in text_inputs(self.spec) if name not in feeds]
         if missing:
@@ -244,7 +244,7 @@ class PromptedSession(BaseSession):
             )
         if self.before_run is not None:
             self.before_run()
-        return self.detector.run(feeds)
+        return self.detector.run(feeds, force)
 
     def close(self) -> None:
         self.detector.close()
@@ -516,12 +516,13 @@ class BoundSession(BaseSession):
         runner = self.model.detector.image_runner
         return None if runner is None else BoundImageRunner(self, runner)
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run one batch of images.
 
         Raises:
             SessionError: as `run` of the model; another number of images than of prompts.
         """
+        self._refuse(force)
         count = len(feeds[PIXEL_VALUES])
         return self.merge((self.model.run({**feeds, **text}) for text in self.texts(count)), count)
 
@@ -705,8 +706,8 @@ class TokenLabelSession(BoundSession):
     def image_runner(self) -> ImageRunner | None:
         return None
 
-    def run(self, feeds: Feeds) -> Outputs:
-        return self.model.run(self.with_text(feeds))
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
+        return self.model.run(self.with_text(feeds), force)
 
     def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         assert isinstance(outputs, dict)  # there is no image runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..errors import SessionError, SourceError
+from ..errors import ExportError, SessionError, SourceError
 from ..models.contract import ExportConfig, contract, exported_spec, query_encoder_contract, text_encoder_contract
+from ..models.hooks import forced_choices, recorded_cuts, recorded_topk
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec, TextSpec
 from ..text.tokenizer import PromptTokenizer
-from .base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds
+from .base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds
 from .prompted import PromptedSession
 
 if TYPE_CHECKING:
@@ -77,19 +79,30 @@ class TorchSession(BaseSession):
             Backend.TORCH, f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ()
         )
 
-    def run(self, feeds: Feeds) -> Outputs:
+    tells_selections = takes_selections = True
+
+    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
+        with recorded_topk() as chosen, recorded_cuts() as integers:
+            outputs = self.run(feeds)
+        selections, cuts = ([tensor.cpu().numpy() for tensor in tensors] for tensors in (chosen, integers))
+        return outputs, Choices(selections, cuts if self.spec.decode.reading_order == "votes" else None)
+
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run the model.
 
         Raises:
-            SessionError: feeds that do not fit, or PyTorch failed.
+            SessionError: feeds that do not fit, another number or shape of selections, or PyTorch failed.
         """
         check_feeds(self.inputs, feeds)
         tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
         try:
             # PyTorch's default for convolutions on a GPU is TF32, which a reference must not use.
             exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-            with torch.inference_mode(), exact:
+            forced = contextlib.nullcontext() if force is None else forced_choices(*force)
+            with torch.inference_mode(), exact, forced:
                 results = self.module(*tensors)
+        except ExportError as error:
+            raise SessionError(str(error)) from error
         except RuntimeError as error:
             raise SessionError(f"PyTorch failed: {' '.join(str(error).split())[:400]}") from error
         arrays = (r.float().cpu().numpy() if r.is_floating_point() else r.cpu().numpy() for r in results)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Feeds, Outputs, Session, relative_error
+from ..backends.base import Feeds, Outputs, Session
+from ..backends.compare import relative_error
 from ..data.matching import Gate, match, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, needs_equal_sizes, preprocess, resize

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Feeds
+from ..backends.compare import difference
 from ..errors import GraphError, SessionError
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
@@ -29,7 +30,6 @@ Fetch = Callable[[Sequence[str]], Mapping[str, NDArray]]
 _CHUNK_BYTES = 256 << 20
 _FIRST_CHUNK = 32
 _ORT_NODE = re.compile(r"running \w+ node\. Name:\s*'([^']+)'")
-_FILL = 1e30  # a fill value such as finfo.min; a narrower type has another one
 _MAX_WRONG_STEPS = 0.02  # fraction of the values of a discontinuous node that rounding may change; 0 if both are FP32
 
 
@@ -162,7 +162,7 @@ def search(
     read_reference = onnx_fetch(reference, spec, feeds, forced)
     for chunk, a, b in _chunks(names, read_reference, read):
         for name in chunk:
-            errors[name] = tensor_error(a[name], b[name], metric)
+            errors[name] = difference(a[name], b[name], metric=metric)
         if progress:
             progress(len(errors), max(len(errors), len(names) + len(forced)))
     notes: list[str] = []
@@ -225,33 +225,6 @@ def _chunks(
         size = int(np.clip(_CHUNK_BYTES // 2 // bytes_per_tensor, 4, 512))
 
 
-def tensor_error(reference: NDArray, candidate: NDArray, metric: str) -> tuple[float, str]:
-    if reference.shape != candidate.shape:
-        return float("inf"), f"shape {candidate.shape}, the reference has {reference.shape}"
-    a, b = reference.astype(np.float64), candidate.astype(np.float64)
-    if reference.dtype.kind in "iub":
-        wrong = int((a != b).sum())
-        return (1.0, f"{wrong} of {a.size} integers differ") if wrong else (0.0, "")
-    with np.errstate(invalid="ignore", over="ignore"):
-        masked = (np.abs(a) >= _FILL) & (np.sign(a) == np.sign(b)) & (np.abs(b) >= 1e4)
-    a, b = a[~masked], b[~masked]
-    non_finite = np.isfinite(a) & ~np.isfinite(b)
-    if non_finite.any():
-        kind = "NaN" if np.isnan(b[non_finite]).all() else "infinite"
-        largest = float(np.abs(a[np.isfinite(a)]).max())
-        return float("inf"), f"{int(non_finite.sum())} of {a.size} values are {kind}; the reference reaches {largest:.3g}"
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not np.array_equal(np.isfinite(a), finite):
-        return float("inf"), "the reference has infinite values or NaN that the candidate does not have"
-    a, b = a[finite], b[finite]
-    if not a.size:
-        return 0.0, ""
-    difference = b - a
-    if metric == "rms":
-        return float(np.sqrt((difference**2).mean()) / max(np.sqrt((a**2).mean()), 1e-6)), ""
-    return float(np.abs(difference).max() / max(np.abs(a).max(), 1e-6)), ""
-
-
 def _step_errors(
     forced: Mapping[str, NDArray], steps: Mapping[str, Any], computed: Fetch, precision: str
 ) -> Iterator[tuple[str, tuple[float, str]]]:
@@ -269,7 +242,7 @@ def _step_errors(
     for name, tensors in names_by_step.items():
         if len(tensors) == 2:  # the selected values, sorted, may differ by rounding only
             expected, selected = (np.sort(values[n], axis=None) for n in tensors)
-            yield name, tensor_error(expected, selected, "max" if precision == "fp32" else "rms")
+            yield name, difference(expected, selected, metric="max" if precision == "fp32" else "rms")
             continue
         own_values, computed_values = forced[name], values[tensors[0]]
         if own_values.shape != computed_values.shape:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Backend, Feeds, Session
+from ..backends.compare import difference
 from ..backends.prompted import detector_of, with_text
 from ..backends.tensorrt import EngineConfig, TensorRTSession, build_engine
 from ..bundle import EngineFacts
@@ -25,9 +26,8 @@ from ..errors import DetrtError, GraphError
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from .batching import slot_feeds
-from .divergence import Divergence, LayerError, TensorError, comparable, onnx_fetch, search, tensor_error
+from .divergence import Divergence, LayerError, TensorError, comparable, onnx_fetch, search
 from .models import Side, reference_view, run_view, view_of
-from .tensors import with_choices
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView
@@ -92,7 +92,9 @@ def _search(
     if cand.session.info.backend is Backend.ONNXRUNTIME:
         return result, notes
     if result.first is not None and result.first.error > report.gate.tensor:
-        return result, ["found in the graph of the engine, so TensorRT is not the cause"]
+        return result, [f"found in the graph, so what {cand.session.info.name} makes of it is not the cause"]
+    if cand.session.info.backend is not Backend.TENSORRT:
+        return result, [f"the graph agrees with the reference, so {cand.session.info.name} differs, whose tensors cannot be read"]
     say("building probe engines")
     return _search_engine(report, cand, view, reference, feeds, against)
 
@@ -137,7 +139,7 @@ def search_modules(
     """
     from ..models.hooks import module_paths, run_modules
 
-    _, choices = with_choices(cand, feeds)
+    _, choices = cand.selections(feeds)
     scope_tensors = scope_outputs(candidate)
     paths = [path for path in module_paths(reference) if path in scope_tensors]
     fetch = onnx_fetch(candidate, spec, feeds)
@@ -187,7 +189,7 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
     """
     from ..models.hooks import module_paths, run_modules
 
-    _, choices = with_choices(candidate, feeds)
+    _, choices = candidate.selections(feeds)
     candidate_paths = set(module_paths(candidate))
     paths = [path for path in module_paths(reference) if path in candidate_paths]
     result: dict[str, tuple[float, str, str]] = {}
@@ -195,7 +197,7 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
         chunk = paths[start : start + _CHUNK]
         want, got = run_modules(reference, feeds, choices, chunk), run_modules(candidate, feeds, choices, chunk)
         for (path, a), (_, b) in zip(want, got, strict=False):
-            row = (*tensor_error(a, b, "max"), path)
+            row = (*difference(a, b), path)
             result[path] = max(result.get(path, (0.0, "", "")), row, key=lambda r: r[0])
     if not result:
         raise GraphError("the two checkpoints have no module in common")
@@ -205,7 +207,7 @@ def search_torch(reference: Any, candidate: Any, feeds: Feeds) -> Divergence:
 
 
 def _nearest(array: NDArray, names: Sequence[str], tensors: Any, metric: str) -> tuple[float, str, str] | None:
-    same = [(*tensor_error(array, tensors[name], metric), name) for name in names if tensors[name].shape == array.shape]
+    same = [(*difference(array, tensors[name], metric=metric), name) for name in names if tensors[name].shape == array.shape]
     return min(same, key=lambda row: row[0]) if same else None
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from .. import graph
-from ..backends.base import relative_error
+from ..backends.compare import relative_error
 from ..backends.onnxruntime.session import run_graph
 from ..data.postprocess import sigmoid
 from ..data.preprocess import preprocess
@@ -63,8 +63,8 @@ def _takes_batches(foreign: ForeignModel, model: Any) -> bool:
     try:
         alone = [_ours(foreign, model, [image]) for image in images]
         together = run_graph(foreign.path, _their_feeds(foreign, images))
-        joined = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
-        return all(_error(*pair) <= CHECK_TOLERANCE for pair in _pairs(foreign, together, joined).values())
+        joined = {name: np.concatenate([single[name] for single in alone]) for name in alone[0]}
+        return all(relative_error(*pair, name) <= CHECK_TOLERANCE for name, pair in _pairs(foreign, together, joined).items())
     except (SessionError, ValueError, IndexError):  # it does not run, or returns another number of rows
         return False
 
@@ -73,11 +73,6 @@ def _ours(foreign: ForeignModel, model: Any, images: list[NDArray[np.uint8]]) ->
     with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
         graph.save(model, Path(folder) / "model.onnx")
         return run_graph(Path(folder) / "model.onnx", preprocess(images, foreign.spec).feeds)
-
-
-def _error(expected: NDArray, actual: NDArray) -> float:
-    """As `relative_error`; inf where the shapes differ."""
-    return relative_error(expected, actual) if expected.shape == actual.shape else float("inf")
 
 
 def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str, Any]]:
@@ -90,7 +85,7 @@ def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str
     ours, theirs = _ours(foreign, model, images), run_graph(foreign.path, _their_feeds(foreign, images))
     height, width = foreign.spec.input.size_hw
     for name, (expected, actual) in _pairs(foreign, theirs, ours).items():
-        error = _error(expected, actual)
+        error = relative_error(expected, actual, name)
         if not error <= CHECK_TOLERANCE:
             raise GateError(
                 f"the graph in detrt's contract differs from '{foreign.path}' by {error:.2g} (relative, allowed {CHECK_TOLERANCE}) in "

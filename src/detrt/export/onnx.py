@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import graph
-from ..backends.base import relative_error
+from ..backends.compare import relative_error
 from ..data.arguments import refuse
 from ..errors import ExportError
 from ..graph.clean import serialized
@@ -106,7 +106,7 @@ def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSp
                     "height": size[0],
                     "width": size[1],
                     "output": name,
-                    "error": relative_error(expected, actual),
+                    "error": relative_error(expected, actual, name),
                 }
     finally:
         session.close()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import files, graph
-from ..backends.base import relative_error
+from ..backends.compare import relative_error
 from ..errors import ExportError, SourceError
 from ..graph.clean import serialized
 from ..graph.io import summarise
@@ -119,7 +119,7 @@ def _check_query_encoder(source: Source, model: Any, spec: ModelSpec) -> Iterato
                 want = stock(torch.from_numpy(pixels))[0].numpy()
             found = session.run({PIXEL_VALUES: pixels})[CLASS_FEATURES]
             row = {"batch": batch, "height": size[0], "width": size[1], "tokens": 0, "output": CLASS_FEATURES}
-            yield {**row, "error": relative_error(want, found)}
+            yield {**row, "error": relative_error(want, found, CLASS_FEATURES)}
 
 
 def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
@@ -166,7 +166,7 @@ def check_text_export(
             for name, expected in zip(module.output_names, want, strict=True):
                 if expected.shape != got[name].shape:
                     raise ExportError(f"output '{name}' has shape {got[name].shape}, PyTorch gives {expected.shape}")
-                yield {**row, "output": name, "error": relative_error(*unpadded(expected, got[name], feeds, name))}
+                yield {**row, "output": name, "error": relative_error(*unpadded(expected, got[name], feeds, name), name)}
 
 
 def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]) -> list[NDArray]:

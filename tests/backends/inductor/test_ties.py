@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from detrt.backends.base import output_differences
+from detrt.backends.compare import output_differences
 from detrt.backends.inductor.ties import run_with_ties
 
 QUERIES, LIMIT = 4, 1e-3

@@ -21,7 +21,7 @@ from cli_support import cli  # noqa: F401 - a fixture
 from onnx_models import make_model, make_spec, ranked_model
 from serve_support import png
 
-from detrt.backends.base import output_differences
+from detrt.backends.compare import output_differences
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import PREFERRED_ON_CPU, open_session
 from detrt.backends.openvino import build as builder

@@ -14,7 +14,7 @@ from ...data.preprocess import BatchPlan, SizeHW, size_words
 from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
-from ..base import Backend, BaseSession, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
+from ..base import Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
 
 if TYPE_CHECKING:
     from ..gpu.decoder import GpuDecoder
@@ -85,12 +85,13 @@ class InductorSession(BaseSession):
         self._replays: dict[tuple[tuple[int, ...], ...], _ReplayGraph] | None = {} if graphs else None
         self._runner: GpuRunner | None = None
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run one batch.
 
         Raises:
             SessionError: feeds that do not fit, a failure inside the model, or a closed session.
         """
+        self._refuse(force)
         if self._run is None:
             raise SessionError(f"the session of '{self.path.name}' is closed")
         check_feeds(self.inputs, feeds)
@@ -252,12 +253,13 @@ class SizedSession(BaseSession):
             facts_by_size={size: one.info.facts for size, one in self._sessions.items() if one.info.facts is not None},
         )
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run one batch.
 
         Raises:
             SessionError: as `InductorSession.run`; a size that is none of `info.sizes`.
         """
+        self._refuse(force)
         return self.of(tuple(feeds[PIXEL_VALUES].shape[2:]) if PIXEL_VALUES in feeds else None).run(feeds)
 
     @property

@@ -22,8 +22,8 @@ from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
-from ..base import output_differences
 from ..child_process import answer_parent
+from ..compare import output_differences
 from .capture import CapturedGraph
 from .compile import compile_package
 from .config import InductorConfig

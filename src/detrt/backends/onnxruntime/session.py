@@ -20,13 +20,14 @@ from ...bundle import MANIFEST, Bundle
 from ...errors import GraphError, MissingPackageError, SessionError, SpecError
 from ...graph.operators import named_in
 from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
-from ...system import SATURATES, saturates_int8, usable_cores
-from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
+from ...system import CPU, SATURATES, saturates_int8, usable_cores
+from ..base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
 from .rtx import BACKEND as RTX
 from .rtx import rtx_device
 
 if TYPE_CHECKING:
+    from ...graph.view import GraphView
     from ..gpu.runner import GpuRunner
 
 SPEC_KEY = "detrt.spec"  # key of the spec in the file's metadata_props
@@ -217,14 +218,71 @@ class OnnxSession(BaseSession):
             "Give one with --spec FILE (Python: spec=...), or export the checkpoint with: detrt export"
         )
 
-    def run(self, feeds: Feeds) -> Outputs:
-        """Run one batch.
+    @property
+    def tells_selections(self) -> bool:
+        return self.path is not None
+
+    takes_selections = tells_selections
+
+    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
+        """Read from a second session of the file, which is closed after the run. Values of 16 bits are rounded on the CPU."""
+        from ...graph.clean import serialized
+        from ...graph.emulate_low_precision import emulate, has_16_bit
+        from ...graph.selections import cut_outputs, topk_outputs
+
+        view = self._view()
+        model = emulate(view.model, view.types) if self.info.device == CPU and has_16_bit(view.types) else view.model
+        names, cuts = topk_outputs(model), cut_outputs(model, self.spec)
+        with OnnxSession(serialized(model, [*names, *(cuts or ())]), self.spec) as telling:
+            outputs = telling.run(feeds)
+        chosen = [outputs.pop(name) for name in names]
+        return outputs, Choices(chosen, None if cuts is None else [outputs.pop(name) for name in cuts])
+
+    def _forced(self, feeds: Feeds, force: Choices) -> Outputs:
+        """Of the integers, those that a number may be cut to by rounding alone are forced."""
+        from ...data.reading_order import near_cuts
+        from ...graph.io import to_bytes
+        from ...graph.probe import probe
+        from ...graph.selections import cut_outputs, topk_outputs
+
+        view = self._view()
+        names, cuts = topk_outputs(view.model), cut_outputs(view.model, self.spec)
+        for what, own, given in (
+            ("top-k selections", names, force.selections),
+            ("cuts to integers", cuts or (), force.cuts or ()),
+        ):
+            if len(own) != len(given):
+                raise SessionError(f"the reference has {len(own)} {what}, the candidate {len(given)}")
+        forced = dict(zip(names, force.selections, strict=True))
+
+        def run(names: list[str]) -> Outputs:
+            with OnnxSession(to_bytes(probe(view, names, forced)[0]), self.spec) as session:
+                return session.run(feeds)
+
+        if cuts and force.cuts:
+            values = run([*cuts, *cuts.values()])
+            for (name, number), given in zip(cuts.items(), force.cuts, strict=True):
+                forced[name] = np.where(near_cuts(values[number], given), given, values[name])
+        return run([])
+
+    def _view(self) -> GraphView:
+        from ... import graph
+        from ...graph.view import GraphView
+
+        if self.path is None:
+            raise SessionError(f"{self.name} is not a file, so its selections cannot be read or given")
+        return GraphView(graph.load(self.path))
+
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
+        """Run one batch. force: with another session of the file, which is closed after the run.
 
         Raises:
-            SessionError: feeds that do not fit, a failure inside the model, or a closed session.
+            SessionError: feeds that do not fit, a failure inside the model, another number of selections, or a closed session.
         """
         if self._session is None:
             raise SessionError(f"the session of {self.name} is closed")
+        if force is not None:
+            return self._forced(feeds, force)
         check_feeds(self.inputs, feeds)
         names, arrays = [info.name for info in self.outputs], {name: np.ascontiguousarray(a) for name, a in feeds.items()}
         try:

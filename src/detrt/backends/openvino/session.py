@@ -13,7 +13,7 @@ from ...bundle import EngineFacts, check_digest, read_sidecar
 from ...errors import EngineError, SessionError, SpecError
 from ...spec import ModelSpec, Precision, TensorInfo
 from ...system import SATURATES, saturates_int8, usable_cores
-from ..base import Backend, BaseSession, Feeds, Outputs, PendingOutputs, SessionInfo, check_feeds, check_spec
+from ..base import Backend, BaseSession, Choices, Feeds, Outputs, PendingOutputs, SessionInfo, check_feeds, check_spec
 from .config import PERFORMANCE, OpenVinoConfig
 from .runtime import cache_folder, core, device_name, inference_type, package, short
 
@@ -101,12 +101,13 @@ class OpenVinoSession(BaseSession):
             raise SessionError(f"the session of '{self.path.name}' is closed")
         return self._compiled
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run one batch.
 
         Raises:
             SessionError: feeds that do not fit, a failure inside the model, or a closed session.
         """
+        self._refuse(force)
         return self.start(feeds).outputs()
 
     def start(self, feeds: Feeds) -> _Pending:

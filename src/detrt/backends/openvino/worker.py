@@ -27,8 +27,9 @@ from ...graph.unsigned import drop_result_pairs, unsigned_activations
 from ...graph.view import GraphView, graph_precision
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
-from ..base import Feeds, Outputs, output_differences
+from ..base import Feeds, Outputs
 from ..child_process import answer_parent
+from ..compare import output_differences
 from ..onnxruntime.session import OnnxSession
 from .config import TARGET, OpenVinoConfig
 from .runtime import core, package, short, version

@@ -22,7 +22,7 @@ from ... import files
 from ...bundle import EngineFacts, read_sidecar
 from ...errors import EngineError, OutputError, SessionError
 from ...spec import TensorInfo
-from ..base import Backend, BaseSession, Feeds, Outputs, SessionInfo, check_feeds, check_spec
+from ..base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from ..gpu.staging import COPY_THREADS
 from . import diagnose as explain
 from .bindings import Trt, load_trt
@@ -239,13 +239,14 @@ class TensorRTSession(BaseSession):
             )
         return context
 
-    def run(self, feeds: Feeds) -> Outputs:
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run one batch; the arrays that come back belong to the caller.
 
         Raises:
             SessionError: feeds of another name, dtype or shape, a shape outside the engine's profile, a
                 failure on the GPU, or a closed session.
         """
+        self._refuse(force)
         with self._lock:
             self._check_open()
             check_feeds(self._takes(), feeds)
