@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..system import package_version
 from .config import ServeConfig
 from .errors import Refused
+from .hosts import Hosts
 from .kserve_routes import add_kserve
 from .messages import ImageTask, ModelFacts
 from .metrics import Metrics
@@ -29,7 +30,8 @@ from .scheduler import Calls, ClientDisconnected, Pool, milliseconds
 PAGE = Path(__file__).with_name("page")
 _PAGE_FILES = {"": ("index.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
 _DOCS = ("/docs", "/docs.js", "/docs/swagger-ui.js", "/docs/swagger-ui.css")
-_OPEN = frozenset(("/", "/page.js", "/page.css", *_DOCS, "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"))
+_PROBES = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # of orchestrators, which ask by address
+_OPEN = frozenset(("/", "/page.js", "/page.css", *_DOCS, *_PROBES))
 _SECURE = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -55,6 +57,7 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # these pages load code from other hosts; `_add_page` has one that does not
         redoc_url=None,
+        redirect_slashes=False,  # an address with the Host that was sent
     )
     bodies, readers = Bodies(config), Readers(config)
     calls = Calls(config, pool, metrics)
@@ -219,11 +222,12 @@ def _add_page(app: FastAPI) -> None:
 
 
 class _Gate:
-    """Middleware: the API key, security headers, and the metrics of each request."""
+    """Middleware: the host, the API key, security headers, and the metrics of each request."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig, metrics: Metrics, calls: Calls) -> None:
         self.app, self.metrics, self.calls = app, metrics, calls
         self.key = None if config.api_key is None else config.api_key.encode()
+        self.hosts = Hosts(config.host, config.allowed_hosts, config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -244,14 +248,18 @@ class _Gate:
             await send(message)
 
         try:
+            self.hosts.check(scope["headers"], scope["http_version"], any_name=scope["path"] in _PROBES)
             if self.key is not None and scope["path"] not in _OPEN and not self._allowed(scope):
-                refusal = Refused(401, "no_key", "give the API key: Authorization: Bearer KEY, or X-API-Key: KEY", close=True)
-                self.metrics.refused.labels(refusal.code).inc()
-                v2 = scope["path"].startswith("/v2")
-                error = refusal.message if v2 else {"code": refusal.code, "message": refusal.message}
-                await json_response({"error": error}, 401, refusal.headers)(scope, receive, sending)
-            else:
-                await self.app(scope, receive, sending)
+                raise Refused(401, "no_key", "give the API key: Authorization: Bearer KEY, or X-API-Key: KEY", close=True)
+        except Refused as refusal:
+            self.metrics.refused.labels(refusal.code).inc()
+            v2 = scope["path"].startswith("/v2")
+            error = refusal.message if v2 else {"code": refusal.code, "message": refusal.message}
+            answer: ASGIApp = json_response({"error": error}, refusal.status, refusal.headers)
+        else:
+            answer = self.app
+        try:
+            await answer(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, _method(scope["method"]), str(status)).inc()

@@ -16,6 +16,7 @@ from ..errors import SessionError
 from ..models.load import LoadOptions
 from ..spec import parse_size
 from ..system import CPU, IMAGE_DECODERS, parse_devices, usable_cores
+from .hosts import parse_hosts, parse_origins
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MIB = 2**20
@@ -48,6 +49,7 @@ class ServeConfig:
     max_pixels: of one image. max_images: in one request. image_formats: of Pillow, that are read; the usual ones are decoded fast.
     max_prompt_runs: of the model for one image; a list of class names that is longer than the model takes needs several.
     start_timeout_s: longest time for a worker to open its models. threshold: default of a request.
+    allowed_hosts, allowed_origins: as `detrt.serve.hosts.parse_hosts` and `parse_origins` return them; empty: see `Hosts`.
     api_key: that requests must send; None: none. access_log: print a line for each request.
 
     Raises:
@@ -155,6 +157,22 @@ class ServeConfig:
     threshold: float = field(
         default=0.5,
         metadata={"help": "Lowest score to report, for requests that give none.", "flag": "--threshold -t"},
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Names that requests may have in Host, comma-separated, or *; default: those of the loopback if --host is one, else all.",
+            "panel": "Advanced",
+            "parse": parse_hosts,
+        },
+    )
+    allowed_origins: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Origins of other servers' pages, such as https://app.example, or *; default: as --allowed-hosts.",
+            "panel": "Advanced",
+            "parse": parse_origins,
+        },
     )
     api_key: str | None = None
     access_log: bool = field(
