@@ -1,7 +1,7 @@
 """Which class a caller means: one rule for the command line, Python, the server, DeepStream and annotations.
 
 A number is a class id. A text is a name: exactly as the model has it; otherwise without regard to case and spaces, where that is one name
-only; otherwise `id:3`, or `3` where the model has no names of digits. A name stands for all ids that have it. `cpp/src/classes.cpp` is
+only; otherwise `id:3`, or `3` where the model has no names of digits. A name stands for all ids that have it. `cpp/src/spec.cpp` has
 the same rule in C++; both are tested with the table `tests/data/class_names.json`.
 """
 

@@ -190,6 +190,10 @@ def test_unreachable_cameras(cli, place):
         (["in", "--live"], "'in'", "check the path"),
         (["rtsp://cam/1", "--metrics", "here"], "'here'", "HOST:PORT"),
         (["in", "--track"], "--track", "leave it out"),
+        (["in", "--every", "2"], "--every", "leave it out"),
+        (["in", "in", "--every", "3"], "--every", "leave it out"),
+        (["a.jpg", "--live"], "'a.jpg' is an image", "leave it out"),
+        (["clip.mp4", "B.PNG", "--live"], "'B.PNG' is an image", "leave it out"),
         (["rtsp://cam/1", "--track", "--track-threshold", "2"], "got 2", "from 0 to 1"),
         (["rtsp://cam/1", "--track-threshold", "0.5"], "--track-threshold 0.5", "--track"),
         (["clip.mp4", "--track", "--cluster", "ray", "--output", "o"], "--track", "leave one of them out"),
@@ -198,3 +202,12 @@ def test_unreachable_cameras(cli, place):
 )
 def test_refused(cli, place, arguments, names, advice):
     cli.refused("detect", "bundle", *arguments, names=names, advice=advice)
+
+
+def test_a_limit_above_the_model_is_noted_unless_quiet(cli, place):
+    noted = cli("detect", "bundle", "in", "--max-detections", 100_000, "--json", "a.jsonl")
+    quiet = cli("detect", "bundle", "in", "--max-detections", 100_000, "--json", "b.jsonl", "--quiet")
+    within = cli("detect", "bundle", "in", "--max-detections", 1, "--json", "c.jsonl")
+    assert "--max-detections 100000" in " ".join(noted.err.split())
+    assert "note" not in quiet.err and "note" not in within.err
+    assert (place / "a.jsonl").read_bytes() == (place / "b.jsonl").read_bytes() != b""

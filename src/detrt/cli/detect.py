@@ -211,6 +211,8 @@ def _detect_here(
     inputs = expand_inputs(names)
     if output.save_dir is not None:
         inputs = exclude_outputs(output.save_dir, inputs, names)
+    if output.every > 1 and not any(source.kind == "video" for source in inputs):
+        raise DetrtError("--every is for videos, and there is none among the inputs; leave it out")
     truth = None if output.coco_images is None else load_coco(output.coco_images, annotations=False)
     if truth is not None:
         for source in inputs:  # now, rather than after an hour
@@ -234,8 +236,8 @@ def _detect_here(
             if tracker is not None:
                 found = track_objects(found, tracker)
         started = time.perf_counter()
-        if runner.info.notes:
-            show.notes([runner.info.note])
+        if not quiet:
+            show.notes(_notes(runner, arguments["max_detections"]))
         step = outputs.progress_bar(stack, len(inputs), quiet)  # before the writers: their lines go above the bar
         columns = TRACK_COLUMNS if tracker is not None else []
         writers = outputs.open_writers(stack, output, runner.spec, truth, quiet, columns)
@@ -246,6 +248,15 @@ def _detect_here(
     decoder = None if len(run.device) > 1 else detector.decoder
     outputs.summary(console, runner.info.name, tally, time.perf_counter() - started, str(decoder or ""))
     tally.check(len(inputs))
+
+
+def _notes(runner: Any, max_detections: int | None) -> list[str]:
+    """What the user of a session is told before the results."""
+    notes = [runner.info.note] if runner.info.notes else []
+    most = runner.spec.decode.max_detections
+    if max_detections is not None and max_detections > most and runner.spec.text is None:
+        notes.append(f"--max-detections {max_detections} changes nothing: this model gives at most {most} for an image")
+    return notes
 
 
 def _open_for_cameras(model: str, run: RunOptions, session: dict[str, Any], arguments: dict[str, Any], cameras: int) -> Detector:

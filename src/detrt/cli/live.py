@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DetrtError, ImageError
@@ -98,8 +99,13 @@ def find_sources(names: Sequence[str], live: Given[LiveOptions], stream: Given[S
         ImageError: cameras and other inputs together, or one twice.
         DetrtError: an option for cameras, and there is none.
     """
+    from ..data.images import IMAGE_SUFFIXES
     from ..data.live import live_source
 
+    if live.live:
+        for name in names:
+            if "://" not in name and Path(name).suffix.lower() in IMAGE_SUFFIXES:
+                raise DetrtError(f"--live reads videos like cameras, and '{name}' is an image; leave it out")
     found = [live_source(name, files=live.live) for name in names]
     sources = [source for source in found if source is not None]
     if not sources:
