@@ -88,7 +88,8 @@ class EngineFacts:
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
     layer_types: TensorRT type -> number of layer outputs. multiply_adds: TensorRT type -> multiply-adds of the convolutions and matmuls
-        that the engine inspector describes; empty where it describes none. peak_memory_mib: of the builder process, MiB.
+        that the engine inspector describes; empty where it describes none. kernels: kind -> number of kernels, "all" among them, where the builder lists them
+        (`backends.tensorrt.kernels`). peak_memory_mib: of the builder process, MiB.
     activation_bytes: GPU memory that one execution context needs beside the weights; 0 where TensorRT did not say.
     cpu_speed: of an OpenVINO model beside the ONNX file; None where it was not timed.
     """
@@ -106,6 +107,7 @@ class EngineFacts:
     outputs: tuple[Mapping[str, Any], ...] = ()
     layer_types: Mapping[str, int] = field(default_factory=dict)
     multiply_adds: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
     peak_memory_mib: int = 0
     activation_bytes: int = 0
     cpu_speed: CpuSpeed | None = None
@@ -148,7 +150,7 @@ class EngineFacts:
 _LIST = (list, tuple)
 _ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("target", "tensorrt_version", "precision", "onnx_sha256"), str),
-    **dict.fromkeys(("profile", "options", "layer_types", "multiply_adds"), Mapping),
+    **dict.fromkeys(("profile", "options", "layer_types", "multiply_adds", "kernels"), Mapping),
     **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
     **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib", "activation_bytes"), (int, float)),
 }

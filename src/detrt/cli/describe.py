@@ -97,6 +97,11 @@ def engine_facts(facts: EngineFacts) -> dict[str, Any]:
         "compute_capabilities": list(facts.compute_capabilities),
         "precision": facts.precision,
         "layers": facts.layers,
+        **(
+            {"kernels": ", ".join(f"{number} {kind}" for kind, number in facts.kernels.items() if number)}
+            if facts.kernels
+            else {}
+        ),
         "profile": {k: dict(v) for k, v in facts.profile.items()},
         **({"cpu_speed": asdict(facts.cpu_speed)} if facts.cpu_speed else {}),
         **({"activation_mib": round(facts.activation_bytes / 2**20, 1)} if facts.activation_bytes else {}),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError, MissingPackageError
+from . import kernels
 from .config import TARGETS
 from .versions import OLDEST, Version, row_of, version_tuple
 
@@ -76,7 +77,7 @@ class Trt:
     """One loaded library.
 
     module: the Python bindings; version: e.g. "1.7.1.116". heard_s: when it logged something, by `time.monotonic`. timed: whether a builder
-    has timed a kernel.
+    has timed a kernel. layers: its last list of kernels (`kernels.parse`).
     """
 
     module: Any
@@ -85,6 +86,7 @@ class Trt:
     logger: Any = None
     heard_s: float = field(default_factory=time.monotonic)
     timed: bool = False
+    layers: str = ""
     _captures: list[Messages] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.Lock)
     _plugins: set[str] = field(default_factory=set)
@@ -105,6 +107,8 @@ class Trt:
         self.heard_s = time.monotonic()
         if severity == "VERBOSE":
             self.timed = self.timed or "Timing Runner" in text
+            if text.startswith(kernels.HEAD):
+                self.layers = text
             return
         with self._lock:
             for messages in self._captures:

@@ -22,7 +22,7 @@ from ...spec import PIXEL_VALUES, ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
 from . import diagnose as explain
-from . import weak
+from . import kernels, weak
 from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
@@ -120,6 +120,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "multiply_adds": multiply_adds,
         "profile": profile,
         "layers": int(network.num_layers),
+        "kernels": kernels.count(kernels.parse(trt.layers)),
         "inputs": [_described(tensor) for tensor in inputs] if source.inputs is None else list(source.inputs),
         "outputs": [_described(tensor) for tensor in outputs] if source.outputs is None else list(source.outputs),
         "build_seconds": round(time.monotonic() - started_s, 3),
@@ -226,6 +227,7 @@ def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profi
     builder_config.add_optimization_profile(optimization_profile)
     if trt.is_rtx:
         trt.set_compute_capabilities(builder_config, sms)
+        builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `kernels`
     elif config.hardware_compatibility != "none":
         trt.set_hardware_compatibility(builder_config, config.hardware_compatibility)
     if trt.row.since >= (8, 6) or trt.is_rtx:
