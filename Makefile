@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-fast test-slow test-transformers test-torchvision setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
 
 demo: setup
-	$(BIN)/detrt demo -o demo
+	$(BIN)/detrt demo -o demo --target tensorrt-rtx
 
 # The C++ runtime is built, as far as it needs no PyTorch, while packages are downloaded, and checked before the tests run. Where its
 # Debian packages cannot be had, its tests say so and are left out.

@@ -80,7 +80,7 @@ def build(
     output: Path | str | None = None,
     *,
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
-    engines: Sequence[EngineConfig] = (EngineConfig(),),
+    engines: Sequence[EngineConfig] = (),
     packages: Sequence[InductorConfig] = (),
     openvino: Sequence[OpenVinoConfig] = (),
     fuse_attention: bool = False,
@@ -100,7 +100,7 @@ def build(
         model: a checkpoint reference (see `load_source`), an ONNX file, or a bundle.
         output: folder of the bundle; None, of a bundle: `model` itself, to which the engines and packages are added.
         export: how the checkpoint becomes an ONNX graph.
-        engines: one engine file for each; empty for a bundle without engines.
+        engines: one engine file for each. Without engines, packages and OpenVINO models a bundle is its checked ONNX graph.
         packages: one package compiled by PyTorch for each.
         fuse_attention: also write an FP32 graph, or INT8 beside FP32, with ONNX Runtime's own attention, which runs faster on a CPU; `model.onnx` stays
             as it is.

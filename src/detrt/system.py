@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,6 +66,28 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Ability:
+    """What a machine may be able to do, with what it takes.
+
+    packages: of `PACKAGES`. on_gpu: also an NVIDIA GPU and its driver; compute_capabilities: of these, empty: any. works: what is
+    said where it works; "": where it runs.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    on_gpu: bool = False
+    compute_capabilities: tuple[int, ...] = ()
+    works: str = ""
+
+
+OWN_ABILITIES = (
+    Ability("load and export checkpoints", ("torch", "transformers", "onnx", "onnxslim"), works="PyTorch on this CPU"),
+    Ability("detect with ONNX Runtime", ("onnxruntime",)),
+)
+DECODING = Ability("decode JPEG files and videos on the GPU", ("nvidia-nvimgcodec-cu13", "av"), on_gpu=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     machine: dict[str, Any]
     gpus: tuple[dict[str, str], ...]
@@ -76,12 +98,19 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose() -> Diagnosis:
-    """Look at this machine without importing any of the heavy packages."""
+def diagnose(abilities: Sequence[Ability] = ()) -> Diagnosis:
+    """Look at this machine without importing any of the heavy packages. abilities: what it is asked for, beside detrt's own."""
     packages = tuple(_package(name) for name in PACKAGES)
-    have = {package.name for package in packages if package.version}
     gpus = tuple(_gpus())
-    return Diagnosis(_machine(), gpus, packages, tuple(_targets(have, gpus)))
+    rows = _abilities((*OWN_ABILITIES, *abilities, DECODING), {package.name: package for package in packages}, gpus)
+    return Diagnosis(_machine(), gpus, packages, tuple(row for _, row in rows))
+
+
+def able(abilities: Sequence[Ability]) -> list[Ability]:
+    """Those of the abilities that this machine has."""
+    names = dict.fromkeys(name for ability in abilities for name in ability.packages)
+    have = {name: _package(name) for name in names}
+    return [ability for ability, row in _abilities(abilities, have, tuple(_gpus())) if row.works]
 
 
 def _package(name: str) -> Package:
@@ -144,29 +173,24 @@ def _cuda_driver() -> bool:
     return True
 
 
-def _targets(have: set[str], gpus: tuple[dict[str, str], ...]) -> list[Target]:
-    def needs(*names: str) -> str:
-        missing = [_package(name) for name in names if name not in have]
-        extras = "".join(f"[{extra}]" for extra in dict.fromkeys(p.extra for p in missing) if extra)
-        return ", ".join(p.name for p in missing) + (f" {extras}" if extras else "")
-
-    exports = ("torch", "transformers", "onnx", "onnxslim")
-    rtx, driver = "tensorrt-rtx-cu13-bindings", _cuda_driver()
+def _abilities(
+    asked: Sequence[Ability], have: Mapping[str, Package], gpus: tuple[dict[str, str], ...]
+) -> Iterator[tuple[Ability, Target]]:
+    """Each ability, and whether this machine has it."""
     gpu = f"{gpus[0]['name']} (compute capability {gpus[0]['compute_cap']})" if gpus else "no NVIDIA GPU"
-    missing_gpu = "" if gpus and driver else "an NVIDIA GPU and its driver"
-    rows = []
-    for name, packages, extra_need, works in (
-        ("load and export checkpoints", exports, "", "PyTorch on this CPU"),
-        ("detect with ONNX Runtime", ("onnxruntime",), "", "on this CPU"),
-        ("build and run OpenVINO models", ("openvino",), "", "on this CPU"),
-        ("build TensorRT-RTX engines", (rtx,), "", "SM 80, 86, 89, 120, 121 (75 not in FP32); no GPU needed"),
-        ("run TensorRT-RTX engines", (rtx, "cuda-python"), missing_gpu, gpu),
-        ("build and run TensorRT engines", ("tensorrt", "cuda-python"), missing_gpu, gpu),
-        ("decode JPEG files and videos on the GPU", ("nvidia-nvimgcodec-cu13", "av"), missing_gpu, gpu),
-    ):
-        lacking = " and ".join(part for part in (needs(*packages), extra_need) if part)
-        rows.append(Target(name, not lacking, works if not lacking else f"needs {lacking}"))
-    return rows
+    caps = {int(one["compute_cap"].replace(".", "")) for one in gpus if one["compute_cap"].replace(".", "").isdecimal()}
+    for ability in asked:
+        missing = [have[name] for name in ability.packages if not have[name].version]
+        extras = "".join(f"[{extra}]" for extra in dict.fromkeys(p.extra for p in missing) if extra)
+        lacking = [", ".join(p.name for p in missing) + (f" {extras}" if extras else "")] if missing else []
+        if ability.on_gpu:
+            lacking += [f"{name} for CUDA" for name in ability.packages if (have[name].version or "").endswith("+cpu")]
+            if not (gpus and _cuda_driver()):
+                lacking.append("an NVIDIA GPU and its driver")
+            elif ability.compute_capabilities and not caps & set(ability.compute_capabilities):
+                lacking.append(f"a GPU of compute capability {', '.join(map(str, ability.compute_capabilities))}")
+        works = ability.works or (gpu if ability.on_gpu else "on this CPU")
+        yield ability, Target(ability.name, not lacking, f"needs {' and '.join(lacking)}" if lacking else works)
 
 
 # How many cores this process may use.

@@ -181,7 +181,7 @@ def test_damaged_bundles(cli, place, kind):
     ids=["cut", "changed", "gone", "no sidecar", "empty sidecar", "cut sidecar"],
 )
 def test_damaged_engines(cli, place, damage, names, advice):
-    cli("build", "model.onnx", "-o", "full", "--sm", 89)
+    cli("build", "model.onnx", "-o", "full", "--target", "tensorrt-rtx", "--sm", 89)
     engine = Path("full/model.tensorrt-rtx-sm89.engine")
     damage(engine)
     before = snapshot(place)

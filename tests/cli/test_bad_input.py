@@ -178,7 +178,14 @@ def test_nodes_that_were_not_lowered(cli, place):
     (place / "bad.onnx").write_bytes(lowered_not())
     refused(cli, place, DETECT, "bad.onnx", "detrt::MSDeformAttn", "lower them")
     if pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra"):
-        refused(cli, place, ("build", "{}", "-o", "bundle", "--sm", "89"), "bad.onnx", "MSDeformAttn", "--msda gather")
+        refused(
+            cli,
+            place,
+            ("build", "{}", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", "89"),
+            "bad.onnx",
+            "MSDeformAttn",
+            "--msda gather",
+        )
 
 
 def test_model_that_gives_nan(cli, place):
@@ -200,22 +207,29 @@ def test_model_that_gives_nan(cli, place):
         ("random:rf_detr/tiny", ["--size", "63"], "got 63", "try 56 or 84"),
         ("random:rt_detr/tiny", ["--size", "100"], "got 100", "multiple of 32"),
         ("random:detr/tiny", ["--size", "20000"], "20000", "from 1 to 16384 pixels; got"),
-        ("random:rf_detr/tiny", ["--height", "56,84,112", "--width", "56,84,112"], "RF-DETR", "give one number"),
-        ("model.onnx", ["--size", "32"], "32", "8|12"),
+        (
+            "random:rf_detr/tiny",
+            ["--target", "tensorrt-rtx", "--height", "56,84,112", "--width", "56,84,112"],
+            "RF-DETR",
+            "give one number",
+        ),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--size", "32"], "32", "8|12"),
         ("random:yolos/tiny", ["--max-detections", "1000"], "got 1000", "at most"),
-        ("model.onnx", ["--batch", "4,2,1"], "(4, 2, 1)", "--batch 1,4,8"),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--batch", "4,2,1"], "(4, 2, 1)", "--batch 1,4,8"),
         ("model.onnx", ["--batch", "many"], "'many'", "such as 1,4,8"),
-        ("model.onnx", ["--sm", "61"], "61", "--sm 86,89"),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--sm", "61"], "61", "--sm 86,89"),
         ("model.onnx", ["--sm", "new"], "'new'", "86"),
         ("model.onnx", ["--size", "0"], "'0'", "such as 640"),
         ("model.onnx", ["--size", "64", "--height", "3"], "--size", "not both"),
         ("model.onnx", ["--target", "onnxruntime"], "onnxruntime", "is now --target onnx"),
         ("model.onnx", ["--width", "64"], "--width", "both --height and --width"),
-        ("model.onnx", ["--timeout", "-1"], "-1", "positive number of seconds"),
-        ("model.onnx", ["--optimization-level", "9"], "got 9", "from 0 to 5"),
-        ("model.onnx", ["--workspace-mib", "0"], "got 0", "from 1 to"),
-        ("model.onnx", ["--target", "gpu"], "'gpu'", "tensorrt-rtx, tensorrt, inductor, openvino or onnx"),
-        ("model.onnx", ["--target", ","], "got nothing", "tensorrt-rtx, tensorrt, inductor, openvino or onnx"),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--timeout", "-1"], "-1", "positive number of seconds"),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--optimization-level", "9"], "got 9", "from 0 to 5"),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--workspace-mib", "0"], "got 0", "from 1 to"),
+        ("model.onnx", ["--target", "gpu"], "'gpu'", "tensorrt-rtx, tensorrt, inductor, openvino, onnx"),
+        ("model.onnx", ["--target", ","], "got nothing", "tensorrt-rtx, tensorrt, inductor, openvino, onnx"),
+        ("model.onnx", ["--target", "auto,onnx"], "auto,onnx", "one of the two"),
+        ("model.onnx", ["--sm", "86"], "--sm 86", "--target tensorrt-rtx"),
         ("model.onnx", ["--target", "onnx", "--sm", "86"], "--sm", "--target tensorrt-rtx"),
         ("model.onnx", ["--target", "tensorrt-rtx,tensorrt-rtx"], "tensorrt-rtx", "once"),
         ("model.onnx", ["--target", "onnx", "--batch", "1,2,4"], "1,2,4", "no effect without --target .*inductor"),

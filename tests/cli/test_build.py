@@ -41,7 +41,9 @@ def test_checkpoint_to_bundle(cli, tmp_path):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     out = tmp_path / "new" / "bundle"
     sizes = ["--height", "64,96,128", "--width", "64,64,96", "--batch", "1,2,4"]
-    report = cli("build", "random:detr/tiny", "-o", f"{out}/", "--sm", "89,86", *sizes, "--json", "-").json
+    report = cli(
+        "build", "random:detr/tiny", "-o", f"{out}/", "--target", "tensorrt-rtx", "--sm", "89,86", *sizes, "--json", "-"
+    ).json
     assert [row["stage"] for row in report["stages"]] == ["load", "export", "check", "engine tensorrt-rtx-sm86-89"]
     assert "equal to PyTorch" in report["stages"][2]["verdict"]
     bundle = Bundle.open(out)
@@ -59,7 +61,7 @@ def test_checkpoint_to_bundle(cli, tmp_path):
 
 @rtx
 def test_onnx_to_bundle(cli, place):
-    text = cli("build", "model.onnx", "-o", "out/", "--sm", 89).out
+    text = cli("build", "model.onnx", "-o", "out/", "--target", "tensorrt-rtx", "--sm", 89).out
     assert "spec of test" in text and "engine tensorrt-rtx-sm89" in text and "detrt detect out IMAGE" in text
     assert sorted(os.listdir("out")) == ["detrt.json", "model.onnx", RTX_NAME, f"{RTX_NAME}.json"]
     assert (place / "out/model.onnx").read_bytes() == (place / "model.onnx").read_bytes()
@@ -69,7 +71,7 @@ def test_onnx_to_bundle(cli, place):
 @rtx
 def test_replaces_an_old_bundle(cli, place):
     """Files of the old bundle go, and are named where that cost a build; files of the user stay."""
-    cli("build", "bundle", "--sm", 89)
+    cli("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89)
     (place / "bundle/notes").mkdir()
     for name in ("note.txt", "notes/more.txt"):
         (place / "bundle" / name).write_text("of the user")
@@ -86,9 +88,9 @@ def test_a_bundle_grows(cli, place):
     """An engine joins the rest, also one of the same name; what fails changes nothing."""
     (place / "bundle/note.txt").write_text("of the user")
     before = snapshot(place / "bundle")
-    result = cli("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89, "--json", "-")
+    result = cli("build", "bundle", "--target", "tensorrt-rtx", "--target", "tensorrt-rtx", "--sm", 89, "--json", "-")
     assert [row["stage"] for row in result.json["stages"]] == ["engine tensorrt-rtx-sm89"] and result.json["bundle"] == "bundle"
-    cli("build", "bundle", "-o", "bundle", "--sm", 86)
+    cli("build", "bundle", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", 86)
     after = snapshot(place / "bundle")
     assert {name: after[name] for name in before if name != "detrt.json"} == {
         k: v for k, v in before.items() if k != "detrt.json"
@@ -96,13 +98,13 @@ def test_a_bundle_grows(cli, place):
     bundle = Bundle.open("bundle")
     assert [entry.engine.compute_capabilities for entry in bundle.of_kind("engine")] == [(89,), (86,)]
     assert sorted(bundle.checked_path(entry).suffix for entry in bundle.files) == [".engine", ".engine", ".onnx"]
-    cli("build", "bundle", "--sm", 89, "--batch", 2)
+    cli("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89, "--batch", 2)
     bundle = Bundle.open("bundle")
     profiles = {entry.engine.compute_capabilities[0]: entry.engine.profile for entry in bundle.of_kind("engine")}
     assert {sm: row["pixel_values"]["max"][0] for sm, row in profiles.items()} == {86: 8, 89: 2}
     assert [bundle.checked_path(entry) for entry in bundle.files] and not left_over(place)
     before = snapshot(place)
-    cli.refused("build", "bundle", "--sm", 89, "--size", 64, names="64", advice="Leave --height out")
+    cli.refused("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89, "--size", 64, names="64", advice="Leave --height out")
     manifest = json.loads((place / "bundle/detrt.json").read_text("utf-8"))
     manifest["provenance"]["options"]["precision"] = {"precision": "int8", "qdq_placement": "cpu"}
     (place / "for-cpu").mkdir()
@@ -110,10 +112,19 @@ def test_a_bundle_grows(cli, place):
         (place / "for-cpu" / path.name).write_bytes(path.read_bytes())
     (place / "for-cpu/detrt.json").write_text(json.dumps(manifest))
     for model in (("for-cpu",), ("for-cpu/model.onnx", "-o", "other")):
-        cli.refused("build", *model, "--sm", 80, names="--qdq-placement cpu", advice="--qdq-placement tensorrt")
+        cli.refused(
+            "build",
+            *model,
+            "--target",
+            "tensorrt-rtx",
+            "--sm",
+            80,
+            names="--qdq-placement cpu",
+            advice="--qdq-placement tensorrt",
+        )
     before = snapshot(place)
     (place / "bundle/model.onnx").write_bytes(b"other")
-    cli.refused("build", "bundle", "--sm", 80, names="bundle/model.onnx", advice="build it again")
+    cli.refused("build", "bundle", "--target", "tensorrt-rtx", "--sm", 80, names="bundle/model.onnx", advice="build it again")
     write_onnx(place / "bundle/model.onnx")
     assert snapshot(place) == before
     cli("build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx")
@@ -125,7 +136,7 @@ def test_a_bundle_grows(cli, place):
     [
         (["bundle", "--target", "onnx"], "'bundle'", "--target tensorrt-rtx"),
         (["bundle", "--precision", "fp16"], "--precision fp16", "another bundle with -o"),
-        (["bundle", "--opset", "20"], "--opset 20", "leave it out"),
+        (["bundle", "--target", "tensorrt-rtx", "--opset", "20"], "--opset 20", "leave it out"),
         (["bundle", "--target", "inductor"], "ONNX file", "give the checkpoint itself"),
         (["model.onnx"], "where the bundle goes", "-o FOLDER|-o bundle"),
         (["model.onnx", "-o", "out", "--target", "onnx", "--size", "8x12"], "--size 8x12", "leave it out"),
@@ -232,7 +243,7 @@ def test_external_weights_travel(cli, place):
         (["--score-threshold", "0.5", "--decode", "graph"], "--decode graph"),
         (["--no-normalize"], "--no-normalize"),
         (["--input-dtype", "float32"], "--input-dtype float32"),
-        (["--no-mask", "--size", "64"], "--no-mask"),
+        (["--no-mask", "--target", "tensorrt-rtx", "--size", "64"], "--no-mask"),
         (["--no-check"], "--no-check"),
         (["--labels", "labels.txt"], "labels.txt"),
     ],
@@ -285,7 +296,7 @@ def test_export_refuses_early(cli, place, arguments, names, advice):
 
 @rtx
 def test_info(cli, place):
-    cli("build", "model.onnx", "-o", "out", "--sm", 89)
+    cli("build", "model.onnx", "-o", "out", "--target", "tensorrt-rtx", "--sm", 89)
     bundle = cli("info", "out", "--json", "-").json
     assert bundle["kind"] == "bundle" and bundle["family"] == "test" and bundle["source"] == str(place / "model.onnx")
     assert [(f["path"], f["present"]) for f in bundle["files"]] == [("model.onnx", True), (RTX_NAME, True)]
@@ -467,3 +478,50 @@ def test_accept_slower_is_for_int8(cli, place, monkeypatch):
             "build", model, "-o", "new", "--target", "tensorrt", "--accept-slower", names="--accept-slower", advice="int8"
         )
     cli.refused("build", "model.onnx", "-o", "new", "--accept-slower", names="--accept-slower", advice="--target tensorrt")
+
+
+MACHINES = {  # installed packages that build or run a target, GPUs, checkpoint -> what auto builds
+    "nothing": ((), (), True, None),
+    "a CPU with OpenVINO": (("openvino",), (), True, "openvino"),
+    "TensorRT-RTX without a GPU": (("tensorrt-rtx-cu13-bindings", "cuda-python"), (), True, None),
+    "TensorRT-RTX on its GPU": (("tensorrt-rtx-cu13-bindings", "cuda-python", "openvino"), ("8.9",), True, "tensorrt-rtx"),
+    "TensorRT-RTX on a GPU that it does not know": (("tensorrt-rtx-cu13-bindings", "cuda-python"), ("9.0",), True, None),
+    "TensorRT": (("tensorrt", "cuda-python", "torch", "transformers"), ("9.0",), True, "tensorrt"),
+    "TensorRT without cuda-python": (("tensorrt", "openvino"), ("9.0",), True, "openvino"),
+    "PyTorch on a GPU": (("torch", "transformers", "openvino"), ("9.0",), True, "inductor"),
+    "PyTorch on a GPU, and an ONNX file": (("torch", "transformers", "openvino"), ("9.0",), False, "openvino"),
+    "PyTorch for CPUs on a GPU": (("torch+cpu", "transformers"), ("9.0",), True, None),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_auto_builds(monkeypatch, machine):
+    from detrt import system
+    from detrt.backends.targets import fastest_build
+
+    installed, gpus, checkpoint, expected = MACHINES[machine]
+    versions = {name.removesuffix("+cpu"): "2.0+cpu" if name.endswith("+cpu") else "2.0" for name in installed}
+    monkeypatch.setattr(system, "_package", lambda name: system.Package(name, versions.get(name), "", "x", ""))
+    monkeypatch.setattr(system, "_gpus", lambda: [{"name": "GPU", "compute_cap": cap} for cap in gpus])
+    monkeypatch.setattr(system, "_cuda_driver", lambda: bool(gpus))
+    found = fastest_build(checkpoint=checkpoint)
+    assert (found.name if found else None) == expected
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_last_line_names_the_faster_target(cli, place, monkeypatch, works):
+    """It is a command that works as it stands, and is not said where the bundle has it already."""
+    pytest.importorskip("openvino", reason="needs the 'openvino' extra")
+    monkeypatch.setattr("detrt.backends.targets.able", lambda abilities: [a for a in abilities if works and not a.on_gpu])
+    lines = cli("build", "model.onnx", "-o", "plain").out.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("faster on this machine: "))
+    if not works:
+        assert ".[openvino]" in lines[-1] and at == len(lines) - 2
+        return
+    command = lines[-1].partition(": detrt ")[2].split()
+    assert command == ["build", "plain", "--target", "openvino"]
+    assert "faster on this machine" not in cli(*command).out
+    assert {entry.kind for entry in Bundle.open("plain").files} >= {"onnx", "openvino"}
+    assert "openvino" in {
+        entry.kind for entry in cli("build", "model.onnx", "-o", "auto", "--target", "auto") and Bundle.open("auto").files
+    }

@@ -76,7 +76,7 @@ def test_help_of_commands(cli, command):
 def test_help_says_what_the_defaults_are(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out = cli("build", "--help").out
-    for default in ("tensorrt-rtx]", "[default: 17]", "[default: auto]", "[default: raw]", "default 1,1,8"):
+    for default in ("[default: onnx]", "[default: 17]", "[default: auto]", "[default: raw]", "default 1,1,8"):
         assert default in out, default
 
 
@@ -127,7 +127,7 @@ def test_standard_output_is_full(arguments):
 
 def test_a_bug_is_not_hidden(monkeypatch):
     """What is not a DetrtError must not look like bad input."""
-    monkeypatch.setattr("detrt.system.diagnose", lambda: 1 / 0)
+    monkeypatch.setattr("detrt.system.diagnose", lambda abilities: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["doctor"])
 
@@ -203,7 +203,7 @@ def test_bench_refuses(cli, arguments, names, advice):
 @pytest.mark.slow
 def test_demo(cli, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
-    out = cli("demo", "-o", tmp_path / "demo", "--sm", "89").out
+    out = cli("demo", "-o", tmp_path / "demo", "--target", "tensorrt-rtx", "--sm", "89").out
     stages = ("load", "export", "check", "engine tensorrt-rtx-sm89", "verify", "detect", "prompted: detect")
     assert all(stage in out for stage in stages)
     for phrase in ("purple ring", "black square", "white letter A", "striped crescent", "dotted circle"):
@@ -218,7 +218,8 @@ def test_demo(cli, tmp_path):
 @has_demo_model
 def test_demo_refuses(cli, place):
     cli.refused("demo", "-o", "in", names="'in'", advice="give a new or empty folder")
-    cli.refused("demo", "--sm", "99", names="99", advice="Type for example --sm")
+    cli.refused("demo", "--sm", "89", names="--sm 89", advice="--target tensorrt-rtx")
+    cli.refused("demo", "--target", "tensorrt-rtx", "--sm", "99", names="99", advice="Type for example --sm")
     assert sorted(os.listdir(place)) == ["bundle", "in", "model.onnx"]
 
 

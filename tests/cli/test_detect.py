@@ -77,7 +77,7 @@ def test_thresholds_of_classes(cli, place):
 @rtx
 def test_an_engine_that_cannot_run_here_gives_way_and_says_so(cli, place):
     """A bundle falls back to its ONNX file with a note; an engine by itself cannot."""
-    cli("build", "model.onnx", "-o", "full", "--sm", 89)
+    cli("build", "model.onnx", "-o", "full", "--target", "tensorrt-rtx", "--sm", 89)
     if importlib.util.find_spec("cuda") is not None:
         pytest.skip("the engine may run here")
     result = cli("detect", "full", "in", "--json", "-")
@@ -110,5 +110,5 @@ def test_sizes_of_a_bundle(cli, place, size):
     from cli_support import write_onnx
 
     write_onnx(place / "wide.onnx", dynamic=True)
-    cli("build", "wide.onnx", "-o", "wide", "--sm", 89, "--height", "8,16,32", "--width", "8,8,16")
+    cli("build", "wide.onnx", "-o", "wide", "--target", "tensorrt-rtx", "--sm", 89, "--height", "8,16,32", "--width", "8,8,16")
     assert len(cli("detect", "wide", "in", "--size", size, "--json", "-", "-q").lines) == 2

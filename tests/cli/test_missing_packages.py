@@ -16,6 +16,7 @@ import tomllib
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 from cli_support import place  # noqa: F401 - fixture
+from missing_packages import BLOCKER
 from text_models import write_text_bundle
 
 from detrt.cli import app
@@ -37,7 +38,8 @@ COMMANDS: dict[str, set[str]] = {
     "info random:yolos/tiny": {"export"},
     "export random:yolos/tiny -o x.onnx": {"export"},
     "build random:yolos/tiny -o b1 --target onnx": {"export"},
-    "build random:yolos/tiny -o b2 --sm 89": {"export", "rtx"},
+    "build random:yolos/tiny -o b0": {"export"},
+    "build random:yolos/tiny -o b2 --target tensorrt-rtx --sm 89": {"export", "rtx"},
     "build random:yolos/tiny -o b3 --target tensorrt": {"export", "trt"},
     "build random:yolos/tiny -o b4 --target inductor --size 64": {"export"},
     "build model.onnx -o b5 --target onnx": {"export"},
@@ -60,7 +62,7 @@ COMMANDS: dict[str, set[str]] = {
     "bench random:yolos/tiny --size 64 --no-engine --repeats 1 --warmup 0": {"export"},
     "report random:yolos/tiny --target onnx --size 64 --precisions fp32 --batches 1 --repeats 1": {"export"},
     "serve bundle --host 203.0.113.7": {"serve"},
-    "demo -o demo": {"export", "rtx"},
+    "demo -o demo": {"export"},
     "demo-data scenes --count 1": set(),
     "encode-prompt prompted --prompt red -o prompt.json": {"text"},
     "triton-repo bundle -o repository": set(),
@@ -70,19 +72,6 @@ SLOW = ("b2", "demo -o", "b4")  # builds, where nothing is missing
 # What these say without anything missing: exit code 2 for another reason.
 REFUSED = ("serve bundle", "--image-decoder gpu", "video.mp4", "verify bundle --images in", "--backend onnxruntime-rtx")
 
-# Runs the commands with the packages of `extras` out of sight; worker processes load this file as well.
-BLOCKER = """
-import json, os, sys
-names = set(json.loads(os.environ["DETRT_BLOCKED"]))
-class Filter:
-    def __init__(self, finder):
-        self.finder = finder
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in names else self.finder.find_spec(name, path, target)
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
-"""
 RUN = """
 import contextlib, io, json, sys, traceback
 from detrt.cli import main
@@ -148,7 +137,7 @@ def test_commands_without_any_extra(place):
     results = run_without(set(EXTRAS), list(COMMANDS), place)
     check(results, set(EXTRAS))
     assert "b2" not in os.listdir(place) and set(before) <= set(os.listdir(place))
-    both = results["build random:yolos/tiny -o b2 --sm 89"][1]
+    both = results["build random:yolos/tiny -o b2 --target tensorrt-rtx --sm 89"][1]
     assert "'torch, tensorrt_rtx_bindings'" in both and ".[export,rtx]" in both
 
 

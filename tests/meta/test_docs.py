@@ -6,6 +6,7 @@ HTML comment `<!-- not run: REASON -->` stands on the line before it. The networ
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from missing_packages import BLOCKER
+
+from detrt.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -161,10 +165,22 @@ def _cases() -> list[object]:
     return [("README.md", QUICK_WITHOUT), *(pytest.param(d, (), marks=pytest.mark.slow) for d in TO_RUN)]
 
 
+# Their readers have what the README's install brings, and no target beside it.
+AS_INSTALLED = ("README.md", "docs/guide/getting-started.md", "docs/guide/quickstarts.md")
+TARGETS_BESIDE = ("rtx", "trt", "gpu", "openvino", "onnxruntime-rtx")
+
+
 @pytest.mark.parametrize(("document", "without"), _cases())
 def test_commands_of(document, without, tmp_path):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
-    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    shell = environment(tmp_path)
+    if document in AS_INSTALLED:
+        (tmp_path / "sitecustomize.py").write_text(BLOCKER)
+        blocked = [name for extra in TARGETS_BESIDE for name in EXTRAS[extra]]
+        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        shell |= {"PYTHONPATH": path, "DETRT_BLOCKED": json.dumps(blocked)}
+    else:
+        pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     work = tmp_path / "work"
     work.mkdir()
     for fence in TO_RUN[document]:
@@ -176,7 +192,7 @@ def test_commands_of(document, without, tmp_path):
         done = subprocess.run(
             [*language, fence.text],
             cwd=work,
-            env=environment(tmp_path),
+            env=shell,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

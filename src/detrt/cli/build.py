@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -24,10 +25,11 @@ from ..precision.config import PrecisionConfig
 from .options import FILE, TEXT, Given, SizeOptions, comma_separated, command
 
 if TYPE_CHECKING:
+    from ..bundle import Bundle
     from ..export.trace import ExportReport
     from ..pipeline import BuildReport
 
-ONNX, INDUCTOR, OPENVINO = "onnx", "inductor", "openvino"
+ONNX, INDUCTOR, OPENVINO, AUTO = "onnx", "inductor", "openvino", "auto"
 
 Model = Annotated[
     str,
@@ -53,9 +55,10 @@ class TargetOptions:
     """
 
     target: tuple[str, ...] = field(
-        default="tensorrt-rtx",  # type: ignore[assignment]  # as the command line has it
+        default=ONNX,  # type: ignore[assignment]  # as the command line has it
         metadata={
-            "help": "tensorrt-rtx, tensorrt, inductor, openvino, onnx (no engine); comma-separated.",
+            "help": "onnx (the graph alone), tensorrt-rtx, tensorrt, inductor, openvino; comma-separated. auto: the fastest that this "
+            "machine can build.",
             "parse": comma_separated,
         },
     )
@@ -69,14 +72,27 @@ class TargetOptions:
     )
 
     def __post_init__(self) -> None:
-        allowed = f"{', '.join(TARGETS)}, {INDUCTOR}, {OPENVINO} or {ONNX} (no engine)"
+        allowed = f"{', '.join(TARGETS)}, {INDUCTOR}, {OPENVINO}, {ONNX} (no engine) or {AUTO}"
         if not self.target:
             raise EngineError(f"--target must be {allowed}; got nothing")
         for name in self.target:
             if name == "onnxruntime":
                 raise EngineError("--target onnxruntime is now --target onnx: the ONNX file alone, which ONNX Runtime runs")
-            if name not in (*TARGETS, INDUCTOR, OPENVINO, ONNX):
+            if name not in (*TARGETS, INDUCTOR, OPENVINO, ONNX, AUTO):
                 raise EngineError(f"--target must be {allowed}, or a comma-separated list of them; got {name!r}")
+        if AUTO in self.target and len(self.target) > 1:
+            raise EngineError(f"--target {AUTO} chooses by itself; got {','.join(self.target)}; give one of the two")
+
+    def resolved(self, model: str) -> TargetOptions:
+        """The same, with what "auto" stands for on this machine; the ONNX graph alone where nothing faster can be built."""
+        if self.target != (AUTO,):
+            return self
+        from ..backends.targets import fastest_build
+
+        found = fastest_build(checkpoint=not model.lower().endswith(".onnx"))
+        if found is None:
+            return TargetOptions((ONNX,))
+        return TargetOptions((found.name,), (found.device,) if found.device else ())
 
     @property
     def try_devices(self) -> tuple[str, ...]:
@@ -102,15 +118,16 @@ def build(
     ] = None,
     json_file: Json = None,
 ) -> None:
-    """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine.
+    """Build a bundle: checkpoint -> ONNX, checked against PyTorch -> what the target runs.
 
-    Given an ONNX file with its spec (from detrt export), only the engine is built. Given a bundle, the engine is added to it.
+    Given an ONNX file with its spec (from detrt export), only the rest is built. Given a bundle, it is added to it.
     """
     from ..pipeline import build as run
     from ..pipeline import report_to_dict
     from . import show
 
     show.check_json(json_file)
+    targets = targets.resolved(model)
     if targets.try_devices:  # before minutes of export
         from ..backends.onnxruntime.session import require_provider
 
@@ -138,6 +155,7 @@ def build(
         show.write_json(report_to_dict(report), json_file)
     if json_file != "-":
         _show_build(report, report.bundle.folder)
+        _show_faster(report.bundle)
 
 
 def _export_config(size: SizeOptions, export: Given[ExportConfig]) -> ExportConfig:
@@ -202,6 +220,19 @@ def _show_build(report: BuildReport, output: Path) -> None:
     show.table(f"{output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     prompt = " --prompt 'a cat. a dog.'" if report.bundle.spec.text is not None else ""
     print(f"detect with: detrt detect {output} IMAGE{prompt}")
+
+
+def _show_faster(bundle: Bundle) -> None:
+    """The last line: what makes a bundle of its graph alone faster on this machine."""
+    from ..backends.targets import faster_than
+
+    found = faster_than(bundle)
+    if found is None:
+        return
+    build, hint = found
+    device = f" --device {build.device}" if build.device else ""
+    line = f"detrt build {shlex.quote(str(bundle.folder))} --target {build.name}{device}"
+    print(f"faster on this machine: {line}" if not hint else f"faster on this machine: {line}\n  first, {hint}")
 
 
 @command

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from .. import files
-from ..backends.tensorrt.config import parse_sms
-from ..errors import OutputError
+from ..backends.tensorrt.config import TARGETS, EngineConfig, parse_sms
+from ..errors import EngineError, OutputError
 from ..models.load import LoadOptions
+from .build import ONNX
 from .options import FILE, option_of
 
 Untested = option_of(LoadOptions, "allow_untested_transformers")
@@ -18,16 +19,22 @@ Untested = option_of(LoadOptions, "allow_untested_transformers")
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Output folder."), FILE] = Path("demo"),
+    target: Annotated[str, typer.Option(help="onnx (the graph alone), or an engine: tensorrt-rtx, tensorrt.")] = ONNX,
     sm: Annotated[str | None, typer.Option(help="Comma-separated compute capabilities of the engine: 86,89.")] = None,
     allow_untested_transformers: Untested = False,
 ) -> None:
-    """Take the embedded detector from checkpoint to engine, check it, and detect in an image."""
+    """Take the embedded detector from checkpoint to a bundle, check it, and detect in an image."""
     from . import show
     from .run_demo import run_demo
 
+    if target not in (ONNX, *TARGETS):
+        raise EngineError(f"--target must be {ONNX}, {' or '.join(TARGETS)} for the demo; got {target!r}")
+    if sm and target == ONNX:
+        raise EngineError(f"--sm {sm} has no effect without --target tensorrt-rtx; add that, or leave it out")
+    engines = [EngineConfig(target, sms=parse_sms(sm) if sm else ())] if target != ONNX else []
     with show.progress() as step:
         load = LoadOptions(allow_untested_transformers=allow_untested_transformers)
-        report = run_demo(output, sms=parse_sms(sm) if sm else (), load=load, progress=step)
+        report = run_demo(output, engines=engines, load=load, progress=step)
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
     show.table(f"embedded:shapes -> {output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     print(f"look at {report.image}; the same in JSON: {output / 'detections.jsonl'}")

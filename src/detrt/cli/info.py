@@ -55,11 +55,12 @@ def info(
 
 def doctor(json_file: Json = None) -> None:
     """Say what is installed, which targets work here, and what to install for the rest."""
+    from ..backends.targets import abilities
     from ..system import diagnose
     from . import show
 
     show.check_json(json_file)
-    found = diagnose()
+    found = diagnose(abilities())
     if json_file:
         show.write_json({**found.to_dict(), "transformers_tested": TESTED}, json_file)
     if json_file == "-":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from .. import files
-from ..backends.tensorrt import EngineConfig
 from ..bundle import Bundle
 from ..data import sinks as outputs
 from ..data.draw import draw_detections
@@ -57,13 +57,15 @@ class DemoReport:
 def run_demo(
     output: Path,
     *,
-    sms: tuple[int, ...] = (),
     scenes: int = 8,
     load: LoadOptions | None = None,
     progress: StageProgress | None = None,
+    **targets: Any,
 ) -> DemoReport:
     """Build the embedded detector into `output`, check it against PyTorch on drawn scenes, detect and draw; then ask
-    the embedded prompted detector, in `output/phrases`, for things that were never named together in its training. load: how both are read.
+    the embedded prompted detector, in `output/phrases`, for things that were never named together in its training.
+
+    load: how both are read. targets: what is built of the embedded detector, as keywords of `build`.
 
     Raises:
         GateError: the exported graph does not detect what PyTorch detects. DetrtError: see `build`.
@@ -73,9 +75,9 @@ def run_demo(
         EMBEDDED,
         output,
         export=ExportConfig(),
-        engines=(EngineConfig(sms=sms),),
         load=load,
         progress=progress,
+        **targets,
     )
     stages = list(report.stages)
     start = time.perf_counter()

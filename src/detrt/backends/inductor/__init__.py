@@ -1,1 +1,11 @@
 """The target `inductor`: a checkpoint compiled by PyTorch for one CPU or GPU, and the session that runs it."""
+
+from ...system import Ability
+from ..target import Build, Target
+
+# On a CPU OpenVINO and ONNX Runtime are as fast, and need no compiler.
+_HERE = Ability("build and run compiled packages on a GPU", ("torch", "transformers"), on_gpu=True)
+
+TARGET = Target(
+    name="inductor", kind="inductor", builds=(Build("inductor", _HERE, device="cuda", from_checkpoint=True),), abilities=(_HERE,)
+)

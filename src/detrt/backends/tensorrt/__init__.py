@@ -7,12 +7,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...system import Ability
+from ..target import Build, Target
+from .config import DEFAULT_RTX_SMS, RTX_SMS
+
 if TYPE_CHECKING:
     from .build import BuiltEngine, build_engine
     from .config import EngineConfig
     from .session import TensorRTSession
 
-__all__ = ["BuiltEngine", "EngineConfig", "TensorRTSession", "build_engine"]
+_RTX, _CUDA = "tensorrt-rtx-cu13-bindings", "cuda-python"
+_RUN_RTX = Ability("run TensorRT-RTX engines", (_RTX, _CUDA), on_gpu=True, compute_capabilities=RTX_SMS)
+_TENSORRT = Ability("build and run TensorRT engines", ("tensorrt", _CUDA), on_gpu=True)
+
+TARGET = Target(
+    name="tensorrt",
+    kind="engine",
+    builds=(Build("tensorrt-rtx", _RUN_RTX), Build("tensorrt", _TENSORRT)),
+    abilities=(
+        Ability(
+            "build TensorRT-RTX engines",
+            (_RTX,),
+            works=f"SM {', '.join(map(str, DEFAULT_RTX_SMS))} (75 not in FP32); no GPU needed",
+        ),
+        _RUN_RTX,
+        _TENSORRT,
+    ),
+)
+
+__all__ = ["TARGET", "BuiltEngine", "EngineConfig", "TensorRTSession", "build_engine"]
 
 _HOME = {
     "BuiltEngine": "build",

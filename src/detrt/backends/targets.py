@@ -1,0 +1,43 @@
+"""The list of backends, and what follows from it alone. A backend joins detrt with its folder and a line here."""
+
+from __future__ import annotations
+
+from ..bundle import Bundle
+from ..errors import install_hint
+from ..spec import Precision
+from ..system import PACKAGES, Ability, able
+from . import inductor, onnxruntime, openvino, tensorrt
+from .target import Build, Target
+
+TARGETS: tuple[Target, ...] = (tensorrt.TARGET, inductor.TARGET, openvino.TARGET, onnxruntime.TARGET)  # best first
+
+
+def abilities() -> list[Ability]:
+    """What `doctor` looks for, in its order."""
+    return [ability for target in reversed(TARGETS) for ability in target.abilities]
+
+
+def fastest_build(*, checkpoint: bool) -> Build | None:
+    """The best of what this machine can build and run; None: nothing better than the ONNX graph alone.
+
+    checkpoint: a checkpoint is there to build from, not an ONNX file alone.
+    """
+    builds = [build for target in TARGETS for build in target.builds if build.here and (checkpoint or not build.from_checkpoint)]
+    works = able([build.here for build in builds if build.here])
+    return next((build for build in builds if build.here in works), None)
+
+
+def faster_than(bundle: Bundle) -> tuple[Build, str] | None:
+    """What makes a bundle of its graph alone faster here, and what to install for it first; None: nothing, or it has it already."""
+    if any(bundle.of_kind(target.kind) for target in TARGETS if any(build.here for build in target.builds)):
+        return None
+    recorded = bundle.provenance.options.get("precision") or {}
+    quantized = Precision(recorded.get("precision", "fp32")).quantized
+    checkpoint = not bundle.provenance.source.lower().endswith(".onnx") and not quantized
+    if (build := fastest_build(checkpoint=checkpoint)) is not None:
+        return build, ""
+    for target in TARGETS:
+        for build in target.builds:
+            if build.here and not build.here.on_gpu and (checkpoint or not build.from_checkpoint):
+                return build, install_hint(PACKAGES[build.here.packages[0]][1])
+    return None
