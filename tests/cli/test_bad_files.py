@@ -243,7 +243,7 @@ def test_disk_that_fills_up(cli, place, small_disk, free):
     if free != "nothing":
         os.truncate(filler, 100 * 1024)  # the engine has 400 kB
     before = snapshot(small_disk)
-    arguments = ("build", "model.onnx", "-o", small_disk / "b", "--sm", 89)
+    arguments = ("build", "model.onnx", "-o", small_disk / "b", "--target", "tensorrt-rtx", "--sm", 89)
     cli.refused(*arguments, names=str(small_disk / "b"), advice="the disk is full; free space or give another")
     assert snapshot(small_disk) == before
 

@@ -88,7 +88,7 @@ def test_a_bundle_grows(cli, place):
     """An engine joins the rest, also one of the same name; what fails changes nothing."""
     (place / "bundle/note.txt").write_text("of the user")
     before = snapshot(place / "bundle")
-    result = cli("build", "bundle", "--target", "tensorrt-rtx", "--target", "tensorrt-rtx", "--sm", 89, "--json", "-")
+    result = cli("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89, "--json", "-")
     assert [row["stage"] for row in result.json["stages"]] == ["engine tensorrt-rtx-sm89"] and result.json["bundle"] == "bundle"
     cli("build", "bundle", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", 86)
     after = snapshot(place / "bundle")

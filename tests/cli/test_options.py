@@ -125,7 +125,11 @@ def test_an_option_without_effect_is_refused_even_at_its_default(run):
         (["build", "model.onnx", "-o", "out", "--target", "onnx", "--tune", "max"], "--tune max", "--target inductor"),
         (["build", "model.onnx", "-o", "out", "--form", "aoti"], "--form aoti", "--target inductor"),
         (["build", "model.onnx", "-o", "out", "--tokens", "8"], "--tokens 8", "--target inductor"),
-        (["build", "model.onnx", "-o", "out", "--device", "cpu"], "--device cpu", "--target inductor or onnx"),
+        (
+            ["build", "model.onnx", "-o", "out", "--target", "openvino", "--device", "cpu"],
+            "--device cpu",
+            "--target inductor or onnx",
+        ),
         (["build", "model.onnx", "-o", "out", "--low", "fp16"], "--low fp16", "--precision auto"),
         (["build", "model.onnx", "-o", "out", "--state", "s"], "--state s", "--precision auto"),
         (["build", "model.onnx", "-o", "out", "--keep-fp32", "*"], "--keep-fp32", "--precision fp16"),

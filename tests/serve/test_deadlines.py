@@ -49,7 +49,8 @@ def seconds_until_free(server: Server) -> float:
     return time.monotonic() - start
 
 
-@pytest.mark.parametrize("name", SLOW)
+# Slow: the worker is killed there, and the start of another one is as long as the machine is busy.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "TIFF of strips")) for name in SLOW])
 def test_images_that_take_long_are_left_at_the_deadline(server, name):
     (worker,) = server.workers()
     answer = post(server, SLOW[name](24 * MIB), timeout_ms=300)

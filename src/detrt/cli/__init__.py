@@ -25,7 +25,7 @@ _INTERRUPTED = 130
 _LINES = "\n\t"  # of messages
 # Each command: module and function, and the first line of its help. `detrt --help` shows the line without the module.
 _COMMANDS = {
-    "build": ("build:build", "Build a bundle: checkpoint -> ONNX, checked against PyTorch -> TensorRT engine."),
+    "build": ("build:build", "Build a bundle: checkpoint -> ONNX, checked against PyTorch -> what the target runs."),
     "export": ("build:export", "Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch."),
     "detect": ("detect:detect", "Find objects in images, videos and cameras."),
     "serve": ("serve:serve", "Serve detectors over HTTP: images in, boxes out, with a page to try them."),
@@ -43,7 +43,7 @@ _COMMANDS = {
     ),
     "info": ("info:info", "Say what a model is, or list the families."),
     "doctor": ("info:doctor", "Say what is installed, which targets work here, and what to install for the rest."),
-    "demo": ("demo:demo", "Take the embedded detector from checkpoint to engine, check it, and detect in an image."),
+    "demo": ("demo:demo", "Take the embedded detector from checkpoint to a bundle, check it, and detect in an image."),
     "eval": ("eval:evaluate", "COCO average precision: all twelve metrics and one for each class."),
     "demo-data": ("demo:demo_data", "Draw scenes with exact boxes and masks as a dataset in COCO format."),
     "encode-prompt": ("encode:encode_prompt", "Tokenise a prompt and run the text encoder, for `detrt-run --prompt FILE`."),

@@ -31,7 +31,6 @@ from PIL import Image
 
 from ..backends.base import Outputs
 from ..backends.open import open_session
-from ..backends.prompted import PromptedSession
 from ..backends.worker_process import Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
@@ -251,9 +250,9 @@ class Model:
             raise
         self.session, self.spec, self.setup = session, session.spec, setup
         self._left: Callable[[], bool] = lambda: False  # whether nobody waits for what runs now
-        if isinstance(session, PromptedSession):
-            session.before_run = self._check_left
         text = session.info.text
+        if text is not None:
+            session.before_run = self._check_left
         self.takes_prompt = text is not None
         self.facts = ModelFacts(
             name=served.name,

@@ -212,8 +212,8 @@ def test_a_server_decodes_there(exported, monkeypatch):
     broken[table : table + 16] = b"\xff" * 16  # the header is fine, a Huffman table is not
     tasks = [ImageTask(data, 0.0) for data in (jpeg(), bytes(broken), png.getvalue(), jpeg(40, 48))]
     batch = Batch(1, "detr", tuple(tasks))
-    with ThreadPoolExecutor(1) as pool:
-        answers = runner.run_batch({"detr": model}, batch, runner.BatchImages(batch, pool, setup)).results
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as opener:
+        answers = runner.run_batch({"detr": model}, batch, runner.BatchImages(batch, pool, opener, setup)).results
     assert isinstance(answers[1], Refused) and (answers[1].status, answers[1].code) == (400, "bad_image")
     sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refused)]
     assert sizes == [(48, 64), (40, 50), (40, 48)] and model.session.jpegs.groups == [3]
