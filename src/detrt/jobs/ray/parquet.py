@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from ...detections import Detections, Masks
 from ...errors import ImageError, MissingPackageError, OutputError
 from ...spec import MASK_LOGITS, ORDER_LOGITS, QUADS, ModelSpec, extra_outputs
 
-METADATA_KEY = b"detrt"
+METADATA_KEY, DIGEST_KEY = b"detrt", b"detrt.sha256"
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -57,16 +58,25 @@ def results_to_bytes(rows: list[dict[str, Any]], metadata: Mapping[str, Any], sp
     """A Parquet file of results; metadata: of the run, stored as JSON under the key "detrt". spec: of the model; None: boxes alone."""
     pa, parquet = _pyarrow()
     schema = _schema(pa, spec).with_metadata({METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()})
+    table = pa.Table.from_pylist(rows, schema=schema)
+    table = table.replace_schema_metadata({**schema.metadata, DIGEST_KEY: _digest(table)})
     target = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), target, compression="zstd")
+    parquet.write_table(table, target, compression="zstd", write_page_checksum=True)
     return target.getvalue()
+
+
+def _digest(table: Any) -> bytes:
+    """Hex digest of the rows and the run's metadata: page checksums cover neither headers of pages nor the footer."""
+    whole = hashlib.sha256(table.schema.metadata[METADATA_KEY])
+    whole.update(repr(table.schema.names).encode() + json.dumps(table.to_pylist()).encode())
+    return whole.hexdigest().encode()
 
 
 def read_results(data: bytes, name: str) -> list[dict[str, Any]]:
     """Rows of a file of results. Raises OutputError if it is damaged."""
     pa, parquet = _pyarrow()
     try:
-        return parquet.read_table(io.BytesIO(data)).to_pylist()
+        return parquet.read_table(io.BytesIO(data), page_checksum_verification=True).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise OutputError(f"'{name}' is damaged ({error}); delete it and run the same command again") from None
 
@@ -81,14 +91,16 @@ class PartFacts:
 
 
 def part_facts(data: bytes) -> PartFacts | None:
-    """Summary of a file of results; None if it is damaged or of another form."""
+    """Summary of a file of results; None if it is damaged, in any value, or of another form."""
     pa, parquet = _pyarrow()
     try:
-        table = parquet.ParquetFile(io.BytesIO(data)).read(columns=["image_id", "error", "detections.list.element.class_id"])
+        table = parquet.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read()
+        if table.schema.metadata[DIGEST_KEY] != _digest(table):
+            return None
         detections = sum(len(chunk.flatten()) for chunk in table.column("detections").chunks)
         ids = tuple(table.column("image_id").to_pylist())
         return PartFacts(ids, len(table) - table.column("error").null_count, detections)
-    except (pa.ArrowException, OSError, KeyError):
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, MemoryError):
         return None
 
 
