@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runtime_cases import make_spec
@@ -12,6 +18,7 @@ from detrt.bundle import (
     BundleFile,
     EngineFacts,
     Provenance,
+    open_whole,
     read_sidecar,
     sidecar_path,
     write_sidecar,
@@ -157,21 +164,205 @@ def test_files_of_an_earlier_bundle_give_way(bundle):
     assert [found.checked_path(entry).name for entry in found.files] == ["model.onnx", "other.engine"]
 
 
-@pytest.mark.parametrize("failing", range(1, 5))
-def test_a_bundle_is_written_whole_or_not_at_all(bundle, failing, monkeypatch):
-    """Stopped at any of the renames: graph moved away, graph moved in, engine moved in, manifest."""
-    before, rename, calls = contents(bundle.folder), files.os.replace, []
+OLD, NEW = ({"model.onnx": b"onnx", "model.engine": b"engine"}, {"model.onnx": b"next", "other.engine": b"other!"})
+
+
+def listed(folder):
+    """Name -> content of the files that the bundle lists, each compared with the manifest."""
+    found = Bundle.open(folder)
+    return {Path(entry.path).name: found.checked_path(entry).read_bytes() for entry in found.files}
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[3], sys.argv[4]]
+from test_bundle import Bundle, write_next, writing_bundle
+left = int(sys.argv[2])
+
+def dying(call):
+    def wrapped(*arguments, **options):
+        global left
+        left -= 1
+        if not left:
+            os._exit(9)
+        return call(*arguments, **options)
+    return wrapped
+
+folder = Path(sys.argv[1])
+old = Bundle.open(folder)
+for name in ("replace", "rename", "link", "unlink", "rmdir", "mkdir", "fsync"):
+    setattr(os, name, dying(getattr(os, name)))
+with writing_bundle(folder) as fresh:
+    write_next(old, fresh)
+print(left)
+"""
+
+
+def replace_and_die(bundle, at):
+    """Replace `bundle` in a process that ends at its call number `at` of those that change the disk; its exit code and output."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", KILLED, str(bundle.folder), str(at), str(here), str(here / "support")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 9), done.stderr
+    return done
+
+
+def check_survival(bundle, at):
+    """The old bundle or the new one is there, and the next replacement leaves nothing but its own files."""
+    done = replace_and_die(bundle, at)
+    found = listed(bundle.folder)
+    assert found in (OLD, NEW), f"killed at call {at}"
+    with writing_bundle(bundle.folder) as folder:
+        write_next(bundle, folder)
+    assert listed(bundle.folder) == NEW
+    assert sorted(contents(bundle.folder)) == [MANIFEST, "model.onnx", "other.engine"], f"killed at call {at}"
+    assert sorted(os.listdir(bundle.folder)) == [MANIFEST, "model.onnx", "other.engine"]
+    return done.returncode, found
+
+
+@pytest.mark.parametrize("at", [5, 12, 16, 19, 22, 26, 30, 36])
+def test_a_killed_build_leaves_one_whole_bundle(bundle, at):
+    check_survival(bundle, at)
+
+
+@pytest.mark.slow
+def test_a_build_killed_at_each_call_leaves_one_whole_bundle(bundle):
+    outcomes = []
+    for at in range(1, 500):
+        for path in bundle.folder.iterdir():
+            files.remove(path)
+        for name, content in OLD.items():
+            (bundle.folder / name).write_bytes(content)
+        bundle.save()
+        code, found = check_survival(bundle, at)
+        if code == 0:
+            break
+        outcomes.append(found)
+    assert outcomes[0] == OLD and outcomes[-1] == NEW and len(outcomes) > 30
+    assert outcomes == sorted(outcomes, key=lambda one: one == NEW)  # one moment separates the two
+
+
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_a_stopped_build_leaves_one_whole_bundle(bundle, failing, monkeypatch):
+    rename, calls = files.os.replace, []
 
     def stop(source, target):
         calls.append(target)
-        if len(calls) == failing + 1:  # the first one writes the new manifest, in its own folder
+        if len(calls) == failing:
             raise KeyboardInterrupt
         rename(source, target)
 
     monkeypatch.setattr("os.replace", stop)
-    with pytest.raises(KeyboardInterrupt), writing_bundle(bundle.folder) as folder:
+    with contextlib.suppress(KeyboardInterrupt), writing_bundle(bundle.folder) as folder:
         write_next(bundle, folder)
-    assert contents(bundle.folder) == before and len(calls) > failing
+    assert listed(bundle.folder) in (OLD, NEW)
+
+
+def test_a_living_build_is_not_removed(bundle):
+    with writing_bundle(bundle.folder) as first:
+        with writing_bundle(bundle.folder) as second:
+            write_next(bundle, second)
+        assert first.is_dir()
+        write_next(bundle, first)
+    assert listed(bundle.folder) == NEW
+
+
+def test_a_bundle_that_another_build_changed_meanwhile(bundle):
+    """A build that adds to a graph must not list a graph that is another one by now."""
+    with pytest.raises(OutputError, match="changed by another build"), writing_bundle(bundle.folder) as adding:
+        with writing_bundle(bundle.folder) as other:
+            write_next(bundle, other)
+        bundle_with = Bundle(adding, bundle.spec, bundle.provenance, bundle.files)
+        bundle_with.save()
+    assert listed(bundle.folder) == NEW
+
+
+def test_a_reader_opens_one_bundle_while_it_is_replaced(bundle):
+    class Parts:
+        def __init__(self, found):
+            self.files = {found.path_of(entry).name: found.checked_path(entry).read_bytes() for entry in found.files}
+
+        def close(self):
+            closed.append(self)
+
+    closed, replaced = [], []
+
+    def open_slowly(found):
+        if not replaced:
+            replaced.append(True)
+            first = found.checked_path(found.files[0])
+            with writing_bundle(bundle.folder) as folder:
+                write_next(bundle, folder)
+            assert first.read_bytes() == b"next"  # a name of the old bundle has the content of the new one
+            return SimpleNamespace(files="mixed", close=lambda: closed.append("mixed"))
+        return Parts(found)
+
+    assert open_whole(bundle.folder, open_slowly).files == NEW
+    assert closed == ["mixed"]
+
+
+def with_values_in(path, name, where="initializer"):
+    """An ONNX file whose tensor keeps its values in the file `name`."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: the model is made with it")
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[2], data_location=1)
+    tensor.external_data.add(key="location", value=name)
+    graph = onnx.GraphProto(name="g")
+    model = onnx.ModelProto(ir_version=9, graph=graph)
+    node = onnx.NodeProto(op_type="Constant", output=["w"])
+    node.attribute.add(name="value", type=4).t.CopyFrom(tensor)
+    if where == "initializer":
+        model.graph.initializer.append(tensor)
+    elif where == "constant":
+        model.graph.node.append(node)
+    elif where == "subgraph":
+        model.graph.node.add(op_type="If").attribute.add(name="then_branch", type=5).g.node.append(node)
+    elif where == "function":
+        model.functions.add(name="f", domain="d").node.append(node)
+    else:
+        model.graph.sparse_initializer.add().values.CopyFrom(tensor)
+    path.write_bytes(model.SerializeToString())
+
+
+def entry_of(folder, kind, name):
+    return BundleFile(kind, name, files.sha256_of(folder / name), (folder / name).stat().st_size)
+
+
+@pytest.mark.parametrize("where", ["initializer", "constant", "subgraph", "function", "sparse"])
+@pytest.mark.parametrize("kind", ["onnx", "onnx-fused", "text", "query"])
+def test_values_outside_of_a_graph_are_compared(tmp_path, kind, where):
+    (tmp_path / "w.bin").write_bytes(b"12345678")
+    with_values_in(tmp_path / "a.onnx", "./w.bin", where)
+    graph, values = entry_of(tmp_path, kind, "a.onnx"), entry_of(tmp_path, "weights", "w.bin")
+    whole = Bundle(tmp_path, make_spec(), Provenance("x"), (graph, values))
+    assert whole.checked_path(graph) == tmp_path / "a.onnx"
+    with pytest.raises(SpecError, match=r"w.bin.*does not list"):
+        Bundle(tmp_path, make_spec(), Provenance("x"), (graph,)).checked_path(graph)
+    (tmp_path / "w.bin").write_bytes(b"1234567x")
+    with pytest.raises(SpecError, match=r"w.bin.*SHA-256"):
+        whole.checked_path(graph)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(SpecError, match=r"w.bin.*missing"):
+        whole.checked_path(graph)
+
+
+@pytest.mark.parametrize("kind", ["openvino", "text-openvino"])
+def test_weights_of_openvino_are_compared(tmp_path, kind):
+    (tmp_path / "m.xml").write_bytes(b"<net/>")
+    (tmp_path / "m.bin").write_bytes(b"weights")
+    model, weights = entry_of(tmp_path, kind, "m.xml"), entry_of(tmp_path, "openvino-weights", "m.bin")
+    whole = Bundle(tmp_path, make_spec(), Provenance("x"), (model, weights))
+    assert whole.checked_path(model) == tmp_path / "m.xml"
+    (tmp_path / "m.bin").write_bytes(b"Weights")
+    with pytest.raises(SpecError, match=r"m.bin.*SHA-256"):
+        whole.checked_path(model)
+
+
+def test_a_graph_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"\x3a\xff\x01location")
+    graph = entry_of(tmp_path, "onnx", "a.onnx")
+    with pytest.raises(SpecError, match=r"a.onnx.*no ONNX file"):
+        Bundle(tmp_path, make_spec(), Provenance("x"), (graph,)).checked_path(graph)
 
 
 def test_a_file_of_the_user_is_in_the_way(bundle):

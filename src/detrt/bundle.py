@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, TypeVar
 
 from . import files
-from .errors import EngineError, OutputError, SpecError
+from .errors import DetrtError, EngineError, OutputError, SpecError
+from .graph.external import data_locations
 from .spec import SCHEMA, ModelSpec, Precision
 
 MANIFEST = "detrt.json"
@@ -196,6 +199,9 @@ class Bundle:
     spec: ModelSpec
     provenance: Provenance
     files: tuple[BundleFile, ...]
+    _compared: dict[str, tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # path -> its state then
 
     def path_of(self, entry: BundleFile) -> Path:
         return self.folder / entry.path
@@ -253,14 +259,32 @@ class Bundle:
         return cls(folder, ModelSpec.from_dict(data["spec"]), provenance, tuple(entries))
 
     def checked_path(self, entry: BundleFile) -> Path:
-        """Path of a file after comparing its digest with the manifest.
+        """Path of a file after comparing its digest with the manifest, and those of all files that are opened with it.
 
         Raises:
-            SpecError: the file is missing, truncated, or not the one that was built.
+            SpecError: one of them is missing, truncated, not the one that was built, or not in the manifest.
         """
         path = self.path_of(entry)
-        check_digest(path, entry.sha256, entry.size)
+        self._compare(entry)
+        listed = {_plain(other.path): other for other in self.files}
+        for name in _opened_with(entry, path):
+            other = listed.get(_plain(os.path.join(os.path.dirname(entry.path), name)))
+            if other is None:
+                raise SpecError(
+                    f"'{path}' keeps values in '{name}', which '{self.folder / MANIFEST}' does not list; build the bundle again with "
+                    "detrt build"
+                )
+            self._compare(other)
         return path
+
+    def _compare(self, entry: BundleFile) -> None:
+        """Compare a file with the manifest, once as long as it is the same file and nobody writes to it."""
+        path = self.path_of(entry)
+        before = _state_of(path)
+        if before is None or self._compared.get(entry.path) != before:
+            check_digest(path, entry.sha256, entry.size)
+            if before is not None:
+                self._compared[entry.path] = before
 
 
 @contextlib.contextmanager
@@ -268,33 +292,31 @@ def writing_bundle(output: Path | str) -> Iterator[Path]:
     """Give a temporary folder whose files, `detrt.json` among them, become those of the bundle `output` if the block succeeds.
 
     In a bundle that is there already, files of the same name are replaced, and those of the earlier bundle that the new
-    `detrt.json` does not list are removed; other files stay. `detrt.json` is replaced last, atomically. If anything fails, the
-    folder stays as it was.
+    `detrt.json` does not list are removed; other files stay. One rename of `detrt.json` puts the new bundle in the place of the
+    earlier one: whatever fails, and also after kill -9 or a power cut, one of the two is there, whole. What killed processes left is
+    removed here.
 
     Raises:
-        OutputError: `output` cannot be written, or is a folder with files that is no bundle.
+        OutputError: `output` cannot be written, is a folder with files that is no bundle, or was changed by another build meanwhile.
     """
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with -o")
     place = Path(os.path.realpath(output))  # behind a link, so that the folder is written and not the link to it
+    files.remove_dead(place.parent, place.name)
+    files.remove_dead(place)
     exists = place.is_dir()
     if exists and not (place / MANIFEST).is_file() and any(place.iterdir()):
         raise OutputError(f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o")
-    # Inside a folder that is there: it may be a volume of its own, where nothing outside can be renamed into it.
-    hidden = f".{place.name}.{uuid.uuid4().hex[:8]}.tmp"
-    temporary = place / hidden if exists else place.with_name(hidden)
+    temporary = place  # for the message below, should the folder not be made
     try:
-        with files.making_parents(place):
-            try:
-                temporary.mkdir()
-                yield temporary
-                if exists:
-                    _move_in(temporary, place)
-                else:
-                    os.replace(temporary, place)
-            finally:
-                files.remove(temporary)
+        # Inside a folder that is there: it may be a volume of its own, where nothing outside can be renamed into it.
+        with files.making_parents(place), files.temporary_folder(place if exists else place.parent, place.name) as temporary:
+            yield temporary
+            if exists:
+                _move_in(temporary, place)
+            else:
+                files.move(temporary, place)
     except OSError as error:
         raise files.output_error(output, error) from error
     except OutputError as error:
@@ -302,37 +324,168 @@ def writing_bundle(output: Path | str) -> Iterator[Path]:
         raise OutputError(str(error).replace(str(temporary), str(output))) from error
 
 
+# While a bundle is replaced its new files lie in a folder of this name inside of it, and have their own names after that: no name of
+# the earlier bundle has another content before the manifest says so.
+_GENERATION = re.compile(r"\..+\.[0-9a-f]{8}\.files")
+_STALE = ".stale"  # in that folder: names of the earlier bundle that go
+
+
 def _move_in(temporary: Path, place: Path) -> None:
-    """Replace the files of a bundle by those of `temporary`; all or none, also for Ctrl-C."""
-    names = sorted((path.name for path in temporary.iterdir()), key=lambda name: name == MANIFEST)
-    stale: set[str] = set()
-    if (place / MANIFEST).is_file():
-        with contextlib.suppress(SpecError):  # a damaged manifest does not say which files are its own
-            own = Bundle.open(place).names()
-            stale = {name for name in own - Bundle.open(temporary).names() if Path(name).name == name}
-            for name in names:
-                if name != MANIFEST and name not in own and os.path.lexists(place / name):
+    """Replace the files of a bundle by those of `temporary`: at every moment `detrt.json` names the old ones or the new ones, whole."""
+    with files.locked(place):
+        _settle(place)
+        old, new = _readable(place), Bundle.open(temporary)
+        moved = {path.name for path in temporary.iterdir()} - {MANIFEST}
+        stale: set[str] = set()
+        if old is not None:
+            own = old.names()
+            stale = {name for name in own - new.names() - moved if Path(name).name == name}
+            for name in sorted(moved - own):
+                if os.path.lexists(place / name):
                     raise OutputError(f"cannot write '{place / name}': a file that is not of this bundle has that name; move it")
-    backup = temporary / ".replaced"
-    backup.mkdir()
-    moved: list[str] = []
+            held = {(entry.path, entry.sha256) for entry in old.files}
+            if any(entry.path not in moved and (entry.path, entry.sha256) not in held for entry in new.files):
+                raise OutputError(f"the bundle '{place}' was changed by another build meanwhile; run the command again")
+        (temporary / _STALE).write_text("".join(f"{name}\n" for name in sorted(stale)), "utf-8")
+        files.sync(temporary)
+        generation = temporary.with_name(temporary.name.removesuffix(files.TEMPORARY) + ".files")
+        try:
+            os.rename(temporary, generation)
+            files.sync_names(place)
+            _named(new, place, lambda path: f"{generation.name}/{path}" if path in moved else path).save()
+        except OutputError as error:
+            raise error.__cause__ or error from None  # the caller names the bundle, not its manifest
+        finally:
+            _settle(place)
+
+
+def finish_replacement(folder: Path | str) -> None:
+    """Give the files of a bundle their own names where a build was killed after it had replaced the bundle."""
+    folder = Path(folder)
+    if any(_GENERATION.fullmatch(path.name) for path in folder.iterdir()):
+        with files.locked(folder):
+            _settle(folder)
+
+
+def _settle(place: Path) -> None:
+    """Give the files in the folder that `detrt.json` names their own names, and remove all such folders.
+
+    It may end anywhere, such as on a full disk: the bundle is whole then too, and the next build goes on.
+    """
+    bundle = _readable(place)
+    if bundle is None:
+        return
+    with contextlib.suppress(OSError, OutputError):
+        named = {Path(entry.path).parts[0] for entry in bundle.files} & {path.name for path in place.iterdir()}
+        for folder in sorted(place / name for name in named if _GENERATION.fullmatch(name)):
+            for name in (folder / _STALE).read_text("utf-8").splitlines():
+                files.remove(place / Path(name).name)
+            for path in folder.iterdir():
+                if path.name not in (MANIFEST, _STALE):
+                    with files.writing(place / path.name) as temporary:
+                        _link(path, temporary)
+        if any(_GENERATION.fullmatch(name) for name in named):
+            _named(bundle, place, lambda path: Path(path).name if _GENERATION.fullmatch(Path(path).parts[0]) else path).save()
+        for path in place.iterdir():
+            if _GENERATION.fullmatch(path.name):
+                files.remove(path)
+        files.remove_unfinished(place, [MANIFEST, *(Path(name).name for name in bundle.names())])
+        files.sync_names(place)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Another name of a file, or a copy where the file system has one name for each. Raises OSError."""
     try:
-        for name in [*names, *sorted(stale)]:
-            moved.append(name)
-            # The old manifest stays until the new one takes its place in one step; it is copied for the way back.
-            if name == MANIFEST and (place / name).is_file():
-                (backup / name).write_bytes((place / name).read_bytes())
-            elif os.path.lexists(place / name):
-                os.replace(place / name, backup / name)
-            if name not in stale:
-                os.replace(temporary / name, place / name)
-    except BaseException:
-        for name in moved:
-            if (backup / name).exists():
-                os.replace(backup / name, place / name)
-            elif name in names and not (temporary / name).exists():
-                (place / name).unlink()
-        raise
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _named(bundle: Bundle, folder: Path, name: Callable[[str], str]) -> Bundle:
+    """The bundle in `folder`, with other paths of its files."""
+    return replace(bundle, folder=folder, files=tuple(replace(entry, path=name(entry.path)) for entry in bundle.files))
+
+
+def _readable(folder: Path) -> Bundle | None:
+    """The bundle in a folder; None where there is none, or a damaged manifest, which does not say which files are its own."""
+    try:
+        return Bundle.open(folder)
+    except SpecError:
+        return None
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=_Closable)
+_OPENINGS = 5  # of a bundle that is replaced again and again meanwhile
+
+
+def open_whole(folder: Path | str, open_parts: Callable[[Bundle], _Opened]) -> _Opened:
+    """What `open_parts` opens of one bundle: done again where a build replaced the bundle meanwhile, so that its parts belong together.
+
+    Raises:
+        SpecError: see `Bundle.open`; and what `open_parts` raises.
+    """
+    path = Path(folder) / MANIFEST
+    for last in (*[False] * (_OPENINGS - 1), True):
+        before = _content(path)
+        try:
+            opened = open_parts(Bundle.open(folder))
+        except DetrtError:
+            if last or before == _content(path):
+                raise
+        else:
+            if before == _content(path):
+                return opened
+            opened.close()
+    raise SpecError(f"the bundle '{folder}' is replaced by builds all the time; open it when they have ended")
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+# Kinds of files that are ONNX graphs, which may name files with their values.
+_GRAPHS = ("onnx", "onnx-fused", "text", "query")
+
+
+def _opened_with(entry: BundleFile, path: Path) -> list[str]:
+    """Names, relative to the folder of `path`, of the files that are opened with a file without being asked for.
+
+    Raises:
+        SpecError: an ONNX file that is damaged where it names them.
+    """
+    if entry.kind in ("openvino", "text-openvino"):
+        return [PurePosixPath(entry.path).with_suffix(".bin").name]
+    if entry.kind not in _GRAPHS:
+        return []
+    try:
+        return data_locations(path)
+    except ValueError as error:
+        raise SpecError(f"'{path}' is no ONNX file that can be read ({error}); build the bundle again with detrt build") from None
+
+
+def _plain(path: str) -> str:
+    return os.path.normpath(path).replace(os.sep, "/")
+
+
+def _state_of(path: Path) -> tuple[int, ...] | None:
+    """What changes whenever a file is written or replaced; None where it was written so lately that it might not."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    if time.time_ns() - found.st_ctime_ns < _CLOCK_STEP_NS:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+_CLOCK_STEP_NS = 2_000_000_000  # FAT counts in steps of two seconds, others in milliseconds
 
 
 def check_digest(path: Path, sha256: str, size: int | None = None) -> None:

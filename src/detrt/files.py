@@ -1,4 +1,4 @@
-"""Atomic writes of files, and their digests."""
+"""Writes of files and folders that are whole or not there, also after kill -9 and a power cut, and their digests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from .errors import OutputError
 
+TEMPORARY = ".tmp"  # ends the names of what is not finished
+_TEMPORARY_NAME = re.compile(r"\.(.+)\.[0-9a-f]{8}" + re.escape(TEMPORARY))
 _FOLDER = "cannot write '{}': a folder has that name; give another output path"
 
 
@@ -117,6 +120,8 @@ def _is_text(path: Path) -> bool:
 def writing(path: Path | str) -> Iterator[Path]:
     """Give a temporary name beside `path`; rename it to `path` if the block succeeds, else remove it. A device or a pipe is given itself.
 
+    What was written is on the disk before it has its name, so that a power cut leaves the old content or the new.
+
     Raises:
         OutputError: the folder cannot be written, the disk is full, or the file is kept (`keeping`).
     """
@@ -135,9 +140,118 @@ def writing(path: Path | str) -> Iterator[Path]:
             yield temporary
             if path.is_dir():
                 raise OutputError(_FOLDER.format(path))
-            os.replace(temporary, path)
+            move(temporary, path)
         finally:
             remove(temporary)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a finished file or folder to its place, in the order that survives a power cut: content, name.
+
+    Raises:
+        OSError: it cannot be written, or renamed.
+    """
+    sync(source)
+    os.replace(source, target)
+    sync_names(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or all files of a folder, are on the disk. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        for one in path.iterdir():
+            sync(one)
+        sync_names(path)
+    elif path.is_file():
+        handle = os.open(path, os.O_RDWR)  # Windows flushes only what may be written
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the system can."""
+    with contextlib.suppress(OSError):  # Windows opens no folders, and some file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _lock(folder: Path, *, wait: bool = False) -> int | None:
+    """Lock a folder; a descriptor that holds the lock until it is closed, or None where the system cannot lock folders.
+
+    Raises:
+        BlockingIOError: another process holds it, or has removed the folder.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        raise BlockingIOError(errno.EAGAIN, "removed", str(folder)) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if not folder.is_dir() or not os.path.samestat(os.fstat(handle), folder.stat()):
+            raise BlockingIOError(errno.EAGAIN, "replaced", str(folder))
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:  # such as a network file system without locks
+        os.close(handle)
+        return None
+    return handle
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block with this folder."""
+    handle = _lock(folder, wait=True)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Make a hidden folder in `parent`, which exists until the block ends; `remove_dead` tells by a lock that it is in use.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        path = parent / f".{name}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
+        path.mkdir()
+        try:
+            handle = _lock(path)
+            break
+        except BlockingIOError:  # `remove_dead` came between
+            continue
+    try:
+        yield path
+    finally:
+        remove(path)
+        if handle is not None:
+            os.close(handle)
+
+
+def remove_dead(parent: Path, name: str = "") -> None:
+    """Remove the temporary folders in `parent` whose process has ended without removing them. name: only those of this name."""
+    for path in parent.iterdir() if parent.is_dir() else ():
+        found = _TEMPORARY_NAME.fullmatch(path.name)
+        if found is None or name not in ("", found[1]) or path.is_symlink() or not path.is_dir():
+            continue
+        with contextlib.suppress(OSError):  # in use, or another user's
+            handle = _lock(path)
+            if handle is not None:
+                remove(path)
+                os.close(handle)
 
 
 def _is_stream(path: Path) -> bool:
@@ -172,6 +286,8 @@ def making_parents(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
+        for folder in made:
+            sync_names(folder.parent)
     except BaseException:
         for folder in made:
             with contextlib.suppress(OSError):  # not empty: something else was put there meanwhile
@@ -229,3 +345,12 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 
 def write_text(path: Path | str, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
+
+
+def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
+    """Remove the temporary files that `writing` files of these names in a folder left when it was killed; nobody may be writing them."""
+    wanted = set(names)
+    for path in folder.iterdir():
+        found = _TEMPORARY_NAME.fullmatch(path.name)
+        if found is not None and found[1] in wanted and not path.is_dir():
+            remove(path)

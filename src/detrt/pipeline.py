@@ -26,7 +26,17 @@ from .backends.openvino.build import check_installed as check_openvino
 from .backends.openvino.config import OpenVinoConfig, model_name
 from .backends.tensorrt import EngineConfig, build_engine
 from .backends.tensorrt.build import check_model_file
-from .bundle import MANIFEST, PROVENANCE_KEY, Bundle, BundleFile, EngineFacts, Provenance, text_encoder_beside, writing_bundle
+from .bundle import (
+    MANIFEST,
+    PROVENANCE_KEY,
+    Bundle,
+    BundleFile,
+    EngineFacts,
+    Provenance,
+    finish_replacement,
+    text_encoder_beside,
+    writing_bundle,
+)
 from .class_names import name_notes
 from .data.preprocess import preprocess, preprocessing_words
 from .data.scenes.scene import draw_images
@@ -119,6 +129,8 @@ def build(
     check_changes(build, changes)
     load = changed(load, changes)
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
+    if (Path(model) / MANIFEST).is_file():
+        finish_replacement(model)
     held = Bundle.open(model) if (Path(model) / MANIFEST).is_file() else None
     if output is None:
         if held is None:

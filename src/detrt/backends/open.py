@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bundle import MANIFEST, Bundle, BundleFile, EngineFacts, text_encoder_beside
+from ..bundle import MANIFEST, Bundle, BundleFile, EngineFacts, open_whole, text_encoder_beside
 from ..data.arguments import check_device, check_integer, refuse
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
@@ -125,7 +125,7 @@ def _open(ref: str | os.PathLike, choices: _Choices, load: LoadOptions) -> BaseS
         return with_text(onnx, Path(ref).parent, choices, provider=provider)
     refuse_load_options(ref, kind, load)
     if kind == "bundle":
-        return _open_bundle(Bundle.open(Path(ref)), choices)
+        return open_whole(Path(ref), lambda bundle: _open_bundle(bundle, choices))
     if kind == "inductor":
         return InductorSession(Path(ref), device=device)
     if kind == "openvino":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import GraphError, MissingPackageError
 from ..files import writing
 from ..spec import ModelSpec, read_spec_file, spec_beside
+from .external import data_locations
 
 if TYPE_CHECKING:
     import onnx
@@ -155,15 +156,14 @@ def data_files(path: Path | str) -> list[str]:
         GraphError: a file that is missing, or outside of the folder of the model.
     """
     path = Path(path)
-    names = set()
-    for tensor in load(path, weights=False).graph.initializer:
-        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    load(path, weights=False)
+    names = data_locations(path)
     for name in names:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise GraphError(f"'{path}' keeps weights outside its own folder ('{name}'); refused")
         if not (path.parent / name).is_file():
             raise GraphError(f"'{path}' keeps its weights in '{name}', which is missing beside it")
-    return sorted(names)
+    return names
 
 
 def with_spec(model: onnx.ModelProto, spec: ModelSpec) -> onnx.ModelProto:
