@@ -129,9 +129,7 @@ def build(
     check_changes(build, changes)
     load = changed(load, changes)
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
-    if (Path(model) / MANIFEST).is_file():
-        finish_replacement(model)
-    held = Bundle.open(model) if (Path(model) / MANIFEST).is_file() else None
+    held = _bundle_at(Path(model))
     if output is None:
         if held is None:
             raise OutputError("it is not said where the bundle goes; give a folder with -o, such as -o bundle")
@@ -187,6 +185,14 @@ def build(
             work.keep(Path(output))
         work.save()
     return BuildReport(Bundle.open(output), tuple(work.stages), tuple(work.warnings), tuple(work.notes))
+
+
+def _bundle_at(folder: Path) -> Bundle | None:
+    """The bundle in a folder, after a replacement that was interrupted there; None where it is no bundle."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    finish_replacement(folder)
+    return Bundle.open(folder)
 
 
 def _check_addition(bundle: Bundle, precision: PrecisionConfig, *, adds: bool) -> None:

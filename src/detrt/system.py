@@ -57,7 +57,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetStatus:
     """Something detrt can build for or run on: whether it works here, and what to do if not."""
 
     name: str
@@ -92,7 +92,7 @@ class Diagnosis:
     machine: dict[str, Any]
     gpus: tuple[dict[str, str], ...]
     packages: tuple[Package, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[TargetStatus, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -175,7 +175,7 @@ def _cuda_driver() -> bool:
 
 def _abilities(
     asked: Sequence[Ability], have: Mapping[str, Package], gpus: tuple[dict[str, str], ...]
-) -> Iterator[tuple[Ability, Target]]:
+) -> Iterator[tuple[Ability, TargetStatus]]:
     """Each ability, and whether this machine has it."""
     gpu = f"{gpus[0]['name']} (compute capability {gpus[0]['compute_cap']})" if gpus else "no NVIDIA GPU"
     caps = {int(one["compute_cap"].replace(".", "")) for one in gpus if one["compute_cap"].replace(".", "").isdecimal()}
@@ -190,7 +190,7 @@ def _abilities(
             elif ability.compute_capabilities and not caps & set(ability.compute_capabilities):
                 lacking.append(f"a GPU of compute capability {', '.join(map(str, ability.compute_capabilities))}")
         works = ability.works or (gpu if ability.on_gpu else "on this CPU")
-        yield ability, Target(ability.name, not lacking, f"needs {' and '.join(lacking)}" if lacking else works)
+        yield ability, TargetStatus(ability.name, not lacking, f"needs {' and '.join(lacking)}" if lacking else works)
 
 
 # How many cores this process may use.
